@@ -6,7 +6,7 @@ use berth_cluster::yaml;
 use berth_fuzz::yaml::{Read, read};
 use berth_operate::manifest::Manifest;
 use berth_operate::manifest::eject::undo;
-use berth_operate::manifest::inject::{Addresses, Options, Probing, Sidecar, inject};
+use berth_operate::manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
 use berth_shim::config::DirectMode;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
@@ -18,7 +18,7 @@ const EMPTY: [&str; 8] =
 fuzz_target!(|input: (u8, &str)| {
     let (choice, text) = input;
     let ca = "/pki/ca.crt".to_owned();
-    let options = Options {
+    let options = InjectOptions {
         image: "registry.example/berth:v1".into(),
         run_dir: "/run/berth".into(),
         sidecar: if choice & 1 == 0 { Sidecar::Native } else { Sidecar::Plain },

@@ -7,7 +7,7 @@ use berth_cluster::lease::{NAMESPACE, is_object_name};
 use berth_cluster::service::{Family, slice_name};
 use berth_cluster::{Access, Client};
 use berth_operate::doctor::{ShimOf, shim_of};
-use berth_operate::grant::{GrantError, Granted, Options, files, grant, is_server_name, objects, revoke};
+use berth_operate::grant::{GrantError, GrantOptions, Granted, files, grant, is_server_name, objects, revoke};
 use berth_operate::manifest::file::read;
 use berth_operate::manifest::{Manifest, document};
 use berth_operate::upgrade::journal::node_name;
@@ -72,7 +72,7 @@ fn nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
     nodes
 }
 
-fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Options> {
+fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<GrantOptions> {
     let shim = read(&args.manifest).map_err(|error| error.to_string()).and_then(|text| {
         let manifest = Manifest::parse(&text).map_err(|problem| format!("{}:{problem}", args.manifest.display()))?;
         Ok(shim_of(&manifest))
@@ -119,7 +119,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Op
             None
         }
     };
-    Some(Options { node: nodes.first()?.clone(), server: server?, server_name, uid: uid?, file: file? })
+    Some(GrantOptions { node: nodes.first()?.clone(), server: server?, server_name, uid: uid?, file: file? })
 }
 
 fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Result<Exit> {

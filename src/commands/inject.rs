@@ -6,7 +6,7 @@ use crate::cli::{InjectArgs, ManifestArgs};
 use berth_operate::doctor::node;
 use berth_operate::manifest::edit::Edit;
 use berth_operate::manifest::file::{Backups, fix, read, replace};
-use berth_operate::manifest::inject::{Addresses, Options, Probing, inject_over};
+use berth_operate::manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
 use berth_operate::manifest::{Manifest, Problem, eject as ejecting, kubeadm};
 use berth_operate::upgrade::state::leave_alone;
 use berth_options::check::{self, Checks, Mistakes, check_probe_options};
@@ -179,7 +179,7 @@ impl Target {
     }
 }
 
-fn write_patches(file: &Target, options: &Options, base: &str, directory: &Path) -> Exit {
+fn write_patches(file: &Target, options: &InjectOptions, base: &str, directory: &Path) -> Exit {
     let one = |problem| vec![problem];
     let patches = Manifest::parse(base).map_err(one).and_then(|manifest| {
         let (edits, _) = berth_operate::manifest::inject::plan(&manifest, options)?;
@@ -206,7 +206,7 @@ fn write_patches(file: &Target, options: &Options, base: &str, directory: &Path)
     Exit::Ok
 }
 
-fn check(args: &InjectArgs, checks: &mut Checks) -> Option<Options> {
+fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
     if args.image.is_empty() || args.image.contains(char::is_whitespace) {
         checks.wrong(format!("--image {:?}: name an image with berth as its entrypoint", args.image));
     }
@@ -228,7 +228,7 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<Options> {
     };
     check_probe_options(&args.probe, "/readyz", false, checks);
     let probing = probing(&args.probe, checks);
-    Some(Options {
+    Some(InjectOptions {
         image: args.image.clone(),
         run_dir: args.run_dir.clone(),
         sidecar: args.sidecar,

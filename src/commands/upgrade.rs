@@ -2,10 +2,10 @@
 
 use super::{Exit, block_on, mistaken, numbered, print, refused};
 use crate::cli::UpgradeArgs;
-use berth_operate::upgrade::begin::{Begun, FILE, Options, begin, dry_run};
+use berth_operate::upgrade::begin::{Begun, FILE, UpgradeOptions, begin, dry_run};
 use berth_operate::upgrade::drive::{self, DriveError, Ended};
 use berth_operate::upgrade::pod::PREFIX;
-use berth_operate::upgrade::say::Say;
+use berth_operate::upgrade::progress::Progress;
 use berth_operate::upgrade::state::Store;
 use berth_options::check::Checks;
 use std::rc::Rc;
@@ -21,10 +21,10 @@ pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
     }
 }
 
-fn options(args: &UpgradeArgs, checks: &mut Checks) -> Options {
+fn options(args: &UpgradeArgs, checks: &mut Checks) -> UpgradeOptions {
     // Absolute, so that an upgrade that goes on from another directory means the same files.
     let directory = args.kubelet.manifests_dir.canonicalize().unwrap_or_else(|_| args.kubelet.manifests_dir.clone());
-    Options {
+    UpgradeOptions {
         manifest: args.manifest.clone(),
         canonical: directory.join(FILE),
         temporary: directory.join(format!("{PREFIX}{FILE}")),
@@ -40,32 +40,32 @@ fn options(args: &UpgradeArgs, checks: &mut Checks) -> Options {
     }
 }
 
-async fn upgrade(options: Options, only_steps: bool) -> anyhow::Result<Exit> {
-    let say = Rc::new(Say::default());
+async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Exit> {
+    let progress = Rc::new(Progress::default());
     if only_steps {
-        return match dry_run(&options, &say).await {
+        return match dry_run(&options, &progress).await {
             Ok(steps) => print(&numbered(&steps)).map(|_| Exit::Ok),
             Err(why) => Ok(refused(&why)),
         };
     }
-    let Begun { state, store, setting } = match begin(&options, &say).await {
+    let Begun { state, store, setting } = match begin(&options, &progress).await {
         Ok(begun) => begun,
         Err(why) => return Ok(refused(&why)),
     };
-    Ok(match drive::drive(state, &store, &setting, say.clone()).await {
+    Ok(match drive::drive(state, &store, &setting, progress.clone()).await {
         Ok(Ended::Done) => Exit::Ok,
         Ok(Ended::RolledBack(_)) => Exit::No,
-        Ok(Ended::Halted(_) | Ended::Stopped) => again(&say, &store),
+        Ok(Ended::Halted(_) | Ended::Stopped) => again(&progress, &store),
         Err(error @ (DriveError::State(_) | DriveError::File(_) | DriveError::Look(_))) => {
-            say.line(&format!("failed: {error}"));
-            again(&say, &store)
+            progress.line(&format!("failed: {error}"));
+            again(&progress, &store)
         }
     })
 }
 
-fn again(say: &Say, store: &Store) -> Exit {
-    say.line("neither done nor rolled back. What serves is left alone: see `berth status`.");
-    say.more(&format!(
+fn again(progress: &Progress, store: &Store) -> Exit {
+    progress.line("neither done nor rolled back. What serves is left alone: see `berth status`.");
+    progress.more(&format!(
         "When the cause is fixed, run the same command again; it goes on from {}.",
         store.path().display()
     ));

@@ -5,7 +5,7 @@ use crate::support::process::said;
 use berth_cluster::Client;
 use berth_cluster::client::found;
 use berth_operate::upgrade::lock::{Claim, Holder, Lock, LockError, PATH};
-use berth_operate::upgrade::say::Say;
+use berth_operate::upgrade::progress::Progress;
 use libtest_mimic::Failed;
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(cluster.ready())?;
     let client = Client::from_kubeconfig(&cluster.admin)?;
-    let (first, second, say) = (lock(&client, "cp-1", false), lock(&client, "cp-2", false), Say::default());
+    let (first, second, say) = (lock(&client, "cp-1", false), lock(&client, "cp-2", false), Progress::default());
     let held = || runtime.block_on(client.get(PATH)).map(|lease| Holder::parse(&lease));
     let status = || {
         let (status, out, err) = said(&mut cluster.berth(&["status", "--cluster", "--json"]));
@@ -56,7 +56,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     Ok(())
 }
 
-async fn mark(lock: &Lock, say: &Say) -> Result<(), LockError> {
+async fn mark(lock: &Lock, say: &Progress) -> Result<(), LockError> {
     lock.take(say).await?;
     lock.mark(say).await
 }

@@ -19,17 +19,17 @@ const VERSION: u32 = 1;
 pub struct ClusterStatus {
     pub version: u32,
     /// By node and name.
-    pub instances: Vec<Instance>,
+    pub instances: Vec<ClusterInstance>,
     /// Addresses in the Service that are no instance's here.
-    pub others: Vec<Other>,
+    pub others: Vec<OtherAddress>,
     /// The upgrade that has the cluster's lock.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub upgrade: Option<Upgrade>,
+    pub upgrade: Option<UpgradeLock>,
 }
 
 /// An upgrade of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Upgrade {
+pub struct UpgradeLock {
     #[serde(flatten)]
     pub holder: Holder,
     /// It does not renew the lock: it has ended, or was interrupted.
@@ -38,7 +38,7 @@ pub struct Upgrade {
 
 /// An instance that has a Lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Instance {
+pub struct ClusterInstance {
     pub node: String,
     /// The instance's ID on that node.
     pub instance: String,
@@ -62,7 +62,7 @@ pub struct Instance {
 
 /// An address in the Service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Other {
+pub struct OtherAddress {
     pub address: IpAddr,
     /// The slices that name it.
     pub service: Vec<String>,
@@ -111,9 +111,9 @@ impl Observer {
         let others = named.iter().filter(|(ip, _)| instances.iter().all(|known| known.address.ip() != **ip));
         ClusterStatus {
             version: VERSION,
-            others: others.map(|(ip, service)| Other { address: *ip, service: service.clone() }).collect(),
+            others: others.map(|(ip, service)| OtherAddress { address: *ip, service: service.clone() }).collect(),
             instances: instances.into_iter().map(|lease| self.instance(lease, &named, time)).collect(),
-            upgrade: locks.iter().find(|lease| lease["metadata"]["name"] == NAME).map(|lease| Upgrade {
+            upgrade: locks.iter().find(|lease| lease["metadata"]["name"] == NAME).map(|lease| UpgradeLock {
                 holder: Holder::parse(lease),
                 expired: age(
                     &self.lock,
@@ -125,11 +125,16 @@ impl Observer {
         }
     }
 
-    fn instance(&self, lease: InstanceLease, named: &BTreeMap<IpAddr, Vec<String>>, time: SystemTime) -> Instance {
+    fn instance(
+        &self,
+        lease: InstanceLease,
+        named: &BTreeMap<IpAddr, Vec<String>>,
+        time: SystemTime,
+    ) -> ClusterInstance {
         let age = age(&self.expiry, &lease.name(), Some(lease.renewed), time);
         let ip = lease.address.ip();
         let service = (!ip.is_unspecified()).then(|| named.get(&ip).cloned().unwrap_or_default());
-        Instance {
+        ClusterInstance {
             node: lease.node,
             instance: lease.instance,
             state: lease.state,
@@ -219,7 +224,7 @@ mod tests {
         let services: Vec<_> = status.instances.iter().map(|one| one.service.as_deref()).collect();
         let both = ["kubernetes".to_owned(), "berth-cp-1-ipv4".to_owned()];
         assert_eq!(services, [Some(&both[..]), Some(&[]), None]);
-        let other = Other { address: "10.0.0.9".parse().unwrap(), service: vec!["kubernetes".into()] };
+        let other = OtherAddress { address: "10.0.0.9".parse().unwrap(), service: vec!["kubernetes".into()] };
         assert_eq!(status.others, [other]);
         let upgrade = status.upgrade.unwrap();
         assert!(upgrade.expired && upgrade.holder.node == "cp-2" && upgrade.holder.changed, "{upgrade:?}");

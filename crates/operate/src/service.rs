@@ -60,7 +60,7 @@ const SILENT: Duration = Duration::from_secs(600);
 pub const UNKNOWN: &str = "its EndpointSlices have not been read";
 
 /// Whether a slice is in the Service; an error where it should be and may not be.
-pub type Kept = Result<bool, String>;
+pub type SliceState = Result<bool, String>;
 
 /// For what a slice is kept. It is in its name: of a node, a bridge and an upgrade have one each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub struct ServiceKeeper {
 pub struct Keeping {
     name: String,
     demand: watch::Sender<Demand>,
-    kept: watch::Receiver<Kept>,
+    kept: watch::Receiver<SliceState>,
     task: JoinHandle<()>,
 }
 
@@ -116,7 +116,7 @@ impl Keeping {
         self.demand.send_if_modified(|was| std::mem::replace(was, demand) != demand);
     }
 
-    pub fn kept(&self) -> Kept {
+    pub fn kept(&self) -> SliceState {
         self.kept.borrow().clone()
     }
 
@@ -208,7 +208,7 @@ impl ServiceKeeper {
     }
 
     /// Until the sender of `demanded` is dropped: then the slice is removed in any case.
-    async fn keep(self, mut demanded: watch::Receiver<Demand>, told: watch::Sender<Kept>) {
+    async fn keep(self, mut demanded: watch::Receiver<Demand>, told: watch::Sender<SliceState>) {
         let (tell, mut seen) = watch::channel(None);
         let mut following = JoinSet::new();
         let mut rule = Rule::default();
@@ -426,7 +426,7 @@ mod tests {
         let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
         let keeping = tokio::spawn(kept.keep(is_on, told));
         while !asked.recv().await.unwrap().0.starts_with("PATCH") {}
-        is.wait_for(Kept::is_ok).await.unwrap();
+        is.wait_for(SliceState::is_ok).await.unwrap();
         let there = objects.get(&path).unwrap();
         assert_eq!(service::addresses(&there).collect::<Vec<_>>(), [IP.parse::<IpAddr>().unwrap()]);
         let said = &there["metadata"]["annotations"];
@@ -453,7 +453,7 @@ mod tests {
         let (_on, is_on) = watch::channel(Demand::Serving);
         let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
         let keeping = tokio::spawn(kept.keep(is_on, told));
-        is.wait_for(Kept::is_ok).await.unwrap();
+        is.wait_for(SliceState::is_ok).await.unwrap();
         let path = service::slice_path("berth-bridge-cp-1-ipv6");
         let there = loop {
             match objects.get(&path) {
@@ -521,7 +521,7 @@ mod tests {
         let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
         let keeping = tokio::spawn(kept.keep(is_on, told));
         while !asked.recv().await.unwrap().0.contains("watch=") {}
-        is.wait_for(Kept::is_ok).await.unwrap();
+        is.wait_for(SliceState::is_ok).await.unwrap();
         drop(on);
         keeping.await.unwrap();
         assert_eq!(objects.get(&path), None);

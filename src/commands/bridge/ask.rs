@@ -1,12 +1,12 @@
 //! What is asked of a bridge that is on, and what is left of one that was killed.
 
-use super::watch::{Seen, Watcher, hangs, over, stays};
+use super::watch::{WaitOutcome, Watcher, hangs, over, stays};
 use super::{Exit, PATIENCE, print, say, unavailable};
 use crate::cli::{BridgeEndArgs, BridgeRestoreArgs, BridgeStatusArgs};
 use berth_cluster::kubeconfig::ADMIN;
 use berth_operate::bridge::cgroup;
-use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
-use berth_operate::bridge::machine::Outcome;
+use berth_operate::bridge::ipc::{Ask, BridgeStatus, Client, Reply};
+use berth_operate::bridge::machine::BridgeOutcome;
 use berth_operate::bridge::surroundings::elsewhere;
 use berth_operate::service::{LOST, sweep};
 use berth_options::cluster::host_name;
@@ -36,21 +36,21 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
 /// How a bridge that was told to end has ended.
 async fn ended(watcher: &mut Watcher, client: &mut Client, now: bool) -> anyhow::Result<Exit> {
     Ok(match watcher.until(client, stays).await? {
-        Seen::Over(Outcome::Abandoned(why)) if !now => {
+        WaitOutcome::Over(BridgeOutcome::Abandoned(why)) if !now => {
             watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
             Exit::Again
         }
-        Seen::Over(_) => Exit::Ok,
-        Seen::There(status) => {
+        WaitOutcome::Over(_) => Exit::Ok,
+        WaitOutcome::There(status) => {
             watcher.stays(&status);
             Exit::Again
         }
-        Seen::Refused(why) => {
+        WaitOutcome::Refused(why) => {
             say(why);
             Exit::Again
         }
-        Seen::Gone => watcher.gone(),
-        Seen::Interrupted => {
+        WaitOutcome::Gone => watcher.gone(),
+        WaitOutcome::Interrupted => {
             watcher.line("interrupted: the bridge goes on ending by itself");
             Exit::Again
         }
@@ -118,7 +118,7 @@ pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
         return Ok(Exit::Ok);
     }
     let mut text = String::new();
-    let Status { step, steering, temporary, own, connections_open, connections_steered, .. } = &*status;
+    let BridgeStatus { step, steering, temporary, own, connections_open, connections_steered, .. } = &*status;
     let ready = |ready: bool, probe: &str| if ready { "ready".to_owned() } else { format!("not ready: {probe}") };
     let to = match (steering, own.preferred) {
         (true, false) => "to the bridge",

@@ -10,8 +10,8 @@ use super::{Exit, block_on, mistaken, numbered, print, refused, say, unavailable
 use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, ToldArgs};
 use anyhow::Context;
 use berth_operate::bridge::drive::{Claim, drive};
-use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
-use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure, Outcome, Step};
+use berth_operate::bridge::ipc::{Ask, BridgeStatus, Client, Reply};
+use berth_operate::bridge::machine::{BridgeOutcome, Limits, OVERLAP, OnFailure, Step};
 use berth_operate::bridge::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use berth_operate::bridge::preflight::preflight;
 use berth_operate::bridge::{DIRECTORY, cgroup, logs};
@@ -35,7 +35,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, timeout};
-use watch::{Seen, Watcher, stays};
+use watch::{WaitOutcome, Watcher, stays};
 
 /// Longest time until a bridge answers at all.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -67,7 +67,7 @@ pub(super) fn is_on() -> bool {
 }
 
 /// How the bridge of a directory is, if there is one.
-async fn status(directory: &Path) -> Option<Status> {
+async fn status(directory: &Path) -> Option<BridgeStatus> {
     let mut client = Client::ask(directory, &Ask::Status).await.ok()?;
     match timeout(PATIENCE, client.next()).await {
         Ok(Some(Reply::Status(status))) => Some(*status),
@@ -276,14 +276,14 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     };
     let built = watcher.until(&mut client, |status| status.step == Step::Hold).await?;
     let status = match built {
-        Seen::There(status) => status,
-        Seen::Refused(why) => return Ok(unavailable(&why)),
-        Seen::Over(outcome) => return Ok(not_begun(&watcher, outcome, directory)),
-        Seen::Gone => {
+        WaitOutcome::There(status) => status,
+        WaitOutcome::Refused(why) => return Ok(unavailable(&why)),
+        WaitOutcome::Over(outcome) => return Ok(not_begun(&watcher, outcome, directory)),
+        WaitOutcome::Gone => {
             watcher.gone();
             return Ok(Exit::Unavailable);
         }
-        Seen::Interrupted => {
+        WaitOutcome::Interrupted => {
             watcher.line("interrupted: the bridge ends, COMMAND was not run");
             if let Ok(mut client) = Client::ask(directory, &Ask::End { now: false }).await {
                 watcher.until(&mut client, |_| false).await?;
@@ -302,15 +302,15 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
         tracing::debug!(%error, "the bridge was not told");
     }
     match watcher.until(&mut client, |status| status.command).await? {
-        Seen::There(_) => {}
-        Seen::Refused(why) => return Ok(unavailable(&why)),
+        WaitOutcome::There(_) => {}
+        WaitOutcome::Refused(why) => return Ok(unavailable(&why)),
         // COMMAND is not run where nothing stands in for what it may stop.
-        Seen::Interrupted => {
+        WaitOutcome::Interrupted => {
             watcher.line("interrupted: COMMAND was not run; `berth bridge end` ends the bridge");
             return Ok(Exit::Unavailable);
         }
-        Seen::Over(outcome) => return Ok(not_begun(&watcher, outcome, directory)),
-        Seen::Gone => {
+        WaitOutcome::Over(outcome) => return Ok(not_begun(&watcher, outcome, directory)),
+        WaitOutcome::Gone => {
             watcher.gone();
             return Ok(Exit::Unavailable);
         }
@@ -335,27 +335,27 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     let seen = watcher.until(&mut client, stays).await?;
     let again = if succeeded { Exit::Again } else { exit };
     Ok(match seen {
-        Seen::Over(Outcome::Done) => exit,
-        Seen::Over(Outcome::Restored(why)) => {
+        WaitOutcome::Over(BridgeOutcome::Done) => exit,
+        WaitOutcome::Over(BridgeOutcome::Restored(why)) => {
             watcher.line(&format!("the node's own kube-apiserver serves as it did before: {why}"));
             watcher.logs();
             again
         }
-        Seen::Over(Outcome::NotBegun(why) | Outcome::Abandoned(why)) => {
+        WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
             watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
             watcher.logs();
             again
         }
-        Seen::There(status) => {
+        WaitOutcome::There(status) => {
             watcher.stays(&status);
             again
         }
-        Seen::Interrupted => {
+        WaitOutcome::Interrupted => {
             watcher.line("interrupted: clients stay on the bridge, which goes on by itself");
             watcher.more("`berth bridge status` says how it is, `berth bridge end` ends it");
             again
         }
-        Seen::Refused(_) | Seen::Gone => {
+        WaitOutcome::Refused(_) | WaitOutcome::Gone => {
             if let Err(error) = told {
                 tracing::debug!(%error, "the bridge was not told");
             }
@@ -366,8 +366,8 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
 }
 
 /// The bridge is over, and COMMAND was not run.
-fn not_begun(watcher: &Watcher, outcome: Outcome, directory: &Path) -> Exit {
-    let (Outcome::NotBegun(why) | Outcome::Abandoned(why)) = outcome else {
+fn not_begun(watcher: &Watcher, outcome: BridgeOutcome, directory: &Path) -> Exit {
+    let (BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) = outcome else {
         watcher.line("it was told to end before: COMMAND was not run");
         return Exit::Unavailable;
     };

@@ -2,11 +2,11 @@
 
 use super::{Exit, PATIENCE, print, say};
 use crate::cli::ToldArgs;
-use berth_operate::bridge::ipc::{Client, Own, Reply, Status};
-use berth_operate::bridge::machine::{LATE, Outcome, Step};
+use berth_operate::bridge::ipc::{BridgeStatus, Client, OwnStatus, Reply};
+use berth_operate::bridge::machine::{BridgeOutcome, LATE, Step};
 use berth_operate::bridge::restore::Difference;
 use berth_operate::service::LOST;
-use berth_operate::upgrade::say::Say;
+use berth_operate::upgrade::progress::Progress;
 use humantime::format_duration;
 use std::convert::Infallible;
 use std::io::Write;
@@ -19,7 +19,7 @@ pub(super) fn hangs(client: &Client) -> String {
 }
 
 /// What is left of one that is over.
-pub(super) fn over(status: &Status) -> String {
+pub(super) fn over(status: &BridgeStatus) -> String {
     format!(
         "the bridge is over, and relays {} connections on that were begun through it to the node's own, for 5 minutes at most: \
          `berth bridge end --now`, or the next bridge, cuts them",
@@ -28,14 +28,14 @@ pub(super) fn over(status: &Status) -> String {
 }
 
 /// Clients stay on the bridge, and nothing changes that but the operator.
-pub(super) fn stays(status: &Status) -> bool {
+pub(super) fn stays(status: &BridgeStatus) -> bool {
     status.step == Step::Hold && !status.command && status.trouble.is_some()
 }
 
 /// What was waited for.
-pub(super) enum Seen {
-    There(Box<Status>),
-    Over(Outcome),
+pub(super) enum WaitOutcome {
+    There(Box<BridgeStatus>),
+    Over(BridgeOutcome),
     Refused(String),
     /// The bridge has gone away without a word.
     Gone,
@@ -44,7 +44,7 @@ pub(super) enum Seen {
 
 /// Tells what a bridge does.
 pub(super) struct Watcher {
-    say: Say,
+    progress: Progress,
     json: bool,
     directory: std::path::PathBuf,
     step: Option<Step>,
@@ -54,7 +54,7 @@ pub(super) struct Watcher {
     steering_error: Option<String>,
     late: bool,
     /// How it ended while COMMAND ran.
-    over: Option<Outcome>,
+    over: Option<BridgeOutcome>,
     term: Signal,
     int: Signal,
     hup: Signal,
@@ -64,9 +64,9 @@ impl Watcher {
     pub(super) fn new(args: &ToldArgs) -> anyhow::Result<Self> {
         let (term, int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let hup = signal(SignalKind::hangup())?;
-        let (say, directory) = (Say::default(), args.state_dir.clone());
+        let (progress, directory) = (Progress::default(), args.state_dir.clone());
         Ok(Self {
-            say,
+            progress,
             json: args.json,
             directory,
             step: None,
@@ -98,9 +98,13 @@ impl Watcher {
         std::future::pending().await
     }
 
-    pub(super) async fn until(&mut self, client: &mut Client, there: impl Fn(&Status) -> bool) -> anyhow::Result<Seen> {
+    pub(super) async fn until(
+        &mut self,
+        client: &mut Client,
+        there: impl Fn(&BridgeStatus) -> bool,
+    ) -> anyhow::Result<WaitOutcome> {
         if let Some(outcome) = self.over.take() {
-            return Ok(Seen::Over(outcome));
+            return Ok(WaitOutcome::Over(outcome));
         }
         let mut answered = false;
         loop {
@@ -108,51 +112,51 @@ impl Watcher {
                 reply = client.next() => reply,
                 () = tokio::time::sleep(PATIENCE), if !answered => {
                     say(hangs(client));
-                    return Ok(Seen::Gone);
+                    return Ok(WaitOutcome::Gone);
                 }
-                _ = self.term.recv() => return Ok(Seen::Interrupted),
-                _ = self.int.recv() => return Ok(Seen::Interrupted),
-                _ = self.hup.recv() => return Ok(Seen::Interrupted),
+                _ = self.term.recv() => return Ok(WaitOutcome::Interrupted),
+                _ = self.int.recv() => return Ok(WaitOutcome::Interrupted),
+                _ = self.hup.recv() => return Ok(WaitOutcome::Interrupted),
             };
             answered = true;
             let status = match reply {
                 Some(Reply::Status(status)) => status,
-                Some(Reply::Refused(why)) => return Ok(Seen::Refused(why)),
+                Some(Reply::Refused(why)) => return Ok(WaitOutcome::Refused(why)),
                 Some(Reply::Differences(all)) => {
                     self.differences(&all)?;
                     continue;
                 }
-                None => return Ok(Seen::Gone),
+                None => return Ok(WaitOutcome::Gone),
             };
             self.tell(&status);
             if let Some(outcome) = status.outcome {
-                return Ok(Seen::Over(outcome));
+                return Ok(WaitOutcome::Over(outcome));
             }
             if there(&status) {
-                return Ok(Seen::There(status));
+                return Ok(WaitOutcome::There(status));
             }
         }
     }
 
     pub(super) fn line(&self, what: &str) {
         if !self.json {
-            self.say.line(what);
+            self.progress.line(what);
         }
     }
 
     pub(super) fn more(&self, what: &str) {
         if !self.json {
-            self.say.more(what);
+            self.progress.more(what);
         }
     }
 
-    fn tell(&mut self, status: &Status) {
+    fn tell(&mut self, status: &BridgeStatus) {
         if self.json
             && let Ok(line) = serde_json::to_string(status)
         {
             let _ = writeln!(std::io::stderr(), "{line}");
         }
-        let Status { step, temporary, own, .. } = status;
+        let BridgeStatus { step, temporary, own, .. } = status;
         if own.preferred && self.preferred.replace(own.listener.unwrap_or_default()) != own.listener {
             self.line(
                 "new connections go to the node's own kube-apiserver, and to the temporary one when that is not ready",
@@ -174,7 +178,7 @@ impl Watcher {
             self.last_lines(own);
         }
         self.late = own.late;
-        if status.outcome == Some(Outcome::Done) {
+        if status.outcome == Some(BridgeOutcome::Done) {
             self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
         }
         if status.outcome.is_some() && status.connections_open > 0 {
@@ -223,7 +227,7 @@ impl Watcher {
         Ok(())
     }
 
-    pub(super) fn stays(&self, status: &Status) {
+    pub(super) fn stays(&self, status: &BridgeStatus) {
         let trouble = status.trouble.as_deref().unwrap_or_default();
         self.line(&format!("{trouble}: clients stay on the bridge"));
         self.more(&format!("the node's own kube-apiserver: {}", status.own.probe));
@@ -233,7 +237,7 @@ impl Watcher {
         self.logs();
     }
 
-    fn last_lines(&self, own: &Own) {
+    fn last_lines(&self, own: &OwnStatus) {
         if !own.log.is_empty() {
             self.more("last lines of its container:");
             own.log.iter().for_each(|line| self.more(&format!("  {line}")));

@@ -5,7 +5,7 @@ use crate::cli::StatusArgs;
 use crate::commands::{Exit, block_on, say, unavailable};
 use anyhow::Context;
 use berth_cluster::Client;
-use berth_operate::cluster_status::{ClusterStatus, Instance, Observer, Upgrade, explain};
+use berth_operate::cluster_status::{ClusterInstance, ClusterStatus, Observer, UpgradeLock, explain};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -51,7 +51,7 @@ fn table(status: &ClusterStatus) -> String {
             other.service.join(", ")
         );
     }
-    if let Some(Upgrade { holder, expired }) = &status.upgrade {
+    if let Some(UpgradeLock { holder, expired }) = &status.upgrade {
         let who = holder.describe();
         let end = format!("; it is not renewed: `berth upgrade` on {} brings it to its end", holder.node);
         let _ = writeln!(text, "upgrade of {who}{}", if *expired && holder.changed { &end } else { "" });
@@ -59,7 +59,7 @@ fn table(status: &ClusterStatus) -> String {
     text
 }
 
-fn cells(instance: &Instance) -> [String; 7] {
+fn cells(instance: &ClusterInstance) -> [String; 7] {
     let age = short(Duration::from_secs(instance.age_seconds));
     [
         instance.node.clone(),
@@ -79,12 +79,12 @@ fn cells(instance: &Instance) -> [String; 7] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_operate::cluster_status::Other;
+    use berth_operate::cluster_status::OtherAddress;
     use berth_operate::upgrade::lock::Holder;
 
     #[test]
     fn a_table_says_who_is_there_and_who_is_named() {
-        let instance = Instance {
+        let instance = ClusterInstance {
             node: "cp-1".into(),
             instance: "3f2a".into(),
             state: "joined".into(),
@@ -95,7 +95,7 @@ mod tests {
             expired: false,
             service: Some(vec!["berth-cp-1-ipv4".into(), "kubernetes".into()]),
         };
-        let gone = Instance {
+        let gone = ClusterInstance {
             node: "cp-2".into(),
             version: None,
             age_seconds: 130,
@@ -103,7 +103,7 @@ mod tests {
             service: Some(vec![]),
             ..instance.clone()
         };
-        let other = Other { address: "10.0.0.9".parse().unwrap(), service: vec!["kubernetes".into()] };
+        let other = OtherAddress { address: "10.0.0.9".parse().unwrap(), service: vec!["kubernetes".into()] };
         let holder = Holder {
             upgrade: "u".into(),
             node: "cp-2".into(),
@@ -112,7 +112,7 @@ mod tests {
             changed: true,
             since: "2026-11-22T11:20:00.000000Z".into(),
         };
-        let upgrade = Some(Upgrade { holder, expired: true });
+        let upgrade = Some(UpgradeLock { holder, expired: true });
         let mut status = ClusterStatus { version: 1, instances: vec![instance, gone], others: vec![other], upgrade };
         assert_eq!(
             table(&status),

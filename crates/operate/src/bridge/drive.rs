@@ -4,14 +4,14 @@
 //! instance.
 
 use super::instance::{self, Template};
-use super::ipc::{self, Ask, Reply, Status};
+use super::ipc::{self, Ask, BridgeStatus, OwnStatus, Reply, TemporaryStatus};
 use super::logs;
-use super::machine::{Action, Machine, Outcome, Own, Seen, Step, Temporary};
+use super::machine::{Action, BridgeObservation, BridgeOutcome, Machine, OwnObservation, Step, TemporaryObservation};
 use super::plan::BridgePlan;
-use super::pod::Pod;
-use super::restore::{self, Before, Difference};
+use super::pod::RunningPod;
+use super::probe::{self, ProbeState};
+use super::restore::{self, Difference, SavedFile};
 use super::server::{Answer, Asking, serve};
-use super::sight::{self, Asked};
 use super::surroundings;
 use crate::service::{Demand, Keeping, LOST};
 use berth_node::instance::InstanceId;
@@ -131,7 +131,7 @@ fn clear(directory: &Path) {
 }
 
 /// Is a bridge until it is over. To be called on the main thread of a process, in a runtime of one thread.
-pub async fn drive(plan: BridgePlan, mut claim: Claim) -> Outcome {
+pub async fn drive(plan: BridgePlan, mut claim: Claim) -> BridgeOutcome {
     // Who is killed cannot say that it failed.
     if let Err(error) = claim.lock.write_all(b"on\n") {
         tracing::info!(%error, "the next bridge will not keep the logs of this one if it fails");
@@ -143,10 +143,10 @@ pub async fn drive(plan: BridgePlan, mut claim: Claim) -> Outcome {
     let server = tokio::spawn(serve(socket, status.clone(), ask, is_over));
     let outcome = match Bridge::build(Arc::new(plan), status.clone()).await {
         Ok((bridge, bound)) => bridge.run(bound, asks).await,
-        Err(why) => Outcome::NotBegun(why),
+        Err(why) => BridgeOutcome::NotBegun(why),
     };
     tracing::info!(?outcome, "the bridge is over");
-    if outcome == Outcome::Done {
+    if outcome == BridgeOutcome::Done {
         let _ = claim.lock.set_len(0);
     }
     clear(&claim.directory);
@@ -156,8 +156,8 @@ pub async fn drive(plan: BridgePlan, mut claim: Claim) -> Outcome {
     outcome
 }
 
-fn first_status(plan: &BridgePlan) -> Status {
-    Status {
+fn first_status(plan: &BridgePlan) -> BridgeStatus {
+    BridgeStatus {
         version: ipc::VERSION,
         berth: berth_node::VERSION.to_owned(),
         pid: std::process::id(),
@@ -167,14 +167,14 @@ fn first_status(plan: &BridgePlan) -> Status {
         trouble: None,
         steering_error: None,
         outcome: None,
-        temporary: ipc::Temporary {
+        temporary: TemporaryStatus {
             address: plan.temporary.into(),
             pid: None,
             ready: false,
             ends: 0,
             probe: String::new(),
         },
-        own: ipc::Own {
+        own: OwnStatus {
             address: plan.own,
             listener: None,
             ready: false,
@@ -191,11 +191,11 @@ fn first_status(plan: &BridgePlan) -> Status {
     }
 }
 
-type Put = Result<Vec<Difference>, String>;
+type RestoreResult = Result<Vec<Difference>, String>;
 
 /// What came of the work with files.
-enum Done {
-    Put(Put),
+enum FinishedWork {
+    Restored(RestoreResult),
     /// COMMAND has ended well, and has something that replaces the node's own instance or not.
     Command {
         replaces: bool,
@@ -223,18 +223,18 @@ struct Bridge {
     was_told: bool,
     /// What its shim is told.
     stop: watch::Sender<Stop>,
-    temporary: watch::Receiver<Asked>,
-    own: watch::Receiver<Asked>,
+    temporary: watch::Receiver<ProbeState>,
+    own: watch::Receiver<ProbeState>,
     /// Which of its processes goes before the temporary instance, as the shim is told.
     preferred: watch::Sender<Option<u64>>,
     /// Connections that the temporary instance had got when that was first ready.
     old: Option<u64>,
     phase: watch::Receiver<(Phase, std::time::SystemTime)>,
-    status: watch::Sender<Status>,
+    status: watch::Sender<BridgeStatus>,
     _asking: JoinSet<()>,
     service: Option<Keeping>,
     /// What reads and writes the node's files, on threads of its own: a disk may be slow.
-    work: JoinSet<Done>,
+    work: JoinSet<FinishedWork>,
     /// The last lines of the node's own container, and when they are read again; none: they are being read.
     log: Vec<String>,
     log_due: Option<Instant>,
@@ -243,7 +243,7 @@ struct Bridge {
 }
 
 impl Bridge {
-    async fn build(plan: Arc<BridgePlan>, status: watch::Sender<Status>) -> Result<(Self, Bound), String> {
+    async fn build(plan: Arc<BridgePlan>, status: watch::Sender<BridgeStatus>) -> Result<(Self, Bound), String> {
         let template =
             Template::new(&plan).map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
         status.send_modify(|status| status.logs.extend(template.logs().into_iter().skip(1)));
@@ -261,10 +261,10 @@ impl Bridge {
         asking.spawn(logs::bound(plan.options.directory.clone()));
         let speedup = plan.options.limits.speedup;
         let probe = |config: &ProbeConfig| Probe::new(config.clone());
-        let (to, temporary) = watch::channel(Asked::default());
-        asking.spawn(sight::follow(probe(&plan.probe), plan.temporary.into(), None, speedup, to));
-        let (to, own) = watch::channel(Asked::default());
-        asking.spawn(sight::follow(
+        let (to, temporary) = watch::channel(ProbeState::default());
+        asking.spawn(probe::follow(probe(&plan.probe), plan.temporary.into(), None, speedup, to));
+        let (to, own) = watch::channel(ProbeState::default());
+        asking.spawn(probe::follow(
             probe(&plan.options.probe).from(plan.source),
             plan.own,
             Some(plan.port),
@@ -300,10 +300,12 @@ impl Bridge {
         Ok((bridge, bound))
     }
 
-    async fn run(mut self, bound: Bound, mut asks: mpsc::UnboundedReceiver<Asking>) -> Outcome {
+    async fn run(mut self, bound: Bound, mut asks: mpsc::UnboundedReceiver<Asking>) -> BridgeOutcome {
         let mut signals = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
             (Ok(term), Ok(int)) => (term, int),
-            (Err(error), _) | (_, Err(error)) => return Outcome::NotBegun(format!("cannot handle signals: {error}")),
+            (Err(error), _) | (_, Err(error)) => {
+                return BridgeOutcome::NotBegun(format!("cannot handle signals: {error}"));
+            }
         };
         let began = Instant::now();
         let speedup = self.plan.options.limits.speedup;
@@ -313,7 +315,7 @@ impl Bridge {
         let (turned, relays) = (turns.clone(), bound.is_alive());
         let _renewal = match renew(self.steering.clone(), move || turned.swap(false, Relaxed) && relays()) {
             Ok(renewal) => renewal,
-            Err(error) => return Outcome::NotBegun(format!("cannot start a thread: {error}")),
+            Err(error) => return BridgeOutcome::NotBegun(format!("cannot start a thread: {error}")),
         };
         let serving = bound.run(self.stop.subscribe());
         tokio::pin!(serving);
@@ -373,7 +375,9 @@ impl Bridge {
                 }
                 Action::Restore => {
                     let plan = self.plan.clone();
-                    self.work.spawn_blocking(move || Done::Put(before(&plan).and_then(|all| restore::put_back(&all))));
+                    self.work.spawn_blocking(move || {
+                        FinishedWork::Restored(before(&plan).and_then(|all| restore::put_back(&all)))
+                    });
                     continue;
                 }
                 Action::Finish(outcome) if served.is_some() => return outcome,
@@ -398,7 +402,7 @@ impl Bridge {
                     if draining.is_none() {
                         self.steering.off();
                         self.leave_service().await;
-                        return Outcome::Abandoned("its shim ended".into());
+                        return BridgeOutcome::Abandoned("its shim ended".into());
                     }
                     if !std::mem::replace(&mut terminated, true) {
                         self.signal(Signal::SIGTERM);
@@ -423,7 +427,7 @@ impl Bridge {
     }
 
     /// It is kept while new connections go to the bridge, until the node's own is back for good.
-    fn keep_service(&self, seen: &Seen) {
+    fn keep_service(&self, seen: &BridgeObservation) {
         let on =
             seen.steering && matches!(self.machine.step(), Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore);
         if let Some(service) = &self.service {
@@ -445,7 +449,7 @@ impl Bridge {
     }
 
     /// But for connections to the node's own that came through it: those are relayed until they end. Nobody waits for that.
-    fn is_over(&self, outcome: Outcome, connections: u64) {
+    fn is_over(&self, outcome: BridgeOutcome, connections: u64) {
         if self.status.borrow().outcome.is_none() {
             tracing::info!(connections, "the bridge is over, and relays on what it has to the node's own");
             instance::clean(&self.plan.options.directory);
@@ -453,16 +457,16 @@ impl Bridge {
         }
     }
 
-    fn seen(&self, served: bool, alive: bool) -> Seen {
+    fn seen(&self, served: bool, alive: bool) -> BridgeObservation {
         let (temporary, own) = (self.temporary.borrow(), self.own.borrow());
         let running = self.child.is_some();
         // What was asked before it was started again is another's answer.
         let fresh = temporary.at > self.started;
         // A relaying thread that hangs takes connections and answers none.
         let ready = running && fresh && temporary.ready && alive && self.phase.borrow().0 == Phase::Joined;
-        Seen {
-            temporary: Temporary { running, ready, ends: self.ends },
-            own: Own { process: own.listener, ready: own.ready },
+        BridgeObservation {
+            temporary: TemporaryObservation { running, ready, ends: self.ends },
+            own: OwnObservation { process: own.listener, ready: own.ready },
             steering: self.given && self.steering.is_steering(),
             named: self.service.as_ref().is_none_or(|service| service.kept().is_ok()),
             drained: served && !running,
@@ -511,25 +515,27 @@ impl Bridge {
     }
 
     /// Reads why the node's own is not ready, before anybody asks.
-    fn read_log(&mut self, seen: &Seen) {
+    fn read_log(&mut self, seen: &BridgeObservation) {
         if !seen.own.ready && self.log_due.is_some_and(|due| due <= Instant::now()) {
             let plan = self.plan.clone();
             self.log_due = None;
-            self.work.spawn_blocking(move || Done::Log(plan.pod.as_ref().map(Pod::last_lines).unwrap_or_default()));
+            self.work.spawn_blocking(move || {
+                FinishedWork::Log(plan.pod.as_ref().map(RunningPod::last_lines).unwrap_or_default())
+            });
         }
     }
 
-    fn done(&mut self, done: Result<Done, JoinError>) {
+    fn done(&mut self, done: Result<FinishedWork, JoinError>) {
         match done {
-            Ok(Done::Put(put)) => self.put(put),
-            Ok(Done::Command { replaces }) => self.machine.command_ended(Ok(replaces)),
-            Ok(Done::Log(lines)) => (self.log, self.log_due) = (lines, Some(Instant::now() + LOG_AGE)),
+            Ok(FinishedWork::Restored(put)) => self.put(put),
+            Ok(FinishedWork::Command { replaces }) => self.machine.command_ended(Ok(replaces)),
+            Ok(FinishedWork::Log(lines)) => (self.log, self.log_due) = (lines, Some(Instant::now() + LOG_AGE)),
             Err(error) => tracing::warn!(%error, "a thread of the bridge failed; `berth bridge end --now` ends it"),
         }
     }
 
     /// What the node's own is started from was put back, or could not be.
-    fn put(&mut self, put: Put) {
+    fn put(&mut self, put: RestoreResult) {
         self.machine.restored(put.as_ref().map(|put| restarts(&self.plan, put)).map_err(String::clone));
         if let Some(reply) = self.wanted.take() {
             let _ = reply.send(put.map(|all| Some(Reply::Differences(all))));
@@ -570,7 +576,7 @@ impl Bridge {
                     Some(why) => self.machine.command_ended(Err(why)),
                     None => {
                         let plan = self.plan.clone();
-                        self.work.spawn_blocking(move || Done::Command { replaces: is_replaced(&plan) });
+                        self.work.spawn_blocking(move || FinishedWork::Command { replaces: is_replaced(&plan) });
                     }
                 }
                 Ok(())
@@ -599,25 +605,25 @@ impl Bridge {
         }
     }
 
-    fn publish(&mut self, seen: &Seen, open: u64, old: u64) {
+    fn publish(&mut self, seen: &BridgeObservation, open: u64, old: u64) {
         let preferred = seen.own.ready && self.machine.preferred().is_some();
         self.old = self.old.or(preferred.then_some(old));
         let (temporary, own) = (self.temporary.borrow(), self.own.borrow());
         self.status.send_if_modified(|status| {
-            let now = Status {
+            let now = BridgeStatus {
                 step: self.machine.step(),
                 steering: seen.steering,
                 command: self.machine.is_commanding(),
                 trouble: self.machine.trouble().map(str::to_owned),
                 steering_error: self.machine.steering_error().map(str::to_owned),
-                temporary: ipc::Temporary {
+                temporary: TemporaryStatus {
                     pid: self.child.as_ref().and_then(Child::id),
                     ready: seen.temporary.ready,
                     ends: seen.temporary.ends,
                     address: status.temporary.address,
                     probe: temporary.words.clone(),
                 },
-                own: ipc::Own {
+                own: OwnStatus {
                     listener: seen.own.process,
                     ready: seen.own.ready,
                     preferred,
@@ -636,8 +642,8 @@ impl Bridge {
                 ..status.clone()
             };
             // Figures alone are no news.
-            let key = |status: &Status| {
-                let Status { step, steering, command, trouble, temporary, own, service, .. } = status;
+            let key = |status: &BridgeStatus| {
+                let BridgeStatus { step, steering, command, trouble, temporary, own, service, .. } = status;
                 let told = (trouble.clone(), status.steering_error.clone(), service.is_some());
                 let own = (own.listener, own.ready, own.preferred, own.late);
                 (*step, *steering, *command, told, temporary.pid, temporary.ready, own)
@@ -685,15 +691,15 @@ fn late(since: Option<Instant>, long: Duration) -> bool {
     since.is_some_and(|since| since.elapsed() >= long)
 }
 
-fn pod(plan: &BridgePlan) -> Result<&Pod, String> {
+fn pod(plan: &BridgePlan) -> Result<&RunningPod, String> {
     plan.pod.as_ref().ok_or_else(|| "what a kube-apiserver that is no pod is started from is not known here".to_owned())
 }
 
-fn before(plan: &BridgePlan) -> Result<Vec<Before>, String> {
+fn before(plan: &BridgePlan) -> Result<Vec<SavedFile>, String> {
     Ok(pod(plan)?.before(&plan.command, &plan.options.directory))
 }
 
-fn differences(plan: &BridgePlan) -> Put {
+fn differences(plan: &BridgePlan) -> RestoreResult {
     restore::differences(&before(plan)?)
 }
 

@@ -5,7 +5,7 @@
 
 use super::logs;
 use super::plan::BridgePlan;
-use super::pod::Pod;
+use super::pod::RunningPod;
 use super::pod::container::{self, Container};
 use crate::command::{AUDIT_LOG, audit_log};
 use berth_exec::args::{self, ArgsError, Wanted};
@@ -80,7 +80,7 @@ impl Template {
                 Runs::Program { program, argv, like: plan.like.clone() }
             }
         };
-        let label = plan.pod.as_ref().and_then(Pod::label).map(str::to_owned);
+        let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
         Ok(Self { address: plan.temporary, runs, directory, audit: plan.audit.clone(), label })
     }
 

@@ -1,9 +1,9 @@
 //! What commands ask of a bridge, and what it says: lines of JSON on a socket that only root can reach.
 //!
-//! Each connection asks once. The answer is that it was refused, or a [`Status`] at once and at each change. Who is to run COMMAND says
+//! Each connection asks once. The answer is that it was refused, or a [`BridgeStatus`] at once and at each change. Who is to run COMMAND says
 //! on the same connection that it begins, and how it ended; if it goes away in between, clients stay on the bridge.
 
-use super::machine::{Outcome, Step};
+use super::machine::{BridgeOutcome, Step};
 use super::restore::Difference;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -45,14 +45,14 @@ pub enum Ask {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
-    Status(Box<Status>),
+    Status(Box<BridgeStatus>),
     Refused(String),
     /// What is put back, or would be.
     Differences(Vec<Difference>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub struct BridgeStatus {
     pub version: u32,
     pub berth: String,
     /// The daemon's process.
@@ -70,9 +70,9 @@ pub struct Status {
     pub steering_error: Option<String>,
     /// It is over. Connections to the node's own that came through it may still be open.
     #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
-    pub outcome: Option<Outcome>,
-    pub temporary: Temporary,
-    pub own: Own,
+    pub outcome: Option<BridgeOutcome>,
+    pub temporary: TemporaryStatus,
+    pub own: OwnStatus,
     /// While the node's own may be replaced: why the Service `kubernetes` is not kept, although it should be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
@@ -88,7 +88,7 @@ pub struct Status {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Temporary {
+pub struct TemporaryStatus {
     pub address: SocketAddr,
     pub pid: Option<u32>,
     pub ready: bool,
@@ -98,7 +98,7 @@ pub struct Temporary {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Own {
+pub struct OwnStatus {
     pub address: SocketAddr,
     /// Inode of its listener.
     pub listener: Option<u64>,
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(text(&Ask::Status), r#""status""#);
         assert_eq!(text(&Ask::End { now: true }), r#"{"end":{"now":true}}"#);
         assert_eq!(text(&Reply::Refused("no".into())), r#"{"refused":"no"}"#);
-        let status = Status {
+        let status = BridgeStatus {
             version: VERSION,
             berth: "0.1.0".into(),
             pid: 7,
@@ -187,15 +187,15 @@ mod tests {
             command: false,
             trouble: None,
             steering_error: None,
-            outcome: Some(Outcome::Abandoned("told".into())),
-            temporary: Temporary {
+            outcome: Some(BridgeOutcome::Abandoned("told".into())),
+            temporary: TemporaryStatus {
                 address: "127.1.2.3:7000".parse().unwrap(),
                 pid: Some(8),
                 ready: true,
                 ends: 0,
                 probe: "200".into(),
             },
-            own: Own {
+            own: OwnStatus {
                 address: "10.0.0.5:6443".parse().unwrap(),
                 listener: None,
                 ready: false,
@@ -216,7 +216,7 @@ mod tests {
             "{line}"
         );
         assert_eq!(serde_json::from_str::<Reply>(&line).unwrap(), Reply::Status(Box::new(status.clone())));
-        let running = Status { outcome: None, ..status };
-        assert_eq!(serde_json::from_str::<Status>(&text(&running)).unwrap(), running);
+        let running = BridgeStatus { outcome: None, ..status };
+        assert_eq!(serde_json::from_str::<BridgeStatus>(&text(&running)).unwrap(), running);
     }
 }

@@ -90,7 +90,7 @@ pub struct Limits {
 
 /// What is seen of the temporary instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Temporary {
+pub struct TemporaryObservation {
     pub running: bool,
     /// It passes its probe, and its shim listens.
     pub ready: bool,
@@ -100,7 +100,7 @@ pub struct Temporary {
 
 /// What is seen of the node's own instance, past the steering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Own {
+pub struct OwnObservation {
     /// Who listens on the port.
     pub process: Option<u64>,
     pub ready: bool,
@@ -108,9 +108,9 @@ pub struct Own {
 
 /// What is seen of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Seen {
-    pub temporary: Temporary,
-    pub own: Own,
+pub struct BridgeObservation {
+    pub temporary: TemporaryObservation,
+    pub own: OwnObservation,
     pub steering: bool,
     /// The Service kubernetes is as it should be, or nobody keeps it.
     pub named: bool,
@@ -134,12 +134,12 @@ pub enum Action {
     Restore,
     /// The shim leaves, then the temporary instance ends.
     Drain,
-    Finish(Outcome),
+    Finish(BridgeOutcome),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "why")]
-pub enum Outcome {
+pub enum BridgeOutcome {
     /// The node's own instance serves.
     Done,
     /// It serves as it did before, since it was put back, and why.
@@ -178,7 +178,7 @@ pub struct Machine {
     steering_error: Option<String>,
     /// In the step restore: it is to be begun.
     restores: bool,
-    outcome: Outcome,
+    outcome: BridgeOutcome,
 }
 
 impl Machine {
@@ -202,7 +202,7 @@ impl Machine {
             trouble: None,
             steering_error: None,
             restores: false,
-            outcome: Outcome::Done,
+            outcome: BridgeOutcome::Done,
         }
     }
 
@@ -323,7 +323,7 @@ impl Machine {
             Ok(anew) => {
                 // Nothing restarts who was started from just this: the kubelet may not have seen that it was changed and put back.
                 self.before = self.process.filter(|process| Some(*process) != self.first);
-                self.outcome = Outcome::Restored(why);
+                self.outcome = BridgeOutcome::Restored(why);
                 self.await_own(anew);
             }
             Err(error) => {
@@ -343,7 +343,7 @@ impl Machine {
             Step::Start | Step::Settle => self.give_up("it was told to end"),
             _ if now => {
                 self.trouble = None;
-                self.outcome = Outcome::Abandoned("it was told to end at once".into());
+                self.outcome = BridgeOutcome::Abandoned("it was told to end at once".into());
                 self.enter(Step::Linger);
             }
             _ if self.commanding => {
@@ -367,14 +367,14 @@ impl Machine {
         if self.step == Step::Overlap {
             self.give_up(&format!("cannot steer: {why}"));
         } else if self.wanted {
-            self.outcome = Outcome::NotBegun(format!("cannot steer: {why}"));
+            self.outcome = BridgeOutcome::NotBegun(format!("cannot steer: {why}"));
             self.enter(Step::Linger);
         } else {
             self.steering_error = Some(why.into());
         }
     }
 
-    pub fn next(&mut self, seen: &Seen, now: Duration) -> Action {
+    pub fn next(&mut self, seen: &BridgeObservation, now: Duration) -> Action {
         self.process = seen.own.process;
         self.first = self.first.or(self.process);
         let since = *self.since.get_or_insert(now);
@@ -387,7 +387,7 @@ impl Machine {
             Step::Settle => self.settle(seen, elapsed, lost),
             // Nothing depends on it yet.
             Step::Overlap | Step::Hold if lost && (self.step == Step::Overlap || self.wanted && seen.own.ready) => {
-                self.outcome = Outcome::NotBegun(gone(seen, elapsed));
+                self.outcome = BridgeOutcome::NotBegun(gone(seen, elapsed));
                 self.enter(Step::Linger)
             }
             Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore => match keep_steered(seen, lost) {
@@ -408,7 +408,7 @@ impl Machine {
     }
 
     /// What is next, once new connections go to the bridge.
-    fn steered(&mut self, seen: &Seen, now: Duration, elapsed: Duration) -> Action {
+    fn steered(&mut self, seen: &BridgeObservation, now: Duration, elapsed: Duration) -> Action {
         match self.step {
             Step::Overlap if elapsed < self.overlap() => Action::Wait,
             Step::Overlap if elapsed < self.limits.speedup.of(NAMED) && !seen.named => Action::Wait,
@@ -441,7 +441,7 @@ impl Machine {
 
     /// Nothing was steered yet.
     fn give_up(&mut self, why: &str) {
-        self.outcome = Outcome::NotBegun(why.into());
+        self.outcome = BridgeOutcome::NotBegun(why.into());
         self.enter(Step::Drain);
     }
 
@@ -455,8 +455,8 @@ impl Machine {
         self.enter(Step::Restore);
     }
 
-    fn start(&mut self, seen: &Seen, elapsed: Duration) -> Action {
-        let Temporary { running, ready, ends } = seen.temporary;
+    fn start(&mut self, seen: &BridgeObservation, elapsed: Duration) -> Action {
+        let TemporaryObservation { running, ready, ends } = seen.temporary;
         if ready {
             return self.enter(Step::Settle);
         }
@@ -470,7 +470,7 @@ impl Machine {
         Action::Entered
     }
 
-    fn settle(&mut self, seen: &Seen, elapsed: Duration, lost: bool) -> Action {
+    fn settle(&mut self, seen: &BridgeObservation, elapsed: Duration, lost: bool) -> Action {
         if lost {
             self.give_up(&gone(seen, elapsed));
             return Action::Entered;
@@ -483,7 +483,7 @@ impl Machine {
     }
 
     /// Whether the temporary instance does not serve, which one slow answer does not show.
-    fn lost(&mut self, seen: &Seen, now: Duration) -> bool {
+    fn lost(&mut self, seen: &BridgeObservation, now: Duration) -> bool {
         if seen.temporary.ready {
             self.lost = None;
             return false;
@@ -497,7 +497,7 @@ impl Machine {
     }
 
     /// Whether who was replaced by COMMAND takes long to get ready.
-    fn look_at_own(&mut self, seen: &Seen, now: Duration) {
+    fn look_at_own(&mut self, seen: &BridgeObservation, now: Duration) {
         let counts = (self.commanding || self.step == Step::AwaitOwn) && !seen.own.ready;
         self.own_lost = counts.then(|| self.own_lost.unwrap_or(now));
         let late = self.limits.speedup.of(LATE);
@@ -510,7 +510,7 @@ impl Machine {
     }
 
     /// Whether the node's own instance is back for good.
-    fn own(&mut self, seen: &Seen, now: Duration, elapsed: Duration) -> Action {
+    fn own(&mut self, seen: &BridgeObservation, now: Duration, elapsed: Duration) -> Action {
         let same = seen.own.process.is_some_and(|process| self.is_before(process));
         let ready = seen.own.process.filter(|_| seen.own.ready && !same);
         self.own_ready = match (ready, self.own_ready) {
@@ -537,7 +537,7 @@ impl Machine {
         // What was wrong first is what is to be fixed.
         let why = self.trouble.take().map_or_else(|| why.to_owned(), |first| format!("{first}; {why}"));
         match self.on_failure {
-            OnFailure::Restore if !matches!(self.outcome, Outcome::Restored(_)) => {
+            OnFailure::Restore if !matches!(self.outcome, BridgeOutcome::Restored(_)) => {
                 self.begin_restore(why);
                 Action::Entered
             }
@@ -546,7 +546,7 @@ impl Machine {
                 self.enter(Step::Hold)
             }
             OnFailure::End => {
-                self.outcome = Outcome::Abandoned(why);
+                self.outcome = BridgeOutcome::Abandoned(why);
                 self.enter(Step::Linger)
             }
         }
@@ -554,8 +554,8 @@ impl Machine {
 }
 
 /// What is missing for new connections to go to who is ready.
-fn keep_steered(seen: &Seen, lost: bool) -> Option<Action> {
-    let Seen { temporary, own, steering, .. } = seen;
+fn keep_steered(seen: &BridgeObservation, lost: bool) -> Option<Action> {
+    let BridgeObservation { temporary, own, steering, .. } = seen;
     match (temporary.ready, steering) {
         (true, true) => None,
         (true, false) => Some(Action::Steer),
@@ -567,7 +567,7 @@ fn keep_steered(seen: &Seen, lost: bool) -> Option<Action> {
 }
 
 /// How the temporary instance was lost, before COMMAND ran.
-fn gone(seen: &Seen, elapsed: Duration) -> String {
+fn gone(seen: &BridgeObservation, elapsed: Duration) -> String {
     let why = if seen.temporary.running { "is not ready any more" } else { "ended" };
     format!("the temporary kube-apiserver {why} {} after it was ready", seconds(elapsed))
 }

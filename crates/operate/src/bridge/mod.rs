@@ -11,7 +11,7 @@
 //! | [`instance`] | the temporary instance: its arguments, and what it takes from the running one |
 //! | [`pod`] | the same where the running one is in a static pod |
 //! | [`machine`] | the steps: what is seen, to what is done next. Pure |
-//! | [`sight`] | both instances, asked past the steering |
+//! | [`probe`] | both instances, asked past the steering |
 //! | [`drive`] | the daemon that holds it all: look, ask the machine, do it, tell |
 //! | [`cgroup`] | a cgroup of its own, where that can be had |
 //! | [`restore`] | what the node's own is started from and reads, put back as it was |
@@ -28,9 +28,9 @@ pub mod machine;
 pub mod plan;
 pub mod pod;
 pub mod preflight;
+pub mod probe;
 pub mod restore;
 mod server;
-pub mod sight;
 pub mod surroundings;
 
 /// Where a bridge keeps its socket and logs. Not in berth's run directory, which containers write into.

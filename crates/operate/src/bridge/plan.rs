@@ -1,7 +1,7 @@
 //! What the operator wants of a bridge, and a bridge that can be built.
 
 use super::machine::{Limits, OnFailure};
-use super::pod::Pod;
+use super::pod::RunningPod;
 use crate::service::ServiceKeeper;
 use berth_node::instance::InstanceId;
 use berth_os::process::{HeldProcess, ProcessAttributes};
@@ -61,7 +61,7 @@ pub struct BridgePlan {
     pub like: ProcessAttributes,
     pub command: Vec<OsString>,
     /// Where it runs in a static pod.
-    pub pod: Option<Pod>,
+    pub pod: Option<RunningPod>,
     /// The node's address in the Service, where it can be kept.
     pub service: Option<ServiceKeeper>,
     /// What is worth knowing and no reason not to begin.

@@ -1,7 +1,7 @@
 //! Whether this node can be bridged: all that is missing is said at once, and nothing is changed.
 
 use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
-use super::pod::{self, Pod};
+use super::pod::{self, RunningPod};
 use super::{instance, ipc, surroundings};
 use crate::command::{audit_log, find, strings};
 use crate::report::{Refusal, Report};
@@ -271,7 +271,7 @@ struct FoundInstance {
     process: HeldProcess,
     like: ProcessAttributes,
     command: Vec<OsString>,
-    pod: Option<Pod>,
+    pod: Option<RunningPod>,
 }
 
 /// Who listens, and how it runs.
@@ -308,7 +308,7 @@ async fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) ->
             return None;
         }
         RunningInstance::Pod { manifest } => {
-            let pod = Pod::find(pid, manifest, report).await?;
+            let pod = RunningPod::find(pid, manifest, report).await?;
             let command = strings(&cmdline);
             let wrong = args::check(&command).into_iter().map(|error| format!("{what}{error}"));
             wrong.for_each(|why| report.error(why));

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// A file, and what it was.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Before {
+pub struct SavedFile {
     pub path: PathBuf,
     pub copy: PathBuf,
     /// Its text may be shown. Of others it may be secret.
@@ -34,7 +34,7 @@ pub struct Difference {
 ///
 /// # Errors
 /// One cannot be read.
-pub fn differences(all: &[Before]) -> Result<Vec<Difference>, String> {
+pub fn differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
     Ok(compare(all)?.into_iter().map(|(_, difference)| difference).collect())
 }
 
@@ -42,7 +42,7 @@ pub fn differences(all: &[Before]) -> Result<Vec<Difference>, String> {
 ///
 /// # Errors
 /// All that cannot be written. The others are put back.
-pub fn put_back(all: &[Before]) -> Result<Vec<Difference>, String> {
+pub fn put_back(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
     let (mut put, mut failed) = (Vec::new(), Vec::new());
     for (before, difference) in compare(all)? {
         match write(before) {
@@ -56,7 +56,7 @@ pub fn put_back(all: &[Before]) -> Result<Vec<Difference>, String> {
     if failed.is_empty() { Ok(put) } else { Err(failed.join("; ")) }
 }
 
-fn compare(all: &[Before]) -> Result<Vec<(&Before, Difference)>, String> {
+fn compare(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
     let failed = |path: &Path| {
         let path = path.display().to_string();
         move |error: io::Error| format!("cannot read {path}: {error}")
@@ -97,7 +97,7 @@ fn diff(path: &Path, is: &[u8], was: &[u8]) -> String {
     TextDiff::from_lines(&*is, &*was).unified_diff().header(&path, &path).to_string()
 }
 
-fn write(before: &Before) -> io::Result<()> {
+fn write(before: &SavedFile) -> io::Result<()> {
     if fs::symlink_metadata(&before.path).is_ok_and(|meta| meta.is_symlink()) {
         return Err(io::Error::other(
             "it is a symbolic link now, and what that means is not known: put it back by hand",
@@ -126,7 +126,7 @@ mod tests {
             if let Some(is) = is {
                 fs::write(&path, is).unwrap();
             }
-            Before { path, copy, shown }
+            SavedFile { path, copy, shown }
         };
         let all = [
             before("gone.key", None, "secret\n", false),
@@ -155,7 +155,7 @@ mod tests {
         fs::set_permissions(&all[1].path, Permissions::from_mode(0o000)).unwrap();
         assert_eq!(put_back(&all).unwrap().len(), 1);
         assert_eq!(mode(&all[1].path), 0o600);
-        let inside = [Before { path: temp.path().join("gone/a.key"), ..all[0].clone() }];
+        let inside = [SavedFile { path: temp.path().join("gone/a.key"), ..all[0].clone() }];
         assert_eq!(put_back(&inside).unwrap().len(), 1);
         // What is a link now is left alone, and the others are put back.
         fs::remove_file(&all[0].path).unwrap();
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_said() {
-        let before = Before { path: "/proc/self/mem".into(), copy: "/nonexistent".into(), shown: false };
+        let before = SavedFile { path: "/proc/self/mem".into(), copy: "/nonexistent".into(), shown: false };
         assert!(differences(&[before]).unwrap_err().contains("/nonexistent"));
         // A FIFO that nobody writes to would let the daemon wait for ever.
         let temp = tempfile::tempdir().unwrap();
@@ -175,7 +175,7 @@ mod tests {
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         fs::write(&copy, "").unwrap();
         let (tell, told) = std::sync::mpsc::channel();
-        std::thread::spawn(move || tell.send(differences(&[Before { path, copy, shown: false }])));
+        std::thread::spawn(move || tell.send(differences(&[SavedFile { path, copy, shown: false }])));
         let why = told.recv_timeout(std::time::Duration::from_secs(30)).expect("it waits").unwrap_err();
         assert!(why.contains("fifo: it is no regular file"), "{why}");
     }

@@ -1,6 +1,6 @@
 //! Those who ask: commands, by a socket, answered until the bridge is over.
 
-use super::ipc::{self, Ask, Reply, Status};
+use super::ipc::{self, Ask, BridgeStatus, Reply};
 use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -20,7 +20,7 @@ pub(super) type Answer = Result<Option<Reply>, String>;
 /// Answers those who connect until the bridge is over, and then those who are there still.
 pub(super) async fn serve(
     socket: io::Result<UnixListener>,
-    status: watch::Sender<Status>,
+    status: watch::Sender<BridgeStatus>,
     ask: mpsc::UnboundedSender<Asking>,
     mut over: oneshot::Receiver<()>,
 ) {
@@ -44,7 +44,7 @@ pub(super) async fn serve(
     while connections.join_next().await.is_some() {}
 }
 
-async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mpsc::UnboundedSender<Asking>) {
+async fn answer(stream: UnixStream, mut status: watch::Receiver<BridgeStatus>, to: mpsc::UnboundedSender<Asking>) {
     let (reader, mut writer) = stream.into_split();
     let mut lines = BufReader::new(reader).lines();
     let read = |line: io::Result<Option<String>>| serde_json::from_str::<Ask>(&line.ok().flatten()?).ok();

@@ -13,7 +13,7 @@ const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
 
 /// A file that the kubelet reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct File {
+pub struct ManifestFile {
     pub name: String,
     /// What is in it; or why that cannot be known.
     pub text: Result<String, String>,
@@ -23,7 +23,7 @@ pub struct File {
 ///
 /// # Errors
 /// The directory cannot be listed.
-pub fn gather(manifest: &Path) -> io::Result<Vec<File>> {
+pub fn gather(manifest: &Path) -> io::Result<Vec<ManifestFile>> {
     let directory = manifest.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -35,19 +35,19 @@ pub fn gather(manifest: &Path) -> io::Result<Vec<File>> {
         let name = name.to_string_lossy().into_owned();
         if !ours && file && !name.starts_with('.') {
             let text = crate::manifest::file::read(&entry.path()).map_err(|error| error.to_string());
-            files.push(File { name, text });
+            files.push(ManifestFile { name, text });
         }
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(files)
 }
 
-pub(super) fn examine(case: &Case<'_>, files: &[File]) -> Vec<Finding> {
+pub(super) fn examine(case: &Case<'_>, files: &[ManifestFile]) -> Vec<Finding> {
     let own = pod_name(case.manifest.root());
     files.iter().filter_map(|file| judge(case, file, own.as_ref()?)).collect()
 }
 
-fn judge(case: &Case<'_>, file: &File, own: &(String, String)) -> Option<Finding> {
+fn judge(case: &Case<'_>, file: &ManifestFile, own: &(String, String)) -> Option<Finding> {
     let path = Path::new(case.name).with_file_name(&file.name).display().to_string();
     let fix =
         format!("move it out of the directory, such as to /etc/kubernetes/berth/: mv {path} /etc/kubernetes/berth/");

@@ -49,7 +49,7 @@ pub struct Case<'a> {
     /// The manifest that the kubelet runs now and this one is to replace.
     pub running: Option<&'a Manifest>,
     /// The other files of its directory, for a static pod.
-    pub beside: Option<&'a [beside::File]>,
+    pub beside: Option<&'a [beside::ManifestFile]>,
     /// What was seen of its node.
     pub node: Option<&'a node::Facts>,
     /// What was seen of the cluster.

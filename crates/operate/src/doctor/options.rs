@@ -18,18 +18,18 @@ use std::time::Duration;
 
 /// What is wrong with options.
 #[derive(Debug, Default)]
-pub(super) struct Mistakes {
+pub(super) struct OptionMistakes {
     /// That an instance of the same port does not fit beside the listen addresses.
     pub(super) beside: Vec<String>,
     pub(super) others: Vec<String>,
 }
 
 /// All that berth would refuse, but for files, which are another machine's.
-pub(super) fn mistakes(told: &Told) -> Mistakes {
+pub(super) fn mistakes(told: &Told) -> OptionMistakes {
     let command = match told {
         Told::Options(command) => command,
-        Told::Wrong(why) => return Mistakes { others: vec![why.clone()], ..Mistakes::default() },
-        Told::Unseen => return Mistakes::default(),
+        Told::Wrong(why) => return OptionMistakes { others: vec![why.clone()], ..OptionMistakes::default() },
+        Told::Unseen => return OptionMistakes::default(),
     };
     let (mut beside, mut others) = (Checks::default(), Checks::default());
     if let Some(place) = place(told).and_then(|place| check::place(place, &mut others))
@@ -67,7 +67,10 @@ pub(super) fn mistakes(told: &Told) -> Mistakes {
         }
     }
     let readable = |text: String| text.replace(HOST_IP, "HOST_IP");
-    Mistakes { beside: beside.into_iter().map(readable).collect(), others: others.into_iter().map(readable).collect() }
+    OptionMistakes {
+        beside: beside.into_iter().map(readable).collect(),
+        others: others.into_iter().map(readable).collect(),
+    }
 }
 
 /// The probe is checked apart, without its files, and so is what `--cluster` names.

@@ -1,10 +1,10 @@
 //! One case for each check, and what is clean.
 
-use super::node::{Certificates, Credentials, Facts, Held, Holding, Running, Shim, Validity};
+use super::node::{Certificates, Credentials, Facts, HeldCredentials, HeldPort, LiveShim, RunningProcess, Validity};
 use super::*;
 use crate::doctor::cluster::Cluster;
 use crate::grant::files;
-use crate::manifest::inject::{Addresses, Options, Probing, Sidecar, inject};
+use crate::manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
 use berth_cluster::account::Claims;
 use berth_node::registry;
 use berth_os::proc_net::{Entry, Process};
@@ -21,21 +21,25 @@ const PEERS: (&str, &str) = (
     "    - --allow-privileged=true\n    - --peer-ca-file=/etc/kubernetes/pki/ca.crt\n",
 );
 
-fn options() -> Options {
-    Options { image: "registry.example/berth:v0.1.0".into(), run_dir: "/run/berth".into(), ..Options::default() }
+fn options() -> InjectOptions {
+    InjectOptions {
+        image: "registry.example/berth:v0.1.0".into(),
+        run_dir: "/run/berth".into(),
+        ..InjectOptions::default()
+    }
 }
 
 /// For the Deployment, whose CA is not to be found.
-fn with_ca() -> Options {
+fn with_ca() -> InjectOptions {
     let ca = "/etc/kubernetes/secrets/ca.crt".to_owned();
     let probing =
         Probing { variables: vec![("BERTH_PROBE_CA", ca.clone())], files: vec![ca], trusts: true, credentials: false };
-    Options { probing, ..options() }
+    InjectOptions { probing, ..options() }
 }
 
 /// With a direct path.
 fn direct(mode: DirectMode) -> String {
-    inject(KUBEADM, &Options { direct: mode, ..options() }).unwrap().text
+    inject(KUBEADM, &InjectOptions { direct: mode, ..options() }).unwrap().text
 }
 
 pub(super) fn static_pod() -> String {
@@ -356,7 +360,7 @@ fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let beside = |name: &str, text: Result<&str, &str>| {
         let text = text.map(ToOwned::to_owned).map_err(ToOwned::to_owned);
-        let files = [beside::File { name: name.into(), text }];
+        let files = [beside::ManifestFile { name: name.into(), text }];
         let manifest = Manifest::parse(&pod).unwrap();
         examine(&Case {
             name: "/m/a.yaml",
@@ -395,16 +399,22 @@ fn sound() -> Facts {
         host_paths: kinds.into_iter().map(|(path, kind)| (path.to_owned(), Some(kind))).collect(),
         addresses: Some(vec!["10.0.0.5".parse().unwrap()]),
         listeners: vec![holding("10.0.0.5:6443", 0, "berth"), holding("127.1.2.3:6443", 0, "kube-apiserver")],
-        apiservers: vec![Running {
+        apiservers: vec![RunningProcess {
             pid: 7,
             name: "kube-apiserver".into(),
             resident: 1 << 30,
             files: Some(1 << 20),
             started: None,
         }],
-        berths: vec![Running { pid: 8, name: "berth".into(), resident: 1 << 20, files: Some(1 << 20), started: None }],
+        berths: vec![RunningProcess {
+            pid: 8,
+            name: "berth".into(),
+            resident: 1 << 20,
+            files: Some(1 << 20),
+            started: None,
+        }],
         available: Some(1 << 30),
-        shims: vec![Shim { instance: "a".into(), version: berth_node::VERSION.into() }],
+        shims: vec![LiveShim { instance: "a".into(), version: berth_node::VERSION.into() }],
         settings: settings.into_iter().map(|(name, value)| (name, value.to_owned())).collect(),
         ..Facts::default()
     }
@@ -435,10 +445,10 @@ fn a_shim_that_cannot_steer_is_found() {
     assert_eq!(of_kernel(DirectMode::Auto, "5.9.16\n")[0].severity, Severity::Warning);
 }
 
-fn holding(local: &str, uid: u32, name: &str) -> Holding {
+fn holding(local: &str, uid: u32, name: &str) -> HeldPort {
     let remote = "0.0.0.0:0".parse().unwrap();
     let entry = Entry { local: local.parse().unwrap(), remote, state: 0x0a, uid, inode: 7 };
-    Holding { entry, process: Some(Process { pid: 812, name: name.into() }) }
+    HeldPort { entry, process: Some(Process { pid: 812, name: name.into() }) }
 }
 
 fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
@@ -484,7 +494,7 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         let directory = std::path::Path::new("/etc/kubernetes/berth-cluster");
         let file = |name: &str| (directory.join(name), 0, 0o600);
         let files = vec![(directory.to_owned(), 0, 0o700), file("kubeconfig"), file("token")];
-        let held = Ok(Held { certificate: false, claims: Some(claims) });
+        let held = Ok(HeldCredentials { certificate: false, claims: Some(claims) });
         let mut credentials = Credentials { path: directory.join("kubeconfig"), now, files, held };
         change(&mut credentials);
         let kinds = [("/etc/kubernetes/berth-cluster".to_owned(), Some("Directory"))];
@@ -536,7 +546,10 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("certificate-expires-soon", expires_beside(Ok(365), -1)),
         ("certificate-expires-soon", expires_beside(Ok(365), 59)),
         ("cluster-kubeconfig", granted(0, 30, &|seen| seen.held = Err("there is no such file".into()))),
-        ("cluster-kubeconfig", granted(0, 30, &|seen| seen.held = Ok(Held { certificate: true, claims: None }))),
+        (
+            "cluster-kubeconfig",
+            granted(0, 30, &|seen| seen.held = Ok(HeldCredentials { certificate: true, claims: None })),
+        ),
         ("cluster-kubeconfig", granted(0, 30, &|seen| seen.files[0].1 = 65534)),
         ("cluster-kubeconfig", granted(0, 30, &|seen| seen.files[2].2 = 0o640)),
         ("cluster-token-expired", granted(30, 0, &|_| {})),
@@ -651,7 +664,7 @@ fn what_inject_writes_is_clean() {
             {
                 for probing in [base.probing.clone(), insecure.clone(), tcp.clone()] {
                     for run_dir in ["/run/berth", "/run/b"] {
-                        let options = Options {
+                        let options = InjectOptions {
                             sidecar,
                             addresses: addresses.clone(),
                             probing: probing.clone(),
@@ -770,7 +783,8 @@ fn facts_are_gathered_below_a_root() {
     let facts = Facts::gather(root.path(), &manifest);
     // 100 s after the machine started.
     let started = Some(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(2_000_000_100));
-    let apiserver = Running { pid: 7, name: "kube-apiserver".into(), resident: 2 << 20, files: Some(4096), started };
+    let apiserver =
+        RunningProcess { pid: 7, name: "kube-apiserver".into(), resident: 2 << 20, files: Some(4096), started };
     assert_eq!((&facts.apiservers[..], facts.available), (&[apiserver][..], Some(1 << 20)));
     assert_eq!(facts.authentication.as_deref(), Some("kind: A"));
     assert_eq!(facts.settings, BTreeMap::from([("net.core.somaxconn", "128\n".to_owned())]));
@@ -812,14 +826,14 @@ proptest! {
     ) {
         let sidecar = if native { Sidecar::Native } else { Sidecar::Plain };
         let (text, options) = if deployed { (DEPLOYMENT, with_ca()) } else { (KUBEADM, options()) };
-        let mut text = inject(text, &Options { sidecar, ..options }).unwrap().text;
+        let mut text = inject(text, &InjectOptions { sidecar, ..options }).unwrap().text;
         for (at, length, new) in cuts {
             let at = at.index(text.len());
             text.replace_range(at..(at + length).min(text.len()), &new);
         }
         if let Ok(manifest) = Manifest::parse(&text) {
             let facts = sound();
-            let files = [beside::File { name: "b.yaml".into(), text: Ok(text.clone()) }];
+            let files = [beside::ManifestFile { name: "b.yaml".into(), text: Ok(text.clone()) }];
             let case = Case {
                 name: "a",
                 manifest: &manifest,

@@ -34,7 +34,7 @@ const NOTICED: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
+pub struct GrantOptions {
     /// The node's name in the cluster.
     pub node: String,
     /// What the shims dial: the berth.
@@ -88,8 +88,8 @@ pub enum GrantError {
 ///
 /// # Errors
 /// See [`GrantError`]; what was made until then stays, and the same again goes on.
-pub async fn grant(access: &Access, client: &Client, options: &Options) -> Result<Granted, GrantError> {
-    let Options { node, server, server_name, uid, file } = options;
+pub async fn grant(access: &Access, client: &Client, options: &GrantOptions) -> Result<Granted, GrantError> {
+    let GrantOptions { node, server, server_name, uid, file } = options;
     let account = account_name(node);
     make(client, node).await.map_err(|error| GrantError::Admin(explain(&error)))?;
     let asked = std::time::SystemTime::now();

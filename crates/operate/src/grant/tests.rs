@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 const TOKEN: &str = "/berth-cp-1/token ";
 
-fn options(server: &Server, directory: &std::path::Path) -> Options {
+fn options(server: &Server, directory: &std::path::Path) -> GrantOptions {
     let address = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap();
-    Options {
+    GrantOptions {
         node: "cp-1".into(),
         server: address.parse().unwrap(),
         server_name: "127.0.0.1".into(),
@@ -169,7 +169,7 @@ async fn what_is_not_known_yet_is_asked_again_and_what_is_refused_is_named() {
 async fn a_berth_that_does_not_answer_is_told_and_the_files_stay() {
     let temp = tempfile::tempdir().unwrap();
     let server = apiserver(|_| None).await;
-    let options = Options { server: "127.0.0.1:1".parse().unwrap(), ..options(&server, temp.path()) };
+    let options = GrantOptions { server: "127.0.0.1:1".parse().unwrap(), ..options(&server, temp.path()) };
     let error = grant(&server.access, &Client::new(&server.access).unwrap(), &options).await.unwrap_err();
     let said = error.to_string();
     assert!(

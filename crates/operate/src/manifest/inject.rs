@@ -61,7 +61,7 @@ pub struct Probing {
 
 /// What to make of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Options {
+pub struct InjectOptions {
     /// Image with berth as its entrypoint.
     pub image: String,
     /// The run directory, on the node and in the containers.
@@ -87,7 +87,7 @@ pub struct Injection {
     /// What an operator should know.
     pub notes: Vec<String>,
     /// With what: the options, and of an earlier injection the shim's added variables, and its addresses if the options name none.
-    pub options: Options,
+    pub options: InjectOptions,
 }
 
 /// Puts the kube-apiserver of a file behind berth. One that is already is put there anew, with these
@@ -95,7 +95,7 @@ pub struct Injection {
 ///
 /// # Errors
 /// All that is in the way.
-pub fn inject(text: &str, options: &Options) -> Result<Injection, Vec<Problem>> {
+pub fn inject(text: &str, options: &InjectOptions) -> Result<Injection, Vec<Problem>> {
     inject_over(text, None, options)
 }
 
@@ -103,7 +103,7 @@ pub fn inject(text: &str, options: &Options) -> Result<Injection, Vec<Problem>> 
 ///
 /// # Errors
 /// As [`inject`].
-pub fn inject_over(text: &str, backup: Option<String>, options: &Options) -> Result<Injection, Vec<Problem>> {
+pub fn inject_over(text: &str, backup: Option<String>, options: &InjectOptions) -> Result<Injection, Vec<Problem>> {
     let one = |problem| vec![problem];
     let found = Manifest::parse(text).map_err(one)?;
     let again = found.annotation(ORIGINAL).is_some();
@@ -139,7 +139,7 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &Options) -> Res
 ///
 /// # Errors
 /// All that is in the way.
-pub fn plan(manifest: &Manifest, options: &Options) -> Result<(Vec<Edit>, Vec<String>), Vec<Problem>> {
+pub fn plan(manifest: &Manifest, options: &InjectOptions) -> Result<(Vec<Edit>, Vec<String>), Vec<Problem>> {
     let mut planner = Planner::new(manifest, options, Wrapping::default());
     planner.plan();
     if planner.problems.is_empty() { Ok((planner.edits, planner.notes)) } else { Err(planner.problems) }
@@ -153,7 +153,7 @@ fn shim_of(manifest: &Manifest) -> Option<Container<'_>> {
 
 struct Planner<'a> {
     manifest: &'a Manifest,
-    options: &'a Options,
+    options: &'a InjectOptions,
     wrapping: Wrapping<'a>,
     /// Way to the apiserver's container.
     container: Path,
@@ -164,7 +164,7 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(manifest: &'a Manifest, options: &'a Options, wrapping: Wrapping<'a>) -> Self {
+    fn new(manifest: &'a Manifest, options: &'a InjectOptions, wrapping: Wrapping<'a>) -> Self {
         Self {
             manifest,
             options,

@@ -1,13 +1,13 @@
 //! Before the first step: manifests checked, doctor asked, what would only show when it is too late looked at, or an
 //! interrupted upgrade found again.
 
-use super::drive::{self, Setting};
+use super::drive::{self, UpgradeContext};
 use super::journal::node_name;
 use super::lock::{Claim, Holder, Lock, LockError, NAME, NAMESPACE};
-use super::machine::{Instance, Limits, Position};
-use super::pod::{self, Pod};
-use super::say::Say;
-use super::sight::{Details, Sight, unreached};
+use super::machine::{InstanceObservation, Limits, Position};
+use super::observer::{NodeDetails, NodeObserver, unreached};
+use super::pod::{self, ApiserverPod};
+use super::progress::Progress;
 use super::state::{self, State, Store};
 use crate::doctor::cluster::Cluster;
 use crate::doctor::{Case, beside, examine, excuse, node, text};
@@ -39,7 +39,7 @@ const MARGIN: Duration = Duration::from_secs(60);
 
 /// What an upgrade is told.
 #[derive(Debug)]
-pub struct Options {
+pub struct UpgradeOptions {
     /// The new manifest; none: the current one, for a rolling restart.
     pub manifest: Option<PathBuf>,
     pub canonical: PathBuf,
@@ -68,7 +68,7 @@ fn unread(error: &FileError) -> Refusal {
     if error.is_content() { Refusal::usage(vec![error.to_string()]) } else { Refusal::unavailable(error) }
 }
 
-impl Options {
+impl UpgradeOptions {
     /// What of the paths does not fit.
     #[must_use]
     pub fn mistakes(&self) -> Vec<String> {
@@ -100,17 +100,17 @@ impl Options {
         mistakes
     }
 
-    fn limits(&self, old: &Pod, new: &Pod) -> Limits {
+    fn limits(&self, old: &ApiserverPod, new: &ApiserverPod) -> Limits {
         Limits { ready: self.ready, settle: self.settle, stop: old.grace.max(new.grace) + MARGIN }
     }
 
-    fn run_dir(&self, pod: &Pod) -> PathBuf {
+    fn run_dir(&self, pod: &ApiserverPod) -> PathBuf {
         self.run_dir.clone().or_else(|| pod.run_dir.clone()).unwrap_or_else(RunDir::default_path)
     }
 
     /// The cluster as an admin; none if there is no kubeconfig by default. `before` is the one that an interrupted
     /// upgrade was begun with.
-    fn client(&self, before: Option<&Path>, say: &Say) -> Result<Option<Client>, Refusal> {
+    fn client(&self, before: Option<&Path>, progress: &Progress) -> Result<Option<Client>, Refusal> {
         let given = self.kubeconfig.as_deref();
         let Some(path) = given.or(before).or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists())) else {
             return Ok(None);
@@ -119,7 +119,7 @@ impl Options {
             Ok(client) => Ok(Some(client)),
             Err(error) if given.is_some() => Err(Refusal::usage(vec![error.to_string()])),
             Err(error) => {
-                say.line(&format!("     note: {error}"));
+                progress.line(&format!("     note: {error}"));
                 Ok(None)
             }
         }
@@ -131,17 +131,17 @@ impl Options {
 pub struct Begun {
     pub state: State,
     pub store: Store,
-    pub setting: Setting,
+    pub setting: UpgradeContext,
 }
 
 /// The steps that an upgrade would take, or has left.
 ///
 /// # Errors
 /// Why it cannot begin.
-pub async fn dry_run(options: &Options, say: &Say) -> Result<Vec<String>, Refusal> {
+pub async fn dry_run(options: &UpgradeOptions, progress: &Progress) -> Result<Vec<String>, Refusal> {
     let (state, setting) = match state::find(&options.backup_dir).map_err(|error| Refusal::unavailable(&error))? {
-        Some(state) => go_on(options, state, say)?,
-        None => fresh(options, say).await?,
+        Some(state) => go_on(options, state, progress)?,
+        None => fresh(options, progress).await?,
     };
     Ok(drive::plan(&state, &setting.limits, &setting.pod))
 }
@@ -150,29 +150,30 @@ pub async fn dry_run(options: &Options, say: &Say) -> Result<Vec<String>, Refusa
 ///
 /// # Errors
 /// Why not; nothing was changed.
-pub async fn begin(options: &Options, say: &Say) -> Result<Begun, Refusal> {
+pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begun, Refusal> {
     let store = Store::open(&options.backup_dir).map_err(|error| Refusal::unavailable(&error))?;
     if let Some(state) = store.load().map_err(|error| Refusal::unavailable(&error))? {
-        let (state, mut setting) = go_on(options, state, say)?;
-        setting.lock = take_lock(options, &state, &setting, true, say).await?;
+        let (state, mut setting) = go_on(options, state, progress)?;
+        setting.lock = take_lock(options, &state, &setting, true, progress).await?;
         return Ok(Begun { state, store, setting });
     }
-    let (state, mut setting) = fresh(options, say).await?;
-    setting.lock = take_lock(options, &state, &setting, false, say).await?;
+    let (state, mut setting) = fresh(options, progress).await?;
+    setting.lock = take_lock(options, &state, &setting, false, progress).await?;
     let begun = async {
         // In this order: who is killed in between is not taken for one that has changed its node and cannot go on.
         store.save(&state).map_err(|error| Refusal::unavailable(&error))?;
         match &setting.lock {
-            Some(lock) => {
-                lock.mark(say).await.map_err(|error| Refusal::unavailable(&format!("nothing was changed: {error}")))
-            }
+            Some(lock) => lock
+                .mark(progress)
+                .await
+                .map_err(|error| Refusal::unavailable(&format!("nothing was changed: {error}"))),
             None => Ok(()),
         }
     };
     if let Err(why) = begun.await {
         let _ = store.remove();
         if let Some(lock) = &setting.lock {
-            lock.release(say).await;
+            lock.release(progress).await;
         }
         return Err(why);
     }
@@ -182,14 +183,14 @@ pub async fn begin(options: &Options, say: &Say) -> Result<Begun, Refusal> {
 /// What keeps other nodes from being upgraded meanwhile, if there is a cluster that gives it; one that was named has to. Who goes on may have changed the
 /// node, and goes on whether it answers or not: it may be this node that does not.
 async fn take_lock(
-    options: &Options,
+    options: &UpgradeOptions,
     state: &State,
-    setting: &Setting,
+    setting: &UpgradeContext,
     resumed: bool,
-    say: &Say,
+    progress: &Progress,
 ) -> Result<Option<Lock>, Refusal> {
     let Some(client) = &setting.client else {
-        say.more(&format!("no --kubeconfig: {UNLOCKED}"));
+        progress.more(&format!("no --kubeconfig: {UNLOCKED}"));
         return Ok(None);
     };
     let me = Holder {
@@ -201,9 +202,9 @@ async fn take_lock(
         since: String::new(),
     };
     let lock = Lock::new(client, Claim::new(me, options.break_lock));
-    match lock.take(say).await {
+    match lock.take(progress).await {
         Ok(()) => {
-            say.more(&format!(
+            progress.more(&format!(
                 "the cluster's lock is held: no other node is upgraded meanwhile (Lease {NAMESPACE}/{NAME})"
             ));
             Ok(Some(lock))
@@ -213,7 +214,7 @@ async fn take_lock(
              {NAMESPACE} (if that is not there, `kubectl create namespace {NAMESPACE}`), or try again"
         ))),
         Err(LockError::Api(error)) if error.status() != Some(StatusCode::CONFLICT) => {
-            say.more(&format!("{error}: {UNLOCKED}"));
+            progress.more(&format!("{error}: {UNLOCKED}"));
             Ok(resumed.then_some(lock))
         }
         Err(error) => Err(Refusal::unavailable(&error)),
@@ -221,7 +222,7 @@ async fn take_lock(
 }
 
 /// Goes on with an upgrade that was interrupted.
-fn go_on(options: &Options, state: State, say: &Say) -> Result<(State, Setting), Refusal> {
+fn go_on(options: &UpgradeOptions, state: State, progress: &Progress) -> Result<(State, UpgradeContext), Refusal> {
     let Position { step, target, why } = &state.position;
     let under_way = format!("an upgrade that began at {} is under way (step {})", state.started, step.name());
     let mut mistakes = Vec::new();
@@ -239,20 +240,21 @@ fn go_on(options: &Options, state: State, say: &Say) -> Result<(State, Setting),
     if !mistakes.is_empty() {
         return Err(Refusal::usage(mistakes));
     }
-    let pods = [&state.old, &state.new].map(|text| Manifest::parse(text).and_then(|manifest| Pod::of(&manifest)));
+    let pods =
+        [&state.old, &state.new].map(|text| Manifest::parse(text).and_then(|manifest| ApiserverPod::of(&manifest)));
     let [Ok(old), Ok(new)] = pods else {
         return Err(Refusal::unavailable(&format!("{under_way}, and its manifests cannot be read any more")));
     };
-    say.line(&format!("{under_way}; it goes on to the {target} manifest"));
+    progress.line(&format!("{under_way}; it goes on to the {target} manifest"));
     if let Some(why) = why {
-        say.more(&format!("it goes back because: {why}"));
+        progress.more(&format!("it goes back because: {why}"));
     }
-    let client = options.client(state.kubeconfig.as_deref(), say)?;
+    let client = options.client(state.kubeconfig.as_deref(), progress)?;
     Ok((state, setting(options, &old, new, client)))
 }
 
-fn setting(options: &Options, old: &Pod, new: Pod, client: Option<Client>) -> Setting {
-    Setting {
+fn setting(options: &UpgradeOptions, old: &ApiserverPod, new: ApiserverPod, client: Option<Client>) -> UpgradeContext {
+    UpgradeContext {
         limits: options.limits(old, &new),
         run_dir: options.run_dir(&new),
         pod_logs: options.pod_logs_dir.clone(),
@@ -262,13 +264,13 @@ fn setting(options: &Options, old: &Pod, new: Pod, client: Option<Client>) -> Se
     }
 }
 
-async fn fresh(options: &Options, say: &Say) -> Result<(State, Setting), Refusal> {
+async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, UpgradeContext), Refusal> {
     let Texts { old_text, new_text, old, new, old_manifest, new_manifest } = Texts::read(options)?;
     let uid = pod::draw_uid().map_err(|error| Refusal::unavailable(&error))?;
     let name = options.manifest.as_ref().unwrap_or(&options.canonical).display().to_string();
     let temporary_text =
         pod::temporary(&new_manifest, &uid).map_err(|problem| Refusal::usage(vec![format!("{name}:{problem}")]))?;
-    let setting = setting(options, &old, new, options.client(None, say)?);
+    let setting = setting(options, &old, new, options.client(None, progress)?);
     let address = serving(&setting, &uid, options).await?;
     let mut state = State {
         version: State::FORMAT,
@@ -293,9 +295,9 @@ async fn fresh(options: &Options, say: &Say) -> Result<(State, Setting), Refusal
         (false, true) => format!("{} with another manifest", old.image),
         (false, false) => format!("{} to {}", old.image, setting.pod.image),
     };
-    say.line(&format!("1/{all}  {address}: {what}; first, what berth doctor says of it"));
+    progress.line(&format!("1/{all}  {address}: {what}; first, what berth doctor says of it"));
     state.dialled = diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
-    state.service = look_after_service(&setting, address, options, say).await?;
+    state.service = look_after_service(&setting, address, options, progress).await?;
     Ok((state, setting))
 }
 
@@ -304,8 +306,8 @@ async fn diagnose(
     name: &str,
     manifest: &Manifest,
     running: &Manifest,
-    setting: &Setting,
-    options: &Options,
+    setting: &UpgradeContext,
+    options: &UpgradeOptions,
 ) -> Result<Vec<SocketAddr>, Refusal> {
     let directory = options.canonical.display();
     let beside =
@@ -338,22 +340,22 @@ async fn diagnose(
 
 /// Whether the Service names the node, so that it is kept there.
 async fn look_after_service(
-    setting: &Setting,
+    setting: &UpgradeContext,
     address: SocketAddr,
-    options: &Options,
-    say: &Say,
+    options: &UpgradeOptions,
+    progress: &Progress,
 ) -> Result<bool, Refusal> {
     let Some(client) = &setting.client else {
-        say.more(&format!("no --kubeconfig: {GAPS}"));
+        progress.more(&format!("no --kubeconfig: {GAPS}"));
         return Ok(false);
     };
     match is_to_be_kept(client, address).await {
         Ok(true) => {
-            say.more(&format!("Service kubernetes: {} is kept in it, through {}", address.ip(), client.server()));
+            progress.more(&format!("Service kubernetes: {} is kept in it, through {}", address.ip(), client.server()));
             Ok(true)
         }
         Ok(false) => {
-            say.more(&format!(
+            progress.more(&format!(
                 "Service kubernetes: {} has not been in it for 11 s, so it is not kept there",
                 address.ip()
             ));
@@ -361,7 +363,7 @@ async fn look_after_service(
         }
         Err(why) if options.kubeconfig.is_some() => Err(Refusal::unavailable(&format!("--kubeconfig: {why}"))),
         Err(why) => {
-            say.more(&format!("{why}: {GAPS}"));
+            progress.more(&format!("{why}: {GAPS}"));
             Ok(false)
         }
     }
@@ -384,14 +386,14 @@ const AGAIN: Duration = Duration::from_millis(200);
 
 /// That the old one serves, and what it advertises.
 async fn serving(
-    setting: &Setting,
+    setting: &UpgradeContext,
     uid: &berth_node::instance::InstanceId,
-    options: &Options,
+    options: &UpgradeOptions,
 ) -> Result<SocketAddr, Refusal> {
-    let mut sight = Sight::new(&setting.run_dir);
+    let mut observer = NodeObserver::new(&setting.run_dir);
     let began = Instant::now();
     loop {
-        let looked = sight.instances(uid).await.map_err(|error| Refusal::unavailable(&error))?;
+        let looked = observer.instances(uid).await.map_err(|error| Refusal::unavailable(&error))?;
         let silent = looked.1.silent;
         match served(setting, looked, options) {
             Err(_) if silent && began.elapsed() < ANSWERING => tokio::time::sleep(AGAIN).await,
@@ -402,9 +404,9 @@ async fn serving(
 
 /// What one look says of that.
 fn served(
-    setting: &Setting,
-    ([canonical, _], details): ([Instance; 2], Details),
-    options: &Options,
+    setting: &UpgradeContext,
+    ([canonical, _], details): ([InstanceObservation; 2], NodeDetails),
+    options: &UpgradeOptions,
 ) -> Result<SocketAddr, Refusal> {
     let run_dir = setting.run_dir.display();
     let file = options.canonical.display();
@@ -428,22 +430,22 @@ fn served(
 struct Texts {
     old_text: String,
     new_text: String,
-    old: Pod,
-    new: Pod,
+    old: ApiserverPod,
+    new: ApiserverPod,
     old_manifest: Manifest,
     new_manifest: Manifest,
 }
 
 impl Texts {
     /// Both manifests, if the one can be replaced by the other.
-    fn read(options: &Options) -> Result<Self, Refusal> {
-        let Options { manifest, canonical, temporary, .. } = options;
+    fn read(options: &UpgradeOptions) -> Result<Self, Refusal> {
+        let UpgradeOptions { manifest, canonical, temporary, .. } = options;
         let old_text = read(canonical).map_err(|error| unread(&error))?;
         let new_path = manifest.as_ref().unwrap_or(canonical);
         let new_text = read(new_path).map_err(|error| unread(&error))?;
         let mut mistakes = Vec::new();
         let mut parsed = |path: &Path, text: &str| {
-            let found = Manifest::parse(text).and_then(|manifest| Ok((Pod::of(&manifest)?, manifest)));
+            let found = Manifest::parse(text).and_then(|manifest| Ok((ApiserverPod::of(&manifest)?, manifest)));
             found.map_err(|problem| mistakes.push(format!("{}:{problem}", path.display()))).ok()
         };
         let old = parsed(canonical, &old_text);
@@ -468,8 +470,8 @@ impl Texts {
 }
 
 /// What keeps two manifests from sharing a node.
-fn check_pair(options: &Options, old: &Pod, new: &Pod, mistakes: &mut Vec<String>) {
-    let Options { canonical, .. } = options;
+fn check_pair(options: &UpgradeOptions, old: &ApiserverPod, new: &ApiserverPod, mistakes: &mut Vec<String>) {
+    let UpgradeOptions { canonical, .. } = options;
     let path = options.manifest.as_ref().unwrap_or(canonical).display().to_string();
     if !old.behind {
         let file = canonical.display();
@@ -497,7 +499,8 @@ fn check_pair(options: &Options, old: &Pod, new: &Pod, mistakes: &mut Vec<String
             new.namespace, new.name, old.namespace, old.name
         ));
     }
-    let first = |pod: &Pod| pod.listen.as_deref().and_then(|all| all.split_whitespace().next().map(ToOwned::to_owned));
+    let first =
+        |pod: &ApiserverPod| pod.listen.as_deref().and_then(|all| all.split_whitespace().next().map(ToOwned::to_owned));
     if (first(old), &old.run_dir) != (first(new), &new.run_dir) {
         mistakes.push(format!(
             "{path} has another first BERTH_LISTEN or another run directory than {}: their shims would not meet; keep both for \

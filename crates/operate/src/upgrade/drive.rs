@@ -2,13 +2,14 @@
 
 use super::journal::image_trouble;
 use super::lock::Lock;
-use super::logs::{self, Pod as LogPod};
+use super::logs::{self, LoggedPod};
 use super::machine::{
-    Action, Hopeless, INTERRUPTED, LEAVING, Limits, Machine, Outcome, Position, Seen, Slot, Step, Version,
+    Action, Hopeless, INTERRUPTED, LEAVING, Limits, Machine, NodeObservation, Position, Slot, Step, UpgradeOutcome,
+    Version,
 };
-use super::pod::{PREFIX, Pod};
-use super::say::Say;
-use super::sight::{Details, Sight, unreached};
+use super::observer::{NodeDetails, NodeObserver, unreached};
+use super::pod::{ApiserverPod, PREFIX};
+use super::progress::Progress;
 use super::state::{State, StateError, Store, remove};
 use crate::manifest::file::{FileError, replace, replace_or_make, sweep};
 use crate::manifest::names::{INSTALL, SHIM};
@@ -32,9 +33,9 @@ const KUBELET: Duration = Duration::from_secs(2);
 
 /// What an upgrade needs beside its state.
 #[derive(Debug)]
-pub struct Setting {
+pub struct UpgradeContext {
     /// What of the new manifest matters.
-    pub pod: Pod,
+    pub pod: ApiserverPod,
     /// How long what may take.
     pub limits: Limits,
     /// Where the shims of the node meet.
@@ -77,12 +78,17 @@ pub enum DriveError {
 ///
 /// # Errors
 /// Something cannot be read or written. The state is kept.
-pub async fn drive(state: State, store: &Store, setting: &Setting, say: Rc<Say>) -> Result<Ended, DriveError> {
+pub async fn drive(
+    state: State,
+    store: &Store,
+    setting: &UpgradeContext,
+    progress: Rc<Progress>,
+) -> Result<Ended, DriveError> {
     let client = setting.client.as_ref().filter(|_| state.service);
     let service = client.map(|client| ServiceKeeper::new(client, Purpose::Upgrade, state.address)).transpose();
     let mut driver = Driver {
         machine: Machine::new(state.position.clone(), setting.limits, state.same()),
-        sight: Sight::new(&setting.run_dir),
+        observer: NodeObserver::new(&setting.run_dir),
         signals: Signals::new()?,
         service: service.map_err(io::Error::other)?.map(ServiceKeeper::start),
         drain_trouble: String::new(),
@@ -93,11 +99,11 @@ pub async fn drive(state: State, store: &Store, setting: &Setting, say: Rc<Say>)
         state,
         store,
         setting,
-        say: say.clone(),
+        progress: progress.clone(),
     };
     let keep_lock = async {
         match &setting.lock {
-            Some(lock) => lock.keep(&say).await,
+            Some(lock) => lock.keep(&progress).await,
             None => pending().await,
         }
     };
@@ -111,7 +117,7 @@ pub async fn drive(state: State, store: &Store, setting: &Setting, say: Rc<Say>)
 
 struct Driver<'a> {
     machine: Machine,
-    sight: Sight,
+    observer: NodeObserver,
     signals: Signals,
     service: Option<Keeping>,
     /// Why the last drain failed.
@@ -125,8 +131,8 @@ struct Driver<'a> {
     image_trouble: Option<String>,
     state: State,
     store: &'a Store,
-    setting: &'a Setting,
-    say: Rc<Say>,
+    setting: &'a UpgradeContext,
+    progress: Rc<Progress>,
 }
 
 impl Driver<'_> {
@@ -141,7 +147,7 @@ impl Driver<'_> {
         }
         self.announce();
         loop {
-            let (mut seen, details) = self.sight.look(&self.state).await?;
+            let (mut seen, details) = self.observer.look(&self.state).await?;
             if self.state.position.step == Step::Verify {
                 self.unreached = unreached(&self.state.dialled).await;
                 seen.reached = self.unreached.is_empty();
@@ -151,12 +157,12 @@ impl Driver<'_> {
                 service.demand(if serves { Demand::Serving } else { Demand::NotServing });
             }
             self.ask_kubelet(&mut seen).await;
-            match self.machine.next(&seen, self.say.elapsed()) {
+            match self.machine.next(&seen, self.progress.elapsed()) {
                 Action::Wait => {
-                    self.say.waiting(&self.waits_for(&details, seen.temporary.alive));
+                    self.progress.waiting(&self.waits_for(&details, seen.temporary.alive));
                     let signalled = tokio::select! {
                         signalled = self.signals.next() => signalled,
-                        () = self.sight.changed() => false,
+                        () = self.observer.changed() => false,
                     };
                     if signalled && !self.interrupt() {
                         return Ok(Ended::Stopped);
@@ -180,12 +186,12 @@ impl Driver<'_> {
                     let (path, text) = self.file(slot, version);
                     let had = self.state.access.filter(|_| slot == Slot::Canonical);
                     replace_or_make(path, text, had)?;
-                    self.say.line(&format!("     {} is written ({version} manifest)", path.display()));
+                    self.progress.line(&format!("     {} is written ({version} manifest)", path.display()));
                 }
                 Action::Remove(slot) => {
                     let (path, _) = self.file(slot, Version::New);
                     remove(path)?;
-                    self.say.line(&format!("     {} is removed", path.display()));
+                    self.progress.line(&format!("     {} is removed", path.display()));
                 }
                 Action::Drain(slot) => tokio::select! {
                     drained = ask_to_leave(details.of(slot).socket.as_deref()) => self.drained(slot, drained).await,
@@ -209,12 +215,12 @@ impl Driver<'_> {
     }
 
     /// While the new manifest's pod shall get ready: whether the kubelet cannot get one of its images.
-    async fn ask_kubelet(&mut self, seen: &mut Seen) {
+    async fn ask_kubelet(&mut self, seen: &mut NodeObservation) {
         let uid = self.state.uid.to_string();
-        let Pod { namespace, name, .. } = &self.setting.pod;
+        let ApiserverPod { namespace, name, .. } = &self.setting.pod;
         let (instance, pod) = match self.state.position.step {
-            Step::StartTemporary => (&mut seen.temporary, LogPod::Uid(&uid)),
-            Step::StartCanonical => (&mut seen.canonical, LogPod::Name(namespace, name)),
+            Step::StartTemporary => (&mut seen.temporary, LoggedPod::Uid(&uid)),
+            Step::StartCanonical => (&mut seen.canonical, LoggedPod::Name(namespace, name)),
             _ => return,
         };
         if instance.in_group {
@@ -240,14 +246,14 @@ impl Driver<'_> {
         self.machine.drained(drained.is_ok());
         match drained {
             Ok(()) => {
-                self.say.waiting(&format!("the {} instance leaves the port", self.name(slot)));
-                self.sight.changed().await;
+                self.progress.waiting(&format!("the {} instance leaves the port", self.name(slot)));
+                self.observer.changed().await;
             }
             Err(why) if why != self.drain_trouble => {
-                self.say.line(&format!("     the {} instance cannot be drained: {why}", self.name(slot)));
+                self.progress.line(&format!("     the {} instance cannot be drained: {why}", self.name(slot)));
                 self.drain_trouble = why;
             }
-            Err(_) => self.sight.changed().await,
+            Err(_) => self.observer.changed().await,
         }
     }
 
@@ -259,31 +265,31 @@ impl Driver<'_> {
         }
     }
 
-    async fn finish(&mut self, outcome: Outcome, details: &Details) -> Result<Ended, DriveError> {
+    async fn finish(&mut self, outcome: UpgradeOutcome, details: &NodeDetails) -> Result<Ended, DriveError> {
         self.leave_service(true).await;
         // Before the state goes: who is killed in between goes on here, and nobody is kept out for good.
         if let Some(lock) = &self.setting.lock {
-            lock.release(&self.say).await;
+            lock.release(&self.progress).await;
         }
         let before = self.store.before(&self.state);
-        if outcome == Outcome::RolledBack || self.state.same() {
+        if outcome == UpgradeOutcome::RolledBack || self.state.same() {
             remove(&before)?;
         }
         self.store.remove()?;
         let version = details.canonical.version.as_deref().unwrap_or("kube-apiserver");
         let file = self.state.canonical.display();
         let ended = match outcome {
-            Outcome::Done => {
-                self.say.line(&format!("done: {version} serves, from {file}; nothing else is left"));
+            UpgradeOutcome::Done => {
+                self.progress.line(&format!("done: {version} serves, from {file}; nothing else is left"));
                 if !self.state.same() {
-                    self.say.more(&format!("back again: berth upgrade --manifest {}", before.display()));
+                    self.progress.more(&format!("back again: berth upgrade --manifest {}", before.display()));
                 }
                 Ended::Done
             }
-            Outcome::RolledBack => {
+            UpgradeOutcome::RolledBack => {
                 let why = self.state.position.why.clone().unwrap_or_else(|| INTERRUPTED.into());
-                self.say.line(&format!("rolled back: the old manifest serves, from {file}; nothing else is left"));
-                self.say.more(&format!("why: {why}"));
+                self.progress.line(&format!("rolled back: the old manifest serves, from {file}; nothing else is left"));
+                self.progress.more(&format!("why: {why}"));
                 Ended::RolledBack(why)
             }
         };
@@ -298,18 +304,18 @@ impl Driver<'_> {
             service.hand_back().await;
         }
         if let Err(slice) = service.end().await {
-            self.say.line(&format!("warning: the EndpointSlice {slice} may still be in the Service kubernetes"));
-            self.say.more(&format!("remove it: kubectl delete endpointslice --namespace default {slice}"));
+            self.progress.line(&format!("warning: the EndpointSlice {slice} may still be in the Service kubernetes"));
+            self.progress.more(&format!("remove it: kubectl delete endpointslice --namespace default {slice}"));
         }
     }
 
     /// Who came by an address that nobody listens on now is refused from here on, and is notified in no other way.
     fn tell_unreached(&self) {
         for address in &self.unreached {
-            self.say.line(&format!(
+            self.progress.line(&format!(
                 "warning: clients came by {address} before, and it does not accept them any more: they are refused"
             ));
-            self.say.more(&format!(
+            self.progress.more(&format!(
                 "`berth inject --listen …` with {address} behind the addresses that are there, and `berth upgrade` with that; or \
                  let them use another one"
             ));
@@ -319,7 +325,7 @@ impl Driver<'_> {
     /// A signal came. Whether it goes on.
     fn interrupt(&mut self) -> bool {
         if self.signals.count > 1 {
-            self.say.line("a second signal: stopped where it is; the same command goes on from here");
+            self.progress.line("a second signal: stopped where it is; the same command goes on from here");
             return false;
         }
         self.machine.interrupt();
@@ -328,7 +334,7 @@ impl Driver<'_> {
         } else {
             "interrupted: the old instance has left already, so the shortest way to a whole node is on"
         };
-        self.say.line(&format!("{what} (a second signal stops at once)"));
+        self.progress.line(&format!("{what} (a second signal stops at once)"));
         true
     }
 
@@ -338,7 +344,7 @@ impl Driver<'_> {
         let settle = humantime::format_duration(self.setting.limits.settle);
         let ready = humantime::format_duration(self.setting.limits.ready);
         let (canonical, temporary) = (canonical.display(), temporary.display());
-        let line = |number: usize, what: String| self.say.line(&format!("{number}/{STEPS}  {what}"));
+        let line = |number: usize, what: String| self.progress.line(&format!("{number}/{STEPS}  {what}"));
         match step {
             Step::StartTemporary => {
                 line(2, format!("the new one starts beside the old one: {temporary}, ready within {ready}"));
@@ -351,18 +357,18 @@ impl Driver<'_> {
             Step::SettleCanonical => line(6, format!("it is ready and has joined; watched for {settle}")),
             Step::StopTemporary => line(7, format!("the temporary one leaves the port, and {temporary} goes")),
             Step::Verify => line(STEPS, "one instance, from the right file, ready?".into()),
-            Step::Withdraw => self.say.line(&format!("back: the old one serves on, and {temporary} goes")),
+            Step::Withdraw => self.progress.line(&format!("back: the old one serves on, and {temporary} goes")),
         }
     }
 
-    fn waits_for(&self, details: &Details, temporary_alive: bool) -> String {
-        let Details { canonical, temporary, .. } = details;
-        let start = |detail: &super::sight::Detail, alive: bool| match alive {
+    fn waits_for(&self, details: &NodeDetails, temporary_alive: bool) -> String {
+        let NodeDetails { canonical, temporary, .. } = details;
+        let start = |detail: &super::observer::InstanceDetails, alive: bool| match alive {
             false => "waiting for the kubelet to start it".to_owned(),
             true if detail.words.is_empty() => "waiting for it".to_owned(),
             true => format!("not ready: {}", brief(&detail.words)),
         };
-        let stop = |detail: &super::sight::Detail| match detail.open {
+        let stop = |detail: &super::observer::InstanceDetails| match detail.open {
             0 => "waiting for it to end".to_owned(),
             1 => "waiting for it to end: 1 connection is open".to_owned(),
             open => format!("waiting for it to end: {open} connections are open"),
@@ -388,36 +394,36 @@ impl Driver<'_> {
     }
 
     /// Why, and what the container said last.
-    fn tell_failure(&self, why: &str, step: Step, details: &Details) {
-        let Pod { namespace, name, container, image, .. } = &self.setting.pod;
+    fn tell_failure(&self, why: &str, step: Step, details: &NodeDetails) {
+        let ApiserverPod { namespace, name, container, image, .. } = &self.setting.pod;
         let uid;
         let (who, words, pod) = match step {
             Step::StartTemporary | Step::SettleTemporary | Step::StopOld => {
                 uid = self.state.uid.to_string();
-                ("the new instance", &details.temporary.words, LogPod::Uid(&uid))
+                ("the new instance", &details.temporary.words, LoggedPod::Uid(&uid))
             }
-            _ => ("the instance of the canonical file", &details.canonical.words, LogPod::Name(namespace, name)),
+            _ => ("the instance of the canonical file", &details.canonical.words, LoggedPod::Name(namespace, name)),
         };
-        self.say.line(&format!("failed: {who}: {why}"));
+        self.progress.line(&format!("failed: {who}: {why}"));
         if let Some(trouble) = &self.image_trouble {
-            self.say.more(&format!("the kubelet: {trouble}"));
+            self.progress.more(&format!("the kubelet: {trouble}"));
         }
         if !words.is_empty() {
-            self.say.more(&format!("its shim: {words}"));
+            self.progress.more(&format!("its shim: {words}"));
         }
         let directory = &self.setting.pod_logs;
         let last = |container: &str| logs::last_lines(directory, &pod, container, LINES);
         let mut found = last(container);
         if found.is_none() {
             let directory = directory.display();
-            self.say.more(&format!(
+            self.progress.more(&format!(
                 "its container {container} wrote no log in {directory}: see journalctl -u kubelet (is {image} there?)"
             ));
             found = last(SHIM).or_else(|| last(INSTALL));
         }
         if let Some((path, lines)) = found {
-            self.say.more(&format!("last lines of {}:", path.display()));
-            lines.iter().for_each(|line| self.say.more(&format!("  {line}")));
+            self.progress.more(&format!("last lines of {}:", path.display()));
+            lines.iter().for_each(|line| self.progress.more(&format!("  {line}")));
         }
     }
 }
@@ -474,7 +480,7 @@ impl Signals {
 
 /// The plan in words, for `--dry-run` and before the first step.
 #[must_use]
-pub fn plan(state: &State, limits: &Limits, pod: &Pod) -> Vec<String> {
+pub fn plan(state: &State, limits: &Limits, pod: &ApiserverPod) -> Vec<String> {
     let duration = |duration: Duration| humantime::format_duration(duration).to_string();
     let (ready, settle, stop) = (duration(limits.ready), duration(limits.settle), duration(limits.stop));
     let (canonical, temporary) = (state.canonical.display(), state.temporary.display());

@@ -1,6 +1,6 @@
 //! Why the kubelet cannot start a pod, from its journal: while an apiserver's image is missing there is nobody else to ask.
 
-use super::logs::Pod;
+use super::logs::LoggedPod;
 use crate::command::output;
 use std::fs::{self, DirEntry};
 use std::path::Path;
@@ -13,10 +13,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LINES: &str = "500";
 
 /// What the kubelet says of an image of this pod that it cannot get, since then. None also if it cannot be asked.
-pub async fn image_trouble(pod: &Pod<'_>, since: SystemTime) -> Option<String> {
+pub async fn image_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<String> {
     let named = match pod {
-        Pod::Uid(uid) => format!("podUID=\"{uid}\""),
-        Pod::Name(namespace, name) => format!("pod=\"{namespace}/{name}-{}\"", node_name(Path::new("/proc"))?),
+        LoggedPod::Uid(uid) => format!("podUID=\"{uid}\""),
+        LoggedPod::Name(namespace, name) => format!("pod=\"{namespace}/{name}-{}\"", node_name(Path::new("/proc"))?),
     };
     let since = since.duration_since(UNIX_EPOCH).ok()?.as_secs();
     let since = format!("--since=@{since}");

@@ -9,7 +9,7 @@
 //!
 //! [`Claim`] decides, without I/O. Whose upgrade it is says the UID that is drawn for each and kept in its state.
 
-use super::say::Say;
+use super::progress::Progress;
 use crate::grant::objects;
 use berth_cluster::client::found;
 use berth_cluster::lease::{Expiry, RENEWAL, lease_object};
@@ -66,7 +66,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Understands the Lease. What does not say that nothing was changed may have been written by a later berth.
+    /// Understands the Lease. One that does not say that nothing was changed may have been written by a later berth.
     #[must_use]
     pub fn parse(object: &Value) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
@@ -231,7 +231,7 @@ impl Lock {
     ///
     /// # Errors
     /// Another upgrade has it, or the cluster does not give it.
-    pub async fn take(&self, say: &Say) -> Result<(), LockError> {
+    pub async fn take(&self, progress: &Progress) -> Result<(), LockError> {
         let mut claim = self.claim.lock().await;
         let mut waited = None;
         loop {
@@ -239,7 +239,7 @@ impl Lock {
                 (Ok(None), _) => return Ok(()),
                 (Ok(Some(holder)), _) => {
                     let who = holder.describe();
-                    say.waiting(&format!(
+                    progress.waiting(&format!(
                         "the cluster's lock is held by {who}: whether that lives is seen within 40 s"
                     ));
                     waited = Some(holder);
@@ -258,13 +258,13 @@ impl Lock {
     ///
     /// # Errors
     /// Another upgrade got it meanwhile, or the cluster does not answer. Then nothing may be changed.
-    pub async fn mark(&self, say: &Say) -> Result<(), LockError> {
+    pub async fn mark(&self, progress: &Progress) -> Result<(), LockError> {
         self.claim.lock().await.will_change();
-        self.take(say).await
+        self.take(progress).await
     }
 
     /// Renews it until it is dropped. A cluster that does not answer is nothing to be told: what is marked is nobody else's.
-    pub async fn keep(&self, say: &Say) {
+    pub async fn keep(&self, progress: &Progress) {
         let mut told = false;
         loop {
             sleep(RENEWAL).await;
@@ -272,7 +272,7 @@ impl Lock {
             match self.turn(&mut claim).await {
                 Err(LockError::Busy { holder, .. }) if !told => {
                     let who = holder.describe();
-                    say.line(&format!(
+                    progress.line(&format!(
                         "warning: the cluster's lock was taken by {who}: two nodes are upgraded at once"
                     ));
                     told = true;
@@ -282,7 +282,7 @@ impl Lock {
         }
     }
 
-    pub async fn release(&self, say: &Say) {
+    pub async fn release(&self, progress: &Progress) {
         let claim = self.claim.lock().await;
         let began = Instant::now();
         loop {
@@ -290,8 +290,8 @@ impl Lock {
                 Ok(()) => return,
                 Err(_) if began.elapsed() < RELEASE => sleep(LOOK).await,
                 Err(error) => {
-                    say.line(&format!("warning: the cluster's lock cannot be released: {error}"));
-                    say.more(&format!(
+                    progress.line(&format!("warning: the cluster's lock cannot be released: {error}"));
+                    progress.more(&format!(
                         "no other node can be upgraded until `kubectl delete lease {NAME} --namespace {NAMESPACE}`"
                     ));
                     return;

@@ -15,7 +15,7 @@ const TAIL: u64 = 64 * 1024;
 const WIDTH: usize = 400;
 
 #[derive(Debug, Clone)]
-pub enum Pod<'a> {
+pub enum LoggedPod<'a> {
     /// The pod with this UID.
     Uid(&'a str),
     /// The static pod of this namespace and name, whatever its UID; the latest.
@@ -24,7 +24,12 @@ pub enum Pod<'a> {
 
 /// The last lines of one of a pod's containers, and the file.
 #[must_use]
-pub fn last_lines(directory: &Path, pod: &Pod<'_>, container: &str, count: usize) -> Option<(PathBuf, Vec<String>)> {
+pub fn last_lines(
+    directory: &Path,
+    pod: &LoggedPod<'_>,
+    container: &str,
+    count: usize,
+) -> Option<(PathBuf, Vec<String>)> {
     let pod = find(directory, pod)?;
     let mut files: Vec<(u64, PathBuf)> = fs::read_dir(pod.join(container))
         .ok()?
@@ -50,10 +55,10 @@ pub fn end_of(path: &Path, count: usize) -> Vec<String> {
     lines[lines.len().saturating_sub(count)..].to_vec()
 }
 
-fn find(directory: &Path, pod: &Pod<'_>) -> Option<PathBuf> {
+fn find(directory: &Path, pod: &LoggedPod<'_>) -> Option<PathBuf> {
     let fits = |name: &str| match pod {
-        Pod::Uid(uid) => name.rsplit('_').next() == Some(uid),
-        Pod::Name(namespace, pod) => name
+        LoggedPod::Uid(uid) => name.rsplit('_').next() == Some(uid),
+        LoggedPod::Name(namespace, pod) => name
             .strip_prefix(namespace)
             .and_then(|rest| rest.strip_prefix('_')?.strip_prefix(pod))
             .is_some_and(|rest| rest.starts_with('-')),
@@ -139,13 +144,16 @@ mod tests {
         write("kube-system_kube-apiserver-n1_u1/kube-apiserver/11.log", "");
         write("kube-system_berth-kube-apiserver-n1_u2/berth/0.log", &format!("{}\nlast\n", "x".repeat(70_000)));
         let lines =
-            |pod: &Pod<'_>, container, count| last_lines(temp.path(), pod, container, count).map(|found| found.1);
-        assert_eq!(lines(&Pod::Uid("u1"), "kube-apiserver", 5), Some(vec!["a".into(), "b".into()]));
-        assert_eq!(lines(&Pod::Name("kube-system", "kube-apiserver"), "kube-apiserver", 1), Some(vec!["b".into()]));
-        assert_eq!(lines(&Pod::Uid("u2"), "berth", 5), Some(vec!["last".into()]));
-        assert_eq!(lines(&Pod::Uid("u2"), "kube-apiserver", 5), None);
-        assert_eq!(lines(&Pod::Name("kube-system", "kube-api"), "kube-apiserver", 5), None);
-        assert_eq!(lines(&Pod::Uid("u3"), "berth", 5), None);
+            |pod: &LoggedPod<'_>, container, count| last_lines(temp.path(), pod, container, count).map(|found| found.1);
+        assert_eq!(lines(&LoggedPod::Uid("u1"), "kube-apiserver", 5), Some(vec!["a".into(), "b".into()]));
+        assert_eq!(
+            lines(&LoggedPod::Name("kube-system", "kube-apiserver"), "kube-apiserver", 1),
+            Some(vec!["b".into()])
+        );
+        assert_eq!(lines(&LoggedPod::Uid("u2"), "berth", 5), Some(vec!["last".into()]));
+        assert_eq!(lines(&LoggedPod::Uid("u2"), "kube-apiserver", 5), None);
+        assert_eq!(lines(&LoggedPod::Name("kube-system", "kube-api"), "kube-apiserver", 5), None);
+        assert_eq!(lines(&LoggedPod::Uid("u3"), "berth", 5), None);
     }
 
     proptest::proptest! {

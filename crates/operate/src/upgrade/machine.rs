@@ -11,7 +11,10 @@
 mod terms;
 
 use std::time::Duration;
-pub use terms::{Action, Content, Hopeless, Instance, Limits, Outcome, Position, Seen, Slot, Step, Version};
+pub use terms::{
+    Action, Content, Hopeless, InstanceObservation, Limits, NodeObservation, Position, Slot, Step, UpgradeOutcome,
+    Version,
+};
 
 /// How long an instance may be out of the group, once it was in it, before that counts: one slow answer does not.
 const LOST: Duration = Duration::from_secs(3);
@@ -52,8 +55,8 @@ pub struct Machine {
 #[derive(Debug, Clone, Copy)]
 struct Since {
     at: Duration,
-    canonical: Instance,
-    temporary: Instance,
+    canonical: InstanceObservation,
+    temporary: InstanceObservation,
 }
 
 impl Machine {
@@ -99,7 +102,7 @@ impl Machine {
         self.drains_failed = if asked { 0 } else { self.drains_failed + 1 };
     }
 
-    pub fn next(&mut self, seen: &Seen, now: Duration) -> Action {
+    pub fn next(&mut self, seen: &NodeObservation, now: Duration) -> Action {
         let since = *self.since.get_or_insert(Since::of(seen, now));
         let step = Look { seen, now, since, limits: self.limits, same: self.same, target: self.position.target };
         if let Some(path) = step.foreign() {
@@ -169,7 +172,7 @@ impl Machine {
     }
 
     fn stop_old(&mut self, look: &Look<'_>) -> Action {
-        let Seen { canonical, temporary, canonical_file, .. } = look.seen;
+        let NodeObservation { canonical, temporary, canonical_file, .. } = look.seen;
         if *canonical_file == Content::Absent {
             return if canonical.alive { self.stopping(look) } else { self.enter(Step::StartCanonical) };
         }
@@ -201,7 +204,7 @@ impl Machine {
     }
 
     fn start_canonical(&mut self, look: &Look<'_>) -> Action {
-        let Seen { canonical, temporary, canonical_file, .. } = look.seen;
+        let NodeObservation { canonical, temporary, canonical_file, .. } = look.seen;
         if *canonical_file == Content::Absent {
             let place = Action::Place(Slot::Canonical, self.position.target);
             return if canonical.alive { self.stopping(look) } else { place };
@@ -245,7 +248,7 @@ impl Machine {
     }
 
     fn stop_temporary(&mut self, look: &Look<'_>) -> Action {
-        let Seen { canonical, temporary, temporary_file, .. } = look.seen;
+        let NodeObservation { canonical, temporary, temporary_file, .. } = look.seen;
         if !look.holds(self.position.target) {
             return Action::Halt("the canonical file is not the one that was put there".into());
         }
@@ -266,7 +269,7 @@ impl Machine {
     }
 
     fn go_back(&mut self, look: &Look<'_>) -> Action {
-        let Seen { canonical, temporary, temporary_file, .. } = look.seen;
+        let NodeObservation { canonical, temporary, temporary_file, .. } = look.seen;
         if !look.holds(Version::Old) {
             return Action::Halt("the canonical file is not the old one any more".into());
         }
@@ -275,7 +278,7 @@ impl Machine {
         if *temporary_file == Content::Absent {
             return match (temporary.alive, canonical.in_group) {
                 (true, _) => self.stopping(look),
-                (false, true) => Action::Finish(Outcome::RolledBack),
+                (false, true) => Action::Finish(UpgradeOutcome::RolledBack),
                 (false, false) if late => down(),
                 (false, false) => Action::Wait,
             };
@@ -348,7 +351,7 @@ impl Machine {
 
 /// One look, within one step.
 struct Look<'a> {
-    seen: &'a Seen,
+    seen: &'a NodeObservation,
     now: Duration,
     since: Since,
     limits: Limits,
@@ -383,7 +386,7 @@ impl Look<'_> {
         matches!(self.seen.canonical_file, Content::Holds(held) if held == version || self.same)
     }
 
-    fn instance(&self, slot: Slot) -> Instance {
+    fn instance(&self, slot: Slot) -> InstanceObservation {
         match slot {
             Slot::Canonical => self.seen.canonical,
             Slot::Temporary => self.seen.temporary,
@@ -416,8 +419,8 @@ impl Look<'_> {
         match (self.holds(self.target) && alone && self.seen.canonical.in_group, self.target) {
             // Who went on with it later could only wait for the same address again, and no other upgrade could begin.
             (true, _) if !self.seen.reached && self.elapsed() < LEAVING => Action::Wait,
-            (true, Version::New) => Action::Finish(Outcome::Done),
-            (true, Version::Old) => Action::Finish(Outcome::RolledBack),
+            (true, Version::New) => Action::Finish(UpgradeOutcome::Done),
+            (true, Version::Old) => Action::Finish(UpgradeOutcome::RolledBack),
             (false, _) if self.elapsed() >= self.limits.ready => {
                 Action::Halt("the canonical instance is not the only one, or not ready".into())
             }
@@ -427,11 +430,11 @@ impl Look<'_> {
 }
 
 impl Since {
-    fn of(seen: &Seen, now: Duration) -> Self {
+    fn of(seen: &NodeObservation, now: Duration) -> Self {
         Self { at: now, canonical: seen.canonical, temporary: seen.temporary }
     }
 
-    fn instance(&self, slot: Slot) -> Instance {
+    fn instance(&self, slot: Slot) -> InstanceObservation {
         match slot {
             Slot::Canonical => self.canonical,
             Slot::Temporary => self.temporary,

@@ -10,13 +10,13 @@
 //! | [`machine`] | the steps: where it stands and what is seen, to what is done next. Pure |
 //! | [`state`] | where it stands, on disk, and the lock against two runs on the node |
 //! | [`pod`] | what matters of a manifest, and the temporary one |
-//! | [`sight`] | the files and instances as the machine sees them |
+//! | [`observer`] | the files and instances as the machine sees them |
 //! | [`journal`] | what the kubelet says of an image that it cannot get |
 //! | [`logs`] | the last lines of a container that failed |
 //! | [`begin`] | manifests checked, doctor asked, or an interrupted upgrade found again |
 //! | [`lock`] | keeps two nodes from being upgraded at once |
 //! | [`drive`] | the loop: look, ask the machine, do it, tell |
-//! | [`say`] | what a person reads meanwhile |
+//! | [`progress`] | what a person reads meanwhile |
 //!
 //! Which instance belongs to which pod is known because the temporary pod has a `metadata.uid` that berth draws:
 //! a kubelet gives a static pod one only where there is none, and `BERTH_INSTANCE` is that UID. All other instances on
@@ -28,7 +28,7 @@ pub mod journal;
 pub mod lock;
 pub mod logs;
 pub mod machine;
+pub mod observer;
 pub mod pod;
-pub mod say;
-pub mod sight;
+pub mod progress;
 pub mod state;

@@ -16,7 +16,7 @@ pub const PREFIX: &str = "berth-";
 const GRACE: u64 = 30;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pod {
+pub struct ApiserverPod {
     pub namespace: String,
     /// Its name, without the node's.
     pub name: String,
@@ -36,7 +36,7 @@ pub struct Pod {
     pub grace: Duration,
 }
 
-impl Pod {
+impl ApiserverPod {
     /// Looks at a manifest.
     ///
     /// # Errors
@@ -139,12 +139,12 @@ pub fn draw_uid() -> Result<InstanceId, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::inject::{Addresses, Options, Probing, Sidecar, inject};
+    use crate::manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
 
     const KUBEADM: &str = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
 
     fn injected() -> String {
-        let options = Options {
+        let options = InjectOptions {
             image: "registry.example/berth:v0.1.0".into(),
             run_dir: "/run/other".into(),
             sidecar: Sidecar::Native,
@@ -159,20 +159,22 @@ mod tests {
 
     #[test]
     fn what_matters_is_found_in_what_inject_writes() {
-        let plain = Pod::of(&Manifest::parse(KUBEADM).unwrap()).unwrap();
+        let plain = ApiserverPod::of(&Manifest::parse(KUBEADM).unwrap()).unwrap();
         assert!(!plain.behind && !plain.by_uid && plain.run_dir.is_none());
         assert_eq!((plain.namespace.as_str(), plain.name.as_str()), ("kube-system", "kube-apiserver"));
         assert_eq!(plain.grace, Duration::from_secs(30));
-        let pod = Pod::of(&Manifest::parse(&injected()).unwrap()).unwrap();
+        let pod = ApiserverPod::of(&Manifest::parse(&injected()).unwrap()).unwrap();
         assert!(pod.behind && pod.by_uid);
         assert_eq!((pod.listen.as_deref(), pod.run_dir), (Some("10.0.0.5:6443"), Some("/run/other".into())));
         assert_eq!(pod.grace, Duration::from_secs(95));
         assert_eq!(
-            Pod { run_dir: None, ..pod }.inject_command("NEW.yaml"),
+            ApiserverPod { run_dir: None, ..pod }.inject_command("NEW.yaml"),
             "berth inject NEW.yaml --image registry.example/berth:v0.1.0 --listen 10.0.0.5:6443 --write"
         );
         let deployment = Manifest::parse(include_str!("../../../../tests/manifest/deployment.yaml")).unwrap();
-        assert!(Pod::of(&deployment).unwrap_err().message.starts_with("kind: Deployment: the kubelet runs Pods"));
+        assert!(
+            ApiserverPod::of(&deployment).unwrap_err().message.starts_with("kind: Deployment: the kubelet runs Pods")
+        );
     }
 
     #[test]

@@ -150,15 +150,18 @@ impl World {
         matches!(self.temporary, Some((_, 0)))
     }
 
-    fn seen(&self) -> Seen {
+    fn seen(&self) -> BridgeObservation {
         let slow = self.given.slow.is_some_and(|(from, long)| (from..from + long).contains(&self.now));
-        Seen {
-            temporary: Temporary {
+        BridgeObservation {
+            temporary: TemporaryObservation {
                 running: self.temporary.is_some(),
                 ready: self.temporary_serves() && !slow,
                 ends: self.ends,
             },
-            own: Own { process: self.own.map(|(process, _)| process), ready: matches!(self.own, Some((_, 0))) },
+            own: OwnObservation {
+                process: self.own.map(|(process, _)| process),
+                ready: matches!(self.own, Some((_, 0))),
+            },
             steering: self.steering,
             named: self.named(),
             drained: self.drained,
@@ -206,7 +209,7 @@ impl World {
     }
 
     /// What the machine wants, until it waits. What may not be is asserted here.
-    fn act(&mut self) -> Option<Outcome> {
+    fn act(&mut self) -> Option<BridgeOutcome> {
         loop {
             let seen = self.seen();
             let action = self.machine.next(&seen, Duration::from_secs(self.now.into()));
@@ -239,7 +242,7 @@ impl World {
                 Action::Unsteer => {
                     let settled = seen.own.ready && self.own_ready >= 20;
                     let replaced = !seen.temporary.ready && seen.own.ready;
-                    let told = self.machine.outcome != Outcome::Done;
+                    let told = self.machine.outcome != BridgeOutcome::Done;
                     assert!(settled || replaced || told, "{seen:?} {}", self.own_ready);
                     self.steering = false;
                     self.unsteered = Some(self.now);
@@ -296,7 +299,7 @@ impl World {
     /// Whoever is ready gets the clients, once the first was steered, but for the time in which that is noticed. Of two that are, the
     /// one that COMMAND has started.
     fn look(&mut self) {
-        let told = self.machine.outcome != Outcome::Done;
+        let told = self.machine.outcome != BridgeOutcome::Done;
         let own = matches!(self.own, Some((_, 0)));
         let is_first = self.own.is_some_and(|(process, _)| process == FIRST);
         assert!(!self.steering || !own || is_first || self.is_on_own(), "the old version answers at {}", self.now);
@@ -311,7 +314,7 @@ impl World {
         assert!(self.dark <= 1 + slow, "{} s dark at {} {:?}", self.dark, self.now, self.given);
     }
 
-    fn run(&mut self, until: u32) -> Option<Outcome> {
+    fn run(&mut self, until: u32) -> Option<BridgeOutcome> {
         while self.now < until {
             if let Some(outcome) = self.act() {
                 return Some(outcome);
@@ -331,24 +334,24 @@ proptest! {
     fn clients_are_served_and_it_ends_well(given in given()) {
         let mut world = World::new(given.clone());
         match world.run(3000) {
-            Some(Outcome::Done) => {
+            Some(BridgeOutcome::Done) => {
                 prop_assert!(matches!(world.own, Some((_, 0))), "the node's own serves");
                 let restarted = world.own.map(|(process, _)| process) != world.before;
                 prop_assert!(restarted || given.end.is_some() || !given.succeeds, "COMMAND's work is not waited for");
             }
-            Some(Outcome::Restored(why)) => {
+            Some(BridgeOutcome::Restored(why)) => {
                 prop_assert!(given.on_failure == OnFailure::Restore, "{why}");
                 prop_assert!(matches!(world.own, Some((_, 0))), "the node's own serves");
             }
-            Some(Outcome::NotBegun(_)) => prop_assert!(world.command.is_none()),
-            Some(Outcome::Abandoned(why)) => {
+            Some(BridgeOutcome::NotBegun(_)) => prop_assert!(world.command.is_none()),
+            Some(BridgeOutcome::Abandoned(why)) => {
                 let at_once = given.end.is_some_and(|(_, at_once)| at_once);
                 prop_assert!(at_once || given.on_failure == OnFailure::End, "{why}");
             }
             None => {
                 prop_assert_eq!(world.machine.step(), Step::Hold);
                 prop_assert!(given.on_failure != OnFailure::End);
-                let restored = matches!(world.machine.outcome, Outcome::Restored(_));
+                let restored = matches!(world.machine.outcome, BridgeOutcome::Restored(_));
                 prop_assert!(world.steering || given.unstartable.is_some());
                 prop_assert!(world.machine.trouble().is_some());
                 // The operator fixes it, and ends it.
@@ -356,7 +359,7 @@ proptest! {
                 world.own = world.process(0);
                 world.machine.end(false).unwrap();
                 let outcome = world.run(4000);
-                prop_assert!(outcome == Some(Outcome::Done) || restored && matches!(outcome, Some(Outcome::Restored(_))));
+                prop_assert!(outcome == Some(BridgeOutcome::Done) || restored && matches!(outcome, Some(BridgeOutcome::Restored(_))));
             }
         }
     }
@@ -383,11 +386,14 @@ fn calm(own: Fate) -> Given {
 #[test]
 fn a_restart_goes_through_every_step() {
     let mut world = World::new(calm(Fate::Restarts(30)));
-    assert_eq!(world.run(3000), Some(Outcome::Done));
+    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
     // 10 to be ready, 20 settled; 5 of overlap; 10 of COMMAND; 25 more to be ready, 20 settled; 5 of overlap.
     assert_eq!((world.steered, world.command, world.unsteered, world.now), (Some(30), Some(35), Some(90), 95));
     use Action::{Entered, Finish, Start, Steer, Unsteer};
-    assert_eq!(world.acts, [Start, Entered, Entered, Steer, Entered, Entered, Unsteer, Entered, Finish(Outcome::Done)]);
+    assert_eq!(
+        world.acts,
+        [Start, Entered, Entered, Steer, Entered, Entered, Unsteer, Entered, Finish(BridgeOutcome::Done)]
+    );
 }
 
 #[test]
@@ -406,7 +412,7 @@ fn who_is_started_anew_serves_as_soon_as_it_is_ready_and_the_temporary_one_whene
         world.run(again + 14);
         assert!(world.machine.preferred().is_some() && !world.is_on_own());
     }
-    assert_eq!(world.run(3000), Some(Outcome::Done));
+    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
     assert_eq!(world.acts.iter().filter(|act| **act == Action::Unsteer).count(), 1, "steering stays on until the end");
 }
 
@@ -418,14 +424,14 @@ fn who_was_there_before_serves_once_it_is_told_to_end() {
     world.machine.end(false).unwrap();
     world.run(62);
     assert!(world.is_on_own());
-    assert_eq!(world.run(3000), Some(Outcome::Done));
+    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
 }
 
 #[test]
 fn command_waits_until_the_service_names_the_node_but_not_for_ever() {
     for (named, begins) in [(Some(3), 35), (Some(9), 39), (Some(40), 45), (None, 45)] {
         let mut world = World::new(Given { named, ..calm(Fate::Restarts(0)) });
-        assert_eq!(world.run(3000), Some(Outcome::Done));
+        assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
         assert_eq!((world.steered, world.command), (Some(30), Some(begins)));
     }
 }
@@ -437,7 +443,7 @@ fn a_command_that_restarts_nothing_is_told() {
     assert!(world.steering && world.machine.trouble().unwrap().contains("did not restart it"));
     // Whichever process it is, by the operator's word.
     world.machine.end(false).unwrap();
-    assert_eq!(world.run(2000), Some(Outcome::Done));
+    assert_eq!(world.run(2000), Some(BridgeOutcome::Done));
 }
 
 #[test]
@@ -448,7 +454,7 @@ fn one_that_never_gets_ready_changes_nothing() {
         (Some(2), vec![10], "ended 8s after it was ready"),
     ] {
         let mut world = World::new(Given { start, deaths, ..calm(Fate::Stays) });
-        let Some(Outcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
+        let Some(BridgeOutcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
         assert!(said.contains(why), "{said}");
         assert_eq!((world.steered, world.own), (None, Some((1, 0))));
     }
@@ -458,7 +464,7 @@ fn one_that_never_gets_ready_changes_nothing() {
 fn one_that_ends_before_command_changes_nothing() {
     // Steered at 30.
     let mut world = World::new(Given { deaths: vec![32], ..calm(Fate::Stays) });
-    let Some(Outcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
+    let Some(BridgeOutcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
     assert!(said.contains("ended 2s after it was ready"), "{said}");
     assert_eq!((world.command, world.unsteered, world.now), (None, Some(32), 37));
 }
@@ -468,13 +474,13 @@ fn command_does_not_begin_when_the_temporary_one_has_just_died() {
     // Held from 35; COMMAND is to begin at 38.
     let given = Given { asks: 3, deaths: vec![38], ..calm(Fate::Restarts(0)) };
     let mut world = World::new(given.clone());
-    let Some(Outcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
+    let Some(BridgeOutcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
     assert!(said.contains("the temporary kube-apiserver is not ready any more"), "{said}");
     assert_eq!((world.command, world.own), (None, Some((FIRST, 0))));
     // A slow answer is waited for, and so is one that was started again before.
     for (slow, deaths, asks, begins) in [(Some((38, 2)), vec![], 3, 40), (None, vec![36], 15, 50)] {
         let mut world = World::new(Given { slow, deaths, asks, ..given.clone() });
-        assert_eq!((world.run(3000), world.command), (Some(Outcome::Done), Some(begins)));
+        assert_eq!((world.run(3000), world.command), (Some(BridgeOutcome::Done), Some(begins)));
     }
 }
 
@@ -484,7 +490,7 @@ fn who_goes_away_before_command_begins_leaves_no_bridge() {
     world.run(36);
     assert!(!world.machine.is_commanding() && world.machine.step() == Step::Hold);
     world.machine.command_abandoned("it went away");
-    assert_eq!((world.run(3000), world.command), (Some(Outcome::Done), None));
+    assert_eq!((world.run(3000), world.command), (Some(BridgeOutcome::Done), None));
 }
 
 /// It serves, and COMMAND may stop it.
@@ -503,7 +509,7 @@ fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
     let mut world = World::new(Given { slow: Some((35, 2)), ..calm(Fate::Stays) });
     world.run(36);
     world.machine.cannot_steer("no descriptor");
-    assert_eq!(world.run(3000), Some(Outcome::NotBegun("cannot steer: no descriptor".into())));
+    assert_eq!(world.run(3000), Some(BridgeOutcome::NotBegun("cannot steer: no descriptor".into())));
     assert_eq!(world.command, None);
 }
 
@@ -527,12 +533,12 @@ fn a_temporary_instance_that_ends_is_replaced_by_the_own_one_at_once() {
     let mut world = World::new(Given { deaths: vec![37], stops: 9, ..calm(Fate::Restarts(1)) });
     world.run(38);
     assert!(!world.steering && world.temporary.is_some(), "the own one serves, and another is started");
-    assert_eq!(world.run(3000), Some(Outcome::Done));
+    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
     // And where the own one does not serve, clients wait at the bridge.
     let mut world = World::new(Given { deaths: vec![45], ..calm(Fate::Restarts(60)) });
     world.run(46);
     assert!(world.steering && world.own.is_some_and(|(_, left)| left > 0));
-    assert_eq!(world.run(3000), Some(Outcome::Done));
+    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
 }
 
 #[test]
@@ -543,12 +549,12 @@ fn nothing_ends_it_while_a_command_runs_but_at_once() {
     assert!(world.machine.end(false).unwrap_err().contains("--now"));
     world.machine.end(true).unwrap();
     let outcome = world.run(3000);
-    assert!(matches!(&outcome, Some(Outcome::Abandoned(why)) if why.contains("at once")), "{outcome:?}");
+    assert!(matches!(&outcome, Some(BridgeOutcome::Abandoned(why)) if why.contains("at once")), "{outcome:?}");
 }
 
 #[test]
 fn a_temporary_instance_that_cannot_be_started_again_keeps_nothing_from_ending() {
-    for (own, outcome) in [(Fate::Restarts(30), Some(Outcome::Done)), (Fate::NeverReady, None)] {
+    for (own, outcome) in [(Fate::Restarts(30), Some(BridgeOutcome::Done)), (Fate::NeverReady, None)] {
         let mut world = World::new(Given { deaths: vec![50], unstartable: Some(40), ..calm(own) });
         assert_eq!(world.run(2000), outcome);
         assert_eq!(world.machine.trouble().is_some(), outcome.is_none());
@@ -573,7 +579,7 @@ fn who_vanishes_leaves_clients_on_the_bridge() {
 fn what_was_before_is_put_back_once() {
     let given = Given { on_failure: OnFailure::Restore, ..calm(Fate::NeverReady) };
     let mut world = World::new(Given { restored: Some(Some(10)), ..given.clone() });
-    let Some(Outcome::Restored(why)) = world.run(2000) else { panic!("it is not put back") };
+    let Some(BridgeOutcome::Restored(why)) = world.run(2000) else { panic!("it is not put back") };
     assert!(why.contains("does not stay ready"), "{why}");
     let mut world = World::new(Given { restored: Some(None), ..given.clone() });
     assert_eq!(world.run(2000), None);
@@ -590,7 +596,7 @@ fn who_was_there_before_is_what_was_before() {
         let given = Given { on_failure: OnFailure::Restore, restored: Some(None), succeeds, ..calm(Fate::Stays) };
         let mut world = World::new(given);
         let outcome = world.run(2000);
-        assert!(matches!(outcome, Some(Outcome::Restored(_))), "{outcome:?} {:?}", world.machine.trouble());
+        assert!(matches!(outcome, Some(BridgeOutcome::Restored(_))), "{outcome:?} {:?}", world.machine.trouble());
         assert_eq!(world.own, Some((1, 0)));
         // It had to be ready for a while, again.
         let restored = world.acts.iter().position(|act| *act == Action::Restore).unwrap();
@@ -611,7 +617,7 @@ fn the_operator_puts_back_what_was_before() {
     world.run(100);
     assert_eq!(world.machine.step(), Step::AwaitOwn);
     world.own = world.process(1);
-    assert!(matches!(world.run(2000), Some(Outcome::Restored(_))));
+    assert!(matches!(world.run(2000), Some(BridgeOutcome::Restored(_))));
     let mut machine = Machine::new(LIMITS, OnFailure::Stay);
     assert!(machine.restore().unwrap_err().contains("in the step start"));
 }
@@ -644,6 +650,6 @@ fn a_command_that_fails_leaves_clients_where_the_operator_said() {
     assert_eq!(world.run(2000), None);
     assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Hold, Some("exit status 1")));
     let mut world = World::new(Given { on_failure: OnFailure::End, ..failed });
-    let Some(Outcome::Abandoned(why)) = world.run(2000) else { panic!("it stays") };
+    let Some(BridgeOutcome::Abandoned(why)) = world.run(2000) else { panic!("it stays") };
     assert!(why.starts_with("exit status 1; ") && why.contains("does not stay ready"), "{why}");
 }

@@ -2,7 +2,7 @@
 
 use super::spec::Changes;
 use super::tree::{self, Mounted};
-use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, Pod, copy};
+use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, RunningPod, copy};
 use crate::bridge::cgroup;
 use berth_os::namespaces::{in_own_processes, tmpfs, unmount};
 use berth_os::process::ProcessAttributes;
@@ -45,7 +45,7 @@ impl Container {
     /// # Errors
     /// Something cannot be read any more, or memory is missing.
     pub fn new(
-        pod: &Pod,
+        pod: &RunningPod,
         argv: &[OsString],
         (like, pid): (&ProcessAttributes, i32),
         ip: Ipv4Addr,

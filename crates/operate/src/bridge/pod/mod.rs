@@ -21,7 +21,7 @@ pub mod spec;
 mod tests;
 pub mod tree;
 
-use super::restore::Before;
+use super::restore::SavedFile;
 use crate::command::{AUDIT_LOG, audit_log};
 use crate::manifest::Manifest;
 use crate::report::Report;
@@ -64,11 +64,11 @@ const LINES: usize = 12;
 
 /// A running kube-apiserver in a pod.
 #[derive(Debug)]
-pub struct Pod {
+pub struct RunningPod {
     spec: Spec,
     runtime: PathBuf,
     manifest: PathBuf,
-    files: Vec<Kept>,
+    files: Vec<CopiedFile>,
     /// Mounts of the pod's that are memory.
     memory: Vec<PathBuf>,
     /// What all copies take, in bytes.
@@ -77,7 +77,7 @@ pub struct Pod {
 
 /// Something that the running one reads, of which there is a copy as it was before.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct CopiedFile {
     /// On the node.
     pub path: PathBuf,
     /// In the container; none: it is the manifest.
@@ -103,7 +103,7 @@ pub(super) fn port(manifest: &Path, report: &mut Report) -> Option<u16> {
     report.ok("", parsed)
 }
 
-impl Pod {
+impl RunningPod {
     /// The one that a process runs in.
     pub(super) async fn find(pid: i32, manifest: &Path, report: &mut Report) -> Option<Self> {
         let what = format!("process {pid}");
@@ -186,7 +186,7 @@ impl Pod {
                 }
                 Ok(Some(size)) if !size.special => {
                     self.bytes += size.bytes;
-                    self.files.push(Kept { path: source.clone(), mounted: Some(destination.clone()) });
+                    self.files.push(CopiedFile { path: source.clone(), mounted: Some(destination.clone()) });
                     continue;
                 }
                 Ok(_) => continue,
@@ -195,7 +195,7 @@ impl Pod {
             let instead = "the temporary kube-apiserver reads what COMMAND leaves there";
             report.note(format!("{} {why}: {instead}", source.display()));
         }
-        self.files.push(Kept { path: self.manifest.clone(), mounted: None });
+        self.files.push(CopiedFile { path: self.manifest.clone(), mounted: None });
     }
 
     /// The CA of its certificate, on the node: as kubeadm has it, beside the certificate.
@@ -210,7 +210,7 @@ impl Pod {
     /// The bridge's copy of a file of the node; that file itself, if there is none.
     #[must_use]
     pub fn copy_of(&self, path: &Path, directory: &Path) -> PathBuf {
-        let within = |(at, kept): (usize, &Kept)| Some((at, path.strip_prefix(&kept.path).ok()?));
+        let within = |(at, kept): (usize, &CopiedFile)| Some((at, path.strip_prefix(&kept.path).ok()?));
         match self.files.iter().enumerate().filter_map(within).min_by_key(|(_, rest)| rest.components().count()) {
             None => path.to_owned(),
             Some((at, rest)) if rest == Path::new("") => copy(directory, at),
@@ -254,19 +254,19 @@ impl Pod {
         let Ok(manifest) = Manifest::parse(&text) else { return Vec::new() };
         let meta = |field: &str| manifest.root().at(&["metadata", field]).and_then(YamlNode::text);
         let (namespace, name) = (meta("namespace").unwrap_or("default"), meta("name").unwrap_or_default());
-        let pod = logs::Pod::Name(namespace, name);
+        let pod = logs::LoggedPod::Name(namespace, name);
         let lines = logs::last_lines(Path::new(LOGS), &pod, manifest.container().name(), LINES);
         lines.map(|(_, lines)| lines).unwrap_or_default()
     }
 
     /// What it is started from and reads, its manifest last.
     #[must_use]
-    pub fn before(&self, command: &[OsString], directory: &Path) -> Vec<Before> {
+    pub fn before(&self, command: &[OsString], directory: &Path) -> Vec<SavedFile> {
         // What the container may write to is not the node's configuration.
         let on_node =
             |path: PathBuf| self.spec.on_node(&path).filter(|(mount, _)| mount.is_read_only()).map(|(_, at)| at);
         let named: BTreeSet<_> = command.iter().flat_map(|argument| paths(argument)).filter_map(on_node).collect();
-        let before = |path: PathBuf, shown| Before { copy: self.copy_of(&path, directory), path, shown };
+        let before = |path: PathBuf, shown| SavedFile { copy: self.copy_of(&path, directory), path, shown };
         // Nor is a link: where it led is not copied. What was not copied is the node's.
         let copies = directory.join(MEMORY).join(FILES).canonicalize().unwrap_or_default();
         let is_copy = |path: &Path| {

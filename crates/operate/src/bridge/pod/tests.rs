@@ -1,6 +1,6 @@
 use super::spec::{Changes, Instead, Spec};
 use super::tree::{self, Mounted, Size};
-use super::{AUDIT, Kept, Pod, container, runtime};
+use super::{AUDIT, CopiedFile, RunningPod, container, runtime};
 use crate::report::Report;
 use proptest::prelude::*;
 use rustix::fs::FileType;
@@ -47,9 +47,9 @@ fn changed(json: &Value) -> Value {
 }
 
 /// A pod with this specification that has copies of files of the node, each mounted at some place.
-fn pod(json: &Value, files: &[(&str, &str)]) -> Pod {
-    let kept = |(path, mounted): &(&str, &str)| Kept { path: path.into(), mounted: Some(mounted.into()) };
-    Pod {
+fn pod(json: &Value, files: &[(&str, &str)]) -> RunningPod {
+    let kept = |(path, mounted): &(&str, &str)| CopiedFile { path: path.into(), mounted: Some(mounted.into()) };
+    RunningPod {
         spec: spec(json),
         runtime: PathBuf::new(),
         manifest: super::MANIFEST.into(),

@@ -46,7 +46,7 @@ impl Examiner<'_> {
         let manifest = self.case.manifest;
         let command = manifest.apiserver().get("command").map_or(manifest.apiserver().line, |command| command.line);
         let cause = "kube-apiserver is started without berth, so it holds its port alone and a second one cannot start";
-        match inject::plan(manifest, &inject::Options::default()) {
+        match inject::plan(manifest, &inject::InjectOptions::default()) {
             Ok((edits, _)) => {
                 let mut names: Vec<_> = edits.iter().map(|edit| manifest.within(&edit.path)).collect();
                 names.iter_mut().for_each(|name| name.truncate(name.find(['.', '[']).unwrap_or(name.len())));

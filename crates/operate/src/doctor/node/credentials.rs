@@ -23,12 +23,12 @@ pub struct Credentials {
     /// The files and their directory: uid and mode.
     pub files: Vec<(PathBuf, u32, u32)>,
     /// What they hold, or why that cannot be known.
-    pub held: Result<Held, String>,
+    pub held: Result<HeldCredentials, String>,
 }
 
 /// What a kubeconfig and its token say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldCredentials {
     /// There is a client certificate.
     pub certificate: bool,
     /// Whose the token is, and for how long, if it says so.
@@ -65,7 +65,7 @@ impl Credentials {
                 None => None,
             };
             let claims = token.and_then(|token| Claims::parse(&token));
-            Ok(Held { certificate: access.client.is_some(), claims })
+            Ok(HeldCredentials { certificate: access.client.is_some(), claims })
         });
         let look = |path: PathBuf| {
             let meta = fs::metadata(at(&path)).ok()?;

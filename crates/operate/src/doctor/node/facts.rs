@@ -48,12 +48,12 @@ pub struct Facts {
     pub run_dir: Option<registry::Error>,
     /// What is left there of what has ended.
     pub leftovers: Vec<String>,
-    pub shims: Vec<Shim>,
+    pub shims: Vec<LiveShim>,
     /// Which of them have no connection to a sibling; see [`unconnected`].
     pub unconnected: Vec<String>,
     pub addresses: Option<Vec<IpAddr>>,
     /// Who listens on the ports of the shim.
-    pub listeners: Vec<Holding>,
+    pub listeners: Vec<HeldPort>,
     /// Who reaches kube-apiserver by which address.
     pub clients: Clients,
     /// Certificates that kube-apiserver uses, and those beside them.
@@ -62,9 +62,9 @@ pub struct Facts {
     pub credentials: Option<Credentials>,
     /// Files of keys, by their flags, that changed after the running kube-apiserver started.
     pub newer_keys: Vec<(&'static str, String)>,
-    pub apiservers: Vec<Running>,
-    /// Running shims, by their processes.
-    pub berths: Vec<Running>,
+    pub apiservers: Vec<RunningProcess>,
+    /// RunningProcess shims, by their processes.
+    pub berths: Vec<RunningProcess>,
     /// MemAvailable, in bytes.
     pub available: Option<u64>,
     /// Settings of the kernel, by their names.
@@ -74,7 +74,7 @@ pub struct Facts {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shim {
+pub struct LiveShim {
     pub instance: String,
     /// Which berth it is.
     pub version: String,
@@ -82,14 +82,14 @@ pub struct Shim {
 
 /// A listener, and whose it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holding {
+pub struct HeldPort {
     pub entry: Entry,
     /// The process, if it can be seen.
     pub process: Option<Process>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Running {
+pub struct RunningProcess {
     pub pid: u32,
     pub name: String,
     /// Resident memory, in bytes.
@@ -114,7 +114,7 @@ impl Facts {
             let path = root.join("proc/sys").join(name.replace('.', "/"));
             Some((name, fs::read_to_string(path).ok()?))
         });
-        let apiservers: Vec<Running> = named("kube-apiserver");
+        let apiservers: Vec<RunningProcess> = named("kube-apiserver");
         let started = apiservers.iter().filter_map(|process| process.started).min();
         let newer = |flag: &'static str| {
             let path = container.on_node(manifest.flag(flag)?.value)?;
@@ -171,7 +171,7 @@ impl Facts {
         ports.dedup();
         self.clients = Clients::gather(root, &dialled(&listen, manifest));
         for entry in ports.into_iter().filter_map(|port| listeners(port).ok()).flatten() {
-            self.listeners.push(Holding { entry, process: process_of(entry.inode) });
+            self.listeners.push(HeldPort { entry, process: process_of(entry.inode) });
         }
     }
 
@@ -185,7 +185,7 @@ impl Facts {
         for lease in berths.iter().filter_map(|berth| lease::list(berth).ok()).flat_map(|listing| listing.found) {
             if lease.is_live(&boot, now) {
                 live.push(lease.instance.clone());
-                self.shims.push(Shim { instance: lease.instance.to_string(), version: lease.berth_version });
+                self.shims.push(LiveShim { instance: lease.instance.to_string(), version: lease.berth_version });
             } else {
                 stale += 1;
             }
@@ -263,7 +263,7 @@ pub(super) fn dialled(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
 }
 
 /// All processes that can be seen.
-fn running(proc: &Path) -> Vec<Running> {
+fn running(proc: &Path) -> Vec<RunningProcess> {
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let booted = booted(proc);
@@ -271,7 +271,7 @@ fn running(proc: &Path) -> Vec<Running> {
         let of = |file: &str| fs::read_to_string(proc.join(PathBuf::from(format!("{pid}/{file}")))).ok();
         let name = of("comm")?.trim_end().to_owned();
         let ticks = of("stat").and_then(|stat| ticks(&stat));
-        Some(Running {
+        Some(RunningProcess {
             pid,
             name,
             resident: kilobytes(&of("status")?, "VmRSS")?,

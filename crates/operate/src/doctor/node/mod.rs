@@ -22,9 +22,9 @@ use std::path::{Path, PathBuf};
 pub use certificates::{Certificates, Validity};
 pub(super) use clients::covered;
 pub use clients::{Clients, Uncovered};
-pub use credentials::{Credentials, Held};
+pub use credentials::{Credentials, HeldCredentials};
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
-pub use facts::{Facts, Holding, Running, Shim, unconnected};
+pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, unconnected};
 
 /// Version of the kernel since which sockets can share a port.
 const REUSEPORT_SINCE: (u32, u32) = (3, 9);
@@ -207,7 +207,7 @@ impl Examiner<'_> {
     fn holders(&mut self, listen: &[Listen], uid: u32) {
         for wanted in listen.iter().map(|listen| listen.addr) {
             let host_ip = is_host_ip(wanted.ip());
-            for Holding { entry, process } in &self.facts.listeners {
+            for HeldPort { entry, process } in &self.facts.listeners {
                 let Entry { local, uid: other, .. } = *entry;
                 let clashes = if host_ip {
                     local.port() == wanted.port() && !local.ip().is_loopback()
@@ -316,7 +316,7 @@ impl Examiner<'_> {
     fn files(&mut self) {
         let processes = self.facts.apiservers.iter().chain(&self.facts.berths);
         let least = processes.filter_map(|process| Some((process.files?, process))).min_by_key(|(files, _)| *files);
-        if let Some((files, Running { pid, name, .. })) = least.filter(|(files, _)| *files < LEAST_FILES) {
+        if let Some((files, RunningProcess { pid, name, .. })) = least.filter(|(files, _)| *files < LEAST_FILES) {
             self.findings.push(FILE_LIMIT.at(
                 format!("pid {pid} ({name})"),
                 format!("it may open {files} files, and a connection through berth is two"),

@@ -2,7 +2,7 @@
 //! change is a lapse.
 
 use super::flags::{DRAIN, OWN};
-use super::{BINARY, Change, Edit, Manifest, Options, PROBES, Planner, YamlNode, basename};
+use super::{BINARY, Change, Edit, InjectOptions, Manifest, PROBES, Planner, YamlNode, basename};
 use crate::manifest::split;
 use crate::manifest::write::Style;
 use serde_json::{Map, Value};
@@ -92,7 +92,7 @@ impl Default for Wrapping<'_> {
 /// Judges a manifest that is behind berth in this way; `words` is 0 then.
 #[must_use]
 pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
-    let options = Options::default();
+    let options = InjectOptions::default();
     let mut judge = Judge { planner: Planner::new(manifest, &options, wrapping), lapses: Vec::new() };
     // That the port is none is said by what reads it.
     let port = manifest.secure_port().unwrap_or(6443);

@@ -11,8 +11,8 @@ const DEPLOYMENT: &str = include_str!("../../../../../tests/manifest/deployment.
 const RKE2: &str = include_str!("../../../../../tests/manifest/rke2.yaml");
 const KOPS: &str = include_str!("../../../../../tests/manifest/kops.yaml");
 
-fn options() -> Options {
-    Options {
+fn options() -> InjectOptions {
+    InjectOptions {
         image: "registry.example/berth:v0.1.0".into(),
         run_dir: "/run/berth".into(),
         sidecar: Sidecar::Native,
@@ -25,11 +25,11 @@ fn options() -> Options {
 }
 
 /// For the Deployment, whose CA is not to be found.
-fn with_ca() -> Options {
+fn with_ca() -> InjectOptions {
     let ca = "/etc/kubernetes/secrets/ca.crt".to_owned();
     let probing =
         Probing { variables: vec![("BERTH_PROBE_CA", ca.clone())], files: vec![ca], trusts: true, credentials: false };
-    Options { probing, ..options() }
+    InjectOptions { probing, ..options() }
 }
 
 fn diff(old: &str, outcome: &Injection) -> String {
@@ -64,8 +64,8 @@ fn kubeadms_manifest() {
 #[test]
 fn the_service_is_kept_with_the_shims_own_credentials() {
     let service = Some("/etc/kubernetes/berth-cluster/kubeconfig".to_owned());
-    let shim = |text: &str, options: Options| {
-        let outcome = inject(text, &Options { service: service.clone(), ..options.clone() }).unwrap();
+    let shim = |text: &str, options: InjectOptions| {
+        let outcome = inject(text, &InjectOptions { service: service.clone(), ..options.clone() }).unwrap();
         let manifest = Manifest::parse(&outcome.text).unwrap();
         let pod = manifest.pod().value();
         let shim = pod["initContainers"].as_array().unwrap().iter().find(|one| one["name"] == SHIM).unwrap().clone();
@@ -107,8 +107,8 @@ fn a_direct_path_is_a_variable_and_two_capabilities() {
         (DirectMode::On, Sidecar::Plain, 6443),
     ] {
         let addresses = Addresses::Given(vec![berth_options::check::listen(&format!("10.0.0.5:{port}")).unwrap()]);
-        let off = Options { sidecar, addresses, ..options() };
-        let on = Options { direct: mode, ..off.clone() };
+        let off = InjectOptions { sidecar, addresses, ..options() };
+        let on = InjectOptions { direct: mode, ..off.clone() };
         let (before, after) = (inject(KUBEADM, &off).unwrap(), inject(KUBEADM, &on).unwrap());
         assert!(judge(&Manifest::parse(&after.text).unwrap(), Wrapping { words: 0, ..Wrapping::default() }).is_empty());
         for ((name, old), (_, new)) in shim(&before.text).into_iter().zip(shim(&after.text)) {
@@ -136,7 +136,7 @@ fn a_direct_path_is_a_variable_and_two_capabilities() {
         assert!(patches.contains("BERTH_DIRECT") && patches.contains("NET_ADMIN"), "{patches}");
     }
     assert!(!without.text.contains("BERTH_DIRECT") && !without.text.contains("BPF"));
-    let problems = inject(DEPLOYMENT, &Options { direct: DirectMode::Auto, ..with_ca() }).unwrap_err();
+    let problems = inject(DEPLOYMENT, &InjectOptions { direct: DirectMode::Auto, ..with_ca() }).unwrap_err();
     let [problem] = &problems[..] else { panic!("{problems:?}") };
     assert!(problem.to_string().contains("uid 65534: leave --direct out"), "{problem}");
 }
@@ -149,7 +149,7 @@ fn a_deployment_with_comments() {
 #[test]
 fn all_addresses_and_a_plain_sidecar() {
     let addresses = Addresses::ExposeAll(6443);
-    let options = Options { addresses, sidecar: Sidecar::Plain, run_dir: "/run/b".into(), ..options() };
+    let options = InjectOptions { addresses, sidecar: Sidecar::Plain, run_dir: "/run/b".into(), ..options() };
     insta::assert_snapshot!(diff(KUBEADM, &inject(KUBEADM, &options).unwrap()));
 }
 
@@ -171,7 +171,7 @@ fn twice_is_once_and_eject_gives_the_original_back() {
         assert_eq!((&twice.text, twice.edits.len()), (&once.text, 0));
         assert_eq!(values(&ejected(&once.text)), values(text));
         // Other options replace the earlier ones, and leave nothing of them behind.
-        let other = Options { image: "other:v2".into(), sidecar: Sidecar::Plain, ..options.clone() };
+        let other = InjectOptions { image: "other:v2".into(), sidecar: Sidecar::Plain, ..options.clone() };
         assert_eq!(values(&inject(&once.text, &other).unwrap().text), values(&inject(text, &other).unwrap().text));
     }
     let kubeadm = inject(KUBEADM, &options()).unwrap().text;
@@ -264,7 +264,7 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
 #[test]
 fn a_program_that_asks_the_shared_port_for_a_probe_is_refused() {
     let probing = Probing { trusts: true, credentials: true, ..Probing::default() };
-    let options = Options { probing, ..options() };
+    let options = InjectOptions { probing, ..options() };
     let told = inject(RKE2, &options).unwrap_err();
     let lines = told.iter().map(|problem| {
         let name = problem.message.split(' ').next().unwrap();
@@ -291,7 +291,7 @@ fn a_program_that_asks_the_shared_port_for_a_probe_is_refused() {
 #[test]
 fn a_sidecar_that_answers_a_probe_is_told_of() {
     let probing = Probing { trusts: true, credentials: true, ..Probing::default() };
-    let outcome = inject(KOPS, &Options { probing, ..options() }).unwrap();
+    let outcome = inject(KOPS, &InjectOptions { probing, ..options() }).unwrap();
     let notes = asking(&outcome);
     assert!(notes.starts_with("livenessProbe asks the port 3990; if that asks"), "{notes}");
     assert!(outcome.text.contains("        path: /healthz\n        port: 3990\n"));
@@ -320,7 +320,7 @@ fn a_native_sidecar_is_for_versions_that_have_them() {
     let refused = told(&with("v1.28.15"));
     assert!(refused.len() == 1 && refused[0].ends_with("never start: give --sidecar plain"), "{refused:?}");
     assert!(refused[0].starts_with("42: kube-apiserver is v1.28, "), "{refused:?}");
-    assert!(inject(&with("v1.28.15"), &Options { sidecar: Sidecar::Plain, ..options() }).is_ok());
+    assert!(inject(&with("v1.28.15"), &InjectOptions { sidecar: Sidecar::Plain, ..options() }).is_ok());
     for tag in ["v1.29.0", "v2.0.0", "latest"] {
         assert!(inject(&with(tag), &options()).is_ok(), "{tag}");
     }
@@ -348,7 +348,7 @@ fn what_is_right_already_stays() {
 #[test]
 fn the_address_is_the_manifests_own_or_the_nodes() {
     let listen = |text: &str, addresses: Addresses| {
-        let outcome = inject(text, &Options { addresses, ..options() }).unwrap();
+        let outcome = inject(text, &InjectOptions { addresses, ..options() }).unwrap();
         let line = outcome.text.lines().skip_while(|line| !line.contains("BERTH_LISTEN")).nth(1).unwrap().to_owned();
         line.trim().trim_start_matches("value: ").trim_matches('\'').to_owned()
     };
@@ -376,13 +376,13 @@ fn a_manifest_that_is_injected_again_listens_where_it_did() {
         (&on_node, Addresses::ExposeAll(6443)),
         (&on_node, Addresses::OfManifest),
     ] {
-        let before = inject(text, &Options { addresses: addresses.clone(), ..options() }).unwrap();
-        let newer = Options { image: "registry.example/berth:v0.2.0".into(), ..options() };
-        let wanted = inject(text, &Options { addresses, ..newer.clone() }).unwrap();
+        let before = inject(text, &InjectOptions { addresses: addresses.clone(), ..options() }).unwrap();
+        let newer = InjectOptions { image: "registry.example/berth:v0.2.0".into(), ..options() };
+        let wanted = inject(text, &InjectOptions { addresses, ..newer.clone() }).unwrap();
         let again = inject(&before.text, &newer).unwrap();
         assert_eq!(values(&again.text), values(&wanted.text));
         // And so does what kubeadm will write.
-        let edits = |options: &Options| plan(&Manifest::parse(text).unwrap(), options).unwrap().0;
+        let edits = |options: &InjectOptions| plan(&Manifest::parse(text).unwrap(), options).unwrap().0;
         assert_eq!(edits(&again.options), edits(&wanted.options));
     }
     let odd = inject(&on_node, &options()).unwrap().text;
@@ -395,14 +395,14 @@ fn variables_that_somebody_added_to_the_shim_are_kept() {
     let admin =
         "    - name: BERTH_ADMIN\n      value: 127.0.0.1:9464\n    - name: BERTH_FIRST\n      value: 10.0.0.0/24\n";
     for sidecar in [Sidecar::Native, Sidecar::Plain] {
-        let before = Options { sidecar, ..options() };
+        let before = InjectOptions { sidecar, ..options() };
         let waits = "    - name: BERTH_BIND_WAIT\n      value: 10m\n";
         let text = inject(KUBEADM, &before).unwrap().text;
         let by_hand = text.replacen(waits, &format!("{}{admin}", waits.replace("10m", "5m")), 1);
         assert_ne!(text, by_hand);
         // The same options leave the file as it is, newer ones change nothing else.
         assert_eq!(inject(&by_hand, &before).unwrap().text, by_hand);
-        let newer = Options { image: "registry.example/berth:v0.2.0".into(), ..before };
+        let newer = InjectOptions { image: "registry.example/berth:v0.2.0".into(), ..before };
         let again = inject(&by_hand, &newer).unwrap();
         assert_eq!(values(&again.text), values(&by_hand.replace("berth:v0.1.0", "berth:v0.2.0")));
         // And so does what kubeadm will write.
@@ -521,7 +521,7 @@ proptest! {
         let sidecar = if plain { Sidecar::Plain } else { Sidecar::Native };
         let probing = Probing { trusts: true, ..Probing::default() };
         let service = service.then(|| "/etc/kubernetes/berth-cluster/kubeconfig".to_owned());
-        let options = Options { sidecar, probing, service, ..options() };
+        let options = InjectOptions { sidecar, probing, service, ..options() };
         let once = inject(&text, &options).unwrap();
         prop_assert_eq!(&inject(&once.text, &options).unwrap().text, &once.text);
         prop_assert_eq!(values(&ejected(&once.text)), values(&text));

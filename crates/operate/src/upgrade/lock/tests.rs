@@ -256,30 +256,30 @@ async fn a_lock_is_taken_marked_and_released() {
     let (objects, server) = api().await;
     // A cluster where berth wrote nothing before.
     objects.set(NAMESPACE_PATH, None);
-    let say = Say::default();
+    let progress = Progress::default();
     let first = lock(&server, Claim::new(holder("a", "cp-1", false), false));
-    first.take(&say).await.unwrap();
+    first.take(&progress).await.unwrap();
     assert!(objects.get(NAMESPACE_PATH).is_some(), "the namespace is made");
     assert!(!Holder::parse(&objects.get(PATH).unwrap()).changed);
-    first.mark(&say).await.unwrap();
+    first.mark(&progress).await.unwrap();
     let held = objects.get(PATH).unwrap();
     assert!(Holder::parse(&held).changed);
 
     let other = |break_lock| lock(&server, Claim::new(holder("b", "cp-2", false), break_lock));
-    let busy = other(false).take(&say).await.unwrap_err();
+    let busy = other(false).take(&progress).await.unwrap_err();
     assert!(busy.to_string().contains("node cp-1 since"), "{busy}");
     // The same upgrade, gone on with.
-    lock(&server, Claim::new(holder("a", "cp-1", true), false)).take(&say).await.unwrap();
+    lock(&server, Claim::new(holder("a", "cp-1", true), false)).take(&progress).await.unwrap();
     let again = objects.get(PATH).unwrap();
     assert_eq!(again["spec"]["acquireTime"], held["spec"]["acquireTime"]);
 
     let breaker = other(true);
-    breaker.take(&say).await.unwrap();
+    breaker.take(&progress).await.unwrap();
     let broken = objects.get(PATH).unwrap();
     assert_eq!((Holder::parse(&broken).node.as_str(), &broken["spec"]["leaseTransitions"]), ("cp-2", &json!(1)));
-    first.release(&say).await;
+    first.release(&progress).await;
     assert!(objects.get(PATH).is_some(), "it is another's now");
-    breaker.release(&say).await;
+    breaker.release(&progress).await;
     assert_eq!(objects.get(PATH), None);
 }
 
@@ -287,17 +287,17 @@ async fn a_lock_is_taken_marked_and_released() {
 #[tokio::test]
 async fn who_lives_is_believed_as_soon_as_it_is_seen() {
     let (objects, server) = api().await;
-    let say = Say::default();
+    let progress = Progress::default();
     let first = lock(&server, Claim::new(holder("a", "cp-1", false), false));
-    first.take(&say).await.unwrap();
+    first.take(&progress).await.unwrap();
     let second = lock(&server, Claim::new(holder("b", "cp-2", false), false));
     let renew = async {
         sleep(LOOK * 3 / 2).await;
-        first.take(&say).await.unwrap();
+        first.take(&progress).await.unwrap();
         std::future::pending::<()>().await;
     };
     let taken = tokio::select! {
-        taken = second.take(&say) => taken,
+        taken = second.take(&progress) => taken,
         () = renew => unreachable!(),
     };
     assert!(taken.unwrap_err().to_string().ends_with("wait for it"));
@@ -307,10 +307,10 @@ async fn who_lives_is_believed_as_soon_as_it_is_seen() {
 #[tokio::test]
 async fn of_two_that_race_one_has_it() {
     let (objects, server) = api().await;
-    let say = Say::default();
+    let progress = Progress::default();
     let locks = [("a", "cp-1"), ("b", "cp-2")]
         .map(|(upgrade, node)| lock(&server, Claim::new(holder(upgrade, node, true), false)));
-    let (first, second) = tokio::join!(locks[0].take(&say), locks[1].take(&say));
+    let (first, second) = tokio::join!(locks[0].take(&progress), locks[1].take(&progress));
     assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
     let has = Holder::parse(&objects.get(PATH).unwrap()).node;
     assert_eq!(has, if first.is_ok() { "cp-1" } else { "cp-2" });
@@ -318,10 +318,10 @@ async fn of_two_that_race_one_has_it() {
 
 #[tokio::test]
 async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
-    let say = Say::default();
+    let progress = Progress::default();
     for (status, told) in [("403 Forbidden", "403"), ("500 Internal Server Error", "500")] {
         let server = serve_with(move |_| answer(status, r#"{"message": "no"}"#)).await;
-        let error = lock(&server, Claim::new(holder("a", "cp-1", false), false)).take(&say).await.unwrap_err();
+        let error = lock(&server, Claim::new(holder("a", "cp-1", false), false)).take(&progress).await.unwrap_err();
         assert!(matches!(&error, LockError::Api(error) if error.to_string().contains(told)), "{error}");
     }
     // Where somebody was seen, it is.
@@ -333,7 +333,7 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
         true => objects.answer(request),
         false => answer("500 Internal Server Error", "no"),
     });
-    let error = lock(&server.await, Claim::new(holder("a", "cp-1", false), false)).take(&say).await.unwrap_err();
+    let error = lock(&server.await, Claim::new(holder("a", "cp-1", false), false)).take(&progress).await.unwrap_err();
     assert!(matches!(error, LockError::Busy { .. }), "{error}");
 }
 
@@ -341,7 +341,7 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
 #[tokio::test]
 async fn no_shim_may_touch_it() {
     let (_, mut server) = api().await;
-    lock(&server, Claim::new(holder("a", "cp-1", false), false)).take(&Say::default()).await.unwrap();
+    lock(&server, Claim::new(holder("a", "cp-1", false), false)).take(&Progress::default()).await.unwrap();
     let asked: Vec<_> = std::iter::from_fn(|| server.asked.try_recv().ok()).map(|(request, _)| request).collect();
     let namespace =
         |path: &str| path.split_once("/namespaces/")?.1.split(['/', '?', ' ']).next().map(ToOwned::to_owned);

@@ -114,7 +114,7 @@ impl fmt::Display for Hopeless {
 
 /// What is seen of a pod's instance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Instance {
+pub struct InstanceObservation {
     /// Its apiserver or its shim runs.
     pub alive: bool,
     /// It is ready, and a shim listens for it.
@@ -132,7 +132,7 @@ pub struct Instance {
     pub hopeless: Option<Hopeless>,
 }
 
-impl Instance {
+impl InstanceObservation {
     /// It is in the group, as far as anybody knows.
     #[must_use]
     pub fn may_serve(&self) -> bool {
@@ -141,12 +141,12 @@ impl Instance {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct NodeObservation {
     pub canonical_file: Content,
     pub temporary_file: Content,
     /// Instances on this node but the temporary one.
-    pub canonical: Instance,
-    pub temporary: Instance,
+    pub canonical: InstanceObservation,
+    pub temporary: InstanceObservation,
     /// Every address by which clients came before accepts them still; looked at in [`Step::Verify`].
     pub reached: bool,
 }
@@ -163,13 +163,13 @@ pub enum Action {
     Drain(Slot),
     /// The position changed: keep it before anything else is done.
     Entered,
-    Finish(Outcome),
+    Finish(UpgradeOutcome),
     /// It does not go on by itself. What serves is left alone. The position may have changed, and is kept.
     Halt(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum UpgradeOutcome {
     /// The new one serves, from the canonical file.
     Done,
     /// The old one does.

@@ -78,9 +78,9 @@ proptest! {
             over = world.run(&mut disk);
         }
         prop_assert!(world.alone(), "{:?}", world.see());
-        let back = Action::Finish(Outcome::RolledBack);
+        let back = Action::Finish(UpgradeOutcome::RolledBack);
         match over {
-            Action::Finish(Outcome::Done) => {
+            Action::Finish(UpgradeOutcome::Done) => {
                 prop_assert_eq!(world.files[0], Some(disk.target));
                 prop_assert!(given.temporary == Fate::Good);
             }
@@ -109,7 +109,7 @@ proptest! {
         let given = Given { lag, start, stop, same, drains, reboot: Some(reboot), ..good() };
         let mut world = World::new(given);
         let mut disk = Position::begin();
-        prop_assert_eq!(world.run(&mut disk), Action::Finish(Outcome::Done), "{:?}", disk.why);
+        prop_assert_eq!(world.run(&mut disk), Action::Finish(UpgradeOutcome::Done), "{:?}", disk.why);
         prop_assert!(world.alone());
         prop_assert_eq!(world.files[0], Some(Version::New));
     }
@@ -125,7 +125,7 @@ proptest! {
         let given = Given { lag, start, stop, same, drains, silences, ..good() };
         let mut world = World::new(given);
         let mut disk = Position::begin();
-        prop_assert_eq!(world.run(&mut disk), Action::Finish(Outcome::Done), "{:?}", disk.why);
+        prop_assert_eq!(world.run(&mut disk), Action::Finish(UpgradeOutcome::Done), "{:?}", disk.why);
         prop_assert!(world.alone());
     }
 
@@ -146,7 +146,7 @@ proptest! {
             world.given.kills.clear();
             over = world.run(&mut disk);
         }
-        let serves = Some(if over == Action::Finish(Outcome::Done) { disk.target } else { Version::Old });
+        let serves = Some(if over == Action::Finish(UpgradeOutcome::Done) { disk.target } else { Version::Old });
         prop_assert!(matches!(over, Action::Finish(_)), "{over:?}");
         prop_assert_eq!(world.files, [serves, None]);
         prop_assert!(world.in_group(0));
@@ -180,7 +180,7 @@ fn ended(given: Given) -> (Action, Option<String>) {
 #[test]
 fn what_fails_is_told() {
     let why = |given| ended(given).1.unwrap_or_default();
-    assert_eq!(ended(good()), (Action::Finish(Outcome::Done), None));
+    assert_eq!(ended(good()), (Action::Finish(UpgradeOutcome::Done), None));
     let temporary = |temporary| why(Given { temporary, ..good() });
     assert_eq!(temporary(Fate::NeverReady), "it was not ready in 2m");
     assert_eq!(temporary(Fate::Refuses), "its process ended 3 times without getting ready");
@@ -193,7 +193,7 @@ fn what_fails_is_told() {
         "where the kubelet cannot be asked"
     );
     let canonical = |back| ended(Given { canonical: Fate::Refuses, back, ..good() }).0;
-    assert_eq!(canonical(Fate::Good), Action::Finish(Outcome::RolledBack));
+    assert_eq!(canonical(Fate::Good), Action::Finish(UpgradeOutcome::RolledBack));
     assert_eq!(canonical(Fate::NeverReady), Action::Halt("it was not ready in 2m".into()));
 }
 
@@ -218,10 +218,10 @@ fn what_another_wrote_is_left_alone() {
     let world = World::new(good());
     for step in [Step::StartTemporary, Step::StopOld, Step::StopTemporary, Step::Withdraw] {
         let position = Position { step, ..Position::begin() };
-        let next = |seen: Seen| Machine::new(position.clone(), LIMITS, false).next(&seen, Duration::ZERO);
-        let other = Seen { canonical_file: Content::Other, ..world.see() };
+        let next = |seen: NodeObservation| Machine::new(position.clone(), LIMITS, false).next(&seen, Duration::ZERO);
+        let other = NodeObservation { canonical_file: Content::Other, ..world.see() };
         assert!(matches!(next(other), Action::Halt(why) if why.contains("canonical file")), "{step:?}");
-        let other = Seen { temporary_file: Content::Other, ..world.see() };
+        let other = NodeObservation { temporary_file: Content::Other, ..world.see() };
         assert!(matches!(next(other), Action::Halt(why) if why.contains("temporary file")), "{step:?}");
     }
 }
@@ -258,7 +258,7 @@ fn what_is_hopeless_is_not_waited_for() {
                 Step::StartTemporary => [Some(Version::Old), Some(Version::New)],
                 _ => [Some(Version::New), None],
             };
-            let mut seen = Seen { canonical: Instance::default(), ..world.see() };
+            let mut seen = NodeObservation { canonical: InstanceObservation::default(), ..world.see() };
             let mut machine = Machine::new(Position { step, ..Position::begin() }, LIMITS, false);
             assert_eq!(machine.next(&seen, Duration::ZERO), Action::Wait, "{step:?}");
             (seen.canonical.hopeless, seen.temporary.hopeless) = (Some(hopeless), Some(hopeless));
@@ -272,8 +272,8 @@ fn what_is_hopeless_is_not_waited_for() {
 #[test]
 fn an_address_that_does_not_accept_clients_delays_the_end_and_does_not_prevent_it() {
     let reached = World::new(good()).see();
-    let unreached = Seen { reached: false, ..reached };
-    for (target, outcome) in [(Version::New, Outcome::Done), (Version::Old, Outcome::RolledBack)] {
+    let unreached = NodeObservation { reached: false, ..reached };
+    for (target, outcome) in [(Version::New, UpgradeOutcome::Done), (Version::Old, UpgradeOutcome::RolledBack)] {
         let position = Position { step: Step::Verify, target, ..Position::begin() };
         let mut machine = Machine::new(position, LIMITS, true);
         assert_eq!(machine.next(&unreached, Duration::from_secs(40)), Action::Wait);

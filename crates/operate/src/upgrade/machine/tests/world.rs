@@ -143,10 +143,10 @@ impl World {
         self.given.silences[slot].is_some_and(|(at, long)| (at..at + long).contains(&self.now))
     }
 
-    pub(super) fn instance(&self, slot: usize) -> Instance {
+    pub(super) fn instance(&self, slot: usize) -> InstanceObservation {
         let pod = self.pods[slot].filter(|pod| pod.fate != Fate::NotStarted);
         let silent = pod.is_some() && self.is_silent(slot);
-        Instance {
+        InstanceObservation {
             alive: pod.is_some(),
             drains: self.given.drains && pod.is_some(),
             in_group: self.in_group(slot) && !silent,
@@ -159,9 +159,9 @@ impl World {
         }
     }
 
-    pub(super) fn see(&self) -> Seen {
+    pub(super) fn see(&self) -> NodeObservation {
         let content = |file: Option<Version>| file.map_or(Content::Absent, Content::Holds);
-        Seen {
+        NodeObservation {
             canonical_file: content(self.files[0]),
             temporary_file: content(self.files[1]),
             canonical: self.instance(0),

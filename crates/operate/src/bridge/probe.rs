@@ -18,7 +18,7 @@ const READY: Duration = Duration::from_secs(1);
 
 /// What is known of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Asked {
+pub struct ProbeState {
     pub ready: bool,
     /// Inode of its listener, which no other process has had; as who listens on the port, where that is to be known.
     pub listener: Option<u64>,
@@ -29,7 +29,13 @@ pub struct Asked {
 }
 
 /// Asks an address for as long as somebody wants to know. With `port`, who listens on that is looked up too.
-pub async fn follow(probe: Probe, address: SocketAddr, port: Option<u16>, speedup: Speedup, to: watch::Sender<Asked>) {
+pub async fn follow(
+    probe: Probe,
+    address: SocketAddr,
+    port: Option<u16>,
+    speedup: Speedup,
+    to: watch::Sender<ProbeState>,
+) {
     let mut good = 0;
     while !to.is_closed() {
         let before = port.and_then(listener);
@@ -37,7 +43,7 @@ pub async fn follow(probe: Probe, address: SocketAddr, port: Option<u16>, speedu
         let listener = port.and_then(listener);
         // An answer is of one of the two: better none.
         good = if answer.seen == Observation::Pass && before == listener { good + 1 } else { 0 };
-        let asked = Asked { ready: good >= RISE, listener, words: answer.words, at: Some(Instant::now()) };
+        let asked = ProbeState { ready: good >= RISE, listener, words: answer.words, at: Some(Instant::now()) };
         let pause = if asked.ready { speedup.of(READY) } else { STARTING };
         to.send_if_modified(|known| {
             let news = (known.ready, known.listener) != (asked.ready, asked.listener);

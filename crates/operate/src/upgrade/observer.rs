@@ -1,6 +1,6 @@
 //! The files and instances of a node as the machine sees them, and notice of changes.
 
-use super::machine::{Content, Hopeless, Instance, Seen, Slot, Version};
+use super::machine::{Content, Hopeless, InstanceObservation, NodeObservation, Slot, Version};
 use super::state::State;
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
@@ -33,7 +33,7 @@ const DIAL: Duration = Duration::from_secs(2);
 
 /// What is said of an instance, for people.
 #[derive(Debug, Clone, Default)]
-pub struct Detail {
+pub struct InstanceDetails {
     pub id: Option<InstanceId>,
     pub berth: Option<SocketAddr>,
     /// Why it is not in the group.
@@ -48,19 +48,19 @@ pub struct Detail {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Details {
+pub struct NodeDetails {
     /// Of the instances but the temporary one: of the one that runs, if one does.
-    pub canonical: Detail,
+    pub canonical: InstanceDetails,
     /// How many of them run.
     pub others: usize,
-    pub temporary: Detail,
+    pub temporary: InstanceDetails,
     /// A shim is there and said nothing: another look may show what it would have said.
     pub silent: bool,
 }
 
-impl Details {
+impl NodeDetails {
     #[must_use]
-    pub fn of(&self, slot: Slot) -> &Detail {
+    pub fn of(&self, slot: Slot) -> &InstanceDetails {
         match slot {
             Slot::Canonical => &self.canonical,
             Slot::Temporary => &self.temporary,
@@ -68,15 +68,15 @@ impl Details {
     }
 }
 
-pub struct Sight {
+pub struct NodeObserver {
     run_dir: PathBuf,
-    lives: BTreeMap<InstanceId, Life>,
+    lives: BTreeMap<InstanceId, ProcessHistory>,
     watch: Option<Watch>,
 }
 
 /// What was seen of an instance's processes so far.
 #[derive(Debug, Default)]
-struct Life {
+struct ProcessHistory {
     process: Option<u64>,
     dead: bool,
     ends: u32,
@@ -88,7 +88,7 @@ struct Life {
     refused: Option<Instant>,
 }
 
-impl Life {
+impl ProcessHistory {
     fn see(&mut self, process: u64, alive: bool) {
         if self.process.is_some_and(|before| before != process) {
             self.ends += u32::from(!self.dead);
@@ -108,7 +108,7 @@ impl Life {
     }
 }
 
-impl Sight {
+impl NodeObserver {
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self { run_dir: run_dir.to_owned(), lives: BTreeMap::new(), watch: None }
@@ -118,7 +118,10 @@ impl Sight {
     ///
     /// # Errors
     /// The run directory cannot be read.
-    pub async fn instances(&mut self, temporary: &InstanceId) -> Result<([Instance; 2], Details), Error> {
+    pub async fn instances(
+        &mut self,
+        temporary: &InstanceId,
+    ) -> Result<([InstanceObservation; 2], NodeDetails), Error> {
         let node = RunDirSnapshot::read(Some(&self.run_dir))?;
         if self.watch.is_none() {
             self.watch = node.instances.first().map(|known| Watch::new(&known.berth));
@@ -132,14 +135,14 @@ impl Sight {
         for (known, answer) in node.instances.iter().zip(&answers) {
             let life = self.lives.entry(known.id.clone()).or_default();
             match answer {
-                Answer::Status(status) => life.node = status.discover,
-                Answer::Silent(_) => node_silent |= life.node,
-                Answer::None => {}
+                ShimAnswer::Status(status) => life.node = status.discover,
+                ShimAnswer::Silent(_) => node_silent |= life.node,
+                ShimAnswer::None => {}
             }
         }
-        let mut seen = [Instance::default(); 2];
-        let silent = answers.iter().any(|answer| matches!(answer, Answer::Silent(_)));
-        let mut details = Details { silent, ..Details::default() };
+        let mut seen = [InstanceObservation::default(); 2];
+        let silent = answers.iter().any(|answer| matches!(answer, ShimAnswer::Silent(_)));
+        let mut details = NodeDetails { silent, ..NodeDetails::default() };
         for (known, answer) in node.instances.iter().zip(answers) {
             let own = known.id == *temporary;
             // A node shim is no instance.
@@ -148,10 +151,10 @@ impl Sight {
             }
             let (mut instance, detail) = self.one(known, &answer, served.contains(&known.id));
             let heard = match answer {
-                Answer::Status(_) => true,
-                Answer::Silent(_) => false,
+                ShimAnswer::Status(_) => true,
+                ShimAnswer::Silent(_) => false,
                 // Without a shim of its own it is the node's that says it.
-                Answer::None => !node_silent || instance.process.is_none(),
+                ShimAnswer::None => !node_silent || instance.process.is_none(),
             };
             let life = self.lives.entry(known.id.clone()).or_default();
             instance.silent = life.is_silent(heard, instance.in_group, Instant::now());
@@ -165,7 +168,7 @@ impl Sight {
             {
                 details.canonical = detail;
             }
-            seen[slot] = Instance {
+            seen[slot] = InstanceObservation {
                 alive: before.alive || instance.alive,
                 in_group: before.in_group || instance.in_group,
                 drains: before.drains || instance.drains,
@@ -182,13 +185,22 @@ impl Sight {
         Ok((seen, details))
     }
 
-    fn one(&mut self, known: &KnownInstance, answer: &Answer, served: bool) -> (Instance, Detail) {
+    fn one(
+        &mut self,
+        known: &KnownInstance,
+        answer: &ShimAnswer,
+        served: bool,
+    ) -> (InstanceObservation, InstanceDetails) {
         let life = self.lives.entry(known.id.clone()).or_default();
         let runs = known.record.as_ref().is_some_and(|listed| listed.alive);
         if let Some(listed) = &known.record {
             life.see(process(&listed.record), listed.alive);
         }
-        let mut detail = Detail { id: Some(known.id.clone()), berth: Some(known.berth.address()), ..Detail::default() };
+        let mut detail = InstanceDetails {
+            id: Some(known.id.clone()),
+            berth: Some(known.berth.address()),
+            ..InstanceDetails::default()
+        };
         if let Some(listed) = &known.record {
             let Record { advertise, address, .. } = listed.record;
             detail.advertised = Some(SocketAddr::new(advertise, address.port()));
@@ -196,7 +208,7 @@ impl Sight {
         detail.socket = known.berth.socket_path(&known.id).ok();
         let mut refused = false;
         let shim = match answer {
-            Answer::Status(status) => {
+            ShimAnswer::Status(status) => {
                 let words = status.ready().err().unwrap_or_default();
                 let name = format!("instance {} is ", status.instance);
                 detail.words = words.strip_prefix(&name).unwrap_or(&words).to_owned();
@@ -206,19 +218,19 @@ impl Sight {
                 detail.version = own.and_then(|own| own.kube_version.clone());
                 true
             }
-            Answer::Silent(why) => {
+            ShimAnswer::Silent(why) => {
                 detail.words.clone_from(why);
                 true
             }
-            Answer::None => {
+            ShimAnswer::None => {
                 detail.words = if runs { "its shim does not run yet".into() } else { "its process ended".into() };
                 false
             }
         };
         // Without a word of it there is no knowing that it still is.
         life.refused = refused.then(|| *life.refused.get_or_insert_with(Instant::now));
-        let ready = matches!(answer, Answer::Status(status) if status.ready().is_ok());
-        let instance = Instance {
+        let ready = matches!(answer, ShimAnswer::Status(status) if status.ready().is_ok());
+        let instance = InstanceObservation {
             alive: runs || shim,
             in_group: ready || (served && runs),
             drains: shim,
@@ -234,7 +246,7 @@ impl Sight {
     ///
     /// # Errors
     /// A file or the run directory cannot be read.
-    pub async fn look(&mut self, state: &State) -> io::Result<(Seen, Details)> {
+    pub async fn look(&mut self, state: &State) -> io::Result<(NodeObservation, NodeDetails)> {
         let ([canonical, temporary], details) = self.instances(&state.uid).await.map_err(io::Error::other)?;
         let canonical_file = content(&state.canonical, |text| match text {
             text if text == state.old => Some(Version::Old),
@@ -242,7 +254,7 @@ impl Sight {
             _ => None,
         })?;
         let temporary_file = content(&state.temporary, |text| (text == state.temporary_text).then_some(Version::New))?;
-        Ok((Seen { canonical_file, temporary_file, canonical, temporary, reached: true }, details))
+        Ok((NodeObservation { canonical_file, temporary_file, canonical, temporary, reached: true }, details))
     }
 
     /// Waits until something may have changed.
@@ -260,29 +272,29 @@ impl Sight {
     }
 }
 
-enum Answer {
+enum ShimAnswer {
     Status(Box<Status>),
     /// It is there and says nothing.
     Silent(String),
     None,
 }
 
-async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> Answer {
-    let Some(path) = socket.then(|| berth.socket_path(id).ok()).flatten() else { return Answer::None };
+async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> ShimAnswer {
+    let Some(path) = socket.then(|| berth.socket_path(id).ok()).flatten() else { return ShimAnswer::None };
     match ipc::ask(&path, ipc::wire::Ask::Status, ipc::PATIENCE).await {
-        Ok(ipc::wire::Reply::Status(status)) => Answer::Status(status),
-        Ok(reply) => Answer::Silent(format!("its shim says {reply:?}")),
+        Ok(ipc::wire::Reply::Status(status)) => ShimAnswer::Status(status),
+        Ok(reply) => ShimAnswer::Silent(format!("its shim says {reply:?}")),
         Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
-            Answer::None
+            ShimAnswer::None
         }
-        Err(error) => Answer::Silent(format!("its shim does not answer: {error}")),
+        Err(error) => ShimAnswer::Silent(format!("its shim does not answer: {error}")),
     }
 }
 
 /// The instances that a node shim, which listens, finds ready.
-fn served_by_nodes(answers: &[Answer]) -> BTreeSet<InstanceId> {
+fn served_by_nodes(answers: &[ShimAnswer]) -> BTreeSet<InstanceId> {
     let nodes = answers.iter().filter_map(|answer| match answer {
-        Answer::Status(status) if status.discover && status.state == Phase::Joined => Some(status),
+        ShimAnswer::Status(status) if status.discover && status.state == Phase::Joined => Some(status),
         _ => None,
     });
     let ready = nodes.flat_map(|status| &status.instances).filter(|instance| instance.health == InstanceHealth::Ready);
@@ -325,7 +337,7 @@ mod tests {
     use berth_node::registry::RunDir;
 
     /// A shim that says of its own instance what is given, or an older one if nothing is.
-    fn says(probe_rejected: Option<bool>) -> Answer {
+    fn says(probe_rejected: Option<bool>) -> ShimAnswer {
         let mut status = serde_json::json!({
             "version": 1, "berth": "10.0.0.5:6443", "listen": [], "instance": "a", "shim_version": "0.1.0", "pid": 1,
             "state": "waiting", "since": "", "connections_open": 0, "connections_pending": 0, "connections_total": 0, "held": 0,
@@ -336,7 +348,7 @@ mod tests {
         if let Some(rejected) = probe_rejected {
             status["instances"][0]["probe_rejected"] = rejected.into();
         }
-        Answer::Status(serde_json::from_value(status).unwrap())
+        ShimAnswer::Status(serde_json::from_value(status).unwrap())
     }
 
     #[test]
@@ -349,15 +361,17 @@ mod tests {
             (says(Some(true)), true),
             (says(Some(false)), false),
             (says(None), false),
-            (Answer::Silent("no answer".into()), false),
-            (Answer::None, false),
+            (ShimAnswer::Silent("no answer".into()), false),
+            (ShimAnswer::None, false),
         ] {
-            let mut sight = Sight::new(temp.path());
-            sight.lives.insert(known.id.clone(), Life { refused: Some(long_ago), ..Life::default() });
-            let mut look = |answer| sight.one(&known, answer, false).0.hopeless.is_some();
+            let mut observer = NodeObserver::new(temp.path());
+            observer
+                .lives
+                .insert(known.id.clone(), ProcessHistory { refused: Some(long_ago), ..ProcessHistory::default() });
+            let mut look = |answer| observer.one(&known, answer, false).0.hopeless.is_some();
             assert_eq!((look(&answer), look(&says(Some(true)))), (hopeless, hopeless), "{hopeless}");
         }
-        let mut life = Life { process: Some(1), refused: Some(long_ago), ..Life::default() };
+        let mut life = ProcessHistory { process: Some(1), refused: Some(long_ago), ..ProcessHistory::default() };
         life.see(2, true);
         assert_eq!(life.refused, None, "that was another process");
     }
@@ -365,7 +379,7 @@ mod tests {
     #[test]
     fn a_shim_that_is_silent_is_where_it_was_for_a_while() {
         let began = Instant::now();
-        let (mut life, second) = (Life::default(), Duration::from_secs(1));
+        let (mut life, second) = (ProcessHistory::default(), Duration::from_secs(1));
         for (after, heard, in_group, silent) in [
             (0, false, false, false),
             (1, true, true, false),
@@ -383,7 +397,7 @@ mod tests {
 
     #[test]
     fn ends_of_processes_are_counted_once() {
-        let mut life = Life::default();
+        let mut life = ProcessHistory::default();
         for (process, alive, ends) in
             [(1, true, 0), (1, true, 0), (1, false, 1), (1, false, 1), (2, true, 1), (3, true, 2), (4, false, 4)]
         {

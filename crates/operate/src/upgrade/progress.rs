@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 const AGAIN: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
-pub struct Say {
+pub struct Progress {
     began: Instant,
     waiting: RefCell<String>,
     told: Cell<Option<Instant>>,
 }
 
-impl Default for Say {
+impl Default for Progress {
     fn default() -> Self {
         Self { began: Instant::now(), waiting: RefCell::default(), told: Cell::default() }
     }
 }
 
-impl Say {
+impl Progress {
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
