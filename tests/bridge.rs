@@ -462,7 +462,7 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
         let kept = kept.pop().unwrap();
         kept.set_nonblocking(true).unwrap();
         let is_open = || kept.peek(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
-        bridge.logs("the bridge is over, and relays");
+        bridge.logs("the bridge has ended, and relays");
         assert!(is_open() && !node.is_on());
         let (code, _, err) = said(node.part("end").arg("--now"));
         assert_eq!(code, Some(0), "{err}");
@@ -760,7 +760,7 @@ fn an_apiserver_that_does_not_come_back_is_told() {
             Some(bridge)
         });
         let bridge = bridge.expect("a temporary instance that gets ready in 16 s");
-        bridge.logs("nobody listens on its port");
+        bridge.logs("nothing listens on its port");
         // It may be replaced once, before COMMAND, and not when it has not come back.
         assert_eq!(bridge.log().matches("may be replaced now").count(), 1, "{}", bridge.log());
         let (code, _, err) = said(&mut node.part("end"));
@@ -933,7 +933,7 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
     }
     // Whether COMMAND ran is what who called it must know.
     assert_eq!(code, Some(if ran.exists() { 75 } else { 69 }), "{said_at}: {}", bridge.log());
-    bridge.logs("has ended without a word");
+    bridge.logs("has ended unexpectedly");
     node.answers();
     assert!(!node.is_on());
     true
@@ -970,7 +970,7 @@ fn all_that_is_missing_is_said_at_once() {
         }
         drop(elsewhere);
         let (code, _, err) = said(&mut command);
-        assert!(code == Some(69) && err.contains("nobody listens on port 7000"), "{err}");
+        assert!(code == Some(69) && err.contains("nothing listens on port 7000"), "{err}");
         // The probe's credentials are tried before.
         let mut command = berth(["bridge", "--probe-timeout=10s", "--probe-server-name=other", "--probe-ca"]);
         command.arg(&node.certs.ca_file).args(["--command", &node.own(), "--state-dir"]).arg(node.path("bridge"));

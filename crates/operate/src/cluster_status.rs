@@ -44,7 +44,7 @@ pub struct ClusterInstance {
     pub instance: String,
     /// Of its shim.
     pub state: String,
-    /// What it says of its version.
+    /// Its version, as it reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// What clients dial.
@@ -55,7 +55,7 @@ pub struct ClusterInstance {
     pub age_seconds: u64,
     /// That is longer than a Lease is good for.
     pub expired: bool,
-    /// The Service's slices that name its address. Which they are cannot be said of a wildcard.
+    /// The Service's slices that name its address. For a wildcard they cannot be known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<Vec<String>>,
 }
@@ -68,7 +68,7 @@ pub struct OtherAddress {
     pub service: Vec<String>,
 }
 
-/// Looks at a cluster, once or again and again. Who looks again judges a Lease by when it was seen to change: clocks of
+/// Looks at a cluster, once or again and again. With several samples a Lease is judged by when it was seen to change: clocks of
 /// nodes may differ.
 #[derive(Debug, Default)]
 pub struct Observer {
@@ -78,7 +78,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// What the cluster says now: by the system's clock, and by one that never goes back.
+    /// Samples the cluster: by the system's clock, and by one that never goes back.
     ///
     /// # Errors
     /// It does not answer, or not to these credentials.

@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep, timeout};
 /// Longest time that a request may take: then another instance is asked.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Longest time between two applies: somebody may have removed the slice.
+/// Longest time between two applies: another client may have removed the slice.
 const LOOK: Duration = Duration::from_secs(10);
 
 /// What it costs a bridge where it cannot be kept.
@@ -158,7 +158,7 @@ impl ServiceKeeper {
     /// Whether it may be read, and the slice written, which counts only in a family that the Service has: nothing is.
     ///
     /// # Errors
-    /// It may not, or nobody answers.
+    /// It may not, or the cluster does not answer.
     pub async fn check(&self) -> Result<(), String> {
         let (ip, said) = (self.address.ip(), |error: Error| error.to_string());
         self.client.get(service::OF_SERVICE).await.map_err(said)?;

@@ -157,7 +157,7 @@ fn hold(options: BridgeOptions, mut begin: UnixStream) -> anyhow::Result<Exit> {
     };
     leave_terminal(&claim.log).context("cannot leave the terminal")?;
     if begin.write_all(&[0]).is_err() {
-        tracing::info!("who wanted a bridge has gone away: there is none");
+        tracing::info!("the process that wanted a bridge has gone away: there is none");
         return Ok(Exit::Unavailable);
     }
     drop(begin);
@@ -165,7 +165,7 @@ fn hold(options: BridgeOptions, mut begin: UnixStream) -> anyhow::Result<Exit> {
         tracing::info!(%error, "this bridge keeps its OOM score: run it with CAP_SYS_RESOURCE");
     }
     if let Err(error) = cgroup::leave() {
-        tracing::info!(%error, "this bridge is in the cgroup of who started it");
+        tracing::info!(%error, "this bridge is in the cgroup of the process that started it");
     }
     block_on(drive(plan, claim))?;
     cgroup::remove();
@@ -299,7 +299,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
         return Ok(Exit::Ok);
     };
     if let Err(error) = client.tell(&Ask::Command).await {
-        tracing::debug!(%error, "the bridge was not told");
+        tracing::debug!(%error, "the bridge did not receive that");
     }
     match watcher.until(&mut client, |status| status.command).await? {
         WaitOutcome::There(_) => {}
@@ -357,7 +357,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
         }
         WaitOutcome::Refused(_) | WaitOutcome::Gone => {
             if let Err(error) = told {
-                tracing::debug!(%error, "the bridge was not told");
+                tracing::debug!(%error, "the bridge did not receive that");
             }
             watcher.gone();
             again
@@ -368,7 +368,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
 /// The bridge is over, and COMMAND was not run.
 fn not_begun(watcher: &Watcher, outcome: BridgeOutcome, directory: &Path) -> Exit {
     let (BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) = outcome else {
-        watcher.line("it was told to end before: COMMAND was not run");
+        watcher.line("the operator ended it before: COMMAND was not run");
         return Exit::Unavailable;
     };
     watcher.line(&format!("not begun: {why}"));

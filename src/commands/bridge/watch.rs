@@ -21,7 +21,7 @@ pub(super) fn hangs(client: &Client) -> String {
 /// What is left of one that is over.
 pub(super) fn over(status: &BridgeStatus) -> String {
     format!(
-        "the bridge is over, and relays {} connections on that were begun through it to the node's own, for 5 minutes at most: \
+        "the bridge has ended, and relays {} connections that were begun through it to the node's own, for 5 minutes at most: \
          `berth bridge end --now`, or the next bridge, cuts them",
         status.connections_open
     )
@@ -245,7 +245,7 @@ impl Watcher {
     }
 
     pub(super) fn gone(&self) -> Exit {
-        self.line("the bridge has ended without a word; new connections go to who listens on the port itself");
+        self.line("the bridge has ended unexpectedly; new connections go to the port's own listener");
         self.logs();
         Exit::Again
     }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-/// Its name, at the root: beside those of the node's services.
+/// Its name, at the root, as those of the node's services.
 const NAME: &str = "berth-bridge";
 
 /// What the names of containers' begin with, in every hierarchy. Not within the other: version 2 has processes only in leaves.
@@ -47,7 +47,7 @@ pub fn remove() {
     }
 }
 
-/// Makes it and enters it: again where another bridge, which found nobody in it, removed it in between.
+/// Makes the cgroup and enters it; again if another bridge removed it in between because it was empty.
 fn enter(cgroup: &Path) -> io::Result<()> {
     let mut tries = 0;
     loop {
@@ -58,7 +58,7 @@ fn enter(cgroup: &Path) -> io::Result<()> {
     }
 }
 
-/// A file of cgroups that is open says ENODEV when its cgroup is removed.
+/// Writing to an open file of a cgroup that was removed fails with ENODEV.
 fn is_removed(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }
@@ -72,7 +72,7 @@ fn try_enter(cgroup: &Path) -> io::Result<()> {
         // It has the usual one where it may not have more.
         let _ = file.exists().then(|| fs::write(file, weight));
     }
-    // 0 is who writes.
+    // 0 is the process that writes.
     OpenOptions::new().write(true).open(cgroup.join("cgroup.procs"))?.write_all(b"0")
 }
 
@@ -97,7 +97,7 @@ fn sweep_below(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let name = entry.file_name();
         if name == NAME || name.to_string_lossy().starts_with(CONTAINER) {
-            // One that somebody is in stays.
+            // A cgroup with a process in it cannot be removed.
             let _ = fs::remove_dir(entry.path());
         }
     }

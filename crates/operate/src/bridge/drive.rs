@@ -1,4 +1,4 @@
-//! The daemon that holds a bridge: look, ask the machine, do it, tell.
+//! The daemon that holds a bridge: it samples both instances, asks the machine what is next, does that, and publishes the status.
 //!
 //! All that a bridge is ends with this process: the kernel forgets the steering, whose descriptor is here, and kills the temporary
 //! instance.
@@ -58,7 +58,7 @@ const OWN: &str = "own";
 /// How long new connections are steered to a shim that gives no sign of life.
 const LEASE: Duration = Duration::from_secs(4);
 
-/// How long clients wait while neither instance is ready. Longer than client-go's handshake limit, 10 s, is for nobody.
+/// How long clients wait while neither instance is ready. client-go gives up a handshake after 10 s, so longer helps no client.
 const HOLD: Duration = Duration::from_secs(12);
 
 /// Longest time between two looks.
@@ -78,7 +78,7 @@ const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 /// A bridge is for a piece of work, not for good.
 const LONG: Duration = Duration::from_secs(30 * 60);
 
-/// How long those who wait for the outcome may take to read it.
+/// How long commands that wait for the outcome may take to read it.
 const TELLING: Duration = Duration::from_secs(2);
 
 /// A directory that no other bridge has, with its socket.
@@ -130,9 +130,9 @@ fn clear(directory: &Path) {
     let _ = fs::remove_file(directory.join(ipc::SOCKET));
 }
 
-/// Is a bridge until it is over. To be called on the main thread of a process, in a runtime of one thread.
+/// Runs the bridge to its end. To be called on the main thread of a process, in a runtime of one thread.
 pub async fn drive(plan: BridgePlan, mut claim: Claim) -> BridgeOutcome {
-    // Who is killed cannot say that it failed.
+    // A process that is killed cannot record that it failed.
     if let Err(error) = claim.lock.write_all(b"on\n") {
         tracing::info!(%error, "the next bridge will not keep the logs of this one if it fails");
     }
@@ -145,7 +145,7 @@ pub async fn drive(plan: BridgePlan, mut claim: Claim) -> BridgeOutcome {
         Ok((bridge, bound)) => bridge.run(bound, asks).await,
         Err(why) => BridgeOutcome::NotBegun(why),
     };
-    tracing::info!(?outcome, "the bridge is over");
+    tracing::info!(?outcome, "the bridge has ended");
     if outcome == BridgeOutcome::Done {
         let _ = claim.lock.set_len(0);
     }
@@ -221,11 +221,11 @@ struct Bridge {
     given: bool,
     /// By a signal, to end.
     was_told: bool,
-    /// What its shim is told.
+    /// Stops its shim.
     stop: watch::Sender<Stop>,
     temporary: watch::Receiver<ProbeState>,
     own: watch::Receiver<ProbeState>,
-    /// Which of its processes goes before the temporary instance, as the shim is told.
+    /// Which of its processes the shim prefers to the temporary instance.
     preferred: watch::Sender<Option<u64>>,
     /// Connections that the temporary instance had got when that was first ready.
     old: Option<u64>,
@@ -238,7 +238,7 @@ struct Bridge {
     /// The last lines of the node's own container, and when they are read again; none: they are being read.
     log: Vec<String>,
     log_due: Option<Instant>,
-    /// Who wanted that it is put back what the node's own is started from.
+    /// Gets the result of the restore that is under way.
     wanted: Option<oneshot::Sender<Answer>>,
 }
 
@@ -369,7 +369,7 @@ impl Bridge {
                 Action::Drain if draining.is_none() => {
                     draining = Some(Instant::now());
                     self.leave_service().await;
-                    // Who keeps them keeps clients waiting for nobody.
+                    // Close our duplicates: an open listener would queue connections that nothing accepts.
                     self.listeners.clear();
                     self.stop.send_replace(Stop::Drain);
                 }
@@ -448,10 +448,13 @@ impl Bridge {
         }
     }
 
-    /// But for connections to the node's own that came through it: those are relayed until they end. Nobody waits for that.
+    /// But for connections to the node's own that came through it: those are relayed until they end. No command waits for that.
     fn is_over(&self, outcome: BridgeOutcome, connections: u64) {
         if self.status.borrow().outcome.is_none() {
-            tracing::info!(connections, "the bridge is over, and relays on what it has to the node's own");
+            tracing::info!(
+                connections,
+                "the bridge has ended, and relays its open connections to the node's own until they end"
+            );
             instance::clean(&self.plan.options.directory);
             self.status.send_modify(|status| status.outcome = Some(outcome));
         }
@@ -514,7 +517,7 @@ impl Bridge {
         }
     }
 
-    /// Reads why the node's own is not ready, before anybody asks.
+    /// Reads ahead why the node's own is not ready.
     fn read_log(&mut self, seen: &BridgeObservation) {
         if !seen.own.ready && self.log_due.is_some_and(|due| due <= Instant::now()) {
             let plan = self.plan.clone();
@@ -544,7 +547,7 @@ impl Bridge {
 
     fn take(&mut self, ask: Option<Ask>, reply: oneshot::Sender<Answer>) {
         if ask == Some(Ask::Restore { dry_run: false }) {
-            tracing::info!("told to restore");
+            tracing::info!("restore was requested");
             match pod(&self.plan).and_then(|_| self.machine.restore()) {
                 Ok(()) => self.wanted = Some(reply),
                 Err(why) => drop(reply.send(Err(why))),
@@ -563,8 +566,8 @@ impl Bridge {
 
     fn answer(&mut self, ask: Option<Ask>) -> Answer {
         let Some(ask) = ask else {
-            tracing::info!("who ran COMMAND went away");
-            self.machine.command_abandoned("who ran COMMAND went away before it ended");
+            tracing::info!("the process that ran COMMAND went away");
+            self.machine.command_abandoned("the process that ran COMMAND went away before it ended");
             return Ok(None);
         };
         let done = match ask {
@@ -582,7 +585,7 @@ impl Bridge {
                 Ok(())
             }
             Ask::End { now } => {
-                tracing::info!(now, "told to end");
+                tracing::info!(now, "the end was requested");
                 self.end(now)
             }
         };
@@ -703,13 +706,13 @@ fn differences(plan: &BridgePlan) -> RestoreResult {
     restore::differences(&before(plan)?)
 }
 
-/// Whether COMMAND has something that replaces the node's own instance: who only writes a manifest is back long before the
+/// Whether COMMAND has changed what replaces the node's own instance: a command that only writes a manifest ends long before the
 /// kubelet reads it. Outside a pod that is what COMMAND is for.
 fn is_replaced(plan: &BridgePlan) -> bool {
     differences(plan).is_ok_and(|all| restarts(plan, &all)) || plan.pod.is_none()
 }
 
-/// The kubelet starts the node's own anew when its manifest changes.
+/// The kubelet restarts the node's own when its manifest changes.
 fn restarts(plan: &BridgePlan, put: &[Difference]) -> bool {
     put.iter().any(|difference| plan.pod.as_ref().is_some_and(|pod| pod.manifest() == difference.path))
 }

@@ -87,7 +87,7 @@ impl Template {
     /// Starts it. To be called on the thread that lives as long as this process: it gets SIGKILL when that ends.
     ///
     /// # Errors
-    /// What execve(2) and what comes before it say.
+    /// Errors of execve(2), and of what is set up before it.
     pub fn start(&self) -> io::Result<Child> {
         let log = OpenOptions::new().create(true).append(true).mode(0o600).open(self.directory.join(logs::INSTANCE))?;
         container::let_write(&log, self.label.as_deref())?;
@@ -135,7 +135,7 @@ fn is_roots(like: &ProcessAttributes) -> bool {
 }
 
 /// The temporary instance's command line. `advertise` is for one that has no `--advertise-address`; files of its own are in
-/// `directory`, but for the audit log, which stays beside the other. `like` is none for one in a container, whose files are its own.
+/// `directory`, but for the audit log, which stays in the directory of the other. `like` is none for one in a container, whose files are its own.
 ///
 /// # Errors
 /// A flag that is to be replaced has no value.

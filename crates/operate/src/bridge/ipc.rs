@@ -1,4 +1,4 @@
-//! What commands ask of a bridge, and what it says: lines of JSON on a socket that only root can reach.
+//! What commands ask of a bridge, and its replies: lines of JSON on a socket that only root can reach.
 //!
 //! Each connection asks once. The answer is that it was refused, or a [`BridgeStatus`] at once and at each change. Who is to run COMMAND says
 //! on the same connection that it begins, and how it ended; if it goes away in between, clients stay on the bridge.
@@ -25,9 +25,9 @@ pub const LOCK: &str = "bridge.lock";
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
     Status,
-    /// The same, by who will run COMMAND: if it goes away before, the bridge ends.
+    /// The same, from the process that will run COMMAND: if it goes away before, the bridge ends.
     Accompany,
-    /// COMMAND begins, of who accompanies.
+    /// COMMAND begins; after `Accompany`, on the same connection.
     Command,
     /// COMMAND has ended, and how if it failed.
     Ended {
@@ -62,13 +62,13 @@ pub struct BridgeStatus {
     pub steering: bool,
     /// COMMAND runs.
     pub command: bool,
-    /// Why clients stay on the bridge although COMMAND has ended, or it was told to end.
+    /// Why clients stay on the bridge although COMMAND has ended, or the operator ended the bridge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
     /// Why new connections go to the node's own although the bridge is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steering_error: Option<String>,
-    /// It is over. Connections to the node's own that came through it may still be open.
+    /// How the bridge ended. Connections to the node's own that came through it may still be open.
     #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
     pub outcome: Option<BridgeOutcome>,
     pub temporary: TemporaryStatus,
@@ -80,7 +80,7 @@ pub struct BridgeStatus {
     pub connections_open: u64,
     /// New connections that were steered.
     pub connections_steered: u64,
-    /// Of these, how many the temporary instance got after the node's own, started anew, had been ready.
+    /// Of these, how many the temporary instance got after the node's own had been restarted and ready.
     #[serde(default)]
     pub connections_old: u64,
     /// Files that stay.

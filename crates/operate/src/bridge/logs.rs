@@ -48,7 +48,7 @@ pub(super) async fn bound(directory: PathBuf) {
     }
 }
 
-/// Keeps the last half of a log that is longer than `longest`. Who writes it goes on, as all append to it; what is written at the very
+/// Keeps the last half of a log that is longer than `longest`. Its writers go on, since all append to it; what is written at the very
 /// moment may be lost.
 fn keep_end(log: &Path, longest: u64) -> io::Result<()> {
     let mut file = OpenOptions::new().read(true).append(true).custom_flags(libc::O_NOFOLLOW).open(log)?;

@@ -6,7 +6,7 @@
 //! Two rules hold in every step: nothing is steered to a temporary instance that is not ready, and steering goes off only when the
 //! node's own instance is ready, or by the operator's word.
 //!
-//! Where new connections go is not a matter of steps: once COMMAND has started the node's own anew, the bridge's relay gives them to
+//! Where new connections go is not a matter of steps: once COMMAND has restarted the node's own, the bridge's relay gives them to
 //! that while it is ready, and to the temporary one when it is not.
 
 use berth_node::terms::Speedup;
@@ -23,7 +23,7 @@ const NAMED: Duration = Duration::from_secs(15);
 /// once.
 const LOST: Duration = Duration::from_secs(3);
 
-/// How long the node's own instance may be away or not ready until that is told: kube-apiserver takes some 10 s, and the kubelet reads
+/// How long the node's own instance may be away or not ready until that is reported: kube-apiserver takes some 10 s, and the kubelet reads
 /// manifests every 20 s.
 pub const LATE: Duration = Duration::from_secs(30);
 
@@ -101,7 +101,7 @@ pub struct TemporaryObservation {
 /// What is seen of the node's own instance, past the steering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OwnObservation {
-    /// Who listens on the port.
+    /// Inode of the listener on the port, which identifies the process.
     pub process: Option<u64>,
     pub ready: bool,
 }
@@ -112,7 +112,7 @@ pub struct BridgeObservation {
     pub temporary: TemporaryObservation,
     pub own: OwnObservation,
     pub steering: bool,
-    /// The Service kubernetes is as it should be, or nobody keeps it.
+    /// The Service kubernetes is as it should be, or is not kept.
     pub named: bool,
     /// The temporary instance and its connections have ended, as [`Action::Drain`] wants it.
     pub drained: bool,
@@ -281,8 +281,8 @@ impl Machine {
         }
     }
 
-    /// Nobody will say how COMMAND ended: it may run on, so that clients stay on the bridge, whatever was to happen on failure. If it has
-    /// not begun, nobody will begin it.
+    /// The process that ran COMMAND has gone without reporting how that ended: it may run on, so that clients stay on the bridge, whatever was to happen on failure. If it has
+    /// not begun, it never will.
     pub fn command_abandoned(&mut self, why: &str) {
         if self.wanted {
             self.await_own(false);
@@ -314,14 +314,14 @@ impl Machine {
     /// What the node's own instance is started from was put back; `how` says whether it shall be another process then, or why
     /// it could not be done.
     pub fn restored(&mut self, how: Result<bool, String>) {
-        // It may have been told to end at once meanwhile.
+        // The operator may have ended it at once meanwhile.
         if self.step != Step::Restore {
             return;
         }
         let why = self.trouble.take().unwrap_or_default();
         match how {
             Ok(anew) => {
-                // Nothing restarts who was started from just this: the kubelet may not have seen that it was changed and put back.
+                // An instance that was started from the same files is not restarted: the kubelet may not have seen that it was changed and put back.
                 self.before = self.process.filter(|process| Some(*process) != self.first);
                 self.outcome = BridgeOutcome::Restored(why);
                 self.await_own(anew);
@@ -340,10 +340,10 @@ impl Machine {
     pub fn end(&mut self, now: bool) -> Result<(), String> {
         match self.step {
             Step::Linger | Step::Drain => {}
-            Step::Start | Step::Settle => self.give_up("it was told to end"),
+            Step::Start | Step::Settle => self.give_up("the operator ended it"),
             _ if now => {
                 self.trouble = None;
-                self.outcome = BridgeOutcome::Abandoned("it was told to end at once".into());
+                self.outcome = BridgeOutcome::Abandoned("the operator ended it at once".into());
                 self.enter(Step::Linger);
             }
             _ if self.commanding => {
@@ -496,7 +496,7 @@ impl Machine {
         now >= *counts
     }
 
-    /// Whether who was replaced by COMMAND takes long to get ready.
+    /// Whether the node's own takes long to get ready after COMMAND replaced it.
     fn look_at_own(&mut self, seen: &BridgeObservation, now: Duration) {
         let counts = (self.commanding || self.step == Step::AwaitOwn) && !seen.own.ready;
         self.own_lost = counts.then(|| self.own_lost.unwrap_or(now));
@@ -515,7 +515,7 @@ impl Machine {
         let ready = seen.own.process.filter(|_| seen.own.ready && !same);
         self.own_ready = match (ready, self.own_ready) {
             (Some(process), Some((before, since))) if process == before => Some((process, since)),
-            // Who starts again when its time is over does not get another.
+            // An instance that restarts after its time has passed does not get it again.
             (Some(process), _) if elapsed < self.limits.ready => Some((process, now)),
             _ => None,
         };
@@ -524,7 +524,7 @@ impl Machine {
             None if elapsed >= self.limits.ready => {
                 let what = match (same, seen.own.process) {
                     (true, _) => "is the process that it was before: what was run did not restart it",
-                    (false, None) => "does not run: nobody listens on its port",
+                    (false, None) => "does not run: nothing listens on its port",
                     (false, Some(_)) => "does not stay ready",
                 };
                 self.fail(&format!("after {} the node's own kube-apiserver {what}", seconds(elapsed)))
@@ -553,7 +553,7 @@ impl Machine {
     }
 }
 
-/// What is missing for new connections to go to who is ready.
+/// What is missing for new connections to go to the instance that is ready.
 fn keep_steered(seen: &BridgeObservation, lost: bool) -> Option<Action> {
     let BridgeObservation { temporary, own, steering, .. } = seen;
     match (temporary.ready, steering) {

@@ -12,12 +12,12 @@
 //! | [`pod`] | the same where the running one is in a static pod |
 //! | [`machine`] | the steps: what is seen, to what is done next. Pure |
 //! | [`probe`] | both instances, asked past the steering |
-//! | [`drive`] | the daemon that holds it all: look, ask the machine, do it, tell |
+//! | [`drive`] | the daemon that holds it all |
 //! | [`cgroup`] | a cgroup of its own, where that can be had |
 //! | [`restore`] | what the node's own is started from and reads, put back as it was |
 //! | [`logs`] | their bound, and what is kept of a bridge that failed |
-//! | [`ipc`] | what commands ask of it, and what it says |
-//! | `server` | those commands, answered until it is over |
+//! | [`ipc`] | what commands ask of it, and its replies |
+//! | `server` | the socket on which it answers them |
 
 pub mod cgroup;
 pub mod drive;

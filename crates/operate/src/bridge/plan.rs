@@ -31,7 +31,7 @@ pub struct BridgeOptions {
     /// No CA was given, nor that there shall be none: it is taken from the pod's arguments.
     pub finds_ca: bool,
     pub directory: PathBuf,
-    /// Where its shim tells metrics and status.
+    /// Where its shim serves metrics and status.
     pub admin: Option<SocketAddr>,
     /// Of an admin, by whom the Service is kept; none: kubeadm's, if it is there.
     pub kubeconfig: Option<PathBuf>,

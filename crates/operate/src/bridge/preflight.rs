@@ -1,4 +1,4 @@
-//! Whether this node can be bridged: all that is missing is said at once, and nothing is changed.
+//! Whether this node can be bridged: all that is missing is reported at once, and nothing is changed.
 
 use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::pod::{self, RunningPod};
@@ -173,7 +173,7 @@ fn directory(directory: &Path) -> Result<(), String> {
     }
 }
 
-/// Nobody but root and this user may rename what is in it. What is not there is made by this user.
+/// Whether only root and this user may rename what is in it. A missing directory will be created by this user.
 fn is_closed(directory: &Path) -> bool {
     let Ok(meta) = fs::metadata(directory) else { return true };
     let sticky = meta.mode() & 0o1000 != 0;
@@ -199,7 +199,7 @@ fn files(port: u16, report: &mut Report) {
     if room > open { report.note(few) } else { report.error(few) }
 }
 
-/// Who listens on the port.
+/// The listeners on the port.
 #[derive(Debug, Default)]
 struct Listening {
     /// At what clients dial: the kube-apiserver itself, or shims before it.
@@ -227,7 +227,7 @@ impl Listening {
     fn in_the_way(&self, port: u16) -> Option<String> {
         if self.node.is_empty() {
             return Some(format!(
-                "nobody listens on port {port}: start the kube-apiserver first; one that is no pod is named by its own arguments \
+                "nothing listens on port {port}: start the kube-apiserver first; one that is no pod is named by its own arguments \
                  with --command"
             ));
         }
@@ -261,7 +261,7 @@ impl Listening {
         }
     }
 
-    /// Who listens as a kube-apiserver.
+    /// The listener of the kube-apiserver itself.
     fn instance(&self) -> Option<&Entry> {
         self.behind.first().or_else(|| self.node.first())
     }
@@ -274,11 +274,11 @@ struct FoundInstance {
     pod: Option<RunningPod>,
 }
 
-/// Who listens, and how it runs.
+/// The process that listens, and how it runs.
 async fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) -> Option<FoundInstance> {
     let Some(process) = proc_net::process_of(entry.inode) else {
         report.error(format!(
-            "who listens on {} is not to be seen from here ({}): run this as root, in the host's process namespace",
+            "the process that listens on {} cannot be seen from here ({}): run this as root, in the host's process namespace",
             entry.local,
             Owner::of(entry)
         ));
@@ -393,7 +393,7 @@ fn own_address(answered: &[IpAddr], advertised: Option<IpAddr>, ipv6_first: bool
     all.into_iter().find(fits).unwrap_or(loopback)
 }
 
-/// Whether kube-apiserver takes an address of IPv6 first where nothing says what it is to advertise: as its bind address is.
+/// Whether kube-apiserver takes an address of IPv6 first without --advertise-address: it takes the family of its bind address.
 fn binds_ipv6(command: &[OsString]) -> bool {
     let bind = args::value(command, "--bind-address").and_then(|text| text.to_str()?.trim().parse().ok());
     bind.is_some_and(|ip: IpAddr| ip.is_ipv6())

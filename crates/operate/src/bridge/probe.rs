@@ -20,7 +20,7 @@ const READY: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProbeState {
     pub ready: bool,
-    /// Inode of its listener, which no other process has had; as who listens on the port, where that is to be known.
+    /// Inode of the listener on the port, which no other process has had, where that is to be known.
     pub listener: Option<u64>,
     /// What came of the last question.
     pub words: String,
@@ -28,7 +28,7 @@ pub struct ProbeState {
     pub at: Option<Instant>,
 }
 
-/// Asks an address for as long as somebody wants to know. With `port`, who listens on that is looked up too.
+/// Probes an address for as long as there is a receiver. With `port`, the listener on that is looked up too.
 pub async fn follow(
     probe: Probe,
     address: SocketAddr,
@@ -54,7 +54,7 @@ pub async fn follow(
     }
 }
 
-/// Who listens on a port, on other addresses than those of loopback.
+/// Inode of the listener on a port, on other addresses than those of loopback.
 fn listener(port: u16) -> Option<u64> {
     let all = proc_net::listeners(port).unwrap_or_default();
     all.into_iter().filter(|entry| !entry.local.ip().is_loopback()).map(|entry| entry.inode).min()

@@ -86,7 +86,7 @@ fn read(mut file: File) -> io::Result<(Vec<u8>, Metadata)> {
     Ok((is, file.metadata()?))
 }
 
-/// Owner, group and mode: who may read it.
+/// Owner, group and mode.
 fn access(meta: &Metadata) -> (u32, u32, u32) {
     (meta.uid(), meta.gid(), meta.mode() & 0o777)
 }

@@ -1,4 +1,4 @@
-//! Those who ask: commands, by a socket, answered until the bridge is over.
+//! Answers commands on the bridge's socket, until the bridge ends.
 
 use super::ipc::{self, Ask, BridgeStatus, Reply};
 use std::io;
@@ -11,13 +11,13 @@ use tokio::task::JoinSet;
 /// Time until a command is accepted again, after that failed.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// What is asked, or none: who ran COMMAND went away before it ended; and where the answer goes.
+/// What is asked, and where the answer goes. None: the process that ran COMMAND went away before that ended.
 pub(super) type Asking = (Option<Ask>, oneshot::Sender<Answer>);
 
-/// Something that is told before the status, or why it was refused.
+/// A reply that comes before the status, or why it was refused.
 pub(super) type Answer = Result<Option<Reply>, String>;
 
-/// Answers those who connect until the bridge is over, and then those who are there still.
+/// Accepts connections until the bridge ends, then answers those that are still open.
 pub(super) async fn serve(
     socket: io::Result<UnixListener>,
     status: watch::Sender<BridgeStatus>,
@@ -76,7 +76,7 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<BridgeStatus>, t
                 Some(ended @ Ask::Ended { .. }) if runs => {
                     runs = false;
                     let _ = ask(&to, Some(ended)).await;
-                    // What the node's files say may take its time: who waits for that sees that the bridge is there.
+                    // What the node's files say may take its time: the command that waits for that sees that the bridge is there.
                     status.mark_changed();
                 }
                 _ => break,
@@ -86,7 +86,7 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<BridgeStatus>, t
     if runs {
         let _ = ask(&to, None).await;
     } else if accompanies {
-        // Nobody will run COMMAND: clients are not left on a bridge for nothing.
+        // COMMAND will not be run: clients are not left on a bridge for nothing.
         let _ = ask(&to, Some(Ask::End { now: false })).await;
     }
 }
@@ -94,6 +94,6 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<BridgeStatus>, t
 async fn ask(to: &mpsc::UnboundedSender<Asking>, what: Option<Ask>) -> Answer {
     let (reply, replied) = oneshot::channel();
     let _ = to.send((what, reply));
-    // Who is not answered finds the outcome in the status.
+    // A command that is not answered finds the outcome in the status.
     replied.await.unwrap_or(Ok(None))
 }

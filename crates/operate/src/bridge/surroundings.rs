@@ -22,7 +22,7 @@ const ALONE: &str = "berth-bridge";
 /// audits.
 const LOGS: u64 = 64 << 20;
 
-/// Checks of `berth doctor` that count before a bridge too: who starts now reads these certificates.
+/// Checks of `berth doctor` that count before a bridge too: an instance that starts now reads these certificates.
 const CHECKS: [&str; 2] = ["certificate-expired", "certificate-expires-soon"];
 
 /// What steers in this network namespace: a bridge's program goes before, and what it is must be known.
@@ -55,7 +55,7 @@ pub fn alone() -> Result<UnixDatagram, String> {
     })
 }
 
-/// Who may not see it is told by the steering's own test.
+/// Without the right to list programs, the steering's own test reports that.
 fn attached() -> Vec<Attached> {
     let own = File::open("/proc/thread-self/ns/net");
     own.ok().and_then(|own| bpf::attached(own.as_fd()).ok()).unwrap_or_default()
@@ -80,7 +80,7 @@ pub(super) fn logs(directory: &Path, report: &mut Report) {
     }
 }
 
-/// Who is refused while the node's own is away: what dials localhost is never steered.
+/// Clients that are refused while the node's own is away: what dials localhost is never steered.
 pub(super) fn clients(port: u16, report: &mut Report) {
     let all = node::Clients::gather(Path::new("/"), &[port]).uncovered(&[], &[]);
     for client in all.into_iter().filter(|client| client.address.ip().is_loopback()) {
@@ -92,13 +92,13 @@ pub(super) fn clients(port: u16, report: &mut Report) {
     }
 }
 
-/// An upgrade that is under way, and what `berth doctor` says of the manifest on its node.
+/// An upgrade that is under way, and what `berth doctor` finds in the manifest on its node.
 pub(super) fn manifest(path: &Path, report: &mut Report) {
     let directory = Path::new(state::DIRECTORY);
     if let Some(upgrade) = state::interrupted(directory) {
         report.error(format!("{upgrade}: bring it to its end with `berth upgrade` first"));
     }
-    // One that cannot be read has been told.
+    // That it cannot be read has been reported.
     let Some(manifest) = file::read(path).ok().and_then(|text| Manifest::parse(&text).ok()) else { return };
     let facts = node::Facts::gather(Path::new("/"), &manifest);
     let name = path.display().to_string();

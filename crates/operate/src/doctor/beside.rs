@@ -19,7 +19,7 @@ pub struct ManifestFile {
     pub text: Result<String, String>,
 }
 
-/// The files beside a manifest, in the order of their names.
+/// The other files in a manifest's directory, in the order of their names.
 ///
 /// # Errors
 /// The directory cannot be listed.

@@ -28,11 +28,11 @@ checks! {
     DIRECT_ADDRESS, Error, "direct-address", "a shim with `--direct` listens on an address of IPv4 outside of 127.0.0.0/8; with `auto` a warning";
     INSTANCE_NOT_UNIQUE, Error, "instance-not-unique", "`BERTH_INSTANCE` is the pod's own, in both containers: its UID or name, by the downward API";
     RUN_DIR_VOLUME, Error, "run-dir-volume", "the run directory is a hostPath that both containers mount, writable";
-    RUN_DIR_OWNER, Error, "run-dir-owner", "the run directory belongs to kube-apiserver's uid, and nobody else may write there";
+    RUN_DIR_OWNER, Error, "run-dir-owner", "the run directory belongs to kube-apiserver's uid, and no other user may write there";
     BINARY_MISSING, Error, "binary-missing", "an init container copies berth to where kube-apiserver's container takes it from";
     SHIM_BLOCKS_START, Error, "shim-blocks-start", "a shim among the init containers has `restartPolicy: Always`, in Kubernetes 1.29 or newer, and no startup probe that waits for kube-apiserver";
     PROBE_ON_SHARED_PORT, Error, "probe-on-shared-port", "no probe of kube-apiserver asks the shared port, by itself or by a program that names it or localhost";
-    PROBE_ELSEWHERE, Warning, "probe-elsewhere", "no probe of kube-apiserver asks anybody else, such as a sidecar, who asks the shared port or localhost";
+    PROBE_ELSEWHERE, Warning, "probe-elsewhere", "no probe of kube-apiserver asks another process, such as a sidecar, which asks the shared port or localhost";
     READINESS_MISSING, Warning, "readiness-missing", "kube-apiserver's container has a readiness probe";
     PROBE_PACE, Warning, "probe-pace", "exec probes of berth have a period and a timeout of 5 s or more, and use all of it";
     DECLARED_PORTS, Error, "declared-ports", "kube-apiserver's container declares no `ports:`";
@@ -60,18 +60,18 @@ checks! {
     // The node.
     HOST_PATH, Error, "host-path", "what a hostPath of type Directory, File or Socket wants is there";
     ADDRESS_MISSING, Error, "address-missing", "the node has the addresses that the shim listens on, or they are marked `,freebind`";
-    PORT_HELD, Error, "port-held", "nobody else holds the port, and no berth of another uid";
+    PORT_HELD, Error, "port-held", "no other program holds the port, and no berth of another uid";
     CLIENT_ADDRESS, Error, "client-address", "the shim listens on every address of the node by which a kubeconfig in /etc/kubernetes or an open connection reaches kube-apiserver";
     FIRST_SWITCH, Warning, "first-switch", "kube-apiserver does not hold the port itself any more";
     MEMORY, Error, "memory", "the node has memory for a second instance: as much as the running one takes, and as it requests";
     CERTIFICATE_EXPIRED, Error, "certificate-expired", "no certificate that kube-apiserver uses or trusts, or in a kubeconfig in /etc/kubernetes, expires within 7 days (or a quarter of its life)";
-    CERTIFICATE_EXPIRES_SOON, Warning, "certificate-expires-soon", "none of those, and none that lies beside one, expires within 60 days (or a quarter of its life)";
+    CERTIFICATE_EXPIRES_SOON, Warning, "certificate-expires-soon", "none of those, and no other in their directories, expires within 60 days (or a quarter of its life)";
     CLUSTER_KUBECONFIG, Error, "cluster-kubeconfig", "the kubeconfig of `--cluster` and its token are there, for the shim's uid alone (0600, in a directory of 0700), and hold no client certificate";
     CLUSTER_TOKEN_EXPIRED, Error, "cluster-token-expired", "that token has not expired";
-    CLUSTER_TOKEN_EXPIRES_SOON, Warning, "cluster-token-expires-soon", "less than half of its life is over: a shim renews it after a third";
+    CLUSTER_TOKEN_EXPIRES_SOON, Warning, "cluster-token-expires-soon", "less than half of its life has passed: a shim renews it after a third";
     KERNEL, Error, "kernel", "the kernel has SO_REUSEPORT (Linux 3.9)";
     DIRECT_KERNEL, Error, "direct-kernel", "with `--direct` the kernel is Linux 5.10 or newer; with `auto` a warning";
-    MIGRATE_REQ, Warning, "tcp-migrate-req", "`net.ipv4.tcp_migrate_req` is 0: berth hands over what is queued, and some kernels forget to wake who waits for it";
+    MIGRATE_REQ, Warning, "tcp-migrate-req", "`net.ipv4.tcp_migrate_req` is 0: berth hands over what is queued, and some kernels do not wake the process that waits for it";
     EPHEMERAL_PORTS, Warning, "ephemeral-ports", "no outgoing connection can take the secure port, and there are enough others";
     SOMAXCONN, Warning, "somaxconn", "`net.core.somaxconn` does not cut the shim's accept queue short";
     FILE_LIMIT, Warning, "file-limit", "processes of the node may open enough files";

@@ -1,4 +1,4 @@
-//! What the Service `kubernetes` says of the control-plane nodes.
+//! The control-plane nodes as the Service `kubernetes` names them.
 
 use super::checks::{BRIDGE_SLICE, NOT_CHECKED, SECURE_PORTS};
 use super::layout::Layout;

@@ -1,5 +1,5 @@
-//! How a kube-apiserver is behind berth, whoever wrote the manifest: which container is the shim, and what
-//! berth is told in each. Options are read as berth itself reads them, from arguments and variables.
+//! How a kube-apiserver is behind berth, however the manifest was written: which container is the shim, and with which options berth runs in
+//! each. Options are read as berth itself reads them, from arguments and variables.
 
 use crate::manifest::{Container, Manifest, basename};
 use berth_cluster::yaml::YamlNode;
@@ -17,7 +17,7 @@ const COMMANDS: [&str; 4] = ["serve", "exec", "run", "copy-self"];
 /// Most `$(…)` that are followed in a container's options: they could go in circles.
 const REFERENCES: usize = 100;
 
-/// What berth is told in a container.
+/// Options of berth in a container.
 #[derive(Debug)]
 pub(super) enum Told {
     Options(Box<PodCommand>),
@@ -92,7 +92,7 @@ impl<'a> Berth<'a> {
     }
 }
 
-/// The uid of a container. Images of kube-apiserver and of berth are root's, if nothing is said.
+/// The uid of a container. Images of kube-apiserver and of berth are root's by default.
 pub(super) fn uid(container: Container<'_>) -> u32 {
     container.security("runAsUser").and_then(YamlNode::text).and_then(|uid| uid.parse().ok()).unwrap_or(0)
 }
@@ -127,7 +127,7 @@ fn told(container: Container<'_>, command: &str, words: &[&str], at: usize) -> T
         }
     }
     argv.extend(words[at + 1..].iter().map(|word| expand(container, word, &mut left)));
-    // What berth's variables say here and now is another matter.
+    // The environment of this process must not count.
     let deaf = |command: clap::Command| command.mut_args(|arg| arg.env(Resettable::Reset));
     let read = deaf(cli).mut_subcommand(command, deaf).try_get_matches_from(argv);
     match read.and_then(|matches| InPod::from_arg_matches(&matches)) {

@@ -2,7 +2,7 @@
 //! is: each finding with its place, its cause and what fixes it.
 //!
 //! [`examine`] is pure: it judges a [`Case`], which is the manifest and whatever else is known. What is to be
-//! known beside the text is gathered by [`beside`], [`node`] and whoever asks the cluster ([`cluster`]). Every check is in one table, [`CHECKS`], which `docs/doctor.md` repeats.
+//! known besides the text is gathered by [`beside`], [`node`] and [`cluster`]. Every check is in one table, [`CHECKS`], which `docs/doctor.md` repeats.
 //!
 //! What `berth inject` would make different in a manifest is judged by its own rules
 //! ([`crate::manifest::inject::judge`]), so that a rule stands once.
@@ -75,7 +75,7 @@ pub fn examine(case: &Case<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Makes warnings of the errors of these checks, for who knows better.
+/// Makes warnings of the errors of these checks (`--ignore-errors`).
 pub fn excuse(findings: &mut [Finding], checks: &[String]) {
     for finding in findings.iter_mut().filter(|finding| finding.severity == Severity::Error) {
         if checks.iter().any(|check| check == finding.id) {

@@ -1,4 +1,4 @@
-//! What berth's options in a manifest say, and what berth would say of them.
+//! berth's options in a manifest, and the errors that berth would report about them.
 
 use super::layout::{HOST_IP, Layout, Told, uid};
 use super::{Finding, Severity};
@@ -112,7 +112,7 @@ pub(super) fn probe(told: &Told) -> Option<&ProbeArgs> {
     shim(told).map(|shim| &shim.probe)
 }
 
-/// What a manifest says of its shim, or of one that inject would give it.
+/// The shim of a manifest, or the one that inject would give it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ShimOf {
     /// The berth. None: only the kubelet knows the address.

@@ -1,4 +1,4 @@
-//! A manifest beside the one that it is to replace. During an upgrade both run, behind one port: a client reads with one what
+//! A manifest compared with the one that it is to replace. During an upgrade both run, behind one port: a client reads with one what
 //! it wrote with the other, and shows to one what the other signed.
 
 use super::checks::{ETCD_DIFFERS, KEYS_DIFFER, LISTEN_LOST, VERSION_SKEW};
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 /// Most minor versions between two kube-apiservers of a cluster (Kubernetes' version skew policy).
 const SKEW: u64 = 1;
 
-/// Where kube-apiserver keeps its objects, if nothing is said.
+/// Where kube-apiserver keeps its objects by default.
 const PREFIX: &str = "/registry";
 
 /// What two upgrades do that one cannot.
@@ -23,7 +23,7 @@ const ACCEPTS: &str = "service-account-key-file";
 pub(super) fn examine(case: &Case<'_>, running: &Manifest) -> Vec<Finding> {
     let mut pair = Pair { case, old: running, new: case.manifest, findings: Vec::new() };
     pair.version();
-    // One that is not behind berth is restarted: it never runs beside the other.
+    // One that is not behind berth is restarted: it never runs together with the other.
     if let Some(before) = Layout::of(running) {
         pair.listen(&before);
         pair.etcd();

@@ -28,7 +28,7 @@ pub fn json(findings: &[Finding]) -> String {
         version: u32,
         findings: &'a [Finding],
     }
-    // There is nothing in it that JSON could not say.
+    // All of it can be serialized.
     serde_json::to_string_pretty(&Document { version: VERSION, findings }).unwrap_or_default() + "\n"
 }
 

@@ -21,7 +21,7 @@ pub struct FileError {
     source: io::Error,
 }
 
-/// A shim's kubeconfig, with a token in the file beside it.
+/// A shim's kubeconfig, with a token in another file of the same directory.
 #[must_use]
 pub fn kubeconfig(account: &str, server: &str, server_name: &str, ca: &[u8]) -> String {
     let cluster = json!({
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(fs::read_dir(directory).unwrap().count(), 2);
     }
 
-    /// The directory is the shim's, who may put there what it likes.
+    /// The directory is the shim's, which may write anything there.
     #[test]
     fn a_link_in_the_way_is_replaced_and_not_followed() {
         let temp = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! Credentials of their own for the shims of a node, so that no administrator's are in a running shim: a service account
 //! that may do what they need and no more, and a kubeconfig with its token.
 //!
-//! [`objects`] says what they may do; [`files`] is where the node keeps it; here it is asked for and tried. The token
+//! [`objects`] has their rights; [`files`] is where the node keeps it; here it is asked for and tried. The token
 //! ends by itself. Shims renew it, as long as one of the node runs.
 
 pub mod files;
@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep};
 
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-/// How often the shared Role is written anew because another node's was written in between: each time one of them is done.
+/// How often writing the shared Role is repeated because another node's write came in between: each time one of them succeeds.
 const TRIES: u32 = 50;
 
 /// How long an apiserver may take to notice what was written through another one.
@@ -43,7 +43,7 @@ pub struct GrantOptions {
     pub server_name: String,
     /// Whose the files shall be.
     pub uid: u32,
-    /// Where the kubeconfig goes. The token is beside it.
+    /// Where the kubeconfig goes. The token is in the same directory.
     pub file: PathBuf,
 }
 
@@ -59,7 +59,7 @@ pub struct Granted {
     /// Whose the files are.
     pub uid: u32,
     pub expires: String,
-    /// How long it is good as the apiserver says it, in seconds, to the minute.
+    /// How long the apiserver made it valid, in seconds, to the minute.
     pub seconds: u64,
 }
 

@@ -1,6 +1,6 @@
 //! What a shim may do in a cluster, as objects.
 //!
-//! One list of [`Rule`]s is both what the Roles say and what is tried at the end, so that the two cannot differ.
+//! One list of [`Rule`]s is both what the Roles grant and what is tried at the end, so that the two cannot differ.
 //!
 //! | object | namespace | of |
 //! | --- | --- | --- |
@@ -75,7 +75,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Asks whether the one who asks may do it.
+    /// A SelfSubjectAccessReview of it.
     #[must_use]
     pub fn review(&self) -> Value {
         json!({

@@ -32,7 +32,7 @@ pub struct Original {
 
 impl fmt::Display for Original {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // There is nothing in it that JSON could not say.
+        // All of it can be serialized.
         f.write_str(&serde_json::to_string(self).unwrap_or_default())
     }
 }

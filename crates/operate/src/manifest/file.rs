@@ -14,7 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Largest manifest that is read, in bytes. Etcd takes no more.
+/// Largest manifest that is read, in bytes: etcd's limit of an object.
 const MAX_SIZE: u64 = 1 << 20;
 
 /// What cannot be done with a file.
@@ -123,7 +123,7 @@ fn temporary_prefix(path: &Path) -> String {
     format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// Removes what a [`replace`] of this file left beside it when its process was killed. Without success it only
+/// Removes what a [`replace`] of this file left in its directory when its process was killed. Without success it only
 /// stays.
 pub fn sweep(path: &Path) {
     let prefix = temporary_prefix(path);

@@ -1,4 +1,4 @@
-//! A kube-apiserver's manifest to one behind berth, as a list of edits. `docs/inject.md` says what they are
+//! A kube-apiserver's manifest to one behind berth, as a list of edits. `docs/inject.md` lists them
 //! for; here is how they are found.
 
 mod addresses;
@@ -24,7 +24,7 @@ const DIRECT: &str = "BERTH_DIRECT";
 const SERVICE: &str = "BERTH_CLUSTER";
 const NODE_NAME: &str = "BERTH_NODE_NAME";
 
-/// How the shim runs beside the apiserver.
+/// How the shim runs with the apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Sidecar {
     /// An init container that restarts, started before kube-apiserver and stopped after it (Kubernetes 1.29
@@ -37,7 +37,7 @@ pub enum Sidecar {
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Addresses {
-    /// Where the manifest says that the apiserver is, else at the node's address.
+    /// The apiserver's address in the manifest, else the node's.
     #[default]
     OfManifest,
     /// Here; the first names the berth.
@@ -53,9 +53,9 @@ pub struct Probing {
     pub variables: Vec<(&'static str, String)>,
     /// Files in the apiserver's container that it needs.
     pub files: Vec<String>,
-    /// It says what it trusts, or that it trusts all.
+    /// The probe has a CA, or trusts every certificate.
     pub trusts: bool,
-    /// It shows who it is.
+    /// The probe has credentials.
     pub credentials: bool,
 }
 
@@ -73,7 +73,7 @@ pub struct InjectOptions {
     pub service: Option<String>,
     /// When the kernel steers new connections to the apiserver itself.
     pub direct: DirectMode,
-    /// Further variables of the shim: those that somebody added to it.
+    /// Further variables of the shim, which the operator added.
     pub added: Vec<Value>,
 }
 
@@ -90,8 +90,8 @@ pub struct Injection {
     pub options: InjectOptions,
 }
 
-/// Puts the kube-apiserver of a file behind berth. One that is already is put there anew, with these
-/// options, and listens where it did if they do not say where; the file stays as it is, byte for byte, if that changes nothing.
+/// Puts the kube-apiserver of a file behind berth. One that is already is regenerated, with these
+/// options, and listens where it did if they name no address; the file stays as it is, byte for byte, if that changes nothing.
 ///
 /// # Errors
 /// All that is in the way.

@@ -23,7 +23,7 @@ pub struct Patch {
 /// The edits as patches.
 ///
 /// # Errors
-/// The manifest is not kubeadm's, or an edit cannot be said as a patch.
+/// The manifest is not kubeadm's, or an edit cannot be written as a patch.
 pub fn patches(manifest: &Manifest, edits: &[Edit]) -> Result<[Patch; 2], Problem> {
     if !manifest.is_kubeadm() {
         return Err(Problem::new(1, "kubeadm did not write this: give the manifest that it wrote"));
@@ -45,7 +45,7 @@ pub fn patches(manifest: &Manifest, edits: &[Edit]) -> Result<[Patch; 2], Proble
             let line = manifest.apiserver().line;
             Problem::new(
                 line,
-                format!("{} cannot be said as a patch: use the manifest as kubeadm writes it", edit.path),
+                format!("{} cannot be written as a patch: use the manifest as kubeadm writes it", edit.path),
             )
         })?;
     }
@@ -72,7 +72,7 @@ fn operations_of(change: &Change, list: &str) -> Vec<Value> {
     }
 }
 
-/// Puts a change into a strategic merge patch. None: it cannot be said.
+/// Puts a change into a strategic merge patch. None: it cannot be written as one.
 fn add(patch: &mut Value, there: Option<&YamlNode>, path: &[Step], change: &Change) -> Option<()> {
     let Some((step, rest)) = path.split_first() else {
         *patch = match (change, there) {

@@ -1,11 +1,11 @@
 //! Edits of Kubernetes manifests that keep comments and order.
 //!
 //! Pure, text in and text out, but for [`file`](mod@file). [`Manifest::parse`] finds the kube-apiserver in a
-//! file. [`inject`] and [`eject`] say what to change as a list of [`Edit`]s, each with its reason, and [`edit`]
+//! file. [`inject`] and [`eject`] give what to change as a list of [`Edit`]s, each with its reason, and [`edit`]
 //! writes them into the text, one after the other, at the places that [`berth_cluster::yaml`] knows. So nothing is
-//! touched that no edit names. A document with forms of YAML that no manifest has is read and not edited. [`kubeadm`] says the same edits as patches for kubeadm.
+//! touched that no edit names. A document with forms of YAML that no manifest has is read and not edited. [`kubeadm`] writes the same edits as patches for kubeadm.
 //!
-//! The text is edited and never written anew: a library that patches YAML (yamlpatch) can neither
+//! The text is edited and never regenerated: a library that patches YAML (yamlpatch) can neither
 //! leave a reason behind as a comment nor work on one of several documents, and brings a C parser along.
 
 mod container;

@@ -1,7 +1,7 @@
 //! What the editor surely understands.
 //!
 //! YAML has more forms than manifests have. In some of them readers do not agree where one value ends and the next begins
-//! (`[!a, 1]`: a comma may be part of a tag), or a value has no place of its own (`? key` without a colon). An edit beside such a
+//! (`[!a, 1]`: a comma may be part of a tag), or a value has no place of its own (`? key` without a colon). An edit next to such a
 //! value can mean one thing to the reader that berth has and another to Kubernetes, so reading the result again
 //! does not show it. The editor knows none of these forms: a document with one of them is not edited.
 

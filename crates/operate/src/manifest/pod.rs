@@ -69,7 +69,7 @@ impl Manifest {
     /// Reads a file and finds the kube-apiserver: by its command, else by the container's name.
     ///
     /// # Errors
-    /// It is no YAML, or has none or several kube-apiservers, or one that cannot be told what to do.
+    /// It is no YAML, or has none or several kube-apiservers, or one whose arguments cannot be changed.
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let mut found = Vec::new();
         for (document, root) in parse(text)?.into_iter().enumerate() {
@@ -265,13 +265,13 @@ impl Manifest {
         })
     }
 
-    /// The one address that the apiserver listens on, if it is told one; else it listens on all.
+    /// The one address that the apiserver listens on, if --bind-address names one; else it listens on all.
     #[must_use]
     pub fn bound(&self) -> Option<IpAddr> {
         self.address("bind-address").filter(|ip| !ip.is_unspecified())
     }
 
-    /// The address that it advertises, if it is told one. That of a router need not be one of the node.
+    /// The address of --advertise-address, if it is given. That of a router need not be one of the node.
     #[must_use]
     pub fn advertised(&self) -> Option<IpAddr> {
         self.address("advertise-address")

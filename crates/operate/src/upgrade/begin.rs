@@ -37,13 +37,13 @@ const UNLOCKED: &str = "nothing keeps another control-plane node from being upgr
 /// What a kubelet may take to stop a pod beyond its grace period.
 const MARGIN: Duration = Duration::from_secs(60);
 
-/// What an upgrade is told.
+/// What the operator wants of an upgrade.
 #[derive(Debug)]
 pub struct UpgradeOptions {
     /// The new manifest; none: the current one, for a rolling restart.
     pub manifest: Option<PathBuf>,
     pub canonical: PathBuf,
-    /// The one that is there beside it for a while.
+    /// The file of the temporary pod, in the same directory.
     pub temporary: PathBuf,
     /// Where originals and the state are kept.
     pub backup_dir: PathBuf,
@@ -51,16 +51,16 @@ pub struct UpgradeOptions {
     pub ready: Duration,
     /// How long it must then stay ready.
     pub settle: Duration,
-    /// Where the shims meet, if not where the new manifest says.
+    /// Where the shims meet, if not in the new manifest's directory.
     pub run_dir: Option<PathBuf>,
     /// Where the kubelet writes the logs of containers.
     pub pod_logs_dir: PathBuf,
     pub kubeconfig: Option<PathBuf>,
     /// Checks of doctor whose errors do not count.
     pub ignore_errors: Vec<String>,
-    /// The cluster's lock is taken from whoever has it.
+    /// Take the cluster's lock from its holder.
     pub break_lock: bool,
-    /// The command line, for who is kept from upgrading another node.
+    /// The command line, which an upgrade of another node reports as the lock's holder.
     pub command: String,
 }
 
@@ -160,7 +160,7 @@ pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begu
     let (state, mut setting) = fresh(options, progress).await?;
     setting.lock = take_lock(options, &state, &setting, false, progress).await?;
     let begun = async {
-        // In this order: who is killed in between is not taken for one that has changed its node and cannot go on.
+        // In this order: an upgrade that is killed in between has not marked the lock, and leaves nothing that cannot be resumed.
         store.save(&state).map_err(|error| Refusal::unavailable(&error))?;
         match &setting.lock {
             Some(lock) => lock
@@ -180,8 +180,8 @@ pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begu
     Ok(Begun { state, store, setting })
 }
 
-/// What keeps other nodes from being upgraded meanwhile, if there is a cluster that gives it; one that was named has to. Who goes on may have changed the
-/// node, and goes on whether it answers or not: it may be this node that does not.
+/// What keeps other nodes from being upgraded meanwhile, if there is a cluster that gives it; one that was named has to. A resumed upgrade may have changed the
+/// node, and goes on whether the cluster answers or not: it may be this node that does not.
 async fn take_lock(
     options: &UpgradeOptions,
     state: &State,
@@ -327,7 +327,7 @@ async fn diagnose(
     if findings.iter().any(|finding| finding.severity == Severity::Error) {
         let _ = writeln!(
             std::io::stderr(),
-            "berth: nothing was changed: fix the errors above first; --ignore-errors is for who knows better"
+            "berth: nothing was changed: fix the errors above first; --ignore-errors makes warnings of them"
         );
         return Err(Refusal::Errors);
     }
@@ -378,7 +378,7 @@ async fn is_to_be_kept(client: &Client, address: SocketAddr) -> Result<bool, Str
     service.check().await.map(|()| true)
 }
 
-/// How long a shim may take to answer before that says that it does not serve: on a busy node it takes seconds to.
+/// How long a shim may take to answer before it counts as not serving: on a busy node it takes seconds.
 const ANSWERING: Duration = Duration::from_secs(10);
 
 /// Time between two questions to a shim that did not answer.
@@ -402,7 +402,7 @@ async fn serving(
     }
 }
 
-/// What one look says of that.
+/// The same, of one sample.
 fn served(
     setting: &UpgradeContext,
     ([canonical, _], details): ([InstanceObservation; 2], NodeDetails),

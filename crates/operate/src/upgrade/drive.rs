@@ -1,4 +1,4 @@
-//! The loop: look, ask the machine, keep the position, do it, tell.
+//! The loop: it samples the node, asks the machine what is next, keeps the position on disk, does it, and reports.
 
 use super::journal::image_trouble;
 use super::lock::Lock;
@@ -31,7 +31,7 @@ const LINES: usize = 12;
 /// Time between two looks into the kubelet's journal.
 const KUBELET: Duration = Duration::from_secs(2);
 
-/// What an upgrade needs beside its state.
+/// What an upgrade needs besides its state.
 #[derive(Debug)]
 pub struct UpgradeContext {
     /// What of the new manifest matters.
@@ -127,7 +127,7 @@ struct Driver<'a> {
     entered: SystemTime,
     /// When the kubelet's journal was looked into last.
     asked_kubelet: Option<Instant>,
-    /// What the kubelet says of an image of this step's pod that it cannot get.
+    /// The kubelet's error for an image of this step's pod that it cannot get.
     image_trouble: Option<String>,
     state: State,
     store: &'a Store,
@@ -171,7 +171,7 @@ impl Driver<'_> {
                 Action::Entered => {
                     let first = self.state.position.why.is_none();
                     let before = std::mem::replace(&mut self.state.position, self.machine.position().clone());
-                    // Told before it is kept: who is killed between the two tells it again, and not never.
+                    // Reported before it is kept: an upgrade that is killed in between reports it again when it is resumed.
                     if let (true, Some(why)) = (first, self.state.position.why.as_deref())
                         && why != INTERRUPTED
                     {
@@ -195,7 +195,7 @@ impl Driver<'_> {
                 }
                 Action::Drain(slot) => tokio::select! {
                     drained = ask_to_leave(details.of(slot).socket.as_deref()) => self.drained(slot, drained).await,
-                    // Whether the shim was told shows in the next look.
+                    // Whether the shim received it shows in the next sample.
                     _ = self.signals.next() => {
                         if !self.interrupt() {
                             return Ok(Ended::Stopped);
@@ -267,7 +267,7 @@ impl Driver<'_> {
 
     async fn finish(&mut self, outcome: UpgradeOutcome, details: &NodeDetails) -> Result<Ended, DriveError> {
         self.leave_service(true).await;
-        // Before the state goes: who is killed in between goes on here, and nobody is kept out for good.
+        // Before the state goes: an upgrade that is killed in between is resumed here, and the lock is not left behind.
         if let Some(lock) = &self.setting.lock {
             lock.release(&self.progress).await;
         }
@@ -309,7 +309,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Who came by an address that nobody listens on now is refused from here on, and is notified in no other way.
+    /// Clients of an address without a listener are refused from here on, and nothing else reports that.
     fn tell_unreached(&self) {
         for address in &self.unreached {
             self.progress.line(&format!(
@@ -347,7 +347,7 @@ impl Driver<'_> {
         let line = |number: usize, what: String| self.progress.line(&format!("{number}/{STEPS}  {what}"));
         match step {
             Step::StartTemporary => {
-                line(2, format!("the new one starts beside the old one: {temporary}, ready within {ready}"));
+                line(2, format!("the new one starts, and the old one serves on: {temporary}, ready within {ready}"));
             }
             Step::SettleTemporary => line(3, format!("it is ready and has joined; watched for {settle}")),
             Step::StopOld => line(4, format!("the old one leaves the port, and {canonical} goes")),
@@ -388,12 +388,12 @@ impl Driver<'_> {
             Step::Verify if self.unreached.is_empty() => "looking".into(),
             Step::Verify => {
                 let addresses: Vec<_> = self.unreached.iter().map(ToString::to_string).collect();
-                format!("clients came by {} before, and nobody listens there", addresses.join(", "))
+                format!("clients came by {} before, and nothing listens there", addresses.join(", "))
             }
         }
     }
 
-    /// Why, and what the container said last.
+    /// Why, and the last lines of the container's log.
     fn tell_failure(&self, why: &str, step: Step, details: &NodeDetails) {
         let ApiserverPod { namespace, name, container, image, .. } = &self.setting.pod;
         let uid;

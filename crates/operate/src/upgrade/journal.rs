@@ -1,4 +1,4 @@
-//! Why the kubelet cannot start a pod, from its journal: while an apiserver's image is missing there is nobody else to ask.
+//! Why the kubelet cannot start a pod, from its journal: while an apiserver's image is missing, there is no API to ask.
 
 use super::logs::LoggedPod;
 use crate::command::output;
@@ -9,10 +9,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Longest time that journalctl may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Lines of the journal that are looked through; the kubelet says it again every few seconds.
+/// Lines of the journal that are looked through; the kubelet repeats the message every few seconds.
 const LINES: &str = "500";
 
-/// What the kubelet says of an image of this pod that it cannot get, since then. None also if it cannot be asked.
+/// The kubelet's error for an image of this pod that it cannot get, since then. None also if it cannot be asked.
 pub async fn image_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<String> {
     let named = match pod {
         LoggedPod::Uid(uid) => format!("podUID=\"{uid}\""),
@@ -25,7 +25,7 @@ pub async fn image_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<Str
     find(&String::from_utf8_lossy(&output.stdout), &named)
 }
 
-/// The node's name, which the kubelet adds to a static pod's: what it is told, else the machine's. `proc` is /proc.
+/// The node's name, which the kubelet adds to a static pod's: that of --hostname-override, else the machine's. `proc` is /proc.
 #[must_use]
 pub fn node_name(proc: &Path) -> Option<String> {
     let is_kubelet =

@@ -2,12 +2,12 @@
 //!
 //! It is created with POST and replaced with PUT and the `resourceVersion` that was read, so of two that race one has it. It
 //! says whether its holder may have changed its node. One that has not loses it when it is not seen to renew it: a
-//! process that was killed is in nobody's way. One that has keeps it until that upgrade is brought to its end, or until an
+//! process that was killed blocks no other. One that has keeps it until that upgrade is brought to its end, or until an
 //! operator breaks it: a node that was left in the middle is what must not become two.
 //!
 //! It has a namespace of its own: in that of the instances' Leases each node's token could remove or forge it.
 //!
-//! [`Claim`] decides, without I/O. Whose upgrade it is says the UID that is drawn for each and kept in its state.
+//! [`Claim`] decides, without I/O. An upgrade is identified by the UID that is drawn for it and kept in its state.
 
 use super::progress::Progress;
 use crate::grant::objects;
@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How often what fails is tried again, and what another wrote in between.
 const TRIES: (u32, u32) = (2, 50);
 
-/// Time between two tries, and between two looks at somebody else's.
+/// Time between two tries, and between two reads of another holder's.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How long a release may take to succeed.
@@ -81,7 +81,7 @@ impl Holder {
         }
     }
 
-    /// Who it is, for people.
+    /// Text for people.
     #[must_use]
     pub fn describe(&self) -> String {
         let Self { node, process, command, since, .. } = self;
@@ -110,10 +110,10 @@ impl Holder {
     }
 }
 
-/// What is next for who wants the lock, or has it.
+/// What is next for an upgrade that wants the lock, or has it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Turn {
-    /// Nobody has it: this is to be created.
+    /// It is free: this is to be created.
     Create(Value),
     /// It is to become this, if it is still what was read.
     Replace(Value),
@@ -128,14 +128,14 @@ pub enum Turn {
 pub struct Claim {
     me: Holder,
     break_lock: bool,
-    /// Of somebody else's.
+    /// Of another holder's.
     expiry: Expiry,
     /// The first of those that was read.
     first: Option<Value>,
 }
 
 impl Claim {
-    /// Of an upgrade; `break_lock` takes the lock from whoever has it, once.
+    /// Of an upgrade; `break_lock` takes the lock from its holder, once.
     #[must_use]
     pub fn new(me: Holder, break_lock: bool) -> Self {
         Self { me, break_lock, expiry: Expiry::default(), first: None }
@@ -175,7 +175,7 @@ impl Claim {
         self.expiry.failed();
     }
 
-    /// It is had: what was in the way counts no more.
+    /// The lock is held: what was in the way does not count any more.
     pub fn has(&mut self) {
         (self.break_lock, self.expiry, self.first) = (false, Expiry::default(), None);
     }
@@ -227,7 +227,7 @@ impl Lock {
         Self { client, began: Instant::now(), claim: Mutex::new(claim) }
     }
 
-    /// Takes it. That may need 40 s, where somebody who had changed nothing was killed.
+    /// Takes it. That may need 40 s, where an upgrade that had changed nothing was killed.
     ///
     /// # Errors
     /// Another upgrade has it, or the cluster does not give it.
@@ -240,7 +240,7 @@ impl Lock {
                 (Ok(Some(holder)), _) => {
                     let who = holder.describe();
                     progress.waiting(&format!(
-                        "the cluster's lock is held by {who}: whether that lives is seen within 40 s"
+                        "the cluster's lock is held by {who}: within 40 s it shows whether that still runs"
                     ));
                     waited = Some(holder);
                     sleep(LOOK).await;
@@ -254,7 +254,7 @@ impl Lock {
         }
     }
 
-    /// Says in it that the node will be changed: from here on nobody else gets it.
+    /// Marks in it that the node will be changed: from here on no other upgrade can take the lock.
     ///
     /// # Errors
     /// Another upgrade got it meanwhile, or the cluster does not answer. Then nothing may be changed.
@@ -263,7 +263,7 @@ impl Lock {
         self.take(progress).await
     }
 
-    /// Renews it until it is dropped. A cluster that does not answer is nothing to be told: what is marked is nobody else's.
+    /// Renews it until it is dropped. Failures are not reported: once this upgrade is marked as having changed its node, no other upgrade can take the lock.
     pub async fn keep(&self, progress: &Progress) {
         let mut told = false;
         loop {

@@ -1,7 +1,7 @@
 //! The last lines of a container, from the kubelet's log files: why an instance did not get ready.
 //!
 //! `NAMESPACE_POD_UID/CONTAINER/N.log`; a static pod's name has "-NODE" at its end there. Each line is
-//! `TIME STREAM TAG TEXT`, where the tag P says that the text goes on in the next line.
+//! `TIME STREAM TAG TEXT`, where the tag P means that the text goes on in the next line.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -40,7 +40,7 @@ pub fn last_lines(
         })
         .collect();
     files.sort();
-    // The newest that says something: one that was just started says nothing yet.
+    // The newest that is not empty: a container that was just started has logged nothing yet.
     files.into_iter().rev().find_map(|(_, path)| {
         let lines = parse(&tail(&path)?);
         let from = lines.len().saturating_sub(count);

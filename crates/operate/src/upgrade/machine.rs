@@ -19,7 +19,7 @@ pub use terms::{
 /// How long an instance may be out of the group, once it was in it, before that counts: one slow answer does not.
 const LOST: Duration = Duration::from_secs(3);
 
-/// How long a shim may take to hear that it shall leave, and then to leave. Then it is stopped all the same: SIGTERM makes it leave too.
+/// How long a shim may take to accept a drain, and then to leave. Then it is stopped all the same: SIGTERM makes it leave too.
 pub const LEAVING: Duration = Duration::from_secs(30);
 
 /// Ends of a process after which it is not waited for any more: the kubelet starts it again later and later.
@@ -40,8 +40,8 @@ pub struct Machine {
     interrupted: bool,
     /// Of the step; from its first look on, or from when the instance that it watches has joined in this run.
     since: Option<Since>,
-    /// The instance that the step watches has been in the group in this run. Who goes on with a step cannot know that
-    /// it was: after a reboot all pods start anew.
+    /// The instance that the step watches has been in the group in this run. A run that resumes a step cannot know that
+    /// it was: after a reboot all pods start again.
     joined: bool,
     /// It has been out of the group since.
     lost: Option<Duration>,
@@ -182,12 +182,12 @@ impl Machine {
         let lost = self.lost(look, Slot::Temporary);
         if temporary.in_group {
             if canonical.may_serve() && self.drains_failed >= DRAINS {
-                return self.withdraw("the old instance's shim cannot be told to leave");
+                return self.withdraw("the old instance's shim cannot be drained");
             }
             return self.stop(look, Slot::Canonical);
         }
         match lost {
-            // Once told to leave, the old one does not come back: then there is only the way on.
+            // Once drained, the old one does not come back: then there is only the way on.
             Some(why) if canonical.in_group && !self.drained => self.withdraw(&why),
             _ if self.lost_for(look) >= look.limits.ready => {
                 Action::Halt("the new instance is not ready any more, and the old one has left the port".into())
@@ -417,7 +417,7 @@ impl Look<'_> {
     fn verify(&self) -> Action {
         let alone = self.seen.temporary_file == Content::Absent && !self.seen.temporary.alive;
         match (self.holds(self.target) && alone && self.seen.canonical.in_group, self.target) {
-            // Who went on with it later could only wait for the same address again, and no other upgrade could begin.
+            // A resumed upgrade could only wait for the same address again, and no other upgrade could begin.
             (true, _) if !self.seen.reached && self.elapsed() < LEAVING => Action::Wait,
             (true, Version::New) => Action::Finish(UpgradeOutcome::Done),
             (true, Version::Old) => Action::Finish(UpgradeOutcome::RolledBack),

@@ -1,8 +1,8 @@
 //! `berth upgrade`: a rolling upgrade of a static pod, which a kubelet never overlaps by itself.
 //!
-//! The new manifest first runs as a *temporary* pod, under another file and pod name, beside the old one. When it is
+//! The new manifest first runs as a *temporary* pod, under another file and pod name, together with the old one. When it is
 //! ready and has joined the group, the old one goes, and then the same again from the temporary pod to the
-//! *canonical* file, where kubeadm expects it. At each moment somebody serves; whatever fails, the old
+//! *canonical* file, where kubeadm expects it. At each moment an instance serves; whatever fails, the old
 //! manifest comes back.
 //!
 //! | module | what lives there |
@@ -11,11 +11,11 @@
 //! | [`state`] | where it stands, on disk, and the lock against two runs on the node |
 //! | [`pod`] | what matters of a manifest, and the temporary one |
 //! | [`observer`] | the files and instances as the machine sees them |
-//! | [`journal`] | what the kubelet says of an image that it cannot get |
+//! | [`journal`] | the kubelet's error for an image that it cannot get |
 //! | [`logs`] | the last lines of a container that failed |
 //! | [`begin`] | manifests checked, doctor asked, or an interrupted upgrade found again |
 //! | [`lock`] | keeps two nodes from being upgraded at once |
-//! | [`drive`] | the loop: look, ask the machine, do it, tell |
+//! | [`drive`] | the loop that does it |
 //! | [`progress`] | what a person reads meanwhile |
 //!
 //! Which instance belongs to which pod is known because the temporary pod has a `metadata.uid` that berth draws:

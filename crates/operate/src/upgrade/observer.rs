@@ -31,7 +31,7 @@ const SILENT: Duration = Duration::from_secs(30);
 /// Longest time that a connect may take.
 const DIAL: Duration = Duration::from_secs(2);
 
-/// What is said of an instance, for people.
+/// What is known of an instance, for people.
 #[derive(Debug, Clone, Default)]
 pub struct InstanceDetails {
     pub id: Option<InstanceId>,
@@ -43,7 +43,7 @@ pub struct InstanceDetails {
     /// What it calls its version.
     pub version: Option<String>,
     pub socket: Option<PathBuf>,
-    /// What it tells clients of itself.
+    /// The address that it advertises.
     pub advertised: Option<SocketAddr>,
 }
 
@@ -54,7 +54,7 @@ pub struct NodeDetails {
     /// How many of them run.
     pub others: usize,
     pub temporary: InstanceDetails,
-    /// A shim is there and said nothing: another look may show what it would have said.
+    /// A shim is there and did not answer: another sample may have its answer.
     pub silent: bool,
 }
 
@@ -80,7 +80,7 @@ struct ProcessHistory {
     process: Option<u64>,
     dead: bool,
     ends: u32,
-    /// The last that was heard of it is that it is in the group, then.
+    /// When its shim last answered that it is in the group, if that was its last answer.
     joined: Option<Instant>,
     /// Its shim is the node's.
     node: bool,
@@ -99,7 +99,7 @@ impl ProcessHistory {
         self.dead |= !alive;
     }
 
-    /// Whether it may be in the group still, if nobody says so now.
+    /// Whether it may be in the group still although no shim answers so now.
     fn is_silent(&mut self, heard: bool, in_group: bool, now: Instant) -> bool {
         if heard {
             self.joined = in_group.then_some(now);
@@ -153,7 +153,7 @@ impl NodeObserver {
             let heard = match answer {
                 ShimAnswer::Status(_) => true,
                 ShimAnswer::Silent(_) => false,
-                // Without a shim of its own it is the node's that says it.
+                // Without a shim of its own, the node's shim answers for it.
                 ShimAnswer::None => !node_silent || instance.process.is_none(),
             };
             let life = self.lives.entry(known.id.clone()).or_default();
@@ -274,7 +274,7 @@ impl NodeObserver {
 
 enum ShimAnswer {
     Status(Box<Status>),
-    /// It is there and says nothing.
+    /// It is there and does not answer.
     Silent(String),
     None,
 }

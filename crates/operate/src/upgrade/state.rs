@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 const VERSION: u32 = 1;
 
-/// Where it is kept, beside originals of manifests, unless told otherwise.
+/// Where it is kept by default, with originals of manifests.
 pub const DIRECTORY: &str = "/etc/kubernetes/berth";
 
 const NAME: &str = "upgrade.json";
@@ -68,7 +68,7 @@ pub struct State {
     pub temporary: PathBuf,
     /// UID of the temporary pod, which is its instance's name.
     pub uid: InstanceId,
-    /// What the node's instances tell clients of themselves.
+    /// The address that the node's instances advertise.
     pub address: SocketAddr,
     /// Whether the Service `kubernetes` named this node when it began.
     pub service: bool,
@@ -84,7 +84,7 @@ pub struct State {
     /// Mode and owner of `kube-apiserver.yaml`, which is removed and made again on the way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
-    /// The `--kubeconfig` that it was begun with: who goes on with it may not know.
+    /// The `--kubeconfig` that it was begun with: the command that resumes it may not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
 }
@@ -149,7 +149,7 @@ impl Store {
         &self.path
     }
 
-    /// Where the manifest that was there is kept, from before the first change on: what a person puts back who gives up
+    /// Where the manifest that was there is kept, from before the first change on: what an operator puts back who gives up
     /// on berth.
     #[must_use]
     pub fn before(&self, state: &State) -> PathBuf {
@@ -178,7 +178,7 @@ impl Store {
         Ok(replace(&self.path, &(text + "\n"))?)
     }
 
-    /// It is over.
+    /// Removes the state: the upgrade has ended.
     ///
     /// # Errors
     /// See [`StateError`].
@@ -199,7 +199,7 @@ pub fn remove(path: &Path) -> Result<(), StateError> {
     removed.map_err(|source| StateError::Io { what: "remove", path: path.to_owned(), source })
 }
 
-/// The upgrade that has begun, for who does not go on with it.
+/// The upgrade that has begun, without the lock: to read only.
 ///
 /// # Errors
 /// See [`StateError`].
@@ -227,7 +227,7 @@ pub fn leave_alone(directory: &Path, file: &Path) -> Result<(), String> {
     ))
 }
 
-/// A sentence on an upgrade that was begun and not brought to an end, for who looks at the node.
+/// A sentence on an upgrade that was begun and not brought to an end, for the operator.
 #[must_use]
 pub fn interrupted(directory: &Path) -> Option<String> {
     match find(directory) {

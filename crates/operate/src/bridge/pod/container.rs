@@ -15,7 +15,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// For what the container writes into its root file system, and the runtime beside it, in bytes.
+/// For what the container writes into its root file system, and for the runtime's copy, in bytes.
 const SPARE: u64 = 64 << 20;
 
 const ROOT: &str = "root";

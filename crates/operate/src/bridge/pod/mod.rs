@@ -1,4 +1,4 @@
-//! A kube-apiserver in a static pod: a second container as the running one, which the node's runtime starts but nobody manages.
+//! A kube-apiserver in a static pod: a second container as the running one, which the node's runtime starts and neither it nor the kubelet manages.
 //!
 //! | module | what lives there |
 //! | --- | --- |

@@ -1,6 +1,6 @@
 //! What runs a node's containers: which one a process is in, its specification, and the program that starts it (runc or crun).
 //!
-//! A container has a parent that stays with it: containerd's shim, or CRI-O's conmon. Both say where the specification lies, without
+//! A container has a parent that stays with it: containerd's shim, or CRI-O's conmon. Their arguments name the directory of the specification, without
 //! a client of the runtime. Where neither does, crictl and ctr are asked, if they are there.
 
 use super::spec::Spec;
@@ -125,7 +125,7 @@ pub async fn spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
     Err(tried.join("; "))
 }
 
-/// What a client of a runtime says of a container has the specification in it.
+/// The specification in a runtime client's output about a container.
 pub fn part(json: &[u8], keys: &[&str]) -> Result<Spec, String> {
     let mut whole: Value = serde_json::from_slice(json).map_err(|_| "it does not know this container".to_owned())?;
     for key in keys {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 const DROPPED: [&str; 4] = ["hooks", "annotations", "hostname", "domainname"];
 const DROPPED_LINUX: [&str; 1] = ["intelRdt"];
 
-/// Namespaces that are the node's for a pod with `hostNetwork`, and so for who starts the temporary instance.
+/// Namespaces that are the node's for a pod with `hostNetwork`, and so for the process that starts the temporary instance.
 const NODES: [&str; 2] = ["network", "uts"];
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ pub struct Changes<'a> {
     pub root: &'a Path,
     pub cgroup: &'a str,
     pub oom_score_adj: i16,
-    /// Names of resources as in setrlimit(2), and the soft and the hard limit of each: a runtime that is told none hands on its own.
+    /// Names of resources as in setrlimit(2), and the soft and the hard limit of each: a runtime that is given none passes on its own.
     pub limits: Vec<(String, u64, u64)>,
     /// What is mounted at these places instead.
     pub instead: &'a BTreeMap<PathBuf, Instead>,
@@ -168,7 +168,7 @@ impl Spec {
 }
 
 impl Linux {
-    /// A pod's part of the processors is one among pods. In a cgroup beside that of all pods and that of all services, it would be so
+    /// A pod's part of the processors is one among pods. In a cgroup next to those of all pods and of all services, it would be so
     /// small that a busy node starves it.
     fn forget_shares(&mut self) {
         let Some(resources) = self.rest.get_mut("resources") else { return };

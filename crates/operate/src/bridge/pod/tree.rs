@@ -52,7 +52,7 @@ pub fn root_of(pid: i32) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// What a path means to who has this root.
+/// Opens a path as a process with this root resolves it.
 ///
 /// # Errors
 /// There is no such thing.
@@ -162,7 +162,7 @@ fn own(path: &Path, meta: &Statx) -> io::Result<()> {
     Ok(chownat(rustix::fs::CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-/// By their names. Where something else is mounted is told by the kernel (Linux 5.8), which no parser of mountinfo needs to do.
+/// By their names. The kernel marks mount points (since Linux 5.8), so mountinfo need not be parsed.
 fn entries(directory: &OwnedFd, mounted: Mounted, deep: usize) -> io::Result<Vec<(CString, Statx)>> {
     if deep >= DEEPEST {
         return Err(io::Error::other(format!("more than {DEEPEST} directories in one another")));

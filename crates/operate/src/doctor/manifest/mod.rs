@@ -1,4 +1,4 @@
-//! What the text of a manifest says.
+//! Checks of the text of a manifest.
 
 mod credentials;
 mod direct;
@@ -133,7 +133,7 @@ impl Examiner<'_> {
         );
     }
 
-    /// What berth itself would say of its options.
+    /// Errors that berth itself would report about its options.
     fn options(&mut self, berth: &Berth<'_>) {
         let (name, line) = (berth.container.name(), berth.container.node().line);
         if matches!(berth.told, Told::Unseen) {

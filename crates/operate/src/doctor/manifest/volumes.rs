@@ -10,7 +10,7 @@ use berth_options::PodCommand;
 use berth_options::place::PlaceArgs;
 use std::path::Path;
 
-/// Where the shims of a node meet, if nothing else is said.
+/// Where the shims of a node meet by default.
 const RUN_DIR: &str = "/run/berth";
 
 impl Examiner<'_> {
@@ -55,7 +55,7 @@ impl Examiner<'_> {
         }
     }
 
-    /// Who brings the binary, and whom the run directory will belong to.
+    /// Which container copies the binary, and which uid the run directory will belong to.
     pub(super) fn install(&mut self, layout: &Layout<'_>) {
         let apiserver = layout.apiserver.container;
         let uid = uid(apiserver);
@@ -96,7 +96,7 @@ impl Examiner<'_> {
                 format!("{} makes the run directory for uid {owner}, and kube-apiserver is uid {uid}", install.name()),
                 format!("give it --owner {uid}"),
             ),
-            // Whoever wants it to be there made it.
+            // The operator has to make it.
             None if uid != 0 && kind != Some("Directory") => self.found(
                 RUN_DIR_OWNER,
                 mount.line,

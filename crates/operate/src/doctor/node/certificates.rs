@@ -1,4 +1,4 @@
-//! When the certificates expire that kube-apiserver uses, and those that lie beside them.
+//! When the certificates expire that kube-apiserver uses, and others in the same directories.
 //!
 //! `kubeadm upgrade apply` renews them on its way, but not where it finds nothing to do, and after a `berth upgrade` it
 //! finds nothing to do: without a renewal of their own all of them expire on the same day.
@@ -23,13 +23,13 @@ use std::time::Duration;
 /// Flags that name what kube-apiserver shows of itself: the first certificate of the file is its own.
 const OWN: [&str; 4] = ["tls-cert-file", "kubelet-client-certificate", "proxy-client-cert-file", "etcd-certfile"];
 
-/// Flags that name whom it trusts: the file may hold a CA that expires beside the one that follows it.
+/// Flags that name CAs that it trusts: the file may hold a CA that expires together with its successor.
 const TRUSTED: [&str; 4] =
     ["client-ca-file", "etcd-cafile", "requestheader-client-ca-file", "kubelet-certificate-authority"];
 
 const DAY: u64 = 24 * 60 * 60;
 
-/// Time left that is an error, and a warning; of a certificate with a short life at most a quarter of it, since who
+/// Time left that is an error, and a warning; of a certificate with a short life at most a quarter of it, since whatever
 /// issues such ones renews them in time.
 const SHORT: u64 = 7 * DAY;
 const SOON: u64 = 60 * DAY;
@@ -47,7 +47,7 @@ pub struct Certificates {
     /// When they were looked at, in seconds since 1970.
     pub now: u64,
     pub all: BTreeMap<String, Result<Validity, String>>,
-    /// Those of them that only lie beside one that kube-apiserver is told of: nobody may use them any more.
+    /// Those of them that no flag of kube-apiserver names: they may be unused.
     pub beside: BTreeSet<String>,
 }
 
@@ -82,7 +82,7 @@ impl Certificates {
             let entries = fs::read_dir(at(&directory.to_string_lossy())).into_iter().flatten().flatten();
             for entry in entries.filter(|entry| entry.path().extension().is_some_and(|ending| ending == "crt")) {
                 let path = directory.join(entry.file_name()).display().to_string();
-                // What nobody names may be anything.
+                // A file that no flag names may be anything.
                 let validity = fs::read(entry.path()).ok().and_then(|pem| first(&pem).ok());
                 if let Some(validity) = validity {
                     if !named.contains(&path) {
@@ -133,7 +133,7 @@ impl Certificates {
             };
             if beside {
                 let cause = format!("{cause}; no argument of kube-apiserver names it");
-                found.push(check.at(path.clone(), cause, format!("{fix}; if nobody uses it, remove it")));
+                found.push(check.at(path.clone(), cause, format!("{fix}; if nothing uses it, remove it")));
             } else {
                 found.push(check.at(path.clone(), cause, fix));
             }
@@ -163,7 +163,7 @@ fn clients(text: &str) -> Vec<Validity> {
 
 /// From when to when a certificate is valid.
 ///
-/// rustls shows neither, but says it of one that it refuses: before all else it compares the time. So it is asked at
+/// rustls shows neither, but its error for a certificate that it refuses does: before all else it compares the time. So it is asked at
 /// the first and at the last second that there are, which saves another parser of certificates.
 fn validity(certificate: &CertificateDer<'_>) -> Result<Validity, String> {
     let parsed = ParsedCertificate::try_from(certificate).map_err(|error| error.to_string())?;

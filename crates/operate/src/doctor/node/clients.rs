@@ -1,9 +1,9 @@
 //! By which addresses clients reach kube-apiserver, and whether the shim listens there. kube-apiserver listens on every
-//! address of its node by default and a shim on those that it is given, so who dials another one is refused from
+//! address of its node by default and a shim on those that it is given, so a client that dials another one is refused from
 //! the first switch on.
 //!
-//! [`Clients::gather`] looks at the node, and [`Clients::uncovered`] judges (pure), for `berth doctor`, `berth inject` and
-//! whoever switches.
+//! [`Clients::gather`] looks at the node, and [`Clients::uncovered`] judges (pure), for `berth doctor` and `berth
+//! inject`.
 
 use super::super::Finding;
 use super::super::checks::CLIENT_ADDRESS;
@@ -24,7 +24,7 @@ const FOLDER: &str = "etc/kubernetes";
 /// Most users of an address that are named.
 const NAMED: usize = 3;
 
-/// Who reaches kube-apiserver, by the address that is dialled.
+/// Clients of kube-apiserver, by the address that they dial.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Clients(BTreeMap<SocketAddr, Vec<String>>);
 
@@ -32,7 +32,7 @@ pub struct Clients(BTreeMap<SocketAddr, Vec<String>>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uncovered {
     pub address: SocketAddr,
-    /// Who dials it.
+    /// The clients that dial it.
     pub by: String,
     /// The node has it now; else it may be a load balancer's, or a virtual IP that is elsewhere at the moment.
     pub here: bool,

@@ -26,12 +26,12 @@ pub struct Credentials {
     pub held: Result<HeldCredentials, String>,
 }
 
-/// What a kubeconfig and its token say.
+/// What a kubeconfig and its token hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HeldCredentials {
     /// There is a client certificate.
     pub certificate: bool,
-    /// Whose the token is, and for how long, if it says so.
+    /// The token's account and its validity, if they are in it.
     pub claims: Option<Claims>,
 }
 

@@ -52,11 +52,11 @@ pub struct Facts {
     /// Which of them have no connection to a sibling; see [`unconnected`].
     pub unconnected: Vec<String>,
     pub addresses: Option<Vec<IpAddr>>,
-    /// Who listens on the ports of the shim.
+    /// Listeners on the ports of the shim.
     pub listeners: Vec<HeldPort>,
-    /// Who reaches kube-apiserver by which address.
+    /// Clients of kube-apiserver, and the addresses that they dial.
     pub clients: Clients,
-    /// Certificates that kube-apiserver uses, and those beside them.
+    /// Certificates that kube-apiserver uses, and others in the same directories.
     pub certificates: Certificates,
     /// With what its shim asks the cluster's API.
     pub credentials: Option<Credentials>,
@@ -219,7 +219,7 @@ pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
         let leases = lease::list(berth).map(|listing| listing.found).unwrap_or_default();
         for instance in leases.into_iter().filter(|lease| lease.is_live(&boot, now)).map(|lease| lease.instance) {
             let Ok(socket) = berth.socket_path(&instance) else { continue };
-            // One that does not answer tells nothing; a sibling of it will.
+            // A shim that does not answer is reported by its siblings.
             let Ok(status) = ipc::status(&socket, ipc::PATIENCE).await else { continue };
             let pair = |other| format!("the shims of {instance} and {other} have no connection");
             said.extend(status.unconnected.iter().map(pair));

@@ -154,7 +154,7 @@ impl Examiner<'_> {
             self.findings.push(LEFTOVERS.at(
                 path.clone(),
                 format!("left behind by what has ended: {what}"),
-                "nothing: a running shim removes them within ten minutes, and nobody believes them before",
+                "nothing: a running shim removes them within ten minutes, and they are ignored until then",
             ));
         }
         for what in &self.facts.unconnected {
@@ -203,7 +203,7 @@ impl Examiner<'_> {
         }
     }
 
-    /// Who is in the way of the shim's listeners.
+    /// Listeners that are in the way of the shim's.
     fn holders(&mut self, listen: &[Listen], uid: u32) {
         for wanted in listen.iter().map(|listen| listen.addr) {
             let host_ip = is_host_ip(wanted.ip());

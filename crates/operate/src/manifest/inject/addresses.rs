@@ -1,4 +1,4 @@
-//! Where the shim listens, and the variables that say it.
+//! Where the shim listens, and the variables for that.
 
 use super::{Addresses, Manifest, Planner, Problem, parts};
 use berth_options::check;
@@ -27,7 +27,7 @@ pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
         _ => Err(Problem::new(
             line,
             format!(
-                "the shim listens on {text}, which cannot be kept without being said: give each as --listen ADDR:PORT"
+                "the shim listens on {text}, which cannot be kept unless they are given: give each as --listen ADDR:PORT"
             ),
         )),
     }

@@ -4,7 +4,7 @@ use super::{Change, Planner, YamlNode, basename};
 use crate::manifest::edit::Step;
 use std::time::Duration;
 
-/// `--shutdown-delay-duration` where there is none: time for the others to hear that the address left the
+/// `--shutdown-delay-duration` where there is none: time for clients to learn that the address left the
 /// Service `kubernetes`.
 const DELAY: Duration = Duration::from_secs(5);
 
@@ -61,7 +61,7 @@ impl Planner<'_> {
         value.contains("{instance}")
     }
 
-    /// What becomes of the audit log, for who ships it and who has to keep it.
+    /// A note on the audit log: its name changes, which log shippers and retention have to follow.
     pub(super) fn note_audit_log(&mut self) {
         let Some(flag) = self.manifest.flag("audit-log-path").filter(|flag| !matches!(flag.value, "-" | "")) else {
             return;
@@ -100,7 +100,7 @@ impl Planner<'_> {
     }
 
     /// Changes a flag where it stands, or adds it. In what kubeadm writes it is always added, where it
-    /// counts because it is the last: a patch of kubeadm's cannot name an argument by what it says.
+    /// counts because it is the last: a patch of kubeadm's cannot name an argument by its value.
     fn set_flag(&mut self, name: &str, value: &str, reason: &str) {
         let whole = format!("--{name}={value}");
         let flag = self.manifest.flag(name).filter(|_| !self.manifest.is_kubeadm());

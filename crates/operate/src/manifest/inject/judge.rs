@@ -1,4 +1,4 @@
-//! The same rules, for a manifest that is behind berth already, whoever put it there: what they would still
+//! The same rules, for a manifest that is behind berth already, by `inject` or by hand: what they would still
 //! change is a lapse.
 
 use super::flags::{DRAIN, OWN};
@@ -8,7 +8,7 @@ use crate::manifest::write::Style;
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-/// What a manifest behind berth has to be, beside having berth in it.
+/// What a manifest behind berth has to be, besides having berth in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
     /// In the node's network.
@@ -21,7 +21,7 @@ pub enum Rule {
     ShutdownDelay,
     /// No probe asks the shared port.
     Probe,
-    /// No probe asks somebody else.
+    /// No probe asks another process.
     ForeignProbe,
     /// Probes that start a process do it seldom, and wait for it.
     Pace,
@@ -76,7 +76,7 @@ pub struct Wrapping<'a> {
     pub binary: &'a str,
     /// How many words of berth the edits put before its command.
     pub words: usize,
-    /// The probe shows who it is.
+    /// The probe has credentials.
     pub credentials: bool,
     /// How long connections may take to end.
     pub drain: Duration,
@@ -94,7 +94,7 @@ impl Default for Wrapping<'_> {
 pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     let options = InjectOptions::default();
     let mut judge = Judge { planner: Planner::new(manifest, &options, wrapping), lapses: Vec::new() };
-    // That the port is none is said by what reads it.
+    // That the port is invalid is reported by the code that reads it.
     let port = manifest.secure_port().unwrap_or(6443);
     judge.ask(Rule::HostNetwork, Planner::host_network);
     judge.ask(Rule::Rollout, Planner::rollout);

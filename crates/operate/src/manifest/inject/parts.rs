@@ -25,12 +25,12 @@ fn wait() -> Value {
     variable("BERTH_BIND_WAIT", "10m")
 }
 
-/// The same, unless somebody wrote another time.
+/// The same, unless the manifest has another time.
 pub(super) fn waits(added: &[Value]) -> Option<Value> {
     Some(wait()).filter(|wait| added.iter().all(|other| other["name"] != wait["name"]))
 }
 
-/// What somebody added to a shim's variables, for which `berth inject` has no options.
+/// Variables that the operator added to a shim, for which `berth inject` has no options.
 pub(super) fn added(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
     let words: Vec<_> = shim.arguments().into_iter().filter_map(YamlNode::text).collect();
     if words != ["serve"] {
@@ -129,7 +129,7 @@ pub(super) fn file_mount(mount: &Value, file: &str, host_path: bool) -> Value {
     new
 }
 
-/// The directory of the shim's credentials: all of it, since they are renewed by rename, and writable, since the shim does it.
+/// The whole directory of the shim's credentials, since they are renewed by rename, and writable, since the shim does it.
 pub(super) fn cluster_mount(directory: &str) -> Value {
     json!({"name": CLUSTER, "mountPath": directory})
 }
@@ -138,7 +138,7 @@ pub(super) fn cluster_mount(directory: &str) -> Value {
 pub(super) fn volumes(run_dir: &str, cluster: Option<&str>) -> Vec<Value> {
     let directory = |name, path, kind| json!({"name": name, "hostPath": {"path": path, "type": kind}});
     let mut volumes = vec![json!({"name": BIN, "emptyDir": {}}), directory(RUN, run_dir, "DirectoryOrCreate")];
-    // Without credentials the shim would not start: it is better that the kubelet says so.
+    // Without credentials the shim would not start: the kubelet reports that better.
     volumes.extend(cluster.map(|path| directory(CLUSTER, path, "Directory")));
     volumes
 }

@@ -41,7 +41,7 @@ impl Planner<'_> {
         self.original.fields.insert(name.into(), Value::Object(original));
     }
 
-    /// What is to be known of a probe that asks somebody else, who may ask the shared port in its turn.
+    /// What is to be known of a probe that asks another process, which may ask the shared port in its turn.
     pub(super) fn foreign(&self, name: &str, port: u16) -> Option<Problem> {
         let probe = self.manifest.apiserver().get(name)?;
         let Asks::Other(whom) = self.asks(probe, port) else { return None };
@@ -88,7 +88,7 @@ impl Planner<'_> {
         json!({"command": [self.wrapping.binary, what(probe), "--timeout", format!("{}s", self.seconds(probe) - 1)]})
     }
 
-    /// Lets a probe of berth that says no timeout of its own wait as long as the kubelet does.
+    /// Lets a probe of berth without a timeout of its own wait as long as the kubelet does.
     pub(super) fn patience(&mut self, name: &str) {
         let Some(probe) = self.manifest.apiserver().get(name) else { return };
         let words = probe.at(&["exec", "command"]).map(YamlNode::items).unwrap_or_default();
@@ -139,7 +139,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The CA that the probe trusts where no option says one: kubeadm's.
+    /// The CA that the probe trusts where no option names one: kubeadm's.
     pub(super) fn ca(&mut self) -> Option<String> {
         if self.options.probing.trusts {
             return None;
@@ -223,7 +223,7 @@ fn what(probe: &str) -> &'static str {
     if probe == "readinessProbe" { "ready" } else { "live" }
 }
 
-/// Whether a word of a command names the shared port, or an address of loopback, where another instance may be, or nobody.
+/// Whether a word of a command names the shared port, or an address of loopback, where another instance may listen, or none.
 pub(super) fn is_shared(word: &str, port: u16) -> bool {
     let port = port.to_string();
     let mut parts = word.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.'));
@@ -236,7 +236,7 @@ enum Asks {
     Shared,
     /// The same by a program, or localhost.
     By(String),
-    /// This instance, by berth; or nobody.
+    /// This instance, by berth; or nothing.
     Own,
     /// Somebody else.
     Other(String),

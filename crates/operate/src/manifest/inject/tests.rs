@@ -387,7 +387,7 @@ fn a_manifest_that_is_injected_again_listens_where_it_did() {
     }
     let odd = inject(&on_node, &options()).unwrap().text;
     let odd = odd.replace("value: $(BERTH_HOST_IP):6443", "value: $(BERTH_HOST_IP):6443 127.0.0.1:6443");
-    assert!(told(&odd)[0].contains("cannot be kept without being said: give each as --listen"), "{:?}", told(&odd));
+    assert!(told(&odd)[0].contains("cannot be kept unless they are given: give each as --listen"), "{:?}", told(&odd));
 }
 
 #[test]

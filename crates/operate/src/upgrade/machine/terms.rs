@@ -1,4 +1,4 @@
-//! What the machine is told, and what it says.
+//! The machine's input and output.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -119,9 +119,9 @@ pub struct InstanceObservation {
     pub alive: bool,
     /// It is ready, and a shim listens for it.
     pub in_group: bool,
-    /// A shim of its own runs, which can be told to leave; one for the whole node cannot.
+    /// A shim of its own runs, which can be drained; one for the whole node cannot.
     pub drains: bool,
-    /// Its shim does not answer now, as on a busy node, and said last that the instance is in the group: that may be so
+    /// Its shim does not answer now, as on a busy node, and its last answer was that the instance is in the group: that may be so
     /// still.
     pub silent: bool,
     /// Tells one process from the one before.
@@ -133,7 +133,7 @@ pub struct InstanceObservation {
 }
 
 impl InstanceObservation {
-    /// It is in the group, as far as anybody knows.
+    /// It is in the group, as far as is known.
     #[must_use]
     pub fn may_serve(&self) -> bool {
         self.in_group || self.silent
@@ -159,7 +159,7 @@ pub enum Action {
     /// Put this manifest into this file.
     Place(Slot, Version),
     Remove(Slot),
-    /// Let this slot's shim leave; how that went is told by [`super::Machine::drained`].
+    /// Let this slot's shim leave; the result goes to [`super::Machine::drained`].
     Drain(Slot),
     /// The position changed: keep it before anything else is done.
     Entered,
