@@ -9,14 +9,19 @@ usage() {
 usage: scripts/lines.sh [--help]
 
 Prints the lines of Rust of each crate without tests, comments and blank lines, then their sum, then all lines of scripts and of
-documents. Tests are files below a directory tests/, files tests.rs, and what follows `#[cfg(test)]` at the beginning of a line.
+documents. Tests are files below a directory tests/, files tests.rs, and the item after a `#[cfg(test)]` at the beginning of a line.
 TEXT
 }
 
 # rust DIRECTORY: lines of code
 rust() {
     git ls-files -- "$1/*.rs" | grep -vE '(^|/)(tests|snapshots)/|(^|/)tests\.rs$' | while IFS= read -r file; do
-        awk '/^#\[cfg\(test\)\]/ { exit } !/^[[:space:]]*(\/\/.*)?$/ { n++ } END { print n + 0 }' "$file"
+        awk '
+            /^#\[cfg\(test\)\]/ { test = 1; next }
+            test && /^(\}|.*;$)/ { test = test == 2 && !/^\}/ ? 2 : 0; next }
+            test { if (!/^#\[/) test = 2; next }
+            !/^[[:space:]]*(\/\/.*)?$/ { n++ }
+            END { print n + 0 }' "$file"
     done | awk '{ n += $1 } END { print n + 0 }'
 }
 
