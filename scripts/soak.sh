@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a berth of real processes for minutes or hours while clients of all kinds go through it and everything goes wrong by
-# chance: upgrades, SIGKILL, SIGSTOP, no descriptors, a run directory that is full or removed, a clock that jumps, and two
+# chance: upgrades, SIGKILL, SIGSTOP, no descriptors, a full run directory, a clock that jumps, and two
 # versions that meet. Exits with 0 only if clients of every kind were served, nothing was lost beyond what a kill takes,
 # nothing grew, the logs have no error that docs/troubleshooting.md does not explain, and the same clients were seen to
 # lose by two kills at the start that nothing allows (the control). All of it stays on 127.0.0.0/8 and ends by itself.

@@ -1,7 +1,7 @@
 //! What goes wrong, one after the other; after each it is waited until both shims are joined again.
 
 use crate::judge::Judge;
-use crate::node::{Node, Pair, Process, empty};
+use crate::node::{Node, Pair, Process};
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use nix::sys::signal::Signal;
@@ -30,7 +30,6 @@ pub(crate) enum Harm {
     FreezeInstance,
     NoDescriptors,
     FullRunDir,
-    NoRunDir,
     ClockJump,
 }
 
@@ -48,7 +47,6 @@ impl Harm {
             (Self::FreezeInstance, None),
             (Self::NoDescriptors, None),
             (Self::FullRunDir, (!small_run_dir).then_some("the run directory is no small file system of its own")),
-            (Self::NoRunDir, None),
             (Self::ClockJump, faketime.is_none().then_some("no --faketime")),
         ];
         for (harm, why) in all {
@@ -70,7 +68,6 @@ impl Harm {
             Self::FreezeInstance => "SIGSTOP of an instance",
             Self::NoDescriptors => "EMFILE",
             Self::FullRunDir => "full run directory",
-            Self::NoRunDir => "removed run directory",
             Self::ClockJump => "jump of the clock",
         }
     }
@@ -135,7 +132,6 @@ impl Harm {
                 pause(random, 6000).await;
                 fs::remove_file(&filler).context("the filler")?;
             }
-            Self::NoRunDir => empty(&node.options.run_dir())?,
             Self::ClockJump => {
                 let seconds = random.i64(-100_000..100_000);
                 fs::write(node.options.clock(), format!("{seconds:+}\n"))?;

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::net::{SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::{Child, Command};
@@ -267,14 +267,4 @@ pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T
         }
         sleep(LOOK).await;
     }
-}
-
-/// Removes all that is in a directory.
-pub(crate) fn empty(directory: &Path) -> Result<()> {
-    for entry in fs::read_dir(directory)?.flatten() {
-        let path = entry.path();
-        // A shim may be faster and have removed or made it.
-        let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-    }
-    Ok(())
 }
