@@ -19,8 +19,13 @@ pub fn monotonic() -> io::Result<Duration> {
 
 /// The boot that [`boottime`] counts from: a random UUID, the same in all containers of a node.
 pub fn boot_id() -> io::Result<String> {
-    random::boot_id()
-        .map_err(|error| io::Error::other(format!("the boot's ID cannot be read: {error}: is /proc mounted?")))
+    let failed = |why: &dyn std::fmt::Display| {
+        io::Error::other(format!("the boot's ID cannot be read: {why}: is /proc mounted?"))
+    };
+    match random::boot_id().map_err(|error| failed(&error))? {
+        id if id.is_empty() => Err(failed(&"its file is empty")),
+        id => Ok(id),
+    }
 }
 
 #[cfg(test)]
