@@ -5,6 +5,7 @@ use super::{Exit, block_on, mistaken, print, say, unavailable};
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply, Status};
+use berth_node::registry::lease;
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
 use berth_options::ask::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, TimeoutArgs};
@@ -142,7 +143,7 @@ fn other_shims(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<Vec<KnownI
 /// connections have ended. Returns what is left then, if anything is.
 async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<Option<String>, String> {
     let began = Instant::now();
-    let mut left = None;
+    let (mut left, mut ending) = (None, None);
     let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
     loop {
         let status = match ipc::ask(&path, Ask::Status, LEAVING).await {
@@ -150,10 +151,18 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
             Ok(reply) => return Err(format!("the shim of instance {} does not send its status: {reply:?}", known.id)),
             Err(error) => match error.kind() {
                 // It ended, and its connections with it.
-                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => return Ok(None),
+                io::ErrorKind::ConnectionRefused => return Ok(None),
+                io::ErrorKind::NotFound => {
+                    return match lease::read(&known.berth, &known.id) {
+                        Ok(None) => Ok(None),
+                        _ => Err(format!("{} was removed: the shim cannot be asked", path.display())),
+                    };
+                }
                 io::ErrorKind::TimedOut => return Err(format!("the shim of instance {} does not answer", known.id)),
                 // It ends: the next request is refused.
-                io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => {
+                io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof
+                    if ending.get_or_insert_with(Instant::now).elapsed() < LEAVING =>
+                {
                     tokio::time::sleep(PAUSE).await;
                     continue;
                 }
