@@ -175,7 +175,7 @@ fn table(rows: &[Row], now: SystemTime) -> String {
     {
         let _ = writeln!(
             text,
-            "{} of {}: the port is shared with {} of others, which get a share of new connections (`berth doctor` names them)",
+            "{} of {}: the port is shared with {} of others, which get a share of new connections (`ss -ltnp` names their processes)",
             row.instance,
             row.berth,
             if shim.foreign_listeners == 1 {

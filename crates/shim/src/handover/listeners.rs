@@ -197,7 +197,14 @@ impl Group {
             addresses.flat_map(|address| proc_net::listeners_at(*address).unwrap_or_default()).map(|it| it.inode);
         let unknown: BTreeSet<_> = inodes.filter(|inode| !guards.contains(inode)).collect();
         let foreign = unknown.intersection(&self.listeners.unknown).count();
-        self.shared.metrics.foreign_listeners.set(i64::try_from(foreign).unwrap_or(i64::MAX));
+        let before = self.shared.metrics.foreign_listeners.set(i64::try_from(foreign).unwrap_or(i64::MAX));
+        if before == 0 && foreign > 0 {
+            tracing::warn!(
+                listeners = foreign,
+                "no shim of this berth holds some listeners on its port: they get a share of the new connections; \
+                 `ss -ltnp` names their processes"
+            );
+        }
         self.listeners.unknown = unknown;
     }
 }
