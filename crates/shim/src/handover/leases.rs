@@ -3,6 +3,7 @@
 use super::Group;
 use super::machine::Time;
 use crate::shared::Shared;
+use berth_node::registry::RunDir;
 use berth_node::registry::lease::{self, Lease};
 use berth_node::terms::ShimId;
 use berth_os::clock;
@@ -132,7 +133,17 @@ impl Group {
     }
 
     pub(super) fn write_lease(&mut self) {
-        match lease::write(&self.shared.berth, &self.lease_now()) {
+        let lease = self.lease_now();
+        let written = lease::write(&self.shared.berth, &lease).or_else(|error| match error.kind() {
+            // The directory was removed: without leases, siblings that are connected take each other for hung.
+            io::ErrorKind::NotFound => {
+                let place = &self.shared.config.place;
+                let berth = RunDir::open(&place.run_dir).and_then(|run_dir| run_dir.berth(place.berth()));
+                lease::write(&berth.map_err(io::Error::other)?, &lease)
+            }
+            _ => Err(error),
+        });
+        match written {
             Ok(()) => self.lease.written = true,
             Err(error) => {
                 self.shared.metrics.renewed("failed");
