@@ -103,7 +103,13 @@ fn a_peer_that_lies_is_refused() {
     refused(&node, &shim, "it is another socket than announced", &update(1, &[(7, node.listen)]), &[fd]);
 
     let (pipe, _other) = std::io::pipe().unwrap();
-    refused(&node, &shim, "it is no socket", &update(1, &[(7, node.listen)]), &[pipe.as_fd()]);
+    refused(
+        &node,
+        &shim,
+        "its options cannot be read: Socket operation on non-socket",
+        &update(1, &[(7, node.listen)]),
+        &[pipe.as_fd()],
+    );
     let udp = UdpSocket::bind((fresh_ip(), 0)).unwrap();
     refused(&node, &shim, "it is no TCP socket", &update(1, &[(cookie(&udp), node.listen)]), &[udp.as_fd()]);
     let connection = TcpStream::connect(instance.address).unwrap();
