@@ -200,7 +200,7 @@ async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
         files.config.kind = kind;
         let refused = files.probe().ready(silent_in_tls).await;
         assert_eq!((refused.seen, refused.result), (Observation::Refused, "refused"), "{}", refused.words);
-        assert!(refused.words.contains("nobody listens on 127.0.0.1:"), "{}", refused.words);
+        assert!(refused.words.contains("nothing listens on 127.0.0.1:"), "{}", refused.words);
     }
     let tcp = files.probe().ready(silent_in_http).await;
     assert_eq!((tcp.seen, tcp.result), (Observation::Pass, "ok"), "a TCP probe asks for no more: {}", tcp.words);
@@ -291,7 +291,7 @@ fn files_that_do_not_hold_what_they_should_are_told_at_start() {
         ("ca.crt", credentials.1.as_str(), "--probe-ca"),
         ("client.crt", "nonsense", "--probe-cert"),
         ("client.key", "nonsense", "--probe-key"),
-        ("client.key", other_key.as_str(), "does not fit the certificate"),
+        ("client.key", other_key.as_str(), "does not fit --probe-cert"),
         ("token", " ", "--probe-token-file"),
     ];
     for (name, content, part) in broken {
