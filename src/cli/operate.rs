@@ -42,6 +42,9 @@ pub struct InjectArgs {
     /// NET_ADMIN for it
     #[arg(long, env = "BERTH_DIRECT", hide_env_values = true, default_value = "off", value_name = "WHEN", value_parser = direct_modes())]
     pub direct: DirectMode,
+    /// Which errors do not count, with --bridge.
+    #[command(flatten)]
+    pub excused: ExcusedArgs,
     /// How the apiserver is asked; files are those of its container. Without --probe-ca, kubeadm's
     /// CA is found.
     #[command(flatten)]
@@ -109,7 +112,7 @@ pub struct ManifestArgs {
     #[arg(long, env = "BERTH_WRITE", hide_env_values = true)]
     pub write: bool,
     /// Write it under `berth bridge`, which needs Linux 5.9: a temporary kube-apiserver serves until the one of the new manifest does, and
-    /// nothing is lost
+    /// nothing is lost. `inject` writes nothing if `berth doctor --node` finds an error
     #[arg(long, env = "BERTH_BRIDGE", hide_env_values = true, requires = "write")]
     pub bridge: bool,
     /// Print what changes, not the whole result

@@ -1,13 +1,14 @@
 //! `berth inject` and `berth eject`: manifests into and out of berth.
 
 use super::bridge::{around, is_on, this_again};
-use super::{Exit, mistaken, print, say, unavailable, unread};
+use super::{Exit, mistaken, print, refused, say, unavailable, unread};
 use crate::cli::{InjectArgs, ManifestArgs};
-use berth_operate::doctor::node;
+use berth_operate::doctor::{Case, examine, node, text};
 use berth_operate::manifest::edit::Edit;
 use berth_operate::manifest::file::{Backups, fix, read, replace};
 use berth_operate::manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
 use berth_operate::manifest::{Manifest, Problem, eject as ejecting, kubeadm};
+use berth_operate::report::{Refusal, Severity};
 use berth_operate::upgrade::state::leave_alone;
 use berth_options::check::{self, Checks, Mistakes, check_probe_options};
 use berth_options::place::{PlaceArgs, RunDirArgs};
@@ -44,7 +45,22 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     if let Some(directory) = &args.kubeadm_patch {
         return Ok(write_patches(&file, &outcome.options, &outcome.base, directory));
     }
+    if let Some(manifest) = injected.filter(|_| file.bridge && outcome.text != text)
+        && let Err(refusal) = diagnose(&manifest, &args.excused.ignore_errors)
+    {
+        return Ok(refused(&refusal));
+    }
     file.put(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
+}
+
+/// What the bridge cannot know: clients that the new shim would refuse for good, and what keeps it from getting ready.
+fn diagnose(manifest: &Manifest, ignore_errors: &[String]) -> Result<(), Refusal> {
+    let name = "the new manifest";
+    let facts = node::Facts::gather(Path::new("/"), manifest);
+    let mut findings =
+        examine(&Case { name, manifest, running: None, beside: None, node: Some(&facts), cluster: None });
+    findings.retain(|finding| finding.severity == Severity::Error);
+    if findings.is_empty() { Ok(()) } else { text::gate(name, findings, ignore_errors) }
 }
 
 pub(super) fn eject(args: &crate::cli::EjectArgs) -> anyhow::Result<Exit> {

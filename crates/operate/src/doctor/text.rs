@@ -1,8 +1,10 @@
 //! Findings for people, and for programs.
 
-use super::{Finding, Severity};
+use super::{Finding, Severity, excuse};
+use crate::report::Refusal;
 use serde::Serialize;
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 
 /// Version of the JSON form. Added fields and checks do not change it.
 const VERSION: u32 = 1;
@@ -18,6 +20,23 @@ pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
     }
     let _ = writeln!(out, "{}: {}", printable(name), sum(findings));
     out
+}
+
+/// Prints what counts before a command changes the node.
+///
+/// # Errors
+/// One of them is an error that is not excused.
+pub fn gate(name: &str, mut findings: Vec<Finding>, ignore_errors: &[String]) -> Result<(), Refusal> {
+    excuse(&mut findings, ignore_errors);
+    let _ = write!(std::io::stderr(), "{}", text(name, &findings, false));
+    if findings.iter().all(|finding| finding.severity != Severity::Error) {
+        return Ok(());
+    }
+    let _ = writeln!(
+        std::io::stderr(),
+        "berth: nothing was changed: fix the errors above first; --ignore-errors makes warnings of them"
+    );
+    Err(Refusal::Errors)
 }
 
 /// The findings as one JSON object.

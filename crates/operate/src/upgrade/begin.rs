@@ -10,7 +10,7 @@ use super::pod::{self, ApiserverPod};
 use super::progress::Progress;
 use super::state::{self, State, Store};
 use crate::doctor::cluster::Cluster;
-use crate::doctor::{Case, beside, examine, excuse, node, text};
+use crate::doctor::{Case, beside, examine, node, text};
 use crate::manifest::Manifest;
 use crate::manifest::file::{Access, Backups, FileError, read};
 use crate::report::{Refusal, Severity};
@@ -19,7 +19,6 @@ use berth_cluster::Client;
 use berth_cluster::kubeconfig::ADMIN;
 use berth_node::registry::RunDir;
 use hyper::StatusCode;
-use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -321,16 +320,8 @@ async fn diagnose(
     let (beside, node, cluster) = (Some(&beside[..]), Some(&facts), cluster.as_ref());
     let case = Case { name, manifest, running: Some(running), beside, node, cluster };
     let mut findings = examine(&case);
-    excuse(&mut findings, &options.ignore_errors);
     findings.retain(|finding| finding.severity != Severity::Info);
-    let _ = write!(std::io::stderr(), "{}", text::text(name, &findings, false));
-    if findings.iter().any(|finding| finding.severity == Severity::Error) {
-        let _ = writeln!(
-            std::io::stderr(),
-            "berth: nothing was changed: fix the errors above first; --ignore-errors makes warnings of them"
-        );
-        return Err(Refusal::Errors);
-    }
+    text::gate(name, findings, &options.ignore_errors)?;
     // Those of an error that is ignored will not be reached, and the operator knows.
     let mut dialled = facts.kept(manifest);
     let unreached = unreached(&dialled).await;
