@@ -23,7 +23,7 @@ const ACCEPTS: &str = "service-account-key-file";
 pub(super) fn examine(case: &Case<'_>, running: &Manifest) -> Vec<Finding> {
     let mut pair = Pair { case, old: running, new: case.manifest, findings: Vec::new() };
     pair.version();
-    // One that is not behind berth is restarted: it never runs together with the other.
+    // One that is not behind berth is restarted, and under a bridge a copy of it runs meanwhile: what `inject` writes differs in nothing else.
     if let Some(before) = Layout::of(running) {
         pair.listen(&before);
         pair.etcd();
