@@ -4,8 +4,8 @@
 //! later. In between, the only control-plane node would be out of the Service. So there is a slice of its own in it meanwhile, by the rule
 //! by which shims have theirs ([`berth_keeper::slice`]), and with the operator's credentials, which the running cluster needs not have.
 //!
-//! What a command that was killed left there is known by the node and its boot: the next bridge removes it, and any
-//! `berth bridge end`. An upgrade that is resumed takes over its own.
+//! What a command that was killed left there is known by the node and its boot, an upgrade's also by the time of its last
+//! renewal: the next bridge or upgrade removes it, and any `berth bridge end`. An upgrade that is resumed soon takes over its own.
 
 use berth_cluster::client::found;
 use berth_cluster::service::{self, Family, MANAGER};
@@ -337,7 +337,8 @@ pub async fn sweep(client: &Client, own: Option<&str>) -> Result<Vec<String>, Er
 }
 
 /// Names of the slices of bridges and upgrades that have ended: of a boot that no node of the cluster has now, and of bridges of `own`,
-/// which has none on. Of a host that is no Node of the cluster, the boot is not known: its slice must not have been renewed for long.
+/// which has none on. Of a host that is no Node of the cluster, the boot is not known: its slice must not have been renewed for long. Nor
+/// must an upgrade's of any boot: no process of its node can be asked for it. One that runs after all applies its own again.
 ///
 /// # Errors
 /// The cluster cannot be asked.
@@ -356,8 +357,9 @@ pub async fn left(client: &Client, own: Option<&str>) -> Result<Vec<String>, Err
         nodes.iter().flat_map(names).any(|other| other == name)
     };
     let ended = kept.into_iter().filter(|slice| {
-        let is_own = own == Some(slice.node) && slice.name.starts_with(Purpose::Bridge.prefix());
-        is_own || (!booted(slice.boot) && (is_node(slice.node) || slice.is_silent()))
+        let is_own = own == Some(slice.node) && slice.is_of(Purpose::Bridge);
+        let is_gone = !booted(slice.boot) && (is_node(slice.node) || slice.is_silent());
+        is_own || is_gone || (slice.is_of(Purpose::Upgrade) && slice.is_silent())
     });
     Ok(ended.map(|slice| slice.name.to_owned()).collect())
 }
@@ -377,6 +379,10 @@ impl<'a> KeptSlice<'a> {
         let name = meta["name"].as_str().filter(is_ours)?;
         let annotation = |name: &str| meta["annotations"][name].as_str();
         Some(Self { name, node: annotation(NODE)?, boot: annotation(BOOT)?, renewed: annotation(RENEWED) })
+    }
+
+    fn is_of(&self, purpose: Purpose) -> bool {
+        self.name.starts_with(purpose.prefix())
     }
 
     fn is_silent(&self) -> bool {
@@ -543,11 +549,27 @@ mod tests {
             slice
         };
         let minutes = |number: u64| Duration::from_secs(number * 60);
-        let timed = [at("no-node", minutes(2)), at("silent", minutes(20)), at("a-node", minutes(2))];
+        // Of an upgrade, on a node that has not booted since.
+        let upgrade = |node: &str, age: Duration| {
+            let mut slice = at(node, age);
+            slice["metadata"]["name"] = format!("berth-upgrade-{node}-ipv4").into();
+            slice["metadata"]["annotations"][BOOT] = "3".into();
+            slice
+        };
+        let timed = [
+            at("no-node", minutes(2)),
+            at("silent", minutes(20)),
+            at("a-node", minutes(2)),
+            upgrade("running", minutes(2)),
+            upgrade("killed", minutes(20)),
+        ];
         let (objects, kept, _) = cluster(&[], all.into_iter().chain(timed).collect()).await;
         let node = |boot| json!({"metadata": {"name": "a-node"}, "status": {"nodeInfo": {"bootID": boot}}});
         objects.set(NODES, Some(json!({"items": [node("1"), node("later"), node("3")]})));
-        let names = |nodes: &[&str]| nodes.iter().map(|node| format!("berth-bridge-{node}-ipv4")).collect::<Vec<_>>();
+        let names = |nodes: &[&str]| {
+            let bridges = nodes.iter().map(|node| format!("berth-bridge-{node}-ipv4"));
+            bridges.chain(["berth-upgrade-killed-ipv4".into()]).collect::<Vec<_>>()
+        };
         assert_eq!(left(&kept.client, None).await.unwrap(), names(&["booted", "gone", "silent", "a-node"]));
         assert_eq!(
             left(&kept.client, Some("own")).await.unwrap(),
