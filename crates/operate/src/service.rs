@@ -85,7 +85,7 @@ impl Purpose {
 pub enum Demand {
     /// An instance of this node serves.
     Serving,
-    /// None does: it is right that other nodes are named alone.
+    /// None does: it is right that other nodes are named alone. Without another one nothing changes.
     NotServing,
     /// It is not needed any more, as soon as kube-apiserver names the node itself.
     Ending,
@@ -230,7 +230,12 @@ impl ServiceKeeper {
             let named = addresses.as_ref().is_some_and(|all| self.is_in(all.iter().copied()));
             let others = addresses.map(|all| all.iter().any(|ip| *ip != self.address.ip()));
             let known = others.is_some();
-            let phase = if demand == Demand::NotServing { Phase::Refusing } else { Phase::Joined };
+            let phase = match demand {
+                // Where no other node is named, the Service would be empty: that one sample was bad is no reason.
+                Demand::NotServing if others == Some(true) => Phase::Refusing,
+                Demand::NotServing => Phase::Waiting,
+                Demand::Serving | Demand::Ending => Phase::Joined,
+            };
             let sight = Sight { phase, sibling: false, withdrawn: demand == Demand::Ending, others };
             let brought = match rule.decide(clock::boottime().unwrap_or_default(), sight) {
                 Want::Present => {
@@ -496,15 +501,31 @@ mod tests {
     /// Other nodes serve, and this one must not be named.
     #[tokio::test]
     async fn a_node_that_serves_nothing_is_taken_out() {
+        let (objects, kept, _asked) = cluster(&["10.0.0.6"], Vec::new()).await;
+        let kept = ServiceKeeper { purpose: Purpose::Upgrade, ..kept };
+        let path = service::slice_path(&kept.name());
+        // As an upgrade that is resumed finds it.
+        objects.set(&path, Some(kept.slice().await.unwrap()));
+        let mut keeping = kept.start();
+        keeping.demand(Demand::Serving);
+        keeping.kept.wait_for(SliceState::is_ok).await.unwrap();
+        assert!(objects.get(&path).is_some());
+        keeping.demand(Demand::NotServing);
+        while objects.get(&path).is_some() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn the_only_node_stays_named_when_it_serves_nothing() {
         let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
         let path = service::slice_path(&kept.name());
         let mut keeping = kept.start();
         keeping.demand(Demand::Serving);
         keeping.kept.wait_for(|kept| *kept == Ok(true)).await.unwrap();
-        assert!(objects.get(&path).is_some());
         keeping.demand(Demand::NotServing);
-        keeping.kept.wait_for(|kept| *kept == Ok(false)).await.unwrap();
-        assert_eq!(objects.get(&path), None);
+        let out = timeout(Duration::from_millis(200), keeping.kept.wait_for(|kept| *kept != Ok(true))).await;
+        assert!(out.is_err() && objects.get(&path).is_some());
     }
 
     #[tokio::test]
