@@ -155,7 +155,7 @@ impl ServiceKeeper {
         self
     }
 
-    /// Whether it may be read, and the slice written, which counts only in a family that the Service has: nothing is.
+    /// Whether it may be read and watched, and the slice written, which counts only in a family that the Service has: nothing is.
     ///
     /// # Errors
     /// It may not, or the cluster does not answer.
@@ -171,7 +171,13 @@ impl ServiceKeeper {
             ));
         }
         let slice = self.slice().await.map_err(said)?;
-        self.client.try_apply(&service::slice_path(&self.name()), MANAGER, &slice).await.map_err(said)
+        self.client.try_apply(&service::slice_path(&self.name()), MANAGER, &slice).await.map_err(said)?;
+        let (tell, mut seen) = watch::channel(Err(UNKNOWN.into()));
+        tokio::select! {
+            () = self.clone().follow(tell) => {}
+            _ = seen.changed() => {}
+        }
+        seen.borrow().clone().map(drop)
     }
 
     /// Whether kube-apiserver names the node. If not, that may be the gap of a stop a moment ago: it gets a round's time, and so does an
@@ -209,7 +215,7 @@ impl ServiceKeeper {
 
     /// Until the sender of `demanded` is dropped: then the slice is removed in any case.
     async fn keep(self, mut demanded: watch::Receiver<Demand>, told: watch::Sender<SliceState>) {
-        let (tell, mut seen) = watch::channel(None);
+        let (tell, mut seen) = watch::channel(Err(UNKNOWN.into()));
         let mut following = JoinSet::new();
         let mut rule = Rule::default();
         let mut pauses = pauses();
@@ -226,10 +232,9 @@ impl ServiceKeeper {
                 }
                 following.spawn(self.clone().follow(tell.clone()));
             }
-            let addresses: Option<Vec<IpAddr>> = seen.borrow_and_update().clone();
-            let named = addresses.as_ref().is_some_and(|all| self.is_in(all.iter().copied()));
-            let others = addresses.map(|all| all.iter().any(|ip| *ip != self.address.ip()));
-            let known = others.is_some();
+            let addresses: Result<Vec<IpAddr>, String> = seen.borrow_and_update().clone();
+            let named = addresses.as_ref().is_ok_and(|all| self.is_in(all.iter().copied()));
+            let others = addresses.as_ref().ok().map(|all| all.iter().any(|ip| *ip != self.address.ip()));
             let phase = match demand {
                 // Where no other node is named, the Service would be empty: that one sample was bad is no reason.
                 Demand::NotServing if others == Some(true) => Phase::Refusing,
@@ -251,11 +256,11 @@ impl ServiceKeeper {
                 }
                 Want::Absent | Want::AsItIs => Ok(there),
             };
-            let is = match &brought {
-                Err(error) => Err(error.to_string()),
+            let is = match (&brought, addresses) {
+                (Err(error), _) => Err(error.to_string()),
                 // A watch that begins again takes nothing back.
-                Ok(is) if known || told.borrow().is_ok() => Ok(*is),
-                Ok(_) => Err(UNKNOWN.into()),
+                (Ok(_), Err(why)) if told.borrow().is_err() => Err(why),
+                (Ok(is), _) => Ok(*is),
             };
             told.send_modify(|told| *told = is);
             let pause = match brought {
@@ -287,11 +292,12 @@ impl ServiceKeeper {
         }
     }
 
-    /// Tells which addresses kube-apiserver's own slice has; none while that is not known.
-    async fn follow(self, tell: watch::Sender<Option<Vec<IpAddr>>>) {
+    /// Tells which addresses kube-apiserver's own slice has; why not, while that is not known.
+    async fn follow(self, tell: watch::Sender<Result<Vec<IpAddr>, String>>) {
         let told = |objects: Result<&Objects, &Error>| {
-            let reconciled = objects.ok().map(|objects| objects.get("kubernetes").cloned().unwrap_or_default());
-            tell.send_replace(reconciled.map(|slice| service::addresses(&slice).collect()));
+            let reconciled = objects.map(|objects| objects.get("kubernetes").cloned().unwrap_or_default());
+            let addresses = reconciled.map(|slice| service::addresses(&slice).collect());
+            let _ = tell.send_replace(addresses.map_err(ToString::to_string));
         };
         follow(|| async { Ok(self.client.clone()) }, service::RECONCILED, told).await;
     }
@@ -526,6 +532,22 @@ mod tests {
         keeping.demand(Demand::NotServing);
         let out = timeout(Duration::from_millis(200), keeping.kept.wait_for(|kept| *kept != Ok(true))).await;
         assert!(out.is_err() && objects.get(&path).is_some());
+    }
+
+    /// Then the rule changes nothing, and the operator has to know why.
+    #[tokio::test]
+    async fn a_watch_that_is_refused_is_told() {
+        let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
+        let server = serve_with(move |request| match request.contains("watch=true") {
+            true => berth_testing::answer("403 Forbidden", r#"{"message": "may not watch endpointslices"}"#),
+            false => objects.answer(request),
+        });
+        let kept = ServiceKeeper { client: Client::new(&server.await.access).unwrap(), ..kept };
+        assert!(kept.check().await.unwrap_err().contains("may not watch endpointslices"));
+        let mut keeping = kept.start();
+        keeping.demand(Demand::Serving);
+        let told = |kept: &SliceState| kept.as_ref().is_err_and(|why| why.contains("may not watch endpointslices"));
+        keeping.kept.wait_for(told).await.unwrap();
     }
 
     #[tokio::test]

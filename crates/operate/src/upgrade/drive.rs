@@ -31,6 +31,9 @@ const LINES: usize = 12;
 /// Time between two looks into the kubelet's journal.
 const KUBELET: Duration = Duration::from_secs(2);
 
+/// How long the Service is not kept before that is reported: while an instance stops, the API may be away.
+const UNKEPT: Duration = Duration::from_secs(10);
+
 /// What an upgrade needs besides its state.
 #[derive(Debug)]
 pub struct UpgradeContext {
@@ -93,6 +96,8 @@ pub async fn drive(
         service: service.map_err(io::Error::other)?.map(ServiceKeeper::start),
         drain_trouble: String::new(),
         unreached: Vec::new(),
+        unkept: None,
+        told_unkept: false,
         entered: SystemTime::now(),
         asked_kubelet: None,
         image_trouble: None,
@@ -124,6 +129,9 @@ struct Driver<'a> {
     drain_trouble: String,
     /// Addresses by which clients came before and that do not accept them now.
     unreached: Vec<SocketAddr>,
+    /// Since when the Service is not kept, and whether that has been reported.
+    unkept: Option<Instant>,
+    told_unkept: bool,
     entered: SystemTime,
     /// When the kubelet's journal was looked into last.
     asked_kubelet: Option<Instant>,
@@ -155,6 +163,8 @@ impl Driver<'_> {
             if let Some(service) = &self.service {
                 let serves = seen.canonical.may_serve() || seen.temporary.may_serve();
                 service.demand(if serves { Demand::Serving } else { Demand::NotServing });
+                let trouble = service.kept().err().filter(|_| serves);
+                self.tell_unkept(trouble);
             }
             self.ask_kubelet(&mut seen).await;
             match self.machine.next(&seen, self.progress.elapsed()) {
@@ -306,6 +316,21 @@ impl Driver<'_> {
         if let Err(slice) = service.end().await {
             self.progress.line(&format!("warning: the EndpointSlice {slice} may still be in the Service kubernetes"));
             self.progress.more(&format!("remove it: kubectl delete endpointslice --namespace default {slice}"));
+        }
+    }
+
+    fn tell_unkept(&mut self, trouble: Option<String>) {
+        let Some(why) = trouble else {
+            self.unkept = None;
+            return;
+        };
+        let since = *self.unkept.get_or_insert_with(Instant::now);
+        if since.elapsed() >= UNKEPT && !std::mem::replace(&mut self.told_unkept, true) {
+            self.progress.line(&format!("warning: the Service kubernetes cannot be kept: {why}"));
+            self.progress.more(
+                "it may be without this node for up to 10 s whenever an instance stops; let the user of --kubeconfig get, list, watch, \
+                 create, patch and delete EndpointSlices in the namespace default, and see that its server answers",
+            );
         }
     }
 
