@@ -311,8 +311,11 @@ impl Driver<'_> {
     async fn leave_service(&mut self, waits: bool) {
         let Some(mut service) = self.service.take() else { return };
         if waits {
+            self.progress
+                .waiting("waiting until kube-apiserver names the node in the Service kubernetes (at most 11 s)");
             service.hand_back().await;
         }
+        self.progress.waiting("removing this upgrade's EndpointSlice (at most 5 s)");
         if let Err(slice) = service.end().await {
             self.progress.line(&format!("warning: the EndpointSlice {slice} may still be in the Service kubernetes"));
             self.progress.more(&format!("remove it: kubectl delete endpointslice --namespace default {slice}"));
