@@ -231,17 +231,25 @@ gap() {
 
 # What the Service kubernetes has for addresses, each change in a line: its time, and empty or whole.
 watch_service() {
-    local line time state last=
+    local line time state list name last=
     local -A named=()
-    local path='/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?watch=1&labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes'
+    local path='/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes'
     while :; do
-        kubectl --request-timeout 0 get --raw "$path" 2>/dev/null || :
+        # What changed between two watches is in the list alone.
+        if list=$(kubectl get --raw "$path" 2>/dev/null); then
+            jq -r '"LIST " + ([.items[] | select(any(.endpoints[]?.addresses[]?; true)) | .metadata.name] | join(" "))' <<<"$list"
+            kubectl --request-timeout 0 get --raw "$path&watch=1&resourceVersion=$(jq -r .metadata.resourceVersion <<<"$list")" 2>/dev/null || :
+        fi
         # An apiserver ended it.
         pause 0.1
     done | while read -r line; do
         now time
-        [[ $line =~ '"name":"'([^\"]+) ]] || continue
-        if [[ $line == '{"type":"DELETED"'* || $line != *'"addresses":["'* ]]; then
+        if [[ $line == LIST* ]]; then
+            named=()
+            for name in ${line#LIST}; do named[$name]=1; done
+        elif [[ ! $line =~ '"name":"'([^\"]+) ]]; then
+            continue
+        elif [[ $line == '{"type":"DELETED"'* || $line != *'"addresses":["'* ]]; then
             unset "named[${BASH_REMATCH[1]}]"
         else
             named[${BASH_REMATCH[1]}]=1
