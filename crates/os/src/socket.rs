@@ -7,7 +7,7 @@ use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
 use procfs::KernelVersion;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
-use std::io;
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::LazyLock;
@@ -112,6 +112,14 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
     let (stream, peer) = SockRef::from(&listener).accept4(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)?;
     let peer = peer.as_socket().ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
     Ok((stream.into(), peer))
+}
+
+/// Reads what has arrived, whatever an event loop knows of it.
+///
+/// # Errors
+/// What recv(2) says; `EWOULDBLOCK` when nothing has arrived, on a non-blocking socket.
+pub fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    (&*SockRef::from(&socket)).read(buffer)
 }
 
 /// Starts a non-blocking connection to `to`, from `source` if there is one.

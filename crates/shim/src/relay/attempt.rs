@@ -22,6 +22,7 @@ use berth_os::socket;
 use std::future::poll_fn;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -452,14 +453,14 @@ async fn first_byte(
             if *sent < kept.bytes.len() {
                 match ready!(Pin::new(&mut *backend).poll_write(cx, &kept.bytes[*sent..])) {
                     Ok(written) => *sent += written,
-                    Err(_) => return Poll::Ready(Err(Outcome::BackendReset)),
+                    Err(_) => return Poll::Ready(at_reset(backend, kept, *sent)),
                 }
             } else if kept.finished || kept.is_full() && kept.is_whole() && counts() {
                 // A client that sends more than a ClientHello gets the answer to that first.
                 if kept.finished && !finished {
                     finished = true;
                     if ready!(Pin::new(&mut *backend).poll_shutdown(cx)).is_err() {
-                        return Poll::Ready(Err(Outcome::BackendReset));
+                        return Poll::Ready(at_reset(backend, kept, *sent));
                     }
                 }
                 return watch.poll(cx, client).map(|()| Err(Outcome::ClientReset));
@@ -478,8 +479,50 @@ async fn first_byte(
     .await
 }
 
+/// What an instance sent before it reset the connection, if the reset was met by a write: a read did not find it yet.
+///
+/// # Errors
+/// It sent nothing.
+fn at_reset(backend: &TcpStream, kept: &mut ReplayBuffer, sent: usize) -> Result<Option<Exchanged>, Outcome> {
+    let read = |buffer: &mut [u8]| socket::read(backend.as_fd(), buffer).map(|read| buffer[..read].to_vec());
+    match with_buffer(read) {
+        Ok(down) if !down.is_empty() => Ok(Some(Exchanged { sent, up: kept.bytes.split_off(sent), down })),
+        _ => Err(Outcome::BackendReset),
+    }
+}
+
 /// Whether this process or host lacks a descriptor, memory, or a port of the source.
 fn is_local_shortage(error: &io::Error) -> bool {
     let lacks = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
     error.raw_os_error().is_some_and(|code| lacks.contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// The event loop knows that it can write, and not yet that there is something to read.
+    #[tokio::test]
+    async fn an_answer_before_a_reset_is_found_by_the_write_that_fails() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connect = || {
+            let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (stream, listener.accept().unwrap().0)
+        };
+        let ((client, mut sender), (backend, mut instance)) = (connect(), connect());
+        sender.write_all(b"\x16").unwrap();
+        let mut kept = ReplayBuffer::read(&client, None, None).unwrap();
+        let [mut client, mut backend] = [client, backend].map(|stream| {
+            stream.set_nonblocking(true).unwrap();
+            TcpStream::from_std(stream).unwrap()
+        });
+        backend.writable().await.unwrap();
+        instance.write_all(b"answer").unwrap();
+        socket::reset_on_close(&instance);
+        drop(instance);
+        let first = first_byte(&mut client, &mut backend, &mut kept, &mut 0, false, None, Speedup::NONE).await;
+        let down = first.unwrap_or_else(|outcome| panic!("{}", outcome.as_str())).unwrap().down;
+        assert_eq!(down, b"answer");
+    }
 }
