@@ -264,7 +264,7 @@ impl Editor<'_> {
             return Err(Problem::new(1, "the document is empty: is it the right file?"));
         };
         if parent.flow {
-            return Ok((node.span.clone(), self.style.flow(value)));
+            return Ok((node.span.clone(), format!("{}{}", gap(node), self.style.flow(value))));
         }
         let Some((key, _)) = parent.entries().iter().find(|(_, value)| std::ptr::eq(value, *node)) else {
             return match value {
@@ -280,8 +280,9 @@ impl Editor<'_> {
     fn add(&self, map: &YamlNode, key: &str, value: &Value) -> Splice {
         let Some((first, _)) = map.entries().first() else { return (0..0, String::new()) };
         if map.flow {
-            let end = map.entries().last().map_or(map.span.end, |(_, value)| value.span.end);
-            return (end..end, format!(", {}", self.style.flow_entry(key, value)));
+            let last = map.entries().last().map(|(_, value)| value);
+            let (end, gap) = last.map_or((map.span.end, ""), |last| (last.span.end, gap(last)));
+            return (end..end, format!("{gap}, {}", self.style.flow_entry(key, value)));
         }
         let keys = map.entries().iter().map(|(key, _)| key.text().unwrap_or_default());
         let written = self.style.entry(first.column, key, value);
@@ -412,6 +413,11 @@ fn is_item(value: &YamlNode, comment: &str) -> bool {
     !value.flow && !value.items().is_empty() && comment.trim_start().starts_with("- ")
 }
 
+/// What separates a colon from what follows it in a flow mapping: libyaml takes the colon for a part of the key otherwise.
+fn gap(value: &YamlNode) -> &'static str {
+    if value.span.is_empty() { " " } else { "" }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -444,6 +450,8 @@ mod tests {
         assert_eq!(set("a:\n- x # X\n- y\n", "a.1", json!("1")), "a:\n- x # X\n- \"1\"\n");
         assert_eq!(set("a: { b: 1, c: [ # d\n 2 ] }\n", "a.c.0", json!(3)), "a: { b: 1, c: [ # d\n 3 ] }\n");
         assert_eq!(set("a: { b: 1 }\nc: &x { d: 1 }\n", "a.e", json!(2)), "a: { b: 1, e: 2 }\nc: &x { d: 1 }\n");
+        assert_eq!(set("a: { b: }\n", "a.c", json!(1)), "a: { b: , c: 1 }\n");
+        assert_eq!(set("a: { b: }\n", "a.b", json!(1)), "a: { b: 1 }\n");
         assert_eq!(set("a: {}\n", "a.b.c", json!(1)), "a:\n  b:\n    c: 1\n");
         assert_eq!(set("\"a\" : 1\n'b': 2", "b", json!([1])), "\"a\" : 1\n'b':\n  - 1");
         assert_eq!(set("a:\nb: 1\n", "a.c", json!([1])), "a:\n  c:\n    - 1\nb: 1\n");
