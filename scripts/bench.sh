@@ -24,7 +24,7 @@ meanwhile.
                          and if named: beside, slow
   --rounds N             times that each does it (5)
   --seconds N            length of one measurement (2)
-  --out DIR              write bench.md, bench.json and bench.svg there
+  --out DIR              write bench.md and bench.json there
   --short                a minute at most, and exit 1 if berth is far off the others: for CI
   --help                 this text
 
@@ -63,9 +63,9 @@ main() {
         berths=(--berth "$directory/berth")
     fi
     # A build of its own: what the benchmark depends on has no place in the berth that is measured.
-    directory=$("$root/scripts/static.sh" --package berth-bench --bin bench)
+    directory=$("$root/scripts/static.sh" --package berth-bench --bin berth-bench)
     [[ ! -x $envoy ]] || options+=(--envoy "$envoy")
-    exec "$directory/bench" "${berths[@]}" "${options[@]}"
+    exec "$directory/berth-bench" bench "${berths[@]}" "${options[@]}"
 }
 
 say() { printf 'bench.sh: %s\n' "$*" >&2; }

@@ -22,27 +22,25 @@ die() {
 
 main() {
     [[ ${1:-} =~ ^[0-9]+(\.[0-9]+)?$ ]] || die $EX_USAGE "give the minutes first: scripts/soak.sh 2 [--seed N] [--rate N]"
-    local minutes=$1 soak dir status=0
+    local minutes=$1 dir status=0
     shift
-    cargo build --quiet --locked --release --bin soak --bin berth
+    cargo build --quiet --locked --release --bin berth-bench --bin berth
     BERTH=${BERTH:-${CARGO_TARGET_DIR:-target}/release/berth}
     [[ -x $BERTH ]] || die $EX_UNAVAILABLE "BERTH=$BERTH cannot be run"
-    soak=${CARGO_TARGET_DIR:-target}/release/soak
     dir=$(mktemp -d)
     # Both are started again and again: a build meanwhile must not change them.
     cp -- "$BERTH" "$dir/berth"
-    cp -- "$soak" "$dir/soak"
-    soak=$dir/soak
-    set -- --minutes "$minutes" --berth "$dir/berth" --dir "$dir" "$@"
+    cp -- "${CARGO_TARGET_DIR:-target}/release/berth-bench" "$dir/berth-bench"
+    set -- soak --minutes "$minutes" --berth "$dir/berth" --dir "$dir" "$@"
     set -- "$@" --previous "${BERTH_PREVIOUS:-$dir/berth}"
     if faketime; then set -- "$@" --faketime "$faketime"; fi
     if unshare --mount true 2>/dev/null; then
         mkdir "$dir/run"
         # shellcheck disable=SC2016  # Its own arguments.
         unshare --mount sh -c 'mount -t tmpfs -o size=512k,mode=0700 tmpfs "$1" && shift && exec "$@"' \
-            - "$dir/run" "$soak" "$@" --small-run-dir || status=$?
+            - "$dir/run" "$dir/berth-bench" "$@" --small-run-dir || status=$?
     else
-        "$soak" "$@" || status=$?
+        "$dir/berth-bench" "$@" || status=$?
     fi
     if ((status)); then
         echo "the logs are in $dir/log"

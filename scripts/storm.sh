@@ -79,7 +79,7 @@ main() {
         say "$part"
         printf '\n%s, by %s%s\n\n' "$part" "$("$berth" --version)" "$(needs_kubernetes "$part" && echo ", $("$KUBE_APISERVER" --version)")"
         # In the background: what is waited for is interrupted by a signal.
-        "$storm" --berth "$berth" --storm "$part" "${options[@]}" &
+        "$bench" storm "$part" --berth "$berth" "${options[@]}" &
         child=$!
         wait "$child"
         child=
@@ -111,12 +111,12 @@ need() {
 }
 
 build() {
-    local target bins=(--bin storm)
+    local target bins=(--bin berth-bench)
     [[ ${BERTH:-} ]] || bins+=(--bin berth)
     (cd "$root" && "$cargo" build --quiet --locked --release "${bins[@]}") >&2 ||
         die $EX_SOFTWARE "cargo build failed; the reason is above"
     target=$(cd "$root" && realpath -m -- "${CARGO_TARGET_DIR:-target}")/release
-    storm=$target/storm
+    bench=$target/berth-bench
     berth=$(realpath -- "${BERTH:-$target/berth}")
 }
 

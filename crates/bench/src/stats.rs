@@ -1,21 +1,18 @@
 //! Statistics of a handful of samples.
 
-/// What several samples of one figure say.
+/// Median and range of several samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Summary {
-    /// How many.
-    pub count: usize,
-    /// The one in the middle, or what is between the two.
-    pub median: f64,
-    /// The least of them.
-    pub least: f64,
-    /// The most of them.
-    pub most: f64,
+pub(crate) struct Summary {
+    pub(crate) count: usize,
+    /// Of an even number: the mean of the two in the middle.
+    pub(crate) median: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
 }
 
 impl Summary {
     /// None without samples.
-    pub fn of(samples: &[f64]) -> Option<Self> {
+    pub(crate) fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (&least, &most) = (sorted.first()?, sorted.last()?);
@@ -27,7 +24,7 @@ impl Summary {
 }
 
 /// The value that `share` of the sorted ones do not exceed (nearest rank).
-pub fn percentile<T: Copy>(sorted: &[T], share: f64) -> Option<T> {
+pub(crate) fn percentile<T: Copy>(sorted: &[T], share: f64) -> Option<T> {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.max(1) - 1).copied()
 }

@@ -89,6 +89,8 @@ pub enum Failure {
     Local(String),
 }
 
+impl std::error::Error for Failure {}
+
 impl Failure {
     /// What it costs a client that does not come again; none: it is this machine's own.
     pub(crate) fn loss(&self) -> Option<Loss> {

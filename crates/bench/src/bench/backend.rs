@@ -1,16 +1,15 @@
-//! What all peers relay to: one thread that answers requests as they ask to be answered.
+//! The backend of all peers: one thread whose answers have the length that the request asks for.
 //!
-//! A process of its own, the program called again, so that its memory and CPU time are nobody
-//! else's. It says its address on standard output and ends with its parent.
+//! A process of its own, so that its memory and CPU time are separate. It prints its address and ends with its parent.
 
-use crate::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled};
+use super::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
-/// Connections taken out of the accept queue before others get their turn.
+/// Connections that are accepted before other events are handled.
 const ACCEPTS: usize = 64;
 
 /// Marks the listener among the events; the others carry their descriptor.
@@ -70,7 +69,7 @@ struct Connection {
     header: [u8; HEADER],
     /// Of the request.
     received: u64,
-    /// The answer that is being given.
+    /// The answer that is being sent.
     answer: Option<Answer>,
 }
 
@@ -110,7 +109,7 @@ impl Backend {
     }
 
     fn serve(&mut self, fd: usize) {
-        // One that was closed may have an event left.
+        // A closed connection may have an event left.
         let Some(connection) = &mut self.connections[fd] else { return };
         let waited = if connection.answer.is_some() { Next::Write } else { Next::Read };
         let next = connection.serve(&mut self.shared);
@@ -136,18 +135,13 @@ impl Connection {
         let result = if self.answer.is_some() { self.write(&shared.pattern) } else { self.read(shared) };
         match result {
             Ok(next) => next,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                if self.answer.is_some() {
-                    Next::Write
-                } else {
-                    Next::Read
-                }
-            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock && self.answer.is_some() => Next::Write,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Next::Read,
             Err(error) if error.kind() == ErrorKind::InvalidData => {
                 eprintln!("bench backend: {error}");
                 Next::Closed
             }
-            // A client that is done with an endless answer goes without a word.
+            // A client closes an endless answer when it has seen enough.
             Err(_) => Next::Closed,
         }
     }
@@ -178,13 +172,13 @@ impl Connection {
         if self.received > header.request {
             return Err(garbled());
         }
-        let said = if header.count { Header { request: shared.endless, ..header } } else { header };
+        let header = if header.count { Header { request: shared.endless, ..header } } else { header };
         self.received = 0;
-        self.answer = Some(Answer { header: said.encode(), length: header.answer, sent: 0 });
+        self.answer = Some(Answer { header: header.encode(), length: header.answer, sent: 0 });
         self.write(&shared.pattern)
     }
 
-    /// Writes once, so that an endless answer leaves other connections their turn.
+    /// Writes once, so that an endless answer cannot starve other connections.
     fn write(&mut self, pattern: &Pattern) -> io::Result<Next> {
         let Some(answer) = &mut self.answer else { return Ok(Next::Read) };
         let left = answer.length - answer.sent;

@@ -1,10 +1,10 @@
 //! The client: closed-loop load from one thread.
 //!
-//! One request is outstanding on a connection, and the next goes out when its answer is whole. What is
-//! counted begins after a warm-up and ends while the load is still on. The first thing that goes wrong
-//! ends a measurement: a figure with losses in it compares with nothing.
+//! One request is outstanding on a connection, and the next is sent when its answer is complete. Counting
+//! starts after a warm-up and ends while the load goes on. The first error ends a measurement: a figure
+//! with losses in it cannot be compared.
 
-use crate::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled};
+use super::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -15,12 +15,12 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// Bytes of a request on a kept connection, and of its answer: a small GET over HTTP/2 and TLS.
-pub(crate) const PING: usize = 256;
+pub(super) const PING: usize = 256;
 
 /// Bytes of the one request of a short connection, and of its answer.
 const SHORT: usize = 64;
 
-/// Addresses that connections come from: 28,000 ports each, so that those in TIME_WAIT are not in the way.
+/// Source addresses of connections, with 28,000 ports each: those in TIME_WAIT cannot use them up.
 const SOURCES: u8 = 64;
 
 /// The last byte of the first of them.
@@ -29,10 +29,10 @@ const FIRST_SOURCE: u8 = 101;
 /// The network of clients that dial an address of loopback.
 const LOOPBACK: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 0);
 
-/// Round trips at once where their speed is not what is measured.
+/// Concurrent round trips where their speed is not measured.
 const GENTLE: usize = 64;
 
-/// Silence after which a measurement failed.
+/// Milliseconds without any event after which a measurement has failed.
 const SILENCE: u16 = 5_000;
 
 /// Longest wait for a connect that is not measured.
@@ -40,33 +40,33 @@ const CONNECT: Duration = Duration::from_secs(5);
 
 /// How long a measurement takes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pace {
-    pub(crate) warm_up: Duration,
-    pub(crate) window: Duration,
+pub(super) struct Pace {
+    pub(super) warm_up: Duration,
+    pub(super) window: Duration,
 }
 
 /// CPU seconds of the peer so far, if it is a process.
-pub(crate) type CpuSeconds<'a> = &'a dyn Fn() -> Result<Option<f64>>;
+pub(super) type CpuSeconds<'a> = &'a dyn Fn() -> Result<Option<f64>>;
 
-/// What was counted, and in what time.
+/// The time of a measurement.
 #[derive(Debug)]
-pub(crate) struct Span {
-    pub(crate) seconds: f64,
+pub(super) struct Span {
+    pub(super) seconds: f64,
     /// CPU seconds of the peer.
-    pub(crate) cpu: Option<f64>,
+    pub(super) cpu: Option<f64>,
 }
 
 /// Answers on kept connections, or short connections.
 #[derive(Debug)]
-pub(crate) struct Answers {
-    pub(crate) span: Span,
-    /// One time an answer, sorted, in nanoseconds.
-    pub(crate) latencies: Vec<u32>,
+pub(super) struct Answers {
+    pub(super) span: Span,
+    /// The time of each answer in nanoseconds, sorted.
+    pub(super) latencies: Vec<u32>,
 }
 
-/// Which way bulk goes.
+/// The direction of bulk data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(super) enum Way {
     /// To the backend.
     Up,
     /// To the client.
@@ -86,12 +86,12 @@ impl<'a> Window<'a> {
         Self { pace, cpu, start: Instant::now(), began: None }
     }
 
-    /// Whether what happens now counts.
+    /// Whether answers are counted.
     fn is_open(&self) -> bool {
         self.began.is_some()
     }
 
-    /// To be called again and again. True when the window has just opened.
+    /// To be called after each event. True when the window has just opened.
     fn opens(&mut self, now: Instant) -> Result<bool> {
         let opens = self.began.is_none() && now >= self.start + self.pace.warm_up;
         if opens {
@@ -125,7 +125,7 @@ impl Connection {
         Self { stream, number: 0, sent: Instant::now(), received: 0, expected: 0 }
     }
 
-    /// Asks for an answer of so many bytes.
+    /// Sends a request of `length` bytes for an answer of `answer` bytes.
     fn ask(&mut self, pattern: &Pattern, length: usize, answer: u64, now: Instant) -> io::Result<()> {
         let number = self.number.wrapping_add(1);
         let header = Header { count: false, number, request: length as u64, answer };
@@ -140,11 +140,11 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads once and says how much.
+    /// Reads once; the number of bytes.
     fn receive(&mut self, pattern: &Pattern, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.stream.read(buffer)?;
         if count == 0 {
-            return Err(io::Error::new(ErrorKind::UnexpectedEof, "closed before the answer was whole"));
+            return Err(io::Error::new(ErrorKind::UnexpectedEof, "closed before the answer was complete"));
         }
         let mut bytes = &buffer[..count];
         if self.received == 0 {
@@ -165,7 +165,7 @@ impl Connection {
     }
 }
 
-/// What all loads need.
+/// The event loop of all loads.
 struct Reactor {
     epoll: Epoll,
     events: Vec<EpollEvent>,
@@ -183,7 +183,7 @@ impl Reactor {
         })
     }
 
-    /// How many events there are.
+    /// Waits for events; their number.
     fn wait(&mut self) -> Result<usize> {
         loop {
             match self.epoll.wait(&mut self.events, SILENCE) {
@@ -196,21 +196,21 @@ impl Reactor {
 }
 
 /// Kept connections, each after at least one round trip.
-pub(crate) struct Pool {
+pub(super) struct Pool {
     target: SocketAddr,
     connections: Vec<Connection>,
     reactor: Reactor,
 }
 
 impl Pool {
-    pub(crate) fn open(target: SocketAddr, count: usize) -> Result<Self> {
+    pub(super) fn open(target: SocketAddr, count: usize) -> Result<Self> {
         let mut pool = Self { target, connections: Vec::new(), reactor: Reactor::new()? };
         pool.grow(count)?;
         Ok(pool)
     }
 
-    /// Opens more, until there are so many.
-    pub(crate) fn grow(&mut self, count: usize) -> Result<()> {
+    /// Opens connections until there are `count`.
+    pub(super) fn grow(&mut self, count: usize) -> Result<()> {
         while self.connections.len() < count {
             let from = self.connections.len();
             for at in from..count.min(from + GENTLE) {
@@ -226,8 +226,8 @@ impl Pool {
         Ok(())
     }
 
-    /// One answer of so many bytes on each connection.
-    pub(crate) fn answers(&mut self, length: u64) -> Result<()> {
+    /// One answer of `length` bytes on each connection.
+    pub(super) fn answers(&mut self, length: u64) -> Result<()> {
         self.round_trips(0..self.connections.len(), length)
     }
 
@@ -249,9 +249,9 @@ impl Pool {
         }
     }
 
-    /// Requests on all connections at once, but for the first so many, which get endless answers meanwhile and are of no use
-    /// afterwards: the times of the others, and how many bytes arrived on these.
-    pub(crate) fn ping(&mut self, streams: usize, pace: Pace, cpu: CpuSeconds<'_>) -> Result<(Answers, u64)> {
+    /// Requests on all connections at once. The first `streams` of them get endless answers meanwhile and cannot be used
+    /// afterwards. The times of the others, and the bytes that arrived on these.
+    pub(super) fn ping(&mut self, streams: usize, pace: Pace, cpu: CpuSeconds<'_>) -> Result<(Answers, u64)> {
         let mut latencies = Vec::with_capacity(1 << 20);
         for (at, connection) in self.connections.iter_mut().enumerate() {
             let answer = if at < streams { ENDLESS } else { PING as u64 };
@@ -293,8 +293,8 @@ impl Pool {
         Ok((Answers { span: span.context("no connections")?, latencies }, received))
     }
 
-    /// A large answer on each connection, of which so much is read each tick, for so long. They are of no use afterwards.
-    pub(crate) fn slowly(&mut self, answer: u64, tick: Duration, a_tick: usize, until: Duration) -> Result<()> {
+    /// A large answer on each connection, of which `a_tick` bytes are read each tick. They cannot be used afterwards.
+    pub(super) fn slowly(&mut self, answer: u64, tick: Duration, a_tick: usize, until: Duration) -> Result<()> {
         for connection in &mut self.connections {
             connection.ask(&self.reactor.pattern, PING, answer, Instant::now())?;
         }
@@ -312,8 +312,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Bytes that arrived on all connections at once, one way. They are of no use afterwards.
-    pub(crate) fn bulk(
+    /// Bytes that arrived on all connections at once, one way. They cannot be used afterwards.
+    pub(super) fn bulk(
         mut self,
         way: Way,
         backend: SocketAddr,
@@ -353,7 +353,7 @@ impl Pool {
             if !window.is_over(now) && !window.opens(now)? {
                 continue;
             }
-            // What counts is what arrived, and the time until it was known to have arrived.
+            // Only bytes that have arrived count, and the time includes that of asking for their number.
             let so_far = if way == Way::Down { received } else { counter.count()? };
             if window.is_over(now) {
                 return Ok((so_far - before, window.close()?));
@@ -363,7 +363,7 @@ impl Pool {
     }
 }
 
-/// A connection past the peers that asks the backend how many bytes of endless requests it got.
+/// A direct connection on which the backend is asked for the number of bytes of endless requests that it got.
 struct Counter(TcpStream);
 
 impl Counter {
@@ -382,66 +382,53 @@ impl Counter {
     }
 }
 
-/// Short connections from so many clients: connect, one request, its answer, close.
-pub(crate) fn connects(target: SocketAddr, clients: usize, pace: Pace, cpu: CpuSeconds<'_>) -> Result<Answers> {
+/// Short connections: connect, one request, its answer. With a pace, each client closes it and connects again until the window ends;
+/// else all clients connect at one moment and stay, and the span ends with the last answer.
+pub(super) fn short_connections(
+    target: SocketAddr,
+    clients: usize,
+    pace: Option<Pace>,
+    cpu: CpuSeconds<'_>,
+) -> Result<Answers> {
     let mut reactor = Reactor::new()?;
     let mut latencies = Vec::with_capacity(1 << 18);
     let mut turn = 0;
-    let mut connections = Vec::new();
+    let mut window = Window::new(pace.unwrap_or(Pace { warm_up: Duration::ZERO, window: Duration::ZERO }), cpu);
+    if pace.is_none() {
+        window.opens(Instant::now())?;
+    }
+    let mut connections = Vec::with_capacity(clients);
     for at in 0..clients {
         connections.push(short(target, at, &mut turn, &reactor)?);
     }
-    let mut window = Window::new(pace, cpu);
     loop {
         for event in 0..reactor.wait()? {
             let at = reactor.events[event].data() as usize;
             let connection = &mut connections[at];
-            if is_answered(connection, at, &mut reactor)? {
-                if window.is_open() {
-                    latencies.push(connection.sent.elapsed().as_nanos() as u32);
-                }
+            if !is_answered(connection, at, &mut reactor)? {
+                continue;
+            }
+            if window.is_open() {
+                latencies.push(connection.sent.elapsed().as_nanos() as u32);
+            }
+            if pace.is_some() {
                 *connection = short(target, at, &mut turn, &reactor)?;
             }
         }
         let now = Instant::now();
         window.opens(now)?;
-        if window.is_over(now) {
+        if window.is_over(now) && (pace.is_some() || latencies.len() == clients) {
             latencies.sort_unstable();
             return Ok(Answers { span: window.close()?, latencies });
         }
     }
 }
 
-/// So many clients that connect at one moment and stay: a request and its answer each. The span is that until
-/// the last has its answer.
-pub(crate) fn burst(target: SocketAddr, clients: usize, cpu: CpuSeconds<'_>) -> Result<Answers> {
-    let mut reactor = Reactor::new()?;
-    let mut latencies = Vec::with_capacity(clients);
-    let mut turn = 0;
-    let mut window = Window::new(Pace { warm_up: Duration::ZERO, window: Duration::ZERO }, cpu);
-    window.opens(Instant::now())?;
-    let mut connections = Vec::with_capacity(clients);
-    for at in 0..clients {
-        connections.push(short(target, at, &mut turn, &reactor)?);
-    }
-    while latencies.len() < clients {
-        for event in 0..reactor.wait()? {
-            let at = reactor.events[event].data() as usize;
-            let connection = &mut connections[at];
-            if is_answered(connection, at, &mut reactor)? {
-                latencies.push(connection.sent.elapsed().as_nanos() as u32);
-            }
-        }
-    }
-    latencies.sort_unstable();
-    Ok(Answers { span: window.close()?, latencies })
-}
-
-/// What to do when something happened on a short connection: ask when the handshake is over, then read. True
-/// when its answer is whole.
+/// Handles an event on a short connection: sends the request after the TCP handshake, then reads. True when the answer is
+/// complete.
 fn is_answered(connection: &mut Connection, at: usize, reactor: &mut Reactor) -> Result<bool> {
     if connection.expected == 0 {
-        // The handshake is over, or failed, which the write says.
+        // The TCP handshake is complete, or has failed: then the write fails.
         let began = connection.sent;
         connection.ask(&reactor.pattern, SHORT, SHORT as u64, began).context("connect")?;
         reactor.epoll.modify(&connection.stream, &mut EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
@@ -451,7 +438,7 @@ fn is_answered(connection: &mut Connection, at: usize, reactor: &mut Reactor) ->
     Ok(connection.is_answered())
 }
 
-/// Begins a short connection. Its time runs from here.
+/// Starts a short connection, and its time.
 fn short(target: SocketAddr, at: usize, turn: &mut usize, reactor: &Reactor) -> Result<Connection> {
     let began = Instant::now();
     *turn += 1;
@@ -459,13 +446,13 @@ fn short(target: SocketAddr, at: usize, turn: &mut usize, reactor: &Reactor) -> 
     socket.set_nonblocking(true)?;
     match socket.connect(&target.into()) {
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
-            bail!("the ports of this machine ran out: the figure would be of that and not of the peer")
+            bail!("this machine ran out of ports: the figure would not be the peer's")
         }
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error).context("connect"),
         _ => {}
     }
     let mut connection = Connection::new(socket.into());
-    // On loopback the handshake is over by now, unless the accept queue is full.
+    // On loopback the TCP handshake is complete by now, unless the accept queue is full.
     let flags = match connection.ask(&reactor.pattern, SHORT, SHORT as u64, began) {
         Ok(()) => EpollFlags::EPOLLIN,
         Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -482,7 +469,7 @@ fn short(target: SocketAddr, at: usize, turn: &mut usize, reactor: &Reactor) -> 
 fn socket(target: SocketAddr, turn: usize) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
-    // Without this a port would be taken for any destination, and far fewer could be had.
+    // Otherwise bind would reserve the port for all destinations, and ports would run out.
     berth_os::socket::set_bind_address_no_port(socket.as_fd())?;
     let network = match target.ip() {
         IpAddr::V4(ip) if !ip.is_loopback() => ip,
@@ -495,7 +482,7 @@ fn socket(target: SocketAddr, turn: usize) -> io::Result<Socket> {
 }
 
 /// One round trip on a connection of its own.
-pub(crate) fn round_trip(target: SocketAddr) -> io::Result<()> {
+pub(super) fn round_trip(target: SocketAddr) -> io::Result<()> {
     let socket = socket(target, 0)?;
     socket.connect(&target.into())?;
     let mut connection = Connection::new(socket.into());

@@ -1,37 +1,19 @@
 //! The command line, and which peers are there.
 
-use crate::peer::{Kind, Peer};
-use crate::work::Work;
-use clap::{Args, Parser, Subcommand};
+use super::peer::{Kind, Peer};
+use super::work::Work;
+use clap::Args;
 use std::collections::HashSet;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Measure berth against other TCP relays and against no relay, on loopback
-#[derive(Debug, Parser)]
-#[command(subcommand_negates_reqs = true, max_term_width = 100)]
-pub(crate) struct Cli {
-    #[command(flatten)]
-    pub(crate) options: Options,
-    #[command(subcommand)]
-    pub(crate) part: Option<Part>,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Part {
-    /// What all peers relay to
-    #[command(hide = true)]
-    Backend { address: SocketAddr },
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Who takes part [default: none, each --berth, and what is here of haproxy, haproxy-splice,
-    /// nginx and envoy]
+    /// The peers that take part [default: none, each --berth, and those of haproxy, haproxy-splice,
+    /// nginx and envoy that are installed]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     peers: Vec<String>,
-    /// What they do [default: all of it]
+    /// The work that they do [default: ping, connect, bulk, idle, burst, growth]
     #[arg(long, value_delimiter = ',')]
     work: Vec<Work>,
     /// Times that each peer does each work [default: 5, or 3 with --short]
@@ -40,7 +22,7 @@ pub(crate) struct Options {
     /// Length of one measurement [default: 2, or 0.4 with --short]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     seconds: Option<Duration>,
-    /// A berth; several are compared, and their names are peers
+    /// A berth; several are compared under their names
     #[arg(long, value_name = "[NAME=]PATH", required = true)]
     berth: Vec<String>,
     /// An haproxy [default: the one on PATH]
@@ -52,15 +34,15 @@ pub(crate) struct Options {
     /// An envoy [default: the one on PATH]
     #[arg(long, value_name = "PATH")]
     envoy: Option<PathBuf>,
-    /// Write bench.md, bench.json and bench.svg there
+    /// Directory in which to write bench.md and bench.json
     #[arg(long, value_name = "DIR")]
-    pub(crate) out: Option<PathBuf>,
-    /// Less of everything, and exit 1 if berth is far off the others
+    pub(super) out: Option<PathBuf>,
+    /// Measure less, and exit with 1 if berth is far off the others
     #[arg(long)]
-    pub(crate) short: bool,
-    /// The command that is written down as the one that was run
-    #[arg(long, hide = true, default_value = "examples/bench")]
-    pub(crate) command: String,
+    pub(super) short: bool,
+    /// The command that the report names
+    #[arg(long, hide = true, default_value = "berth-bench bench")]
+    pub(super) command: String,
 }
 
 /// The first berth, with a direct path.
@@ -76,15 +58,15 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl Options {
-    pub(crate) fn rounds(&self) -> usize {
+    pub(super) fn rounds(&self) -> usize {
         self.rounds.unwrap_or(if self.short { 3 } else { 5 }) as usize
     }
 
-    pub(crate) fn window(&self) -> Duration {
+    pub(super) fn window(&self) -> Duration {
         self.seconds.unwrap_or(Duration::from_millis(if self.short { 400 } else { 2_000 }))
     }
 
-    pub(crate) fn work(&self) -> Vec<Work> {
+    pub(super) fn work(&self) -> Vec<Work> {
         match (self.work.is_empty(), self.short) {
             (false, _) => self.work.clone(),
             (true, false) => vec![Work::Ping, Work::Connect, Work::Bulk, Work::Idle, Work::Burst, Work::Growth],
@@ -92,9 +74,9 @@ impl Options {
         }
     }
 
-    /// The peers that take part, one with a direct path if the kernel steers here, and the names of those that would and are not here. All mistakes at
-    /// once.
-    pub(crate) fn peers(&self, steers: bool) -> Result<(Vec<Peer>, Vec<&'static str>), Vec<String>> {
+    /// The peers that take part, one of them with a direct path if the kernel steers here, and the names of those that are not installed;
+    /// or all mistakes.
+    pub(super) fn peers(&self, steers: bool) -> Result<(Vec<Peer>, Vec<&'static str>), Vec<String>> {
         let mut mistakes = Vec::new();
         let mut peers = vec![Peer { name: "none".to_owned(), kind: Kind::None, program: PathBuf::new() }];
         for given in &self.berth {
@@ -148,19 +130,19 @@ impl Options {
     }
 }
 
-/// Peers run in directories of their own.
+/// Peers have working directories of their own.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Daemons are where only root's PATH leads.
+/// Daemons are in directories that only root's PATH has.
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories = std::env::split_paths(&path).chain(["/usr/local/sbin".into(), "/usr/sbin".into()]);
     directories.map(|directory| directory.join(name)).find(|path| path.is_file())
 }
 
-/// Where distributions put nginx's stream module when they build it apart.
+/// Where distributions put nginx's stream module if it is not built in.
 fn nginx_stream() -> Option<PathBuf> {
     let places = ["/usr/lib/nginx/modules/ngx_stream_module.so", "/usr/lib64/nginx/modules/ngx_stream_module.so"];
     places.into_iter().map(PathBuf::from).find(|path| path.is_file())
@@ -169,6 +151,13 @@ fn nginx_stream() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
 
     fn peers(args: &str) -> Result<Vec<String>, Vec<String>> {
         let cli = Cli::try_parse_from(std::iter::once("bench").chain(args.split_ascii_whitespace()))

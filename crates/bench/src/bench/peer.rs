@@ -1,17 +1,18 @@
-//! What is compared: how each peer is configured and started.
+//! The peers, and how each is configured and started.
 //!
 //! Every relay gets one thread or worker a core, no access log, no idle timeout that would cut in, room
 //! for as many connections as the file limit allows and the longest backlog that the kernel grants;
-//! all else is as its makers chose it. A peer runs only while it is measured.
+//! everything else is the default. A peer runs only while it is measured.
 
-use crate::load;
-use crate::process::Tree;
-use anyhow::{Context, Result, bail};
-use std::fs::{self, File};
+use super::load;
+use super::usage::Tree;
+use crate::process::Process;
+use anyhow::{Result, bail};
+use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
@@ -21,16 +22,15 @@ const START: Duration = Duration::from_secs(10);
 /// Time between two tries to get that answer.
 const RETRY: Duration = Duration::from_micros(200);
 
-/// What berth says of its direct path.
+/// berth's log lines about its direct path.
 const ON: &str = "direct path on";
 const OFF: [&str; 2] = ["direct path off", "no direct path"];
 
-/// Descriptors that are not for connections: listeners, epoll, logs, pipes.
+/// Descriptors for listeners, epoll, logs and pipes.
 const RESERVED: u64 = 200;
 
-/// What a peer is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(super) enum Kind {
     /// No relay: the client dials the backend.
     None,
     Berth,
@@ -44,26 +44,25 @@ pub(crate) enum Kind {
     Envoy,
 }
 
-/// One of those that are compared.
 #[derive(Debug, Clone)]
-pub(crate) struct Peer {
-    pub(crate) name: String,
-    pub(crate) kind: Kind,
-    pub(crate) program: PathBuf,
+pub(super) struct Peer {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    pub(super) program: PathBuf,
 }
 
 impl Peer {
-    pub(crate) fn is_berth(&self) -> bool {
+    pub(super) fn is_berth(&self) -> bool {
         self.kind == Kind::Berth
     }
 
     /// Berth, with a direct path or without.
-    pub(crate) fn is_judged(&self) -> bool {
+    pub(super) fn is_judged(&self) -> bool {
         matches!(self.kind, Kind::Berth | Kind::DirectPath)
     }
 
-    /// What it says of its version.
-    pub(crate) fn version(&self) -> String {
+    /// The version that it reports.
+    pub(super) fn version(&self) -> String {
         let option = match self.kind {
             Kind::None => return "no relay, the client dials the backend".to_owned(),
             Kind::Berth | Kind::DirectPath | Kind::Envoy => "--version",
@@ -84,8 +83,8 @@ impl Peer {
         text
     }
 
-    /// Bytes of the files that it is made of, without shared libraries.
-    pub(crate) fn size(&self) -> u64 {
+    /// Bytes of its files, without shared libraries.
+    pub(super) fn size(&self) -> u64 {
         let module = match &self.kind {
             Kind::Nginx(module) => module.as_deref(),
             _ => None,
@@ -94,43 +93,30 @@ impl Peer {
         size(&self.program) + module.map_or(0, size)
     }
 
-    /// Starts it before a backend, on an address of its own with a directory of its own, and waits until it answers.
-    pub(crate) fn start(&self, node: Ipv4Addr, backend: SocketAddr, work: &Path) -> Result<Running> {
+    /// Starts it before a backend, with an address and a directory of its own, and waits until it answers.
+    pub(super) fn start(&self, node: Ipv4Addr, backend: SocketAddr, work: &Path) -> Result<Running> {
         if self.kind == Kind::None {
-            return Ok(Running { address: backend, tree: None, until_answer: Duration::ZERO, log: None });
+            return Ok(Running { address: backend, tree: None, until_answer: Duration::ZERO, is_direct: false });
         }
         let directory = tempfile::tempdir_in(work)?.keep();
         let address = free_address(node)?;
-        let log = directory.join("log");
         let mut command = self.command(address, backend, &directory)?;
-        command
-            .current_dir(&directory)
-            .stdin(Stdio::null())
-            .stdout(File::create(&log)?)
-            .stderr(File::options().append(true).open(&log)?);
-        berth_os::process::die_with_parent(&mut command);
+        command.current_dir(&directory);
         let start = Instant::now();
-        let child = command.spawn().with_context(|| format!("cannot start {}", self.program.display()))?;
-        let mut tree = Tree::new(child);
-        let log = (self.kind == Kind::DirectPath).then_some(log);
-        let answers = || match &log {
-            Some(log) if !fs::read_to_string(log)?.contains(ON) => Err(io::Error::other("its direct path is off")),
-            _ => load::round_trip(address),
+        let mut process = Process::start(command, directory.join("log"))?;
+        let is_direct = self.kind == Kind::DirectPath;
+        let answers = |process: &Process| match is_direct && !process.log().contains(ON) {
+            true => Err(io::Error::other("its direct path is off")),
+            false => load::round_trip(address),
         };
-        while let Err(error) = answers() {
-            let status = tree.ended();
-            if status.is_none() && start.elapsed() < START {
-                std::thread::sleep(RETRY);
-                continue;
-            }
-            let said = fs::read_to_string(directory.join("log")).unwrap_or_default();
-            let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
-            match status {
-                Some(status) => bail!("it ended by itself, {status}: {last}"),
-                None => bail!("no answer within {START:?}, {error}: {last}"),
+        while let Err(error) = answers(&process) {
+            match process.exited() {
+                Some(status) => bail!("it ended by itself, {status}: {}", process.last_line()),
+                None if start.elapsed() < START => std::thread::sleep(RETRY),
+                None => bail!("no answer within {START:?}, {error}: {}", process.last_line()),
             }
         }
-        Ok(Running { address, until_answer: start.elapsed(), tree: Some(tree), log })
+        Ok(Running { address, until_answer: start.elapsed(), tree: Some(Tree(process)), is_direct })
     }
 
     fn command(&self, listen: SocketAddr, backend: SocketAddr, directory: &Path) -> Result<Command> {
@@ -146,9 +132,9 @@ impl Peer {
             Kind::None => bail!("nothing to start"),
             kind @ (Kind::Berth | Kind::DirectPath) => {
                 command.args(["serve", "--probe", "tcp", "--rise", "1", "--drain-timeout", "1s"]);
-                // What is logged a connection is logged at debug.
+                // Connections are logged at debug, which is off.
                 command.args(match kind {
-                    // A load as here is a crowd, which does not go directly where there is a gate.
+                    // This load is a crowd, which the gate would keep off the direct path.
                     Kind::DirectPath => &["--direct", "on", "--max-openings", "off"][..],
                     _ => &["--direct", "off"],
                 });
@@ -174,37 +160,35 @@ impl Peer {
 }
 
 /// A peer that runs, until it is dropped.
-pub(crate) struct Running {
+pub(super) struct Running {
     /// Where clients dial.
-    pub(crate) address: SocketAddr,
+    pub(super) address: SocketAddr,
     /// None: there is no relay.
-    pub(crate) tree: Option<Tree>,
+    pub(super) tree: Option<Tree>,
     /// From exec to the first answer.
-    pub(crate) until_answer: Duration,
-    /// Of one with a direct path.
-    log: Option<PathBuf>,
+    pub(super) until_answer: Duration,
+    is_direct: bool,
 }
 
 impl Running {
-    /// What was measured was what it is about.
-    pub(crate) fn check(&self) -> Result<()> {
-        let Some(log) = &self.log else { return Ok(()) };
-        let said = fs::read_to_string(log)?;
-        let on = said.lines().skip_while(|line| !line.contains(ON));
-        let off = on.into_iter().find(|line| OFF.iter().any(|off| line.contains(off)));
+    /// An error if a direct path was off while it was measured.
+    pub(super) fn check(&self) -> Result<()> {
+        let Some(tree) = self.tree.as_ref().filter(|_| self.is_direct) else { return Ok(()) };
+        let log = tree.0.log();
+        let off =
+            log.lines().skip_while(|line| !line.contains(ON)).find(|line| OFF.iter().any(|off| line.contains(off)));
         off.map_or(Ok(()), |line| bail!("the direct path was off for a time: {line}"))
     }
 }
 
-/// An address of the node's that nobody listens on.
+/// An address of the node on which nothing listens.
 fn free_address(node: Ipv4Addr) -> Result<SocketAddr> {
     let listener = TcpListener::bind((node, 0))?;
     Ok(listener.local_addr()?)
 }
 
 fn haproxy(listen: SocketAddr, backend: SocketAddr, threads: usize, connections: u64, splice: bool) -> String {
-    // It counts two descriptors for each pipe, and as many pipes as a quarter of the connections if it
-    // is not told.
+    // HAProxy counts two descriptors for each pipe, and by default as many pipes as a quarter of the connections.
     let (splice, connections) = if splice { ("    option splice-auto\n", connections / 2) } else { ("", connections) };
     format!(
         "global
@@ -224,7 +208,7 @@ defaults
     )
 }
 
-/// `reuseport`, as its makers advise for many short connections: without it one worker takes nearly all.
+/// `reuseport`, as nginx's documentation advises for many short connections: without it one worker takes nearly all.
 fn nginx(listen: SocketAddr, backend: SocketAddr, module: Option<&Path>, directory: &Path, connections: u64) -> String {
     let module = module.map(|path| format!("load_module {};\n", path.display())).unwrap_or_default();
     format!(

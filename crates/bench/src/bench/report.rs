@@ -1,8 +1,8 @@
 //! What is written to `--out`: where and how it was measured, and all samples.
 
-use crate::results::Results;
-use crate::setting::Setting;
-use crate::{plot, table};
+use super::results::Results;
+use super::setting::Setting;
+use super::table;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -12,13 +12,11 @@ use std::path::Path;
 /// Version of the form of bench.json.
 const VERSION: u32 = 2;
 
-/// Writes bench.md, bench.json and bench.svg.
-pub(crate) fn write(directory: &Path, results: &Results, setting: &Setting) -> Result<()> {
-    fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+/// Writes bench.md and bench.json.
+pub(super) fn write(directory: &Path, results: &Results, setting: &Setting) -> Result<()> {
+    fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let json = serde_json::to_string_pretty(&json(results, setting))? + "\n";
-    let files =
-        [("bench.md", markdown(results, setting)), ("bench.json", json), ("bench.svg", plot::svg(results, setting))];
-    for (name, text) in files {
+    for (name, text) in [("bench.md", markdown(results, setting)), ("bench.json", json)] {
         let path = directory.join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -26,7 +24,7 @@ pub(crate) fn write(directory: &Path, results: &Results, setting: &Setting) -> R
 }
 
 /// The setting and a table for each case.
-pub(crate) fn markdown(results: &Results, setting: &Setting) -> String {
+pub(super) fn markdown(results: &Results, setting: &Setting) -> String {
     let mut text = String::from("# Measurements\n\n");
     let _ = writeln!(
         text,
@@ -45,7 +43,7 @@ pub(crate) fn markdown(results: &Results, setting: &Setting) -> String {
         let _ = writeln!(text, "- {}: {}", peer.role, peer.version);
     }
     for name in &results.missing {
-        let _ = writeln!(text, "- {name}: was not there and is left out");
+        let _ = writeln!(text, "- {name}: was not found and is left out");
     }
     text.push('\n');
     text + &table::overview(results) + &table::tables(results)
@@ -105,7 +103,7 @@ fn json(results: &Results, setting: &Setting) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::tests::{results, setting};
+    use crate::bench::results::tests::{results, setting};
 
     #[test]
     fn the_json_has_every_sample_and_every_failure() {
@@ -123,6 +121,6 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named() {
-        assert!(markdown(&results(), &setting()).contains("- nginx: was not there and is left out\n"));
+        assert!(markdown(&results(), &setting()).contains("- nginx: was not found and is left out\n"));
     }
 }

@@ -1,23 +1,23 @@
-//! All samples, and what can be said of them.
+//! All samples, their medians and ratios.
 
-use crate::peer::{Kind, Peer};
-use crate::work::{Case, Measured, Metric, Work};
-use berth_bench::stats::Summary;
+use super::peer::{Kind, Peer};
+use super::work::{Case, Measured, Metric, Work};
+use crate::stats::Summary;
 use std::collections::HashMap;
 use std::fmt;
 use std::mem::discriminant;
 
-/// What came of one case, for one peer, in one round.
+/// The outcome of one case, for one peer, in one round.
 #[derive(Debug)]
-pub(crate) struct Sample {
-    pub(crate) case: Case,
-    /// Its place among the peers.
-    pub(crate) peer: usize,
-    pub(crate) round: usize,
-    pub(crate) outcome: Measured,
+pub(super) struct Sample {
+    pub(super) case: Case,
+    /// Index of the peer.
+    pub(super) peer: usize,
+    pub(super) round: usize,
+    pub(super) outcome: Measured,
 }
 
-/// As progress: the first figure.
+/// As progress: with the first figure.
 impl fmt::Display for Sample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "round {}: {}: ", self.round + 1, self.case)?;
@@ -32,41 +32,41 @@ impl fmt::Display for Sample {
 
 /// The samples of a run.
 #[derive(Debug)]
-pub(crate) struct Results {
-    pub(crate) peers: Vec<Peer>,
-    /// Those that would have taken part and were not there.
-    pub(crate) missing: Vec<&'static str>,
-    pub(crate) samples: Vec<Sample>,
+pub(super) struct Results {
+    pub(super) peers: Vec<Peer>,
+    /// Peers that are not installed.
+    pub(super) missing: Vec<&'static str>,
+    pub(super) samples: Vec<Sample>,
 }
 
 impl Results {
     /// All cases, in the order in which they were first measured.
-    pub(crate) fn cases(&self) -> Vec<Case> {
+    pub(super) fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         for sample in &self.samples {
             if !cases.contains(&sample.case) {
                 cases.push(sample.case);
             }
         }
-        cases.sort_by_key(|case| case.work());
+        cases.sort_by_key(|case| case.work);
         cases
     }
 
-    /// Likewise, of growth only the last, where there are the most connections.
-    pub(crate) fn key_cases(&self) -> Vec<Case> {
+    /// Likewise, but of growth only the one with the most connections.
+    pub(super) fn key_cases(&self) -> Vec<Case> {
         let mut cases = self.cases();
-        let last = cases.iter().rev().find(|case| case.work() == Work::Growth).copied();
-        cases.retain(|case| case.work() != Work::Growth || Some(*case) == last);
+        let last = cases.iter().rev().find(|case| case.work == Work::Growth).copied();
+        cases.retain(|case| case.work != Work::Growth || Some(*case) == last);
         cases
     }
 
-    /// The peers that were asked to do it.
-    pub(crate) fn peers_of(&self, case: Case) -> Vec<usize> {
+    /// The peers that did it.
+    pub(super) fn peers_of(&self, case: Case) -> Vec<usize> {
         (0..self.peers.len()).filter(|&peer| self.of(case, peer).next().is_some()).collect()
     }
 
-    /// The figures that there are of it, of any peer, in a fixed order.
-    pub(crate) fn metrics_of(&self, case: Case) -> Vec<Metric> {
+    /// The figures of any peer, in a fixed order.
+    pub(super) fn metrics_of(&self, case: Case) -> Vec<Metric> {
         let samples = self.samples.iter().filter(|sample| sample.case == case);
         let mut metrics: Vec<_> =
             samples.flat_map(|sample| sample.outcome.iter().flatten()).map(|(metric, _)| *metric).collect();
@@ -75,30 +75,30 @@ impl Results {
         metrics
     }
 
-    pub(crate) fn summary(&self, case: Case, peer: usize, metric: Metric) -> Option<Summary> {
+    pub(super) fn summary(&self, case: Case, peer: usize, metric: Metric) -> Option<Summary> {
         let values: Vec<_> = self.values(case, peer, metric).map(|(_, value)| value).collect();
         Summary::of(&values)
     }
 
-    /// Why there are fewer figures than rounds.
-    pub(crate) fn failures(&self, case: Case, peer: usize) -> Vec<&str> {
+    /// The errors of failed rounds.
+    pub(super) fn failures(&self, case: Case, peer: usize) -> Vec<&str> {
         self.of(case, peer).filter_map(|sample| sample.outcome.as_ref().err().map(String::as_str)).collect()
     }
 
-    /// The median of the rounds' ratios: a round is short, so what else the machine did fell on both.
-    pub(crate) fn ratio(&self, case: Case, peer: usize, to: usize, metric: Metric) -> Option<f64> {
+    /// The median of the rounds' ratios: within a short round other load on the machine affects both.
+    pub(super) fn ratio(&self, case: Case, peer: usize, to: usize, metric: Metric) -> Option<f64> {
         let others: HashMap<usize, f64> = self.values(case, to, metric).filter(|(_, value)| *value > 0.0).collect();
         let ratios = self.values(case, peer, metric).filter_map(|(round, value)| Some(value / others.get(&round)?));
         Summary::of(&ratios.collect::<Vec<_>>()).map(|summary| summary.median)
     }
 
     /// The peer without a relay.
-    pub(crate) fn none(&self) -> Option<usize> {
+    pub(super) fn none(&self) -> Option<usize> {
         self.peers.iter().position(|peer| peer.kind == Kind::None)
     }
 
-    /// The best of the relays that are not of the same make.
-    pub(crate) fn best_other(&self, case: Case, peer: usize, metric: Metric) -> Option<usize> {
+    /// The best of the other relays, without those of the same program.
+    pub(super) fn best_other(&self, case: Case, peer: usize, metric: Metric) -> Option<usize> {
         let make = discriminant(&self.peers[peer].kind);
         let others = (0..self.peers.len()).filter(|&other| {
             let kind = &self.peers[other].kind;
@@ -126,19 +126,17 @@ impl Results {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+pub(super) mod tests {
     use super::*;
-    use crate::load::Pace;
-    use crate::setting::Setting;
-    use crate::work::Metric::{P99, Rate};
+    use crate::bench::load::Pace;
+    use crate::bench::setting::Setting;
+    use crate::bench::work::Metric::{P99, Rate};
     use std::time::Duration;
 
-    const CASE: Case = Case::Ping(16);
-
     /// Two rounds of a case; berth failed once.
-    pub(crate) fn results() -> Results {
+    pub(in super::super) fn results() -> Results {
         let peer = |name: &str, kind| Peer { name: name.to_owned(), kind, program: "/bin/true".into() };
-        let sample = |peer, round, outcome| Sample { case: CASE, peer, round, outcome };
+        let sample = |peer, round, outcome| Sample { case: Case::ping(16), peer, round, outcome };
         let figures = |rate, p99| Ok(vec![(Rate, rate), (P99, p99)]);
         Results {
             peers: vec![
@@ -161,7 +159,7 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn setting() -> Setting {
+    pub(in super::super) fn setting() -> Setting {
         let pace = Pace { warm_up: Duration::from_millis(500), window: Duration::from_secs(2) };
         Setting::new("scripts/bench.sh", &results().peers, 2, pace, false)
     }
@@ -169,24 +167,24 @@ pub(crate) mod tests {
     #[test]
     fn ratios_are_of_the_same_round() {
         let results = results();
-        assert_eq!(results.ratio(CASE, 2, 0, Rate), Some(f64::midpoint(40.0 / 100.0, 44.0 / 120.0)));
-        assert_eq!(results.ratio(CASE, 1, 0, Rate), Some(60.0 / 100.0));
-        assert_eq!(results.ratio(Case::Ping(17), 1, 0, Rate), None);
+        assert_eq!(results.ratio(Case::ping(16), 2, 0, Rate), Some(f64::midpoint(40.0 / 100.0, 44.0 / 120.0)));
+        assert_eq!(results.ratio(Case::ping(16), 1, 0, Rate), Some(60.0 / 100.0));
+        assert_eq!(results.ratio(Case::ping(17), 1, 0, Rate), None);
     }
 
     #[test]
     fn the_best_other_is_the_fastest_or_the_least() {
         let results = results();
-        assert_eq!(results.best_other(CASE, 1, Rate), Some(2));
-        assert_eq!(results.best_other(CASE, 2, Rate), Some(1));
-        assert_eq!(results.best_other(CASE, 1, P99), Some(3));
+        assert_eq!(results.best_other(Case::ping(16), 1, Rate), Some(2));
+        assert_eq!(results.best_other(Case::ping(16), 2, Rate), Some(1));
+        assert_eq!(results.best_other(Case::ping(16), 1, P99), Some(3));
     }
 
     #[test]
     fn a_failure_is_not_lost() {
         let results = results();
-        assert_eq!(results.failures(CASE, 1), ["reset"]);
-        assert_eq!(results.summary(CASE, 1, Rate).map(|summary| summary.count), Some(1));
-        assert_eq!(results.peers_of(CASE), [0, 1, 2, 3]);
+        assert_eq!(results.failures(Case::ping(16), 1), ["reset"]);
+        assert_eq!(results.summary(Case::ping(16), 1, Rate).map(|summary| summary.count), Some(1));
+        assert_eq!(results.peers_of(Case::ping(16)), [0, 1, 2, 3]);
     }
 }

@@ -1,26 +1,26 @@
 //! The machine and how it was measured.
 
-use crate::load::Pace;
-use crate::peer::Peer;
+use super::load::Pace;
+use super::peer::Peer;
 use berth_rehearse::data::{Environment, Program};
 use berth_rehearse::report::{environment, format};
 use serde::Serialize;
 
 /// Where and how it was measured.
 #[derive(Debug, Serialize)]
-pub(crate) struct Setting {
-    pub(crate) date: String,
-    pub(crate) command: String,
+pub(super) struct Setting {
+    pub(super) date: String,
+    pub(super) command: String,
     /// As in a rehearsal's report; the programs are the peers.
-    pub(crate) environment: Environment,
-    pub(crate) rounds: usize,
-    pub(crate) warm_up_seconds: f64,
-    pub(crate) window_seconds: f64,
+    pub(super) environment: Environment,
+    pub(super) rounds: usize,
+    pub(super) warm_up_seconds: f64,
+    pub(super) window_seconds: f64,
     short: bool,
 }
 
 impl Setting {
-    pub(crate) fn new(command: &str, peers: &[Peer], rounds: usize, pace: Pace, short: bool) -> Self {
+    pub(super) fn new(command: &str, peers: &[Peer], rounds: usize, pace: Pace, short: bool) -> Self {
         let program = |peer: &Peer| Program { role: peer.name.clone(), version: peer.version() };
         Self {
             date: environment::now(),
@@ -34,7 +34,7 @@ impl Setting {
     }
 
     /// In one line.
-    pub(crate) fn machine(&self) -> String {
+    pub(super) fn machine(&self) -> String {
         let Environment { cpu_model, cpus, memory_bytes, kernel, .. } = &self.environment;
         format!("{cpu_model}, {cpus} CPUs, {}, {kernel}", format::bytes(*memory_bytes))
     }

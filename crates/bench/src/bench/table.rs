@@ -1,18 +1,16 @@
 //! Results as Markdown tables, which are also what a terminal gets.
 
-use crate::peer::{Kind, Peer};
-use crate::results::Results;
-use crate::work::{Case, Metric, Work};
+use super::peer::{Kind, Peer};
+use super::results::Results;
+use super::work::{Case, Metric, Work};
 use std::fmt::Write;
 
-/// What a figure is.
 const SAMPLES: &str = "Each figure is the median of the rounds, with the least and the most in brackets.";
 
-/// What a ratio is.
 const RATIOS: &str = "Each ratio (÷) is the median of the ratios within a round.";
 
-/// One table of medians: the figures that most people look for, a line each.
-pub(crate) fn overview(results: &Results) -> String {
+/// One table of medians: a line for each figure that most readers look for.
+pub(super) fn overview(results: &Results) -> String {
     let Some(berth) = results.peers.iter().position(Peer::is_berth) else { return String::new() };
     let all: Vec<usize> =
         (0..results.peers.len()).filter(|&peer| results.peers[peer].kind != (Kind::Haproxy { splice: true })).collect();
@@ -25,8 +23,8 @@ pub(crate) fn overview(results: &Results) -> String {
     heads.extend(direct.map(|_| "direct-path ÷ none".to_owned()));
     let mut rows = vec![heads];
     for case in results.key_cases() {
-        let mut metrics = case.key_metrics();
-        if matches!(case.work(), Work::Ping | Work::Connect) {
+        let mut metrics = case.key_metrics().to_vec();
+        if matches!(case.work, Work::Ping | Work::Connect) {
             metrics.insert(1, Metric::P99);
         }
         for metric in metrics {
@@ -54,55 +52,46 @@ pub(crate) fn overview(results: &Results) -> String {
     format!("## Overview\n\nMedians. {RATIOS}\n\n{}\n", aligned(&rows))
 }
 
-/// One table a case.
-pub(crate) fn tables(results: &Results) -> String {
+/// One table for each case.
+pub(super) fn tables(results: &Results) -> String {
     let mut text = String::new();
     let mut work = None;
     for case in results.cases() {
-        if work.replace(case.work()) != Some(case.work()) {
-            let _ = writeln!(text, "## {}\n\n{} {SAMPLES} {RATIOS}\n", title(case.work()), about(case.work()));
+        if work.replace(case.work) != Some(case.work) {
+            let (title, about) = titles(case.work);
+            let _ = writeln!(text, "## {title}\n\n{about} {SAMPLES} {RATIOS}\n");
         }
         let _ = writeln!(text, "### {case}\n\n{}{}", table(results, case), failures(results, case));
     }
     text
 }
 
-fn title(work: Work) -> &'static str {
+/// The title of a work's tables, and what the work is.
+fn titles(work: Work) -> (&'static str, &'static str) {
     match work {
-        Work::Ping => "Ping",
-        Work::Connect => "Connect",
-        Work::Bulk => "Bulk",
-        Work::Idle => "Idle",
-        Work::Burst => "Burst",
-        Work::Growth => "Growth",
-        Work::Beside => "Beside",
-        Work::Slow => "Slow",
-    }
-}
-
-/// What a work is, for a reader of its tables.
-fn about(work: Work) -> &'static str {
-    match work {
-        Work::Ping => "256 B there and back on kept connections, one request outstanding on each.",
-        Work::Connect => "Connect, 64 B there and back, close. The time is that from connect to answer.",
-        Work::Bulk => "Bytes one way for as long as it lasts: what arrived, and the relay's CPU time for it.",
-        Work::Idle => {
+        Work::Ping => ("Ping", "256 B there and back on kept connections, one request outstanding on each."),
+        Work::Connect => ("Connect", "Connect, 64 B there and back, close. The time is that from connect to answer."),
+        Work::Bulk => ("Bulk", "Bytes one way for as long as it lasts: what arrived, and the relay's CPU time for it."),
+        Work::Idle => (
+            "Idle",
             "Connections that are held, each after one round trip, then after an answer of 1 MiB on each. Memory is the \
-             relay's Pss, summed over its processes, less that before them. The kernel's is what all of the machine has more \
-             (Slab of /proc/meminfo): the two sockets of the relay, and those of client and backend."
-        }
-        Work::Burst => {
+             relay's Pss, summed over its processes, less that before them. The kernel's is the increase on the whole machine \
+             (Slab of /proc/meminfo): the two sockets of the relay, and those of client and backend.",
+        ),
+        Work::Burst => (
+            "Burst",
             "Clients that all connect at one moment, 64 B there and back each, and stay. The rate is that until the last has \
-             its answer. Where a queue is full a SYN comes again after 1 s."
-        }
+             its answer. Where a queue is full a SYN comes again after 1 s.",
+        ),
         Work::Growth => {
-            "As ping, with ever more connections, all of them active, to one relay that is not started anew."
+            ("Growth", "As ping, with ever more connections, all of them active, to one relay that is not restarted.")
         }
-        Work::Beside => "As ping, while four more connections read an endless answer.",
-        Work::Slow => {
-            "Readers of an answer of 5 MB each, 50 KB a second, after 8 s. The sockets' memory is that of all of the network \
-             namespace (TCP of /proc/net/sockstat), the relay's is its Pss, both less what they were before the answers."
-        }
+        Work::Beside => ("Beside", "As ping, while four more connections read an endless answer."),
+        Work::Slow => (
+            "Slow",
+            "Readers of an answer of 5 MB each, 50 KB a second, after 8 s. The sockets' memory is that of the whole network \
+             namespace (TCP of /proc/net/sockstat), the relay's is its Pss, both less what they were before the answers.",
+        ),
     }
 }
 
@@ -161,7 +150,7 @@ fn failures(results: &Results, case: Case) -> String {
     text
 }
 
-/// Columns as wide as what is in them, so that it reads well in a terminal too.
+/// A Markdown table with aligned columns, for terminals.
 fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> =
@@ -187,7 +176,7 @@ fn aligned(rows: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::tests::results;
+    use crate::bench::results::tests::results;
 
     #[test]
     fn the_overview_has_medians_and_ratios() {
@@ -217,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_table_has_spread_ratios_and_failures() {
-        insta::assert_snapshot!(table(&results(), Case::Ping(16)) + &failures(&results(), Case::Ping(16)), @r#"
+        insta::assert_snapshot!(table(&results(), Case::ping(16)) + &failures(&results(), Case::ping(16)), @r#"
         | peer    |    requests/s | ÷ none |   ÷ best other |     p99 µs | samples |
         | ------- | -------------:| ------:| --------------:| ----------:| -------:|
         | none    | 110 (100–120) |      – |              – | 11 (10–12) |       2 |

@@ -1,24 +1,24 @@
-//! Whether berth is far off the others: what `--short` is for.
+//! Whether berth is far off the others, for `--short`.
 //!
 //! The limits are ratios, never times, and less than half of what was measured on two cores (0.4 of the
 //! rate without a relay and 1.0 of HAProxy's): machines that are shared differ by that much. What they
 //! catch is a mistake of another size: a relay with one thread instead of all, a timer in the way of
 //! bytes, a system call too many for each, buffers that are kept.
 
-use crate::results::Results;
-use crate::work::{Case, Metric};
+use super::results::Results;
+use super::work::{Metric, Work};
 
-/// Least part of what there is without a relay.
+/// Least ratio to the rate without a relay.
 const LEAST_OF_NONE: f64 = 0.1;
 
-/// Least part of what HAProxy does.
+/// Least ratio to HAProxy's rate.
 const LEAST_OF_HAPROXY: f64 = 0.4;
 
-/// Most of what HAProxy takes, of CPU time and memory.
+/// Most ratio to HAProxy's CPU time and memory.
 const MOST_OF_HAPROXY: f64 = 2.5;
 
-/// What is wrong with berth, in sentences. In a run that is not short: only what failed.
-pub(crate) fn complaints(results: &Results, short: bool) -> Vec<String> {
+/// What is wrong with berth. In a run that is not short, only failures are.
+pub(super) fn complaints(results: &Results, short: bool) -> Vec<String> {
     let mut complaints = Vec::new();
     let haproxy = results.peers.iter().position(|peer| peer.name == "haproxy");
     for case in results.cases() {
@@ -30,7 +30,7 @@ pub(crate) fn complaints(results: &Results, short: bool) -> Vec<String> {
             if !short {
                 continue;
             }
-            for metric in judged(case) {
+            for &metric in judged(case.work) {
                 let pairs = [
                     (results.none(), metric.higher_is_better().then_some(LEAST_OF_NONE)),
                     (haproxy, Some(if metric.higher_is_better() { LEAST_OF_HAPROXY } else { MOST_OF_HAPROXY })),
@@ -51,21 +51,21 @@ pub(crate) fn complaints(results: &Results, short: bool) -> Vec<String> {
     complaints
 }
 
-/// Times of start and answers are not: those of a shared machine say nothing.
-fn judged(case: Case) -> Vec<Metric> {
-    match case {
-        Case::Ping(_) | Case::Connect(_) | Case::Growth(_) => vec![Metric::Rate, Metric::CpuPerRequest],
-        Case::Bulk(..) => vec![Metric::Gigabits, Metric::CpuPerGigabyte],
-        // A SYN that is dropped comes again after a second.
-        Case::Burst(_) | Case::Beside(_) | Case::Slow(_) => Vec::new(),
-        Case::Idle(_) => vec![Metric::IdleMemory, Metric::UsedMemory],
+/// Start and answer times are not judged: they vary too much on a shared machine.
+fn judged(work: Work) -> &'static [Metric] {
+    match work {
+        Work::Ping | Work::Connect | Work::Growth => &[Metric::Rate, Metric::CpuPerRequest],
+        Work::Bulk => &[Metric::Gigabits, Metric::CpuPerGigabyte],
+        // A dropped SYN is retransmitted after a second.
+        Work::Burst | Work::Beside | Work::Slow => &[],
+        Work::Idle => &[Metric::IdleMemory, Metric::UsedMemory],
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::tests::results;
+    use crate::bench::results::tests::results;
 
     #[test]
     fn a_failure_of_berth_is_a_complaint_in_any_run() {

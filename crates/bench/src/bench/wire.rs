@@ -1,47 +1,46 @@
-//! What client and backend say to one another.
+//! The messages between client and backend.
 //!
-//! A request is a header and a body, an answer likewise; both bodies are the same known pattern, so
-//! that an answer as long as its request is an echo of it, and neither end has to keep what it said. The
-//! header begins as a TLS handshake does: a relay that looks at the first byte does here what it does
-//! with real clients.
+//! Requests and answers are a header and a body. Both bodies are the same known pattern, so
+//! that an answer as long as its request is an echo of it, and neither end has to keep what it sent. The
+//! header begins as a ClientHello: a relay that inspects the first bytes treats it as a real client's.
 
-use berth_bench::client_hello::{HEADERS, client_hello};
+use crate::client_hello::{HEADERS, client_hello};
 use std::io;
 
 /// Bytes of a header.
-pub(crate) const HEADER: usize = HEADERS + 21;
+pub(super) const HEADER: usize = HEADERS + 21;
 
-/// A length that is never reached: bytes for as long as the connection lasts.
-pub(crate) const ENDLESS: u64 = u64::MAX;
+/// The length of a message that lasts as long as its connection.
+pub(super) const ENDLESS: u64 = u64::MAX;
 
 /// Most bytes in one read or write.
-pub(crate) const CHUNK: usize = 256 * 1024;
+pub(super) const CHUNK: usize = 256 * 1024;
 
 /// A header is a ClientHello with numbers in it.
 const BLANK: [u8; HEADER] = client_hello();
 
-/// The pattern comes again after so many bytes.
+/// The pattern repeats after this many bytes.
 const PERIOD: usize = 256;
 
-/// Reads up to this length are compared whole, longer ones at both ends: the tool must be cheaper than
+/// Reads up to this length are compared completely, longer ones at both ends: the tool must be cheaper than
 /// what it measures.
 const COMPARED: usize = 1024;
 
-/// What a request says of itself and of its answer.
+/// The header of a request, and of its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
-    /// Ask how many bytes of endless requests arrived, instead of the pattern.
-    pub(crate) count: bool,
-    /// The answer carries the same number.
-    pub(crate) number: u32,
+pub(super) struct Header {
+    /// Asks for the number of bytes of endless requests that arrived, instead of the pattern.
+    pub(super) count: bool,
+    /// The same in a request and its answer.
+    pub(super) number: u32,
     /// Bytes of the request, with this header; in the answer to `count`: the count.
-    pub(crate) request: u64,
+    pub(super) request: u64,
     /// Bytes of the answer, with its header.
-    pub(crate) answer: u64,
+    pub(super) answer: u64,
 }
 
 impl Header {
-    pub(crate) fn encode(&self) -> [u8; HEADER] {
+    pub(super) fn encode(&self) -> [u8; HEADER] {
         let mut bytes = BLANK;
         let numbers = &mut bytes[HEADERS..];
         numbers[0] = u8::from(self.count);
@@ -51,7 +50,7 @@ impl Header {
         bytes
     }
 
-    pub(crate) fn decode(bytes: &[u8; HEADER]) -> io::Result<Self> {
+    pub(super) fn decode(bytes: &[u8; HEADER]) -> io::Result<Self> {
         let Some([count @ (0 | 1), numbers @ ..]) = bytes.strip_prefix(&BLANK[..HEADERS]) else {
             return Err(garbled());
         };
@@ -59,33 +58,33 @@ impl Header {
         let number = u32::from_be_bytes(std::array::from_fn(|byte| numbers[byte]));
         let header = Self { count: *count == 1, number, request: long(4), answer: long(12) };
         let too_short = header.request.min(header.answer) < HEADER as u64;
-        // The answer to a question for the count has the count there.
+        // The answer to a request for the count has the count there.
         if too_short && !header.count { Err(garbled()) } else { Ok(header) }
     }
 }
 
 /// The bodies of all messages.
-pub(crate) struct Pattern(Vec<u8>);
+pub(super) struct Pattern(Vec<u8>);
 
 impl Pattern {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self((0..CHUNK + PERIOD).map(|at| (at % PERIOD) as u8).collect())
     }
 
-    /// As much as goes into one write of a message's bytes from `offset` on, `left` of which remain.
-    pub(crate) fn from(&self, offset: u64, left: u64) -> &[u8] {
+    /// The bytes for one write of a message from `offset` on, of which `left` remain.
+    pub(super) fn from(&self, offset: u64, left: u64) -> &[u8] {
         &self.at(offset)[..left.min(CHUNK as u64) as usize]
     }
 
-    /// A whole message.
-    pub(crate) fn message(&self, header: &Header, length: usize) -> Vec<u8> {
+    /// A complete message.
+    pub(super) fn message(&self, header: &Header, length: usize) -> Vec<u8> {
         let mut message = self.0[..length].to_vec();
         message[..HEADER].copy_from_slice(&header.encode());
         message
     }
 
     /// Whether these are a body's bytes from `offset` of its message on.
-    pub(crate) fn check(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+    pub(super) fn check(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let expected = &self.at(offset)[..bytes.len()];
         let same = if bytes.len() <= COMPARED {
             bytes == expected
@@ -100,9 +99,9 @@ impl Pattern {
     }
 }
 
-/// The error of bytes that are not those that were sent.
-pub(crate) fn garbled() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "bytes arrived that nobody sent")
+/// The error if other bytes arrive than were sent.
+pub(super) fn garbled() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "bytes arrived that were not sent")
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! The work that peers do, and what is measured of it.
 
-use crate::load::{self, Answers, PING, Pace, Pool, Way};
-use crate::peer::{Kind, Peer, Running};
-use crate::process::{Clocks, Tree, kernel_memory, socket_memory};
+use super::load::{self, Answers, PING, Pace, Pool, Way};
+use super::peer::{Kind, Peer, Running};
+use super::usage::{Clocks, Tree, kernel_memory, socket_memory};
+use crate::stats::percentile;
 use anyhow::{Context as _, Result, ensure};
-use berth_bench::stats::percentile;
 use berth_rehearse::report::format::count;
 use clap::ValueEnum;
 use std::fmt;
@@ -15,10 +15,10 @@ use std::time::Duration;
 /// Clients of the short connections.
 const CLIENTS: usize = 32;
 
-/// The answer that each idle connection had before its memory is looked at again: a small LIST.
+/// The answer on each idle connection before memory is measured again: a small LIST.
 const LIST: u64 = 1 << 20;
 
-/// Streams that others are beside.
+/// Streams of [`Work::Beside`].
 const STREAMS: usize = 4;
 
 /// The answer that slow readers read, 50 KB a second each: a LIST of some 500 pods.
@@ -26,15 +26,14 @@ const LARGE: u64 = 5_000_000;
 const TICK: Duration = Duration::from_millis(100);
 const A_TICK: usize = 5_000;
 
-/// How long they read before memory is looked at: what is buffered for them has come to a rest.
+/// How long they read before memory is measured: by then buffers do not grow any more.
 const SETTLED: Duration = Duration::from_secs(8);
 
-/// Descriptors that a relay has beside two a connection, at most; berth keeps the most free.
+/// Most descriptors that a relay has beside two for each connection; berth keeps the most free.
 const SPARE: u64 = 256;
 
-/// A kind of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(crate) enum Work {
+pub(super) enum Work {
     /// Requests and answers of 256 B on 16 and on 1,000 kept connections
     Ping,
     /// Connect, 64 B there and back, close; 32 clients
@@ -53,41 +52,37 @@ pub(crate) enum Work {
     Slow,
 }
 
-/// One thing that each peer does once a round.
+/// What each peer does once a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Case {
-    Ping(usize),
-    Connect(usize),
-    Bulk(Way, usize),
-    Idle(usize),
-    Burst(usize),
-    Growth(usize),
-    Beside(usize),
-    Slow(usize),
+pub(super) struct Case {
+    pub(super) work: Work,
+    /// Connections, clients, streams or readers.
+    pub(super) count: usize,
+    /// Of [`Work::Bulk`].
+    way: Way,
 }
 
 impl Work {
-    /// What it consists of; a short run does less.
-    pub(crate) fn cases(self, short: bool) -> Vec<Case> {
+    /// Its cases; a short run has smaller ones.
+    pub(super) fn cases(self, short: bool) -> Vec<Case> {
         let (many, idle, growth): (_, _, &[usize]) =
             if short { (250, 500, &[100, 500]) } else { (1_000, 8_000, &[100, 500, 1_000, 2_000, 4_000, 8_000]) };
-        match self {
-            Self::Ping => vec![Case::Ping(16), Case::Ping(many)],
-            Self::Connect => vec![Case::Connect(CLIENTS)],
-            Self::Bulk => [Way::Down, Way::Up]
-                .into_iter()
-                .flat_map(|way| [1, 16].map(|streams| Case::Bulk(way, streams)))
-                .collect(),
-            Self::Idle => vec![Case::Idle(idle)],
-            Self::Burst => vec![Case::Burst(idle)],
-            Self::Growth => growth.iter().copied().map(Case::Growth).collect(),
-            Self::Beside => vec![Case::Beside(16)],
-            Self::Slow => vec![Case::Slow(if short { 200 } else { 2_000 })],
-        }
+        let counts = match self {
+            Self::Ping => &[16, many][..],
+            Self::Connect => &[CLIENTS],
+            Self::Bulk => &[1, 16],
+            Self::Idle | Self::Burst => &[idle],
+            Self::Growth => growth,
+            Self::Beside => &[16],
+            Self::Slow => &[if short { 200 } else { 2_000 }],
+        };
+        let ways = if self == Self::Bulk { &[Way::Down, Way::Up][..] } else { &[Way::Down] };
+        let cases = ways.iter().flat_map(|&way| counts.iter().map(move |&count| Case { work: self, count, way }));
+        cases.collect()
     }
 
-    /// Whether a peer is asked to do it.
-    pub(crate) fn is_for(self, peer: &Peer) -> bool {
+    /// Whether a peer does it.
+    pub(super) fn is_for(self, peer: &Peer) -> bool {
         match (&peer.kind, self) {
             (Kind::Haproxy { splice: true }, work) => work == Self::Bulk,
             (Kind::None, work) => work != Self::Idle,
@@ -97,72 +92,54 @@ impl Work {
 }
 
 impl Case {
-    pub(crate) fn work(self) -> Work {
-        match self {
-            Self::Ping(_) => Work::Ping,
-            Self::Connect(_) => Work::Connect,
-            Self::Bulk(..) => Work::Bulk,
-            Self::Idle(_) => Work::Idle,
-            Self::Burst(_) => Work::Burst,
-            Self::Growth(_) => Work::Growth,
-            Self::Beside(_) => Work::Beside,
-            Self::Slow(_) => Work::Slow,
-        }
+    #[cfg(test)]
+    pub(super) fn ping(count: usize) -> Self {
+        Self { work: Work::Ping, count, way: Way::Down }
     }
 
-    /// The figure that says most.
-    pub(crate) fn main_metric(self) -> Metric {
+    /// The most important figure.
+    pub(super) fn main_metric(self) -> Metric {
         self.key_metrics()[0]
     }
 
-    /// The figures that most people look for, the one that says most first.
-    pub(crate) fn key_metrics(self) -> Vec<Metric> {
-        match self {
-            Self::Ping(_) | Self::Connect(_) | Self::Burst(_) | Self::Growth(_) => {
-                vec![Metric::Rate, Metric::CpuPerRequest]
-            }
-            Self::Bulk(..) => vec![Metric::Gigabits, Metric::CpuPerGigabyte],
-            Self::Idle(_) => vec![Metric::IdleMemory, Metric::UsedMemory, Metric::BaseMemory, Metric::Start],
-            Self::Beside(_) => vec![Metric::P999, Metric::Gigabits],
-            Self::Slow(_) => vec![Metric::SocketMemory, Metric::IdleMemory],
+    /// The figures that most readers look for, the most important one first.
+    pub(super) fn key_metrics(self) -> &'static [Metric] {
+        match self.work {
+            Work::Ping | Work::Connect | Work::Burst | Work::Growth => &[Metric::Rate, Metric::CpuPerRequest],
+            Work::Bulk => &[Metric::Gigabits, Metric::CpuPerGigabyte],
+            Work::Idle => &[Metric::IdleMemory, Metric::UsedMemory, Metric::BaseMemory, Metric::Start],
+            Work::Beside => &[Metric::P999, Metric::Gigabits],
+            Work::Slow => &[Metric::SocketMemory, Metric::IdleMemory],
         }
     }
 
     fn connections(self) -> usize {
-        match self {
-            Self::Ping(count)
-            | Self::Connect(count)
-            | Self::Bulk(_, count)
-            | Self::Idle(count)
-            | Self::Burst(count)
-            | Self::Growth(count)
-            | Self::Slow(count) => count,
-            Self::Beside(count) => STREAMS + count,
-        }
+        self.count + if self.work == Work::Beside { STREAMS } else { 0 }
     }
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ping(count) => write!(f, "ping, {} connections", thousands(*count as f64)),
-            Self::Connect(count) => write!(f, "connect, {count} clients"),
-            Self::Bulk(way, count) => {
-                let way = if *way == Way::Up { "up" } else { "down" };
-                write!(f, "bulk {way}, {count} stream{}", if *count == 1 { "" } else { "s" })
+        let count = thousands(self.count as f64);
+        match self.work {
+            Work::Ping => write!(f, "ping, {count} connections"),
+            Work::Connect => write!(f, "connect, {count} clients"),
+            Work::Bulk => {
+                let way = if self.way == Way::Up { "up" } else { "down" };
+                write!(f, "bulk {way}, {count} stream{}", if self.count == 1 { "" } else { "s" })
             }
-            Self::Idle(count) => write!(f, "idle, {} connections", thousands(*count as f64)),
-            Self::Burst(count) => write!(f, "burst, {} clients", thousands(*count as f64)),
-            Self::Growth(count) => write!(f, "growth, {} connections", thousands(*count as f64)),
-            Self::Beside(count) => write!(f, "ping, {count} connections beside {STREAMS} streams"),
-            Self::Slow(count) => write!(f, "slow, {} readers", thousands(*count as f64)),
+            Work::Idle => write!(f, "idle, {count} connections"),
+            Work::Burst => write!(f, "burst, {count} clients"),
+            Work::Growth => write!(f, "growth, {count} connections"),
+            Work::Beside => write!(f, "ping, {count} connections beside {STREAMS} streams"),
+            Work::Slow => write!(f, "slow, {count} readers"),
         }
     }
 }
 
-/// What a figure is of.
+/// A figure's kind, in the order of tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Metric {
+pub(super) enum Metric {
     /// Requests/s.
     Rate,
     /// Bits a second, in 10^9.
@@ -171,21 +148,21 @@ pub(crate) enum Metric {
     P50,
     P99,
     P999,
-    /// CPU time of the relay an answer, in µs.
+    /// CPU time of the relay for each answer, in µs.
     CpuPerRequest,
     /// CPU seconds of the relay for 10^9 bytes.
     CpuPerGigabyte,
-    /// Bytes of memory a connection.
+    /// Bytes of memory for each connection.
     IdleMemory,
     /// Likewise, after an answer of 1 MiB on each.
     UsedMemory,
-    /// Bytes of the kernel's memory a connection, of all four sockets.
+    /// Bytes of the kernel's memory for each connection, of all four sockets.
     KernelMemory,
-    /// Bytes that the kernel's sockets hold a connection, those of client and backend among them.
+    /// Bytes in the kernel's sockets for each connection, those of client and backend among them.
     SocketMemory,
-    /// Bytes of memory in all, with one connection seen.
+    /// Bytes of memory after one connection.
     BaseMemory,
-    /// Bytes of memory in all.
+    /// Bytes of memory.
     Memory,
     /// Open file descriptors.
     Descriptors,
@@ -196,54 +173,41 @@ pub(crate) enum Metric {
 }
 
 impl Metric {
-    /// Its name in bench.json.
-    pub(crate) fn key(self) -> &'static str {
+    /// Its name in bench.json, and its title in tables.
+    fn names(self) -> (&'static str, &'static str) {
         match self {
-            Self::Rate => "rate",
-            Self::Gigabits => "gigabits_per_second",
-            Self::P50 => "p50_us",
-            Self::P99 => "p99_us",
-            Self::P999 => "p999_us",
-            Self::CpuPerRequest => "cpu_us_per_request",
-            Self::CpuPerGigabyte => "cpu_seconds_per_gigabyte",
-            Self::IdleMemory => "bytes_per_connection",
-            Self::UsedMemory => "bytes_per_connection_used",
-            Self::KernelMemory => "kernel_bytes_per_connection",
-            Self::SocketMemory => "socket_bytes_per_connection",
-            Self::BaseMemory => "base_bytes",
-            Self::Memory => "bytes",
-            Self::Descriptors => "descriptors",
-            Self::Start => "start_ms",
-            Self::Size => "program_bytes",
+            Self::Rate => ("rate", "requests/s"),
+            Self::Gigabits => ("gigabits_per_second", "Gbit/s"),
+            Self::P50 => ("p50_us", "p50 µs"),
+            Self::P99 => ("p99_us", "p99 µs"),
+            Self::P999 => ("p999_us", "p99.9 µs"),
+            Self::CpuPerRequest => ("cpu_us_per_request", "CPU µs/request"),
+            Self::CpuPerGigabyte => ("cpu_seconds_per_gigabyte", "CPU s/GB"),
+            Self::IdleMemory => ("bytes_per_connection", "B/connection"),
+            Self::UsedMemory => ("bytes_per_connection_used", "B/connection after 1 MiB"),
+            Self::KernelMemory => ("kernel_bytes_per_connection", "kernel B/connection"),
+            Self::SocketMemory => ("socket_bytes_per_connection", "sockets' B/connection"),
+            Self::BaseMemory => ("base_bytes", "base MiB"),
+            Self::Memory => ("bytes", "memory MiB"),
+            Self::Descriptors => ("descriptors", "descriptors"),
+            Self::Start => ("start_ms", "exec to answer ms"),
+            Self::Size => ("program_bytes", "program MiB"),
         }
     }
 
-    pub(crate) fn title(self) -> &'static str {
-        match self {
-            Self::Rate => "requests/s",
-            Self::Gigabits => "Gbit/s",
-            Self::P50 => "p50 µs",
-            Self::P99 => "p99 µs",
-            Self::P999 => "p99.9 µs",
-            Self::CpuPerRequest => "CPU µs/request",
-            Self::CpuPerGigabyte => "CPU s/GB",
-            Self::IdleMemory => "B/connection",
-            Self::UsedMemory => "B/connection after 1 MiB",
-            Self::KernelMemory => "kernel B/connection",
-            Self::SocketMemory => "sockets' B/connection",
-            Self::BaseMemory => "base MiB",
-            Self::Memory => "memory MiB",
-            Self::Descriptors => "descriptors",
-            Self::Start => "exec to answer ms",
-            Self::Size => "program MiB",
-        }
+    pub(super) fn key(self) -> &'static str {
+        self.names().0
     }
 
-    pub(crate) fn higher_is_better(self) -> bool {
+    pub(super) fn title(self) -> &'static str {
+        self.names().1
+    }
+
+    pub(super) fn higher_is_better(self) -> bool {
         matches!(self, Self::Rate | Self::Gigabits)
     }
 
-    pub(crate) fn show(self, value: f64) -> String {
+    pub(super) fn show(self, value: f64) -> String {
         const MIB: f64 = 1024.0 * 1024.0;
         match self {
             Self::BaseMemory | Self::Memory | Self::Size => format!("{:.1}", value / MIB),
@@ -254,29 +218,29 @@ impl Metric {
     }
 }
 
-/// A whole number as people read it.
-pub(crate) fn thousands(value: f64) -> String {
+/// A whole number with separators.
+pub(super) fn thousands(value: f64) -> String {
     let sign = if value < -0.5 { "-" } else { "" };
     format!("{sign}{}", count(value.abs().round() as u64))
 }
 
 /// The figures of one case, or why there are none.
-pub(crate) type Measured = Result<Vec<(Metric, f64)>, String>;
+pub(super) type Measured = Result<Vec<(Metric, f64)>, String>;
 
-/// What all measurements have in common.
-pub(crate) struct Bench<'a> {
+/// What all measurements share.
+pub(super) struct Bench<'a> {
     /// Where peers listen.
-    pub(crate) node: Ipv4Addr,
-    pub(crate) backend: SocketAddr,
-    pub(crate) pace: Pace,
-    pub(crate) short: bool,
-    /// Where peers have their directories.
-    pub(crate) directory: &'a Path,
+    pub(super) node: Ipv4Addr,
+    pub(super) backend: SocketAddr,
+    pub(super) pace: Pace,
+    pub(super) short: bool,
+    /// The parent of the peers' directories.
+    pub(super) directory: &'a Path,
 }
 
 impl Bench<'_> {
-    /// Starts the peer, lets it do all cases and ends it.
-    pub(crate) fn run(&self, work: Work, peer: &Peer) -> Vec<(Case, Measured)> {
+    /// Starts the peer, measures all cases and ends it.
+    pub(super) fn run(&self, work: Work, peer: &Peer) -> Vec<(Case, Measured)> {
         let started = peer.start(self.node, self.backend, self.directory).map_err(|error| format!("{error:#}"));
         let mut pool = None;
         let measure = |case: Case| match &started {
@@ -303,37 +267,33 @@ impl Bench<'_> {
             limit >= needed,
             "needs {needed} descriptors, and the hard limit of open files is {limit}: raise it with ulimit -n"
         );
-        match case {
-            Case::Ping(count) => {
-                let mut pool = Pool::open(running.address, count)?;
-                Ok(figures(&pool.ping(0, self.pace, &cpu(running)?)?.0))
-            }
-            Case::Connect(clients) => {
-                Ok(figures(&load::connects(running.address, clients, self.pace, &cpu(running)?)?))
-            }
-            Case::Bulk(way, streams) => {
-                let pool = Pool::open(running.address, streams)?;
-                let (bytes, span) = pool.bulk(way, self.backend, self.pace, &cpu(running)?)?;
+        let (address, count) = (running.address, case.count);
+        match case.work {
+            Work::Ping => Ok(figures(&Pool::open(address, count)?.ping(0, self.pace, &cpu(running)?)?.0)),
+            Work::Connect => Ok(figures(&load::short_connections(address, count, Some(self.pace), &cpu(running)?)?)),
+            Work::Bulk => {
+                let (bytes, span) =
+                    Pool::open(address, count)?.bulk(case.way, self.backend, self.pace, &cpu(running)?)?;
                 let gigabytes = bytes as f64 / 1e9;
                 let mut figures = vec![(Metric::Gigabits, 8.0 * gigabytes / span.seconds)];
                 figures.extend(span.cpu.map(|seconds| (Metric::CpuPerGigabyte, seconds / gigabytes)));
                 Ok(figures)
             }
-            Case::Idle(count) => idle(count, peer, running),
-            Case::Burst(count) => Ok(figures(&load::burst(running.address, count, &cpu(running)?)?)),
-            Case::Beside(count) => {
-                let mut pool = Pool::open(running.address, STREAMS + count)?;
+            Work::Idle => idle(count, peer, running),
+            Work::Burst => Ok(figures(&load::short_connections(address, count, None, &cpu(running)?)?)),
+            Work::Beside => {
+                let mut pool = Pool::open(address, STREAMS + count)?;
                 let (answers, bytes) = pool.ping(STREAMS, self.pace, &cpu(running)?)?;
                 let mut figures = figures(&answers);
-                // The relay's time is mostly for the streams.
+                // The relay's CPU time is mostly for the streams.
                 figures.retain(|(metric, _)| *metric != Metric::CpuPerRequest);
                 figures.push((Metric::Gigabits, 8e-9 * bytes as f64 / answers.span.seconds));
                 Ok(figures)
             }
-            Case::Slow(count) => slow(count, running),
-            Case::Growth(count) => {
-                // A pool that something went wrong with is not used again.
-                let mut pool = grown.take().map_or_else(|| Pool::open(running.address, 0), Ok)?;
+            Work::Slow => slow(count, running),
+            Work::Growth => {
+                // A pool that failed is not used again.
+                let mut pool = grown.take().map_or_else(|| Pool::open(address, 0), Ok)?;
                 pool.grow(count)?;
                 let mut figures = figures(&pool.ping(0, self.pace, &cpu(running)?)?.0);
                 if let Some(tree) = &running.tree {
@@ -346,7 +306,7 @@ impl Bench<'_> {
     }
 }
 
-/// CPU seconds of the relay's processes that there are now.
+/// CPU seconds of the relay's present processes.
 fn cpu(running: &Running) -> Result<impl Fn() -> Result<Option<f64>> + use<>> {
     let clocks = running.tree.as_ref().map(Tree::clocks).transpose()?;
     Ok(move || clocks.as_ref().map(Clocks::seconds).transpose())
@@ -376,7 +336,7 @@ fn idle(count: usize, peer: &Peer, running: &Running) -> Result<Vec<(Metric, f64
     );
     pool.answers(LIST)?;
     let used = a_connection(tree.memory()?);
-    // The connections are still there.
+    // All connections still work.
     pool.answers(PING as u64)?;
     Ok(vec![
         (Metric::IdleMemory, idle),

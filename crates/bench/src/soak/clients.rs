@@ -1,27 +1,29 @@
-//! Clients of all kinds. None tries a connection twice: what fails is told to the judge.
+//! Clients of all kinds. None retries: the judge records what fails.
 
-use crate::instance::{DOWNLOAD, ECHO, HANDSHAKE, MESSAGE, SHUTTING_DOWN, SIZE, UPLOAD};
-use crate::judge::Judge;
+use super::instance::{DOWNLOAD, ECHO, HANDSHAKE, MESSAGE, SHUTTING_DOWN, SIZE, UPLOAD};
+use super::judge::Judge;
+use crate::client_hello::client_hello;
+use crate::clients::{is_set, open_loop};
 use anyhow::Result;
-use berth_bench::client_hello::client_hello;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{sleep, timeout};
 
-/// Who is not answered by then is lost.
+/// A connection without an answer for this long is lost.
 const ANSWERED: Duration = Duration::from_secs(15);
 
-/// Clients that keep a connection, and how often each says something.
+/// Clients that keep a connection, and the time between two messages of each.
 const KEPT: usize = 24;
 const PING: Duration = Duration::from_millis(200);
 
-/// A part of what a slow reader reads, and its pause after each.
+/// Bytes that a slow reader reads at once, and its pause after that.
 const PART: usize = 64 * 1024;
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -29,10 +31,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 const UP: usize = 300_000;
 
 /// The clients at work, on a thread of their own.
-pub(crate) struct Load {
+pub(super) struct Load {
     stop: watch::Sender<bool>,
     thread: std::thread::JoinHandle<()>,
 }
+
+type LocalBoxFuture = Pin<Box<dyn Future<Output = ()>>>;
 
 #[derive(Clone)]
 struct Client {
@@ -42,30 +46,30 @@ struct Client {
 }
 
 impl Load {
-    pub(crate) fn start(to: SocketAddr, rate: u32, judge: Arc<Judge>, seed: u64) -> Self {
+    pub(super) fn start(to: SocketAddr, rate: u32, judge: Arc<Judge>, seed: u64) -> Self {
         let (stop, stopped) = watch::channel(false);
         let client = Client { to, judge, stop: stopped };
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            runtime.block_on(client.all(rate, fastrand::Rng::with_seed(seed)));
+            LocalSet::new().block_on(&runtime, client.all(rate, fastrand::Rng::with_seed(seed)));
         });
         Self { stop, thread }
     }
 
-    /// Whether it has ended by itself, which it should not.
-    pub(crate) fn is_over(&self) -> bool {
+    /// Whether it has ended by itself, which is a fault of the clients.
+    pub(super) fn has_ended(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Begins no more, and waits for those that were begun. A client that panicked is an error: it saw nothing any more.
-    pub(crate) async fn finish(self) -> Result<()> {
+    /// Starts no more clients and waits for those that are under way. A client that panicked is an error: it could not report losses.
+    pub(super) async fn finish(self) -> Result<()> {
         self.stop.send_replace(true);
         let joined = tokio::task::spawn_blocking(move || self.thread.join()).await?;
-        joined.map_err(|_| anyhow::anyhow!("a client panicked: the run tells nothing"))
+        joined.map_err(|_| anyhow::anyhow!("a client panicked: nothing can be concluded from this run"))
     }
 }
 
-/// A connection, and what is known of it.
+/// A connection, and the instance that answered on it.
 struct Link {
     stream: TcpStream,
     instance: Option<String>,
@@ -77,7 +81,7 @@ impl Client {
         for _ in 0..KEPT {
             let lives: Vec<_> = (0..4096).map(|_| Duration::from_millis(random.u64(2_000..20_000))).collect();
             let client = self.clone();
-            clients.spawn(async move {
+            clients.spawn_local(async move {
                 for life in lives.into_iter().cycle() {
                     if client.is_over() {
                         break;
@@ -86,12 +90,17 @@ impl Client {
                 }
             });
         }
-        clients.spawn(self.clone().paced(Duration::from_secs(1) / rate.max(1), Self::fresh));
-        clients.spawn(self.clone().paced(Duration::from_millis(700), |client| client.download("bulk", Duration::ZERO)));
-        clients.spawn(self.clone().paced(Duration::from_millis(500), |client| client.download("slow reader", PAUSE)));
-        clients.spawn(self.clone().paced(Duration::from_millis(300), Self::upload));
-        clients.spawn(self.clone().paced(Duration::from_millis(200), |client| client.port_check(Duration::ZERO)));
-        clients.spawn(self.clone().paced(Duration::from_secs(1), |client| client.port_check(Duration::from_secs(3))));
+        let mut start = |period, one: fn(Self) -> LocalBoxFuture| {
+            let client = self.clone();
+            let stop = is_set(self.stop.clone());
+            clients.spawn_local(open_loop(period, stop, move || one(client.clone())));
+        };
+        start(Duration::from_secs(1) / rate.max(1), |client| Box::pin(client.fresh()));
+        start(Duration::from_millis(700), |client| Box::pin(client.download("bulk", Duration::ZERO)));
+        start(Duration::from_millis(500), |client| Box::pin(client.download("slow reader", PAUSE)));
+        start(Duration::from_millis(300), |client| Box::pin(client.upload()));
+        start(Duration::from_millis(200), |client| Box::pin(client.port_check(Duration::ZERO)));
+        start(Duration::from_secs(1), |client| Box::pin(client.port_check(Duration::from_secs(3))));
         clients.join_all().await;
     }
 
@@ -99,23 +108,7 @@ impl Client {
         *self.stop.borrow()
     }
 
-    /// Begins one in each period, however the others fare.
-    async fn paced<F: Future<Output = ()> + Send + 'static>(self, period: Duration, one: impl Fn(Self) -> F) {
-        let mut tick = tokio::time::interval(period);
-        let mut running = JoinSet::new();
-        let mut stop = self.stop.clone();
-        loop {
-            tokio::select! {
-                biased;
-                _ = stop.wait_for(|stop| *stop) => break,
-                Some(one) = running.join_next() => one.expect("a client panicked"),
-                _ = tick.tick() => drop(running.spawn(one(self.clone()))),
-            }
-        }
-        running.join_all().await;
-    }
-
-    /// Connects and asks; the first answer is waited for.
+    /// Connects, asks, and waits for the first answer.
     async fn open(&self, kind: &'static str, want: u8) -> Option<Link> {
         let mut client = None;
         let opened = timeout(ANSWERED, async {
@@ -162,7 +155,7 @@ impl Client {
             let began = Instant::now();
             let sent = [HANDSHAKE; MESSAGE];
             result = answered(async {
-                // One that shuts down may have closed already: what it said is there to be read.
+                // An instance that shuts down may have closed already: its last message can still be read.
                 let written = link.stream.write_all(&sent).await;
                 link.stream.read_exact(&mut message).await?;
                 if message[0] == SHUTTING_DOWN { Ok(()) } else { written }
@@ -214,7 +207,7 @@ impl Client {
         self.judge("upload", &link, began, result);
     }
 
-    /// Connects, says nothing, and closes after a while.
+    /// Connects, sends nothing, and closes after a while.
     async fn port_check(self, after: Duration) {
         let began = Instant::now();
         match answered(dial(self.to)).await {
@@ -228,7 +221,7 @@ impl Client {
     }
 }
 
-/// From an address of 127.0.0.0/8 that names this connection in every log.
+/// Connects from an address of 127.0.0.0/8 by which this connection is found in every log.
 async fn dial(to: SocketAddr) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::from(([127, fastrand::u8(1..250), fastrand::u8(1..250), fastrand::u8(1..250)], 0)))?;
@@ -245,23 +238,10 @@ async fn answered<T>(what: impl Future<Output = io::Result<T>>) -> io::Result<T>
 mod tests {
     use super::*;
 
-    fn client() -> (watch::Sender<bool>, Client) {
-        let (sender, stop) = watch::channel(false);
-        (sender, Client { to: SocketAddr::from(([127, 0, 0, 1], 1)), judge: Arc::default(), stop })
-    }
-
-    #[tokio::test]
-    async fn a_client_that_panics_ends_the_clients_of_its_kind() {
-        let (_stop, client) = client();
-        let paced = tokio::spawn(client.paced(PING, async |_| panic!("on purpose")));
-        assert!(timeout(ANSWERED, paced).await.expect("it ends").is_err());
-    }
-
     #[tokio::test]
     async fn a_load_of_which_a_part_panics_fails() {
-        let (_stop, Client { to, judge, .. }) = client();
         // So many a second that their period is zero, which no timer takes.
-        let load = Load::start(to, u32::MAX, judge, 1);
+        let load = Load::start(SocketAddr::from(([127, 0, 0, 1], 1)), u32::MAX, Arc::default(), 1);
         assert!(load.finish().await.is_err());
     }
 }

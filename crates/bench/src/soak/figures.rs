@@ -1,8 +1,8 @@
 //! Whether anything grows in the shim that stays, and what the logs call an error.
 
-use crate::node::Node;
-use anyhow::{Context, Result};
-use berth_bench::memory::kilobytes;
+use super::node::Node;
+use crate::process::{count, pss};
+use anyhow::Result;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -11,15 +11,15 @@ use std::time::Instant;
 /// The first part of the run is left out: buffers find their size.
 const WARM_UP: f64 = 0.25;
 
-/// Fewer samples say nothing.
+/// Fewer samples prove nothing.
 const LEAST: usize = 6;
 
-/// Looks at the descriptors for one sample.
-const LOOKS: usize = 20;
+/// Samples of the descriptors, of which one is taken.
+const TRIES: usize = 20;
 
-/// What is looked at: name, unit, and by how much the fitted line may rise over the run, whatever its length. A line through
+/// Each series: name, unit, and by how much the fitted line may rise over the run, whatever its length. A line through
 /// a step rises by up to 1.5 times the step: threads may take one, listeners two (orphans that a shim adopts: from
-/// two they become four, and are four after an hour), and descriptors vary by four (pipes, guards, what is just asked).
+/// two they become four, and are four after an hour), and descriptors vary by four (pipes, guards, requests for its status).
 ///
 /// There is a sample after each harm. So two minutes, with some 20 to 40 samples, see a leak of one descriptor, thread
 /// or listener for every second harm, or for each connection. Memory varies by half a MiB: two minutes
@@ -41,33 +41,30 @@ struct Sample {
 pub(crate) struct Figures(Vec<Sample>);
 
 impl Figures {
-    /// Looks at the shim that stays, in calm. Descriptors of connections are left out; connections come and go, so the least of
-    /// several looks is taken, of those during which none did.
+    /// Samples the shim that stays, between faults. Descriptors of connections are left out; connections come and go, so this takes the
+    /// least of several samples during which none did.
     pub(crate) async fn sample(&mut self, node: &Node) -> Result<()> {
-        let pid = node.a.shim.pid().context("the shim that stays has ended")?;
-        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-        let pss = kilobytes(&rollup, "Pss:").context("no Pss")? / 1024.0;
-        let count = |what: &str| Ok::<_, anyhow::Error>(fs::read_dir(format!("/proc/{pid}/{what}"))?.count() as f64);
+        let pid = node.a.shim.pid();
         let mut descriptors = f64::MAX;
-        for _ in 0..LOOKS {
-            let (before, all, after) = (of_connections(node).await, count("fd")?, of_connections(node).await);
+        for _ in 0..TRIES {
+            let (before, all, after) = (of_connections(node).await, count(pid, "fd")?, of_connections(node).await);
             if let Some(of_connections) = before.filter(|_| before == after) {
                 descriptors = descriptors.min(all - of_connections as f64);
             }
         }
         if descriptors < f64::MAX {
-            let values = [pss, descriptors, count("task")?, node.listeners() as f64];
+            let values = [pss(pid)? / 1024.0, descriptors, count(pid, "task")?, node.listeners() as f64];
             self.0.push(Sample { at: Instant::now(), values });
         }
         Ok(())
     }
 
-    /// Prints a line a series; whether all are flat.
+    /// Prints a line for each series, and returns whether all are flat.
     pub(crate) fn print(&self) -> bool {
         let samples = &self.0[(self.0.len() as f64 * WARM_UP) as usize..];
         let (Some(first), true) = (samples.first(), samples.len() >= LEAST) else {
             println!("{} samples are too few to tell what grows", self.0.len());
-            // A run of seconds is no soak, and no failure.
+            // A run of seconds is too short to fail.
             return true;
         };
         let times: Vec<_> = samples.iter().map(|sample| sample.at.duration_since(first.at).as_secs_f64()).collect();
@@ -90,7 +87,7 @@ impl Figures {
     }
 }
 
-/// The descriptors of connections: two each, one while it waits for an instance or its turn.
+/// The descriptors of connections: two each, but one while it waits for an instance or at the gate.
 async fn of_connections(node: &Node) -> Option<i64> {
     let status = node.status(&node.a).await.ok()?;
     let waiting = status.held + status.gate.map_or(0, |gate| gate.waiting);
@@ -115,7 +112,7 @@ fn slope(x: &[f64], y: &[f64]) -> f64 {
 #[derive(Debug, Default)]
 pub(crate) struct Errors {
     pub(crate) all: u64,
-    /// Those that the document does not explain, and how often each was said.
+    /// Those that the document does not explain, with the number of times.
     pub(crate) unexplained: BTreeMap<String, u64>,
 }
 
@@ -128,7 +125,7 @@ pub(crate) fn errors(logs: &Path, explained: &str) -> Result<Errors> {
             let message = match &parsed {
                 Some(line) if line["level"] == "ERROR" => line["message"].as_str().unwrap_or_default(),
                 Some(_) => continue,
-                // A panic, or a word of the loader's.
+                // A panic, or an error of the dynamic loader.
                 None => line,
             };
             errors.all += 1;

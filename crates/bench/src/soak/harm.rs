@@ -1,12 +1,15 @@
-//! What goes wrong, one after the other; after each it is waited until both shims are joined again.
+//! The faults, one at a time; after each, both shims have to be joined again.
 
-use crate::judge::Judge;
-use crate::node::{Node, Pair, Process};
-use anyhow::{Context, Result, ensure};
+use super::Options;
+use super::judge::Judge;
+use super::node::{Node, Pair, ended, freeze, kill};
+use crate::process::{Process, count, until};
+use anyhow::{Context, Result, bail, ensure};
+use berth_node::terms::Phase;
 use fastrand::Rng;
 use nix::sys::signal::Signal;
+use procfs::process::LimitValue;
 use std::fs;
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +23,7 @@ const HANG: u64 = 5000;
 const INSTANCE_HANG: u64 = 9000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Harm {
+pub(super) enum Harm {
     Upgrade,
     PreviousVersion,
     KillShim,
@@ -34,8 +37,9 @@ pub(crate) enum Harm {
 }
 
 impl Harm {
-    /// What can be done here; what cannot is said, with why.
-    pub(crate) fn possible(previous: &Option<PathBuf>, faketime: &Option<PathBuf>, small_run_dir: bool) -> Vec<Self> {
+    /// The faults that are possible here. Prints why the others are skipped.
+    pub(super) fn possible(options: &Options) -> Vec<Self> {
+        let Options { previous, faketime, small_run_dir, .. } = options;
         let all = [
             (Self::Upgrade, None),
             (Self::Upgrade, None),
@@ -57,7 +61,7 @@ impl Harm {
         all.into_iter().filter(|(_, why)| why.is_none()).map(|(harm, _)| harm).collect()
     }
 
-    pub(crate) fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Upgrade => "upgrade",
             Self::PreviousVersion => "two versions",
@@ -72,28 +76,28 @@ impl Harm {
         }
     }
 
-    pub(crate) async fn happen(self, node: &mut Node, random: &mut Rng, judge: &Arc<Judge>) -> Result<()> {
+    pub(super) async fn happen(self, node: &mut Node, random: &mut Rng, judge: &Arc<Judge>) -> Result<()> {
         let which: fn(&mut Node) -> &mut Pair = if random.bool() { |node| &mut node.a } else { |node| &mut node.b };
         eprintln!("{:.1} s: {}, {}", judge.now(), self.name(), which(node).id);
         match self {
             Self::Upgrade => upgrade(node, random, false).await?,
             Self::PreviousVersion => {
                 upgrade(node, random, true).await?;
-                // What it does under harm is known, and why it is the version before.
+                // The version before has faults that are known, and were the reason for this one.
                 upgrade(node, random, false).await?;
             }
             Self::KillShim => {
-                node.b.shim.freeze().await?;
+                freeze(&mut node.b.shim).await?;
                 judge.shim_is_killed(node.accepted_by(&node.b.shim)?);
-                node.b.shim.kill().await?;
+                kill(&mut node.b.shim).await?;
                 pause(random, 1000).await;
-                node.start_shim(|node| &mut node.b)?;
+                node.start_shim()?;
             }
             Self::KillInstance => {
                 let pair = which(node);
-                pair.instance.freeze().await?;
+                freeze(&mut pair.instance).await?;
                 judge.instance_is_killed(&pair.name);
-                pair.instance.kill().await?;
+                kill(&mut pair.instance).await?;
                 pause(random, 1000).await;
                 node.start_instance(which)?;
             }
@@ -103,31 +107,26 @@ impl Harm {
                 command.args(["--instance", &which(node).id, "--wait", "--if-sibling"]);
                 let drained = command.stdin(Stdio::null()).stdout(Stdio::null()).status().await?;
                 ensure!(drained.success(), "berth drain: {drained}");
-                restart_instance(node, which).await?;
+                let instance = &mut which(node).instance;
+                instance.signal(Signal::SIGTERM);
+                ended(instance, "an instance").await?;
+                node.start_instance(which)?;
             }
-            Self::FreezeShim => {
-                let pair = which(node);
-                pair.shim.freeze().await?;
-                pause(random, HANG).await;
-                which(node).shim.signal(Signal::SIGCONT);
-            }
-            Self::FreezeInstance => {
-                let pair = which(node);
-                pair.instance.freeze().await?;
-                pause(random, INSTANCE_HANG).await;
-                which(node).instance.signal(Signal::SIGCONT);
-            }
+            Self::FreezeShim => hang(&mut which(node).shim, random, HANG).await?,
+            Self::FreezeInstance => hang(&mut which(node).instance, random, INSTANCE_HANG).await?,
             Self::NoDescriptors => {
-                let pair = which(node);
-                let (pid, before) = limits(&pair.shim)?;
-                let open = fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64;
-                limit(pid, &format!("{}:", open + random.u64(..8))).await?;
+                let pid = which(node).shim.pid();
+                let limits = procfs::process::Process::new(pid)?.limits()?;
+                let LimitValue::Value(before) = limits.max_open_files.soft_limit else {
+                    bail!("no limit of open files")
+                };
+                limit_files(pid, count(pid, "fd")? as u64 + random.u64(..8)).await?;
                 pause(random, 3000).await;
-                limit(pid, &format!("{before}:")).await?;
+                limit_files(pid, before).await?;
             }
             Self::FullRunDir => {
                 let filler = node.options.run_dir().join("filler");
-                // Until it is full: that is the error.
+                // Writes until the file system is full, which is an error.
                 let _ = fs::write(&filler, vec![0; 4 << 20]);
                 pause(random, 6000).await;
                 fs::remove_file(&filler).context("the filler")?;
@@ -144,18 +143,19 @@ impl Harm {
     }
 }
 
-async fn restart_instance(node: &mut Node, which: fn(&mut Node) -> &mut Pair) -> Result<()> {
-    let pair = which(node);
-    pair.instance.signal(Signal::SIGTERM);
-    pair.instance.ended("an instance").await?;
-    node.start_instance(which)
+/// Stops a process for a while.
+async fn hang(process: &mut Process, random: &mut Rng, most: u64) -> Result<()> {
+    freeze(process).await?;
+    pause(random, most).await;
+    process.signal(Signal::SIGCONT);
+    Ok(())
 }
 
 async fn pause(random: &mut Rng, most: u64) {
     sleep(Duration::from_millis(random.u64(..most))).await;
 }
 
-/// A new pair comes, and the old one goes: both processes at once, as in a pod, or the shim first.
+/// Starts a new pair and ends the old one: both processes at once, as in a pod, or the shim first.
 async fn upgrade(node: &mut Node, random: &mut Rng, previous: bool) -> Result<()> {
     let new = node.next_pair(previous)?;
     node.joined(&new).await?;
@@ -163,32 +163,19 @@ async fn upgrade(node: &mut Node, random: &mut Rng, previous: bool) -> Result<()
     pause(random, 500).await;
     old.shim.signal(Signal::SIGTERM);
     if random.bool() {
-        let left = tokio::time::Instant::now() + Duration::from_secs(5);
-        while tokio::time::Instant::now() < left {
-            let status = node.status(&old).await;
-            if status.is_err() || status.is_ok_and(|status| status.state == berth_node::terms::Phase::Left) {
-                break;
-            }
-            sleep(Duration::from_millis(20)).await;
-        }
+        // An error: it has ended. One that has not left within this time gets no more.
+        let left = async || node.status(&old).await.map_or(true, |status| status.state == Phase::Left).then_some(());
+        let _ = until("a shim to leave", Duration::from_secs(5), left).await;
     }
     old.instance.signal(Signal::SIGTERM);
-    old.instance.ended("an instance that was told to").await?;
-    old.shim.ended("a shim that was told to").await
+    ended(&mut old.instance, "an instance after SIGTERM").await?;
+    ended(&mut old.shim, "a shim after SIGTERM").await
 }
 
-/// The process of a shim, and its limit of open files.
-fn limits(shim: &Process) -> Result<(i32, String)> {
-    let pid = shim.pid().context("it has ended")?.as_raw();
-    let limits = fs::read_to_string(format!("/proc/{pid}/limits"))?;
-    let line = limits.lines().find(|line| line.starts_with("Max open files")).context("no limit of open files")?;
-    let soft = line.split_ascii_whitespace().nth(3).context("no soft limit")?;
-    Ok((pid, soft.to_owned()))
-}
-
-async fn limit(pid: i32, soft: &str) -> Result<()> {
+/// Sets the soft limit of open files.
+async fn limit_files(pid: i32, soft: u64) -> Result<()> {
     let mut command = Command::new("prlimit");
-    command.args(["--pid", &pid.to_string(), &format!("--nofile={soft}")]);
+    command.args(["--pid", &pid.to_string(), &format!("--nofile={soft}:")]);
     let status = command.stdin(Stdio::null()).status().await.context("prlimit (of util-linux)")?;
     ensure!(status.success(), "prlimit: {status}");
     Ok(())

@@ -1,16 +1,17 @@
-//! What became of the connections.
+//! Which connections were served, and which were lost.
 //!
 //! Lost, as the design defines it: a new connection that is refused, reset or unanswered for 15 s, or a stream
 //! that ended before its instance ended it. Allowed is only what a kill took: the connections that the
 //! killed shim had accepted, by their clients' addresses, and those that the killed instance had begun to answer, by its name.
-//! Both are written down while the process stands still, before it is killed.
+//! Both are recorded while the process is stopped, before it is killed.
 
+use super::list;
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What clients do; each must have been served, or nobody was there to lose anything.
+/// What clients do. Each must have been served: a run without such clients could not lose any.
 const KINDS: [&str; 6] = ["new", "ping", "bulk", "slow reader", "upload", "port check"];
 
 /// Lost connections that are shown.
@@ -62,7 +63,7 @@ impl Judge {
         self.record().ended += 1;
     }
 
-    /// A connection of this client failed, which this instance had begun to answer.
+    /// Records a failed connection: its client, and the instance that had begun to answer.
     pub(crate) fn failed(&self, kind: &'static str, client: Option<SocketAddr>, instance: Option<&str>, why: &str) {
         let mut record = self.record();
         if client.is_some_and(|client| record.accepted_by_killed.contains(&client)) {
@@ -87,12 +88,12 @@ impl Judge {
         self.record().killed.insert(name.to_owned());
     }
 
-    /// Seconds since the start, for what else is said.
+    /// Seconds since the start.
     pub(crate) fn now(&self) -> f64 {
         self.record().began.elapsed().as_secs_f64()
     }
 
-    /// What clients do that nobody was served yet.
+    /// The kinds of which no client was served yet.
     pub(crate) fn unserved(&self) -> Vec<&'static str> {
         let record = self.record();
         KINDS.into_iter().filter(|kind| !record.served.contains_key(kind)).collect()
@@ -108,11 +109,9 @@ impl Judge {
 
     pub(crate) fn print(&self) {
         let record = self.record();
-        let named =
-            |counts: &BTreeMap<&str, u64>| crate::list(counts.iter().map(|(name, count)| format!("{count} {name}")));
-        println!("served: {}", named(&record.served));
+        println!("served: {}", list(&record.served, " "));
         println!("slowest: {:.3} s; streams ended by their instance: {}", record.slowest.as_secs_f64(), record.ended);
-        println!("allowed, by kills: {}", named(&record.allowed));
+        println!("allowed, by kills: {}", list(&record.allowed, " "));
         println!("lost: {}", record.lost.len());
         for line in record.lost.iter().take(SHOWN) {
             println!("  {line}");

@@ -1,133 +1,69 @@
 //! The processes of a berth: pairs of an instance, started by `berth exec`, and its shim.
 
-use crate::instance;
-use anyhow::{Context, Result, bail};
+use super::Options;
+use crate::process::{Process, until};
+use anyhow::{Context, Result, anyhow};
 use berth_node::ipc;
 use berth_node::ipc::wire::Status;
 use berth_node::terms::Phase;
 use berth_os::proc_net;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
+use procfs::process::FDTarget;
 use std::collections::HashSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::Command;
 use std::time::Duration;
-use tokio::process::{Child, Command};
-use tokio::time::{Instant, sleep};
 
 /// Longest wait for anything that should happen: a machine may be slow.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Time between two looks.
-const LOOK: Duration = Duration::from_millis(50);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Shims renew three times in this time.
-pub(crate) const LEASE: Duration = Duration::from_secs(2);
-
-/// What the processes are started with.
-#[derive(Debug)]
-pub(crate) struct Options {
-    pub(crate) berth: PathBuf,
-    pub(crate) previous: Option<PathBuf>,
-    pub(crate) faketime: Option<PathBuf>,
-    pub(crate) dir: PathBuf,
-}
-
-impl Options {
-    pub(crate) fn run_dir(&self) -> PathBuf {
-        self.dir.join("run")
-    }
-
-    /// What libfaketime reads: how far the clock is off.
-    pub(crate) fn clock(&self) -> PathBuf {
-        self.dir.join("clock")
-    }
-}
-
-/// A process. It is killed when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Process(Child);
-
-impl Process {
-    pub(crate) fn pid(&self) -> Option<Pid> {
-        self.0.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw)
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        if let Some(pid) = self.pid() {
-            // One that has just ended is what is wanted, or will be noticed.
-            let _ = kill(pid, signal);
-        }
-    }
-
-    /// Stops it, and waits until it stands still.
-    pub(crate) async fn freeze(&self) -> Result<()> {
-        let pid = self.pid().context("it has ended")?;
-        self.signal(Signal::SIGSTOP);
-        until("a process that stands still", async || {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T')).then_some(())
-        })
-        .await
-    }
-
-    pub(crate) async fn ended(&mut self, what: &str) -> Result<()> {
-        let status = tokio::time::timeout(2 * PATIENCE, self.0.wait()).await;
-        status.with_context(|| format!("{what} did not end"))?.map(drop).context("wait")
-    }
-
-    pub(crate) async fn kill(&mut self) -> Result<()> {
-        self.signal(Signal::SIGKILL);
-        self.ended("what was killed").await
-    }
-}
+const LEASE: Duration = Duration::from_secs(2);
 
 /// An instance and its shim.
 #[derive(Debug)]
-pub(crate) struct Pair {
-    pub(crate) id: String,
-    /// What the instance calls itself: another name for each process.
-    pub(crate) name: String,
-    pub(crate) shim: Process,
-    pub(crate) instance: Process,
-    /// Its shim is of the version before.
-    pub(crate) is_previous: bool,
+pub(super) struct Pair {
+    pub(super) id: String,
+    /// The instance's name, another for each process.
+    pub(super) name: String,
+    pub(super) shim: Process,
+    pub(super) instance: Process,
+    /// The shim is of the version before.
+    is_previous: bool,
 }
 
 #[derive(Debug)]
-pub(crate) struct Node {
-    pub(crate) options: Options,
-    pub(crate) listen: SocketAddr,
+pub(super) struct Node {
+    pub(super) options: Options,
+    pub(super) listen: SocketAddr,
     /// Stays to the end: what grows, grows there.
-    pub(crate) a: Pair,
-    pub(crate) b: Pair,
+    pub(super) a: Pair,
+    pub(super) b: Pair,
     started: u32,
 }
 
 impl Node {
-    pub(crate) async fn start(options: Options, listen: SocketAddr) -> Result<Self> {
-        // Taken for a moment: a port that nobody has.
+    pub(super) async fn start(options: Options, listen: SocketAddr) -> Result<Self> {
+        // Bound for a moment to find a free port.
         let listen = TcpListener::bind(listen)?.local_addr()?;
-        fs::create_dir_all(options.dir.join("log")).context("the directory of the logs")?;
+        fs::create_dir_all(options.logs()).context("the directory of the logs")?;
         fs::write(options.clock(), "+0\n")?;
-        let a = Pair::start(&options, listen, "a", 1, false)?;
-        let b = Pair::start(&options, listen, "b2", 2, false)?;
+        let a = start_pair(&options, listen, "a", 1, false)?;
+        let b = start_pair(&options, listen, "b2", 2, false)?;
         let node = Self { options, listen, a, b, started: 2 };
-        node.joined(&node.a).await?;
-        node.joined(&node.b).await?;
+        node.calm().await?;
         Ok(node)
     }
 
-    /// A pair under a name that nobody had.
-    pub(crate) fn next_pair(&mut self, previous: bool) -> Result<Pair> {
+    /// Starts a pair with a new name.
+    pub(super) fn next_pair(&mut self, previous: bool) -> Result<Pair> {
         self.started += 1;
-        Pair::start(&self.options, self.listen, &format!("b{}", self.started), self.started, previous)
+        start_pair(&self.options, self.listen, &format!("b{}", self.started), self.started, previous)
     }
 
     /// Starts the instance of a pair again.
-    pub(crate) fn start_instance(&mut self, which: fn(&mut Self) -> &mut Pair) -> Result<()> {
+    pub(super) fn start_instance(&mut self, which: fn(&mut Self) -> &mut Pair) -> Result<()> {
         self.started += 1;
         let id = which(self).id.clone();
         let (name, instance) = start_instance(&self.options, self.listen, &id, self.started)?;
@@ -136,94 +72,83 @@ impl Node {
         Ok(())
     }
 
-    /// Starts the shim of a pair again.
-    pub(crate) fn start_shim(&mut self, which: fn(&mut Self) -> &mut Pair) -> Result<()> {
-        let (id, previous) = (which(self).id.clone(), which(self).is_previous);
-        let shim = start_shim(&self.options, self.listen, &id, previous)?;
-        which(self).shim = shim;
+    /// Starts the shim of `b` again.
+    pub(super) fn start_shim(&mut self) -> Result<()> {
+        self.b.shim = start_shim(&self.options, self.listen, &self.b.id, self.b.is_previous)?;
         Ok(())
     }
 
-    pub(crate) async fn status(&self, pair: &Pair) -> Result<Box<Status>, String> {
+    pub(super) async fn status(&self, pair: &Pair) -> Result<Box<Status>, String> {
         let path = self.options.run_dir().join(self.listen.to_string()).join(format!("{}.sock", pair.id));
         ipc::status(&path, Duration::from_secs(1)).await
     }
 
     /// Waits until a shim is joined and its own instance ready.
-    pub(crate) async fn joined(&self, pair: &Pair) -> Result<()> {
-        let mut last = Err("not asked".into());
-        let joined = until("", async || {
+    pub(super) async fn joined(&self, pair: &Pair) -> Result<()> {
+        let mut last = Err("no status yet".into());
+        let joined = until("", PATIENCE, async || {
             last = self.status(pair).await;
             let status = last.as_ref().ok()?;
             (status.state == Phase::Joined && status.ready().is_ok()).then_some(())
         });
         let result = joined.await;
-        result.map_err(|_| anyhow::anyhow!("{} did not join within {PATIENCE:?}: {last:?}", pair.id))
+        result.map_err(|_| anyhow!("{} did not join within {PATIENCE:?}: {last:?}", pair.id))
     }
 
-    /// Waits until all is as it should be.
-    pub(crate) async fn calm(&self) -> Result<()> {
+    /// Waits until both pairs are joined.
+    pub(super) async fn calm(&self) -> Result<()> {
         self.joined(&self.a).await?;
         self.joined(&self.b).await
     }
 
-    /// The clients whose connections a shim has accepted, while it stands still: whose sockets it holds.
-    pub(crate) fn accepted_by(&self, shim: &Process) -> Result<HashSet<SocketAddr>> {
-        let pid = shim.pid().context("it has ended")?;
-        let mut sockets = HashSet::new();
-        for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-            let target = fs::read_link(entry.path()).unwrap_or_default();
-            let inode =
-                target.to_str().and_then(|target| target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
-            sockets.extend(inode.map(|inode: u64| inode));
-        }
-        let table = fs::read_to_string("/proc/net/tcp")?;
-        let of_shim = table.lines().filter_map(|line| {
-            let entry = proc_net::parse_line(line)?;
-            (entry.local == self.listen && sockets.contains(&entry.inode)).then(|| peer(line))?
-        });
-        Ok(of_shim.collect())
+    /// The clients whose connections a shim has accepted, while it is stopped: it has their sockets.
+    pub(super) fn accepted_by(&self, shim: &Process) -> Result<HashSet<SocketAddr>> {
+        let fds = procfs::process::Process::new(shim.pid())?.fd()?;
+        let sockets: HashSet<u64> = fds
+            .filter_map(|fd| match fd.ok()?.target {
+                FDTarget::Socket(inode) => Some(inode),
+                _ => None,
+            })
+            .collect();
+        let mut entries = procfs::net::tcp()?;
+        entries.retain(|entry| entry.local_address == self.listen && sockets.contains(&entry.inode));
+        Ok(entries.into_iter().map(|entry| entry.remote_address).collect())
     }
 
-    pub(crate) fn listeners(&self) -> usize {
-        let found = proc_net::listeners(self.listen.port()).unwrap_or_default();
-        found.iter().filter(|listener| listener.local == self.listen).count()
+    pub(super) fn listeners(&self) -> usize {
+        proc_net::listeners_at(self.listen).unwrap_or_default().len()
     }
 
-    pub(crate) fn logs(&self) -> PathBuf {
-        self.options.dir.join("log")
-    }
-
-    pub(crate) async fn end(mut self) {
+    pub(super) async fn end(mut self) {
         for pair in [&mut self.b, &mut self.a] {
             pair.shim.signal(Signal::SIGTERM);
             pair.instance.signal(Signal::SIGTERM);
-            let _ = pair.shim.ended("the shim").await;
-            let _ = pair.instance.ended("the instance").await;
+            let _ = ended(&mut pair.shim, "the shim").await;
+            let _ = ended(&mut pair.instance, "the instance").await;
         }
     }
 }
 
-impl Pair {
-    fn start(options: &Options, listen: SocketAddr, id: &str, number: u32, previous: bool) -> Result<Self> {
-        let shim = start_shim(options, listen, id, previous)?;
-        let (name, instance) = start_instance(options, listen, id, number)?;
-        Ok(Self { id: id.to_owned(), name, shim, instance, is_previous: previous })
-    }
+/// Stops a process by SIGSTOP, and waits until it is stopped.
+pub(super) async fn freeze(process: &mut Process) -> Result<()> {
+    process.signal(Signal::SIGSTOP);
+    let stat = procfs::process::Process::new(process.pid())?;
+    process.until("a process to stop", PATIENCE, async || (stat.stat().ok()?.state == 'T').then_some(())).await
 }
 
-fn log(options: &Options, id: &str, what: &str) -> Result<File> {
-    let path = options.dir.join("log").join(format!("{id}.{what}"));
-    OpenOptions::new().create(true).append(true).open(&path).with_context(|| path.display().to_string())
+pub(super) async fn kill(process: &mut Process) -> Result<()> {
+    process.signal(Signal::SIGKILL);
+    ended(process, "a killed process").await
 }
 
-fn spawn(mut command: Command, log: File) -> Result<Process> {
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).kill_on_drop(true);
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
-        command.env_remove(name);
-    }
-    berth_os::process::die_with_parent(command.as_std_mut());
-    Ok(Process(command.spawn().context("cannot start a process")?))
+pub(super) async fn ended(process: &mut Process, what: &str) -> Result<()> {
+    process.ended(2 * PATIENCE).await.with_context(|| what.to_owned())
+}
+
+fn start_pair(options: &Options, listen: SocketAddr, id: &str, number: u32, previous: bool) -> Result<Pair> {
+    let shim = start_shim(options, listen, id, previous)?;
+    let (name, instance) = start_instance(options, listen, id, number)?;
+    Ok(Pair { id: id.to_owned(), name, shim, instance, is_previous: previous })
 }
 
 fn start_shim(options: &Options, listen: SocketAddr, id: &str, previous: bool) -> Result<Process> {
@@ -234,37 +159,26 @@ fn start_shim(options: &Options, listen: SocketAddr, id: &str, previous: bool) -
     command.args(["--listen", &listen.to_string(), "--instance", id]).arg("--run-dir").arg(options.run_dir());
     if let Some(library) = &options.faketime {
         command.env("LD_PRELOAD", library).env("FAKETIME_TIMESTAMP_FILE", options.clock());
-        // What the kernel counts from its start does not jump.
+        // The kernel's monotonic clock does not jump.
         command.env("FAKETIME_NO_CACHE", "1").env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     }
-    spawn(command, log(options, id, "shim")?)
+    Process::start(command, options.logs().join(format!("{id}.shim")))
 }
 
 fn start_instance(options: &Options, listen: SocketAddr, id: &str, number: u32) -> Result<(String, Process)> {
     let name = format!("{id}#{number}");
     let mut command = Command::new(&options.berth);
     command.args(["exec", "--listen", &listen.to_string(), "--instance", id]).arg("--run-dir").arg(options.run_dir());
-    command.arg("--").arg(std::env::current_exe()?).args([instance::COMMAND, &format!("--name={name}")]);
-    Ok((name, spawn(command, log(options, id, "instance")?)?))
+    command.arg("--").arg(std::env::current_exe()?).args(["instance", &format!("--name={name}")]);
+    Ok((name, Process::start(command, options.logs().join(format!("{id}.instance")))?))
 }
 
-/// The other end of a line of /proc/net/tcp: four bytes in the machine's order, and the port.
-fn peer(line: &str) -> Option<SocketAddr> {
-    let (address, port) = line.split_ascii_whitespace().nth(2)?.split_once(':')?;
-    let address = u32::from_str_radix(address, 16).ok()?.to_ne_bytes();
-    Some(SocketAddr::from((address, u16::from_str_radix(port, 16).ok()?)))
-}
-
-/// Looks again and again until there is something.
-pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> Result<T> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look().await {
-            return Ok(found);
-        }
-        if Instant::now() >= deadline {
-            bail!("waited {PATIENCE:?} in vain: {what}");
-        }
-        sleep(LOOK).await;
+/// Removes everything in a directory.
+pub(super) fn empty(directory: &Path) -> Result<()> {
+    for entry in fs::read_dir(directory)?.flatten() {
+        let path = entry.path();
+        // A shim may remove or create it at the same time.
+        let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
     }
+    Ok(())
 }

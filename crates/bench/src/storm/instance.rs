@@ -1,73 +1,68 @@
-//! An instance whose handshakes cost processor time, on one processor of its own: who comes is served in the order in which its bytes
-//! came, as Go's scheduler does it where there is one processor.
+//! A simulated apiserver whose handshakes and requests cost CPU time, on a CPU of its own: it serves clients in the order in which
+//! their bytes arrive, as Go's scheduler does with one CPU. After SIGTERM it prints the number of handshakes and ends.
 //!
-//! A process of its own. It says its address on standard output; when its standard input ends, it says how many handshakes it computed and ends.
+//! Messages are as long as those of TLS, so that a relay waits for them in the same way.
 
-use crate::wire::{ANSWER, HELLO, REQUEST, hear, say};
+use crate::client_hello::client_hello;
+use crate::server::accept;
 use nix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
-use std::io::{self, Read};
+use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 
-/// What it takes of its processor.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Cost {
-    pub(crate) handshake: Duration,
-    pub(crate) request: Duration,
-}
+/// A client's first message.
+pub(super) const HELLO: [u8; 517] = client_hello();
 
-/// Serves until standard input ends.
-pub(crate) fn run(address: SocketAddr, cost: Cost) -> io::Result<()> {
+/// The answer to it.
+pub(super) const ANSWER: [u8; 1200] = [0; 1200];
+
+/// A request, and its answer.
+pub(super) const REQUEST: [u8; 64] = [0; 64];
+
+/// Serves until SIGTERM; times are microseconds of CPU time.
+pub(crate) fn run(address: SocketAddr, handshake: u64, request: u64) -> io::Result<()> {
     berth_os::process::raise_file_limit()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let [handshake, request] = [handshake, request].map(Duration::from_micros);
     let handshakes = Rc::<Cell<u64>>::default();
-    runtime.block_on(LocalSet::new().run_until(async {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    LocalSet::new().block_on(&runtime, async {
         let socket = TcpSocket::new_v4()?;
         socket.bind(address)?;
         let listener = socket.listen(u16::MAX.into())?;
+        let mut terminate = signal(SignalKind::terminate())?;
         println!("{}", listener.local_addr()?);
-        let told = tokio::task::spawn_blocking(|| io::stdin().read_to_end(&mut Vec::new()));
-        tokio::select! {
-            () = accept(listener, cost, handshakes.clone()) => {}
-            _ = told => {}
-        }
-        io::Result::Ok(())
-    }))?;
-    println!("{}", handshakes.get());
-    Ok(())
+        let stop = async { _ = terminate.recv().await };
+        accept(listener, stop, |client| serve(client, handshake, request, handshakes.clone())).await;
+        println!("{}", handshakes.get());
+        Ok(())
+    })
 }
 
-async fn accept(listener: TcpListener, cost: Cost, handshakes: Rc<Cell<u64>>) {
-    loop {
-        match listener.accept().await {
-            Ok((client, _)) => {
-                let handshakes = handshakes.clone();
-                tokio::task::spawn_local(async move { drop(serve(client, cost, &handshakes).await) });
-            }
-            // What ends gives a descriptor back.
-            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-        }
-    }
-}
-
-async fn serve(mut client: TcpStream, cost: Cost, handshakes: &Cell<u64>) -> io::Result<()> {
+async fn serve(
+    mut client: TcpStream,
+    handshake: Duration,
+    request: Duration,
+    handshakes: Rc<Cell<u64>>,
+) -> io::Result<()> {
     client.set_nodelay(true)?;
-    hear(&mut client, HELLO.len()).await?;
-    burn(cost.handshake)?;
+    client.read_exact(&mut HELLO.clone()).await?;
+    burn(handshake)?;
     handshakes.set(handshakes.get() + 1);
-    say(&mut client, ANSWER).await?;
+    client.write_all(&ANSWER).await?;
     loop {
-        hear(&mut client, REQUEST).await?;
-        burn(cost.request)?;
-        say(&mut client, REQUEST).await?;
+        client.read_exact(&mut REQUEST.clone()).await?;
+        burn(request)?;
+        client.write_all(&REQUEST).await?;
     }
 }
 
-/// Takes so much of the processor, however long that takes.
+/// Uses this much CPU time, however long that takes.
 fn burn(time: Duration) -> io::Result<()> {
     let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
     let until = now()? + time;

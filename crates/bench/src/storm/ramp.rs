@@ -1,13 +1,12 @@
-//! A kube-apiserver is restarted under informers: each lists and watches, as the reflector of client-go, and again when its watch has ended.
+//! A kube-apiserver is restarted under informers: each lists and watches, as client-go's reflector does, and again when its watch has ended.
 //!
-//! Before the restart each only watches, from where one list was: that list is not what is measured.
+//! Before the restart they only watch, from the revision of one list, since their first lists are not what is measured.
 
-use crate::clients::{AGAIN, PATIENCE};
-use crate::process::Processors;
-use crate::real::{ControlPlane, Real, tell};
-use crate::storms::source;
-use crate::{Cli, LONGEST, NODE, Round};
-use anyhow::{Context, Result, anyhow, bail};
+use super::real::{ControlPlane, Real};
+use super::storms::source;
+use super::{Cpus, LONGEST, NODE, Options, Round, directory, show_warnings};
+use crate::clients::{Failed, RETRY, TIMEOUT, insist};
+use anyhow::{Context, Result, bail};
 use berth_rehearse::load::Visit;
 use berth_rehearse::record::Failure;
 use serde_json::json;
@@ -19,28 +18,29 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-/// What is listed: so many ConfigMaps, each with so many bytes.
+/// What informers list: ConfigMaps, and the bytes of each.
 const OBJECTS: usize = 500;
 const SIZE: usize = 1500;
 const PATH: &str = "/api/v1/namespaces/default/configmaps";
 
-/// kube-apiserver's own bound of a list.
+/// kube-apiserver's own timeout of a list.
 const LIST_WITHIN: Duration = Duration::from_secs(60);
 
-/// Longer than all of it takes.
+/// Longer than the whole storm.
 const WATCH_FOR: &str = "timeoutSeconds=3600";
 
 /// Time between two informers before the restart.
 const SPACED: Duration = Duration::from_millis(5);
 
-/// What the informers do and did, all on one thread.
-struct Seen {
+/// The informers' figures. All informers are on one thread.
+#[derive(Default)]
+struct Figures {
     watching: watch::Sender<u32>,
     first: Cell<Option<Instant>>,
     lists: Cell<u32>,
     most_lists: Cell<u32>,
     listed: Cell<u32>,
-    gave_up: Cell<u32>,
+    timed_out: Cell<u32>,
     rejected: Cell<u32>,
     refused: Cell<u32>,
 }
@@ -49,119 +49,109 @@ fn add(to: &Cell<u32>) {
     to.set(to.get() + 1);
 }
 
-/// Takes back what it counted when it is dropped.
-struct Counted<F: FnMut()>(F);
+/// Runs a function when it is dropped, such as one that takes back what was counted.
+struct OnDrop<F: FnMut()>(F);
 
-impl<F: FnMut()> Drop for Counted<F> {
+impl<F: FnMut()> Drop for OnDrop<F> {
     fn drop(&mut self) {
         (self.0)();
     }
 }
 
-impl Seen {
-    fn new() -> Rc<Self> {
-        Rc::new(Self {
-            watching: watch::channel(0).0,
-            first: Cell::default(),
-            lists: Cell::default(),
-            most_lists: Cell::default(),
-            listed: Cell::default(),
-            gave_up: Cell::default(),
-            rejected: Cell::default(),
-            refused: Cell::default(),
-        })
-    }
-
-    /// A list is in flight.
-    fn list(&self) -> Counted<impl FnMut()> {
+impl Figures {
+    /// Counts a list while it is in flight.
+    fn list(&self) -> OnDrop<impl FnMut()> {
         add(&self.lists);
         self.most_lists.set(self.most_lists.get().max(self.lists.get()));
-        Counted(|| self.lists.set(self.lists.get() - 1))
+        OnDrop(|| self.lists.set(self.lists.get() - 1))
     }
 
-    fn watch(&self) -> Counted<impl FnMut()> {
+    fn watch(&self) -> OnDrop<impl FnMut()> {
         self.watching.send_modify(|watching| *watching += 1);
-        Counted(|| self.watching.send_modify(|watching| *watching -= 1))
+        OnDrop(|| self.watching.send_modify(|watching| *watching -= 1))
     }
 
-    /// Whether so many watch before [`LONGEST`] is over.
+    /// Whether this many watch within [`LONGEST`].
     async fn are_watching(&self, all: u32) -> bool {
         let mut watching = self.watching.subscribe();
         timeout(LONGEST, watching.wait_for(|watching| *watching == all)).await.is_ok()
     }
 }
 
-/// Lists and watches for as long as it is let.
-async fn inform(from: Ipv4Addr, service: Real, seen: Rc<Seen>, mut known: Option<String>) {
+/// Lists and watches until it is dropped.
+async fn inform(from: Ipv4Addr, service: Real, figures: Rc<Figures>, mut known: Option<String>) {
     loop {
-        match timeout(PATIENCE, service.connect(from)).await {
-            Ok(Ok(mut open)) => match follow(&mut open, &seen, known.take()).await {
-                Ok(()) | Err(Ended::Watch) => {}
-                Err(Ended::List) => add(&seen.refused),
-                Err(Ended::Unanswered) => add(&seen.gave_up),
+        let connected = insist(
+            async || service.connect(from).await,
+            |failed| match failed {
+                Failed::TimedOut => add(&figures.timed_out),
+                Failed::Rejected => add(&figures.refused),
             },
-            Ok(Err(_)) => add(&seen.refused),
-            Err(_) => add(&seen.gave_up),
+        );
+        match follow(&mut connected.await, &figures, known.take()).await {
+            Ok(()) | Err(Ended::Watch) => {}
+            Err(Ended::List) => add(&figures.refused),
+            Err(Ended::Unanswered) => add(&figures.timed_out),
         }
-        sleep(AGAIN).await;
+        sleep(RETRY).await;
     }
 }
 
-/// What of it ended without an answer.
+/// What ended without an answer.
 enum Ended {
     List,
     Watch,
     Unanswered,
 }
 
-async fn follow(open: &mut Visit, seen: &Seen, known: Option<String>) -> Result<(), Ended> {
+async fn follow(visit: &mut Visit, figures: &Figures, known: Option<String>) -> Result<(), Ended> {
     let revision = match known {
         Some(revision) => revision,
         None => loop {
-            match timeout(LIST_WITHIN, list(open, seen)).await {
+            match timeout(LIST_WITHIN, list(visit, figures)).await {
                 Ok(Ok(Some(revision))) => break revision,
-                // It is to come again, and keeps the connection.
-                Ok(Ok(None)) => add(&seen.rejected),
+                // 429: it retries on the same connection.
+                Ok(Ok(None)) => add(&figures.rejected),
                 Ok(Err(_)) => return Err(Ended::List),
                 Err(_) => return Err(Ended::Unanswered),
             }
-            sleep(AGAIN).await;
+            sleep(RETRY).await;
         },
     };
     let path = format!("{PATH}?watch=true&resourceVersion={revision}&{WATCH_FOR}");
     let mut answer = loop {
-        let answer = timeout(LIST_WITHIN, open.get(&path)).await.map_err(|_| Ended::Unanswered)?;
+        let answer = timeout(LIST_WITHIN, visit.get(&path)).await.map_err(|_| Ended::Unanswered)?;
         let answer = answer.map_err(|_| Ended::Watch)?;
         match answer.status {
             200 => break answer,
-            // Too many at once: again, from the same revision.
-            429 => add(&seen.rejected),
+            // Too many requests: it retries from the same revision.
+            429 => add(&figures.rejected),
             _ => return Err(Ended::Watch),
         }
-        sleep(AGAIN).await;
+        sleep(RETRY).await;
     };
-    let _watching = seen.watch();
-    if seen.first.get().is_none() {
-        seen.first.set(Some(Instant::now()));
+    let _watching = figures.watch();
+    if figures.first.get().is_none() {
+        figures.first.set(Some(Instant::now()));
     }
     while let Ok(Some(_)) = answer.next().await {}
     Ok(())
 }
 
-/// The revision of what it lists from the watch cache, as client-go does first; none if it was rejected.
-async fn list(open: &mut Visit, seen: &Seen) -> Result<Option<String>, Failure> {
-    let _in_flight = seen.list();
-    let mut answer = open.get(&format!("{PATH}?resourceVersion=0")).await?;
+/// Lists from the watch cache, as client-go does first: the revision, or none if the list was rejected.
+async fn list(visit: &mut Visit, figures: &Figures) -> Result<Option<String>, Failure> {
+    let _in_flight = figures.list();
+    let mut answer = visit.get(&format!("{PATH}?resourceVersion=0")).await?;
     let mut head = Vec::new();
     while let Some(piece) = answer.next().await? {
-        // It is in what comes before the objects.
+        // The revision comes before the objects.
         if head.len() < 200 {
             head.extend_from_slice(&piece);
         }
     }
     let revision = revision(&String::from_utf8_lossy(&head)).filter(|_| answer.status == 200);
     if revision.is_some() {
-        add(&seen.listed);
+        add(&figures.listed);
     }
     Ok(revision)
 }
@@ -171,78 +161,76 @@ fn revision(list: &str) -> Option<String> {
     rest.split_once('"').map(|(revision, _)| revision.to_owned())
 }
 
-/// Writes what is listed, if it is not there.
-async fn stock(plane: &ControlPlane) -> Result<()> {
+/// Creates the objects, if they are not there.
+async fn create_objects(plane: &ControlPlane) -> Result<()> {
     let mut admin = plane.admin().await?;
     for number in 0..OBJECTS {
         let body = json!({
             "kind": "ConfigMap", "apiVersion": "v1",
             "metadata": {"name": format!("storm-{number}")}, "data": {"text": "x".repeat(SIZE)},
         });
-        let answer = admin.create(PATH, body.to_string()).await.map_err(|failure| anyhow!("{failure}"))?;
+        let answer = admin.create(PATH, body.to_string()).await?;
         if ![201, 409].contains(&answer.status) {
-            bail!("cannot write a ConfigMap: status {}", answer.status);
+            bail!("cannot create a ConfigMap: status {}", answer.status);
         }
-        answer.rest().await.map_err(|failure| anyhow!("{failure}"))?;
+        answer.rest().await?;
     }
     Ok(())
 }
 
-pub(crate) async fn run(cli: &Cli, gate: &str, processors: &Processors, plane: &ControlPlane) -> Result<Round> {
-    let old = plane.apiserver(processors).await?;
-    stock(plane).await?;
-    let directory = tempfile::Builder::new().prefix("berth-storm-").tempdir()?;
-    let berth = plane.berth(cli, gate, directory.path())?;
-    let (service, alone) = (plane.service()?, Seen::new());
-    let open = timeout(PATIENCE, service.connect(NODE)).await.context("berth does not serve")?;
-    let mut open = open.map_err(|failure| anyhow!("{failure}"))?;
-    let listed = list(&mut open, &alone).await.map_err(|failure| anyhow!("{failure}"))?;
-    let listed = listed.context("a list without a revision")?;
-    let seen = Seen::new();
+pub(super) async fn run(options: &Options, gate: &str, cpus: &Cpus, plane: &ControlPlane) -> Result<Round> {
+    let old = plane.ready_apiserver(cpus).await?;
+    create_objects(plane).await?;
+    let directory = directory()?;
+    let berth = plane.berth(options, gate, directory.path()).await?;
+    let service = plane.service()?;
+    let mut visit = timeout(TIMEOUT, service.connect(NODE)).await.context("berth does not serve")??;
+    let listed = list(&mut visit, &Figures::default()).await?.context("a list without a revision")?;
+    let figures = Rc::new(Figures::default());
     let mut informers = JoinSet::new();
-    for number in 0..cli.informers {
-        let from = source(number % cli.sources);
-        informers.spawn_local(inform(from, service.clone(), seen.clone(), Some(listed.clone())));
+    for number in 0..options.informers {
+        let from = source(number % options.sources);
+        informers.spawn_local(inform(from, service.clone(), figures.clone(), Some(listed.clone())));
         sleep(SPACED).await;
     }
-    if !seen.are_watching(cli.informers).await {
-        bail!("{} of {} informers watch before the restart", *seen.watching.borrow(), cli.informers);
+    if !figures.are_watching(options.informers).await {
+        bail!("{} of {} informers watch before the restart", *figures.watching.borrow(), options.informers);
     }
 
-    for cell in [&seen.most_lists, &seen.listed, &seen.gave_up, &seen.rejected, &seen.refused] {
+    for cell in [&figures.most_lists, &figures.listed, &figures.timed_out, &figures.rejected, &figures.refused] {
         cell.set(0);
     }
-    seen.first.set(None);
     let before = old.peak()?;
-    old.end().await?;
-    if !seen.are_watching(0).await {
-        bail!("{} informers watch an instance that has ended", *seen.watching.borrow());
+    old.end().await;
+    if !figures.are_watching(0).await {
+        bail!("{} informers watch an instance that has ended", *figures.watching.borrow());
     }
-    seen.first.set(None);
+    figures.first.set(None);
     let started = Instant::now();
-    let new = plane.begin(processors)?;
-    let in_time = seen.are_watching(cli.informers).await;
+    let new = plane.apiserver(cpus)?;
+    let in_time = figures.are_watching(options.informers).await;
     let all = Instant::now();
     let since = |then: Instant| if in_time { (all - then).as_secs_f64() } else { f64::INFINITY };
-    let watching = *seen.watching.borrow();
+    let watching = *figures.watching.borrow();
     let peak = new.peak()?;
     informers.shutdown().await;
-    tell(&berth);
+    show_warnings(&berth);
     drop(berth);
     let failed = new.failed_handshakes(&mut plane.admin().await?).await?;
-    let first = seen.first.get().context("nobody watched")?;
+    let first = figures.first.get().context("no informer watches")?;
+    let count = |cell: &Cell<u32>| f64::from(cell.get());
     Ok(Round {
         figures: vec![
             ("informers that watch again", f64::from(watching)),
             ("s from its start until all do", since(started)),
             ("s from the first that does to the last", since(first)),
-            ("most lists in flight", f64::from(seen.most_lists.get())),
+            ("most lists in flight", count(&figures.most_lists)),
             ("peak memory of the new kube-apiserver, MiB", peak),
             ("of the one before, from which all watched without a list, MiB", before),
-            ("lists that were answered", f64::from(seen.listed.get())),
-            ("lists and watches that were rejected", f64::from(seen.rejected.get())),
-            ("times that one gave up", f64::from(seen.gave_up.get())),
-            ("times that one was refused or reset", f64::from(seen.refused.get())),
+            ("lists that were answered", count(&figures.listed)),
+            ("lists and watches that were rejected", count(&figures.rejected)),
+            ("times that one gave up", count(&figures.timed_out)),
+            ("times that one was refused or reset", count(&figures.refused)),
             ("handshakes that failed at kube-apiserver", failed),
         ],
         ..Round::default()

@@ -1,58 +1,53 @@
 //! A real kube-apiserver with its etcd, and clients that speak TLS 1.3 to it.
 //!
-//! What costs an instance most is its key: of RSA with 2,048 bits, as kubeadm makes it. Clients check its certificate, show one of their own
-//! and resume no session, all as those of client-go.
+//! What costs an instance most is its key: RSA with 2,048 bits, as kubeadm makes it. Clients check its certificate, show one of their own
+//! and resume no session, as those of client-go do.
 
-use crate::clients::{PATIENCE, Service};
-use crate::process::{Berth, Processors};
-use crate::storms::reconnect;
-use crate::{Cli, NODE, PORT, Round, WASTED};
-use anyhow::{Context, Result, anyhow, bail};
-use berth_bench::memory::kilobytes;
+use super::clients::Service;
+use super::storms::reconnect;
+use super::{Cpus, NODE, NODE_ADDRESS, Options, PORT, Round, WASTED, directory, show_warnings, start_berth};
+use crate::clients::TIMEOUT;
+use crate::process::Process;
+use anyhow::{Context, Result, anyhow};
 use berth_rehearse::certs::{self, Certs};
 use berth_rehearse::load::{Visit, Visitor, grant};
 use berth_rehearse::record::Failure;
 use clap::Args;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tempfile::TempDir;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-/// Where kube-apiserver is, and its etcd.
-const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 2, 1)), PORT);
+/// Where kube-apiserver listens, and its etcd.
+const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 2, 1)), PORT);
 const ETCD: &str = "http://127.0.0.1:2379";
 
-/// How long one may take to be ready, on a processor that etcd needs, too; and to end, which is a static pod's time.
+/// Time until kube-apiserver is ready, on a CPU that etcd uses too; and until it ends: that of a static pod.
 const READY_WITHIN: Duration = Duration::from_secs(90);
 const GRACE: Duration = Duration::from_secs(30);
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Its name in certificates and files.
 const NAME: &str = "kube-apiserver";
 
-/// How it tells of a handshake that came to nothing, nearly always because the client had left: in its log, and where that was said by
-/// the end of the stream, in a counter alone.
+/// How kube-apiserver reports a failed handshake, nearly always of a client that had left: in its log, or only in a counter if the
+/// connection ended without an error.
 const FAILED_HANDSHAKE: &str = "http: TLS handshake error";
 const ENDED_HANDSHAKES: &str = "apiserver_tls_handshake_errors_total ";
 
-/// Lines of berth's log that are shown.
-const TOLD: usize = 10;
-
-/// What a client asks for first, which everybody may.
+/// A client's first request, which needs no rights.
 const FIRST: &str = "/version";
 
-/// What is real, for `real` and `ramp`
-#[derive(Args)]
-pub(crate) struct Programs {
+/// The programs of `real` and `ramp`
+#[derive(Debug, Args)]
+pub(super) struct Programs {
     /// The kube-apiserver
     #[arg(long, required = false)]
     kube_apiserver: PathBuf,
@@ -64,17 +59,17 @@ pub(crate) struct Programs {
     server_key: PathBuf,
 }
 
-/// All that outlives a kube-apiserver.
-pub(crate) struct ControlPlane {
+/// What outlives a kube-apiserver.
+pub(super) struct ControlPlane {
     program: PathBuf,
-    directory: TempDir,
     certs: Certs,
-    etcd: Child,
+    _etcd: Process,
+    directory: TempDir,
 }
 
 impl ControlPlane {
-    pub(crate) fn start(programs: &Programs, processors: &Processors) -> Result<Self> {
-        let directory = tempfile::Builder::new().prefix("berth-storm-plane-").tempdir()?;
+    pub(super) fn start(programs: &Programs, cpus: &Cpus) -> Result<Self> {
+        let directory = directory()?;
         let certs = certs::make(directory.path(), &[NODE.into(), ADDRESS.ip()])?;
         let key = fs::read_to_string(&programs.server_key).context("cannot read the server's key")?;
         certs.issue_with(NAME, &key)?;
@@ -82,38 +77,25 @@ impl ControlPlane {
         command.arg("--data-dir").arg(directory.path().join("etcd"));
         command.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
         command.args(["--listen-peer-urls", "http://127.0.0.1:0", "--unsafe-no-fsync", "--log-level", "warn"]);
-        let etcd = spawn(command, &directory.path().join("etcd.log"), processors)?;
-        Ok(Self { program: programs.kube_apiserver.clone(), directory, certs, etcd })
+        let etcd = cpus.start(|| Process::start(command, directory.path().join("etcd.log")))?;
+        Ok(Self { program: programs.kube_apiserver.clone(), certs, _etcd: etcd, directory })
     }
 
-    /// Starts a kube-apiserver and waits until it is ready and knows what clients may do.
-    pub(crate) async fn apiserver(&self, processors: &Processors) -> Result<Apiserver> {
-        let mut apiserver = self.begin(processors)?;
+    /// Starts a kube-apiserver and waits until it is ready and grants clients their rights.
+    pub(super) async fn ready_apiserver(&self, cpus: &Cpus) -> Result<Apiserver> {
+        let mut apiserver = self.apiserver(cpus)?;
         let admin = Visitor::admin(ADDRESS, &self.certs)?;
-        let ready = async {
-            loop {
-                let asked = async { Ok::<_, Failure>(admin.connect(ADDRESS.ip()).await?.get("/readyz").await?.status) };
-                if asked.await == Ok(200) {
-                    return Ok(());
-                }
-                if let Some(status) = apiserver.child.try_wait()? {
-                    bail!("kube-apiserver ended, {status}: {}", apiserver.said().lines().last().unwrap_or_default());
-                }
-                sleep(PAUSE).await;
-            }
+        let ready = async || {
+            let asked = async { Ok::<_, Failure>(admin.connect(ADDRESS.ip()).await?.get("/readyz").await?.status) };
+            (asked.await == Ok(200)).then_some(())
         };
-        timeout(READY_WITHIN, ready).await.context("kube-apiserver does not get ready")??;
+        apiserver.0.until("kube-apiserver to be ready", READY_WITHIN, ready).await?;
         grant(ADDRESS, &self.certs).await.map_err(|why| anyhow!(why))?;
         Ok(apiserver)
     }
 
     /// Starts a kube-apiserver.
-    pub(crate) fn begin(&self, processors: &Processors) -> Result<Apiserver> {
-        let flag = |name: &str, path: &Path| {
-            let mut flag = OsString::from(format!("--{name}="));
-            flag.push(path);
-            flag
-        };
+    pub(super) fn apiserver(&self, cpus: &Cpus) -> Result<Apiserver> {
         let certs = &self.certs;
         let mut command = Command::new(&self.program);
         command.arg(format!("--etcd-servers={ETCD}")).arg(format!("--bind-address={}", ADDRESS.ip()));
@@ -121,129 +103,96 @@ impl ControlPlane {
         command.args(["--endpoint-reconciler-type=none", "--authorization-mode=RBAC"]);
         command.args(["--service-cluster-ip-range=10.96.0.0/24"]);
         command.arg("--service-account-issuer=https://kubernetes.default.svc");
-        command.arg(flag("service-account-key-file", &certs.account_public_key_file));
-        command.arg(flag("service-account-signing-key-file", &certs.account_key_file));
-        command.arg(flag("client-ca-file", &certs.ca_file)).arg(flag("tls-cert-file", &certs.cert_file(NAME)));
-        command.arg(flag("tls-private-key-file", &certs.key_file(NAME)));
+        for (name, path) in [
+            ("service-account-key-file", &certs.account_public_key_file),
+            ("service-account-signing-key-file", &certs.account_key_file),
+            ("client-ca-file", &certs.ca_file),
+            ("tls-cert-file", &certs.cert_file(NAME)),
+            ("tls-private-key-file", &certs.key_file(NAME)),
+        ] {
+            let mut flag = OsString::from(format!("--{name}="));
+            flag.push(path);
+            command.arg(flag);
+        }
         let log = self.directory.path().join("kube-apiserver.log");
-        Ok(Apiserver { child: spawn(command, &log, processors)?, log })
+        // Failed handshakes are counted in it.
+        let _ = fs::remove_file(&log);
+        cpus.start(|| Process::start(command, log)).map(Apiserver)
     }
 
-    /// berth before it.
-    pub(crate) fn berth(&self, cli: &Cli, gate: &str, directory: &Path) -> Result<Berth> {
-        let mut probe = vec![OsString::from("--probe-ca")];
-        probe.push(self.certs.ca_file.clone().into());
-        Berth::start(cli, gate, ADDRESS, &probe, directory)
+    /// Starts berth before it.
+    pub(super) async fn berth(&self, options: &Options, gate: &str, directory: &Path) -> Result<Process> {
+        let probe = ["--probe-ca".into(), self.certs.ca_file.clone().into()];
+        start_berth(options, gate, ADDRESS, &probe, directory).await
     }
 
-    /// Clients that come by way of berth.
-    pub(crate) fn service(&self) -> Result<Real> {
-        let visitor = Visitor::new((NODE, PORT).into(), &self.certs)?;
-        Ok(Real { visitor, handshakes: Arc::default() })
+    /// Clients that connect through berth.
+    pub(super) fn service(&self) -> Result<Real> {
+        Ok(Real { visitor: Visitor::new(NODE_ADDRESS, &self.certs)?, handshakes: Arc::default() })
     }
 
-    /// An admin of the instance itself.
-    pub(crate) async fn admin(&self) -> Result<Visit> {
-        Visitor::admin(ADDRESS, &self.certs)?.connect(ADDRESS.ip()).await.map_err(|failure| anyhow!("{failure}"))
+    /// An admin's connection to the instance itself.
+    pub(super) async fn admin(&self) -> Result<Visit> {
+        Ok(Visitor::admin(ADDRESS, &self.certs)?.connect(ADDRESS.ip()).await?)
     }
-}
-
-impl Drop for ControlPlane {
-    fn drop(&mut self) {
-        let _ = self.etcd.kill();
-        let _ = self.etcd.wait();
-    }
-}
-
-fn spawn(mut command: Command, log: &Path, processors: &Processors) -> Result<Child> {
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(log)?);
-    berth_os::process::die_with_parent(&mut command);
-    let program = command.get_program().to_owned();
-    processors.spawn(|| command.spawn()).with_context(|| format!("cannot start {}", program.display()))
 }
 
 /// A kube-apiserver that runs.
-pub(crate) struct Apiserver {
-    child: Child,
-    log: PathBuf,
-}
+pub(super) struct Apiserver(Process);
 
 impl Apiserver {
-    fn said(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
     /// Its largest resident memory so far, in MiB.
-    pub(crate) fn peak(&self) -> Result<f64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let peak = kilobytes(&status, "VmHWM:").context("the kernel does not tell its memory")?;
-        Ok(peak / f64::from(1 << 20))
+    pub(super) fn peak(&self) -> Result<f64> {
+        let peak = procfs::process::Process::new(self.0.pid())?.status()?.vmhwm.context("no VmHWM in /proc")?;
+        Ok(peak as f64 / 1024.0)
     }
 
-    /// Handshakes that came to nothing.
-    pub(crate) async fn failed_handshakes(&self, admin: &mut Visit) -> Result<f64> {
-        let metrics = async {
-            let (mut answer, mut text) = (admin.get("/metrics").await?, Vec::new());
-            while let Some(piece) = answer.next().await? {
-                text.extend_from_slice(&piece);
-            }
-            Ok(String::from_utf8_lossy(&text).into_owned())
-        };
-        let metrics = metrics.await.map_err(|failure: Failure| anyhow!("no metrics of kube-apiserver: {failure}"))?;
+    pub(super) async fn failed_handshakes(&self, admin: &mut Visit) -> Result<f64> {
+        let (mut answer, mut text) = (admin.get("/metrics").await?, Vec::new());
+        while let Some(piece) = answer.next().await? {
+            text.extend_from_slice(&piece);
+        }
+        let metrics = String::from_utf8_lossy(&text);
         let ended = metrics.lines().find_map(|line| line.strip_prefix(ENDED_HANDSHAKES)?.parse().ok());
         let ended: f64 = ended.context("kube-apiserver does not count failed handshakes")?;
-        Ok(ended + self.said().matches(FAILED_HANDSHAKE).count() as f64)
+        Ok(ended + self.0.log().matches(FAILED_HANDSHAKE).count() as f64)
     }
 
-    /// Ends it by SIGTERM, and by SIGKILL if it is there when its time is over: with open watches, it is.
-    pub(crate) async fn end(mut self) -> Result<()> {
-        kill(Pid::from_raw(self.child.id().try_into()?), Signal::SIGTERM)?;
-        let ended = async {
-            while self.child.try_wait()?.is_none() {
-                sleep(PAUSE).await;
-            }
-            Ok(())
-        };
-        // What is left is killed as it is dropped.
-        timeout(GRACE, ended).await.unwrap_or(Ok(()))
+    /// Ends it by SIGTERM, and by SIGKILL after the grace period: with open watches it needs that.
+    pub(super) async fn end(mut self) {
+        self.0.signal(Signal::SIGTERM);
+        let _ = self.0.ended(GRACE).await;
     }
 }
 
-impl Drop for Apiserver {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// A kube-apiserver, as clients know it.
+/// A kube-apiserver behind berth.
 #[derive(Clone)]
-pub(crate) struct Real {
+pub(super) struct Real {
     visitor: Visitor,
-    /// TLS handshakes that a client saw completed.
+    /// TLS handshakes that clients completed.
     handshakes: Arc<AtomicU64>,
 }
 
 impl Real {
-    pub(crate) async fn connect(&self, from: Ipv4Addr) -> Result<Visit, Failure> {
+    pub(super) async fn connect(&self, from: Ipv4Addr) -> Result<Visit, Failure> {
         self.visitor.connect(from.into()).await
     }
 }
 
 impl Service for Real {
-    type Open = Visit;
+    type Connection = Visit;
 
     async fn open(&self, from: Ipv4Addr) -> io::Result<Visit> {
-        let mut open = self.connect(from).await.map_err(failed)?;
+        let mut visit = self.connect(from).await.map_err(io::Error::other)?;
         self.handshakes.fetch_add(1, Relaxed);
-        self.ask(&mut open).await?;
-        Ok(open)
+        self.ask(&mut visit).await?;
+        Ok(visit)
     }
 
-    async fn ask(&self, open: &mut Visit) -> io::Result<()> {
-        let answer = open.get(FIRST).await.map_err(failed)?;
+    async fn ask(&self, visit: &mut Visit) -> io::Result<()> {
+        let answer = visit.get(FIRST).await.map_err(io::Error::other)?;
         let status = answer.status;
-        answer.rest().await.map_err(failed)?;
+        answer.rest().await.map_err(io::Error::other)?;
         match status {
             200 => Ok(()),
             status => Err(io::Error::other(format!("status {status}"))),
@@ -251,43 +200,26 @@ impl Service for Real {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "it is what map_err gives")]
-fn failed(failure: Failure) -> io::Error {
-    io::Error::other(failure.to_string())
-}
-
-/// All come at once and insist.
-pub(crate) async fn storm(cli: &Cli, gate: &str, processors: &Processors, plane: &ControlPlane) -> Result<Round> {
-    let apiserver = plane.apiserver(processors).await?;
-    let directory = tempfile::Builder::new().prefix("berth-storm-").tempdir()?;
-    let berth = plane.berth(cli, gate, directory.path())?;
+/// [`reconnect`] to a real kube-apiserver.
+pub(super) async fn storm(options: &Options, gate: &str, cpus: &Cpus, plane: &ControlPlane) -> Result<Round> {
+    let apiserver = plane.ready_apiserver(cpus).await?;
+    let directory = directory()?;
+    let berth = plane.berth(options, gate, directory.path()).await?;
     let service = plane.service()?;
-    timeout(PATIENCE, service.open(NODE)).await.context("berth does not serve")??;
-    let mut round = reconnect(cli, &service).await?;
-    tell(&berth);
+    timeout(TIMEOUT, service.open(NODE)).await.context("berth does not serve")??;
+    let mut round = reconnect(options, &service).await?;
+    show_warnings(&berth);
     drop(berth);
     let failed = apiserver.failed_handshakes(&mut plane.admin().await?).await?;
     drop(apiserver);
     let handshakes = service.handshakes.load(Relaxed);
     // One was there before.
     let wasted = handshakes.saturating_sub(round.answered + 1);
-    round
-        .figures
-        .push(("handshakes that a client completed, a second", handshakes as f64 / round.lasted.as_secs_f64()));
-    round.figures.push(("handshakes that failed at kube-apiserver", failed));
-    round.figures.push((WASTED, wasted as f64));
+    let rate = handshakes as f64 / round.lasted.as_secs_f64();
+    round.figures.extend([
+        ("handshakes that a client completed, a second", rate),
+        ("handshakes that failed at kube-apiserver", failed),
+        (WASTED, wasted as f64),
+    ]);
     Ok(round)
-}
-
-/// What berth says of a storm is no figure, and explains some.
-pub(crate) fn tell(berth: &Berth) {
-    let said = berth.said();
-    let warnings = || said.lines().filter(|line| line.contains("WARN"));
-    for line in warnings().take(TOLD) {
-        eprintln!("berth: {line}");
-    }
-    let more = warnings().count().saturating_sub(TOLD);
-    if more > 0 {
-        eprintln!("berth: {more} warnings more");
-    }
 }

@@ -1,9 +1,10 @@
-//! The storms that are the same for whatever stands behind berth.
+//! The storms that are the same for every service behind berth.
 
-use crate::clients::{Seen, Service, insist, kept_connection, new_connections};
-use crate::{CALM, Cli, LONGEST, NODE, Round};
+use super::clients::{Answers, Service, kept_connection, new_connections};
+use super::{CALM, LONGEST, NODE, Options, Round};
+use crate::clients::{Failed, insist, is_set};
+use crate::stats::percentile;
 use anyhow::{Context, Result};
-use berth_bench::stats::percentile;
 use std::net::Ipv4Addr;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -11,56 +12,75 @@ use tokio::sync::watch;
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{Instant, sleep, timeout};
 
-/// The greedy one's connections a second, and the others' and how many they are.
+/// Time between two connections of the greedy source, and how long it connects.
 const GREEDY_PERIOD: Duration = Duration::from_micros(500);
+const GREEDY_LASTS: Duration = Duration::from_secs(30);
+
+/// The number of other sources, and the time between two connections of each.
 const OTHERS: u32 = 50;
 const OTHERS_PERIOD: Duration = Duration::from_millis(500);
-const GREEDY_LASTS: Duration = Duration::from_secs(30);
 
 /// Time between two connections of the node's own client.
 const OWN_PERIOD: Duration = Duration::from_millis(100);
 
-/// The node's own client. On a thread of its own: in this process it must not wait for its turn behind the crowd.
-struct Own {
-    ends: watch::Sender<bool>,
-    thread: JoinHandle<Result<(Seen, Seen)>>,
+/// The node's own client, on a thread of its own: in this process it must not wait for its turn behind the crowd.
+struct OwnClient {
+    stop: watch::Sender<bool>,
+    thread: JoinHandle<Result<(Answers, Answers)>>,
 }
 
-impl Own {
+impl OwnClient {
     fn start(service: impl Service) -> Self {
-        let (ends, ended) = watch::channel(false);
+        let (stop, stopped) = watch::channel(false);
         let clients = async move || {
-            let new =
-                tokio::task::spawn_local(new_connections(NODE, service.clone(), OWN_PERIOD, until(ended.clone())));
-            let kept = kept_connection(NODE, service, until(ended)).await;
-            Ok((new.await?, kept.context("the node's own client got no connection in calm")?))
+            let new = new_connections(NODE, service.clone(), OWN_PERIOD, is_set(stopped.clone()));
+            let new = tokio::task::spawn_local(new);
+            let kept = kept_connection(NODE, service, is_set(stopped)).await;
+            Ok((new.await?, kept.context("the node's own client got no connection before the storm")?))
         };
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(LocalSet::new().run_until(clients()))
+            LocalSet::new().block_on(&runtime, clients())
         });
-        Self { ends, thread }
+        Self { stop, thread }
     }
 
-    /// What its new connections saw, and its kept one.
-    fn end(self) -> Result<(Seen, Seen)> {
-        let _ = self.ends.send(true);
+    /// Ends it; the answers on its new connections, and on its kept one.
+    fn end(self) -> Result<(Answers, Answers)> {
+        let _ = self.stop.send(true);
         self.thread.join().expect("it does not panic")
     }
 }
 
-async fn until(mut ended: watch::Receiver<bool>) {
-    drop(ended.wait_for(|ended| *ended).await);
+/// A client of the crowd that was served.
+struct Served {
+    after: Duration,
+    timed_out: u32,
+    rejected: u32,
 }
 
-/// All come at once and insist.
-pub(crate) async fn reconnect(cli: &Cli, service: &impl Service) -> Result<Round> {
-    let own = Own::start(service.clone());
+/// Retries until it is served; the connection stays open.
+async fn client<S: Service>(from: Ipv4Addr, service: S) -> (Served, S::Connection) {
+    let (began, mut timed_out, mut rejected) = (Instant::now(), 0, 0);
+    let connection = insist(
+        async || service.open(from).await,
+        |failed| match failed {
+            Failed::TimedOut => timed_out += 1,
+            Failed::Rejected => rejected += 1,
+        },
+    );
+    let connection = connection.await;
+    (Served { after: began.elapsed(), timed_out, rejected }, connection)
+}
+
+/// All come at once and retry.
+pub(super) async fn reconnect(options: &Options, service: &impl Service) -> Result<Round> {
+    let own = OwnClient::start(service.clone());
     sleep(CALM).await;
     let began = Instant::now();
     let mut crowd = JoinSet::new();
-    for client in 0..cli.clients {
-        crowd.spawn_local(insist(source(client % cli.sources), service.clone()));
+    for number in 0..options.clients {
+        crowd.spawn_local(client(source(number % options.sources), service.clone()));
     }
     let mut served = Vec::new();
     let all = async {
@@ -73,36 +93,36 @@ pub(crate) async fn reconnect(cli: &Cli, service: &impl Service) -> Result<Round
     let (own_new, own_kept) = own.end()?;
     let mut after: Vec<_> = served.iter().map(|(served, _)| served.after).collect();
     after.sort_unstable();
-    let gave_up: u32 = served.iter().map(|(served, _)| served.gave_up).sum();
+    let timed_out: u32 = served.iter().map(|(served, _)| served.timed_out).sum();
     let rejected: u32 = served.iter().map(|(served, _)| served.rejected).sum();
     let mut figures = vec![
         ("clients that were served", after.len() as f64),
         ("s until the last was", if in_time { lasted.as_secs_f64() } else { f64::INFINITY }),
         ("s until half of them were", seconds(&after, 0.5)),
-        ("times that one gave up", f64::from(gave_up)),
+        ("times that one gave up", f64::from(timed_out)),
         ("times that one was refused or reset", f64::from(rejected)),
     ];
-    // One of its own is the kept one.
+    // The node's client has one kept connection more.
     let answered = (after.len() + own_new.took.len() + 1) as u64;
-    figures.extend(of_own("node's own, new connections: p99 ms", "lost", own_new));
-    figures.extend(of_own("node's own, kept connection: p99 ms", "lost", own_kept));
+    figures.extend(of_own("node's own, new connections: p99 ms", own_new));
+    figures.extend(of_own("node's own, kept connection: p99 ms", own_kept));
     Ok(Round { figures, answered, lasted })
 }
 
 /// One source in a loop, beside others.
-pub(crate) async fn greedy(service: &impl Service) -> Result<Round> {
-    let (ends, ended) = watch::channel(false);
+pub(super) async fn greedy(service: &impl Service) -> Result<Round> {
+    let (stop, stopped) = watch::channel(false);
     let mut others = JoinSet::new();
     for number in 1..=OTHERS {
-        others.spawn_local(new_connections(source(number), service.clone(), OTHERS_PERIOD, until(ended.clone())));
+        others.spawn_local(new_connections(source(number), service.clone(), OTHERS_PERIOD, is_set(stopped.clone())));
     }
     sleep(CALM).await;
     let greedy = new_connections(source(0), service.clone(), GREEDY_PERIOD, sleep(GREEDY_LASTS)).await;
-    let _ = ends.send(true);
+    let _ = stop.send(true);
     let others = others.join_all().await;
-    let lost: u64 = others.iter().map(|seen| seen.lost).sum();
+    let lost: u64 = others.iter().map(|answers| answers.lost).sum();
     let shares: Vec<_> = others.iter().map(share).collect();
-    let mut took: Vec<_> = others.into_iter().flat_map(|seen| seen.took).collect();
+    let mut took: Vec<_> = others.into_iter().flat_map(|answers| answers.took).collect();
     took.sort_unstable();
     Ok(Round {
         figures: vec![
@@ -118,28 +138,27 @@ pub(crate) async fn greedy(service: &impl Service) -> Result<Round> {
     })
 }
 
-fn share(seen: &Seen) -> f64 {
-    seen.took.len() as f64 / (seen.took.len() as f64 + seen.lost as f64)
+fn share(answers: &Answers) -> f64 {
+    answers.took.len() as f64 / (answers.took.len() as f64 + answers.lost as f64)
 }
 
-/// 1 where all have the same, 1 ÷ n where one has all.
+/// Jain's index of fairness: 1 where all have the same, 1 ÷ n where one has everything.
 fn jain(shares: &[f64]) -> f64 {
     let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|share| share * share).sum::<f64>());
     sum * sum / (shares.len() as f64 * squares)
 }
 
-fn of_own(p99: &'static str, lost: &'static str, mut seen: Seen) -> [(&'static str, f64); 2] {
-    seen.took.sort_unstable();
-    [(p99, 1000.0 * seconds(&seen.took, 0.99)), (lost, seen.lost as f64)]
+fn of_own(p99: &'static str, mut answers: Answers) -> [(&'static str, f64); 2] {
+    answers.took.sort_unstable();
+    [(p99, 1000.0 * seconds(&answers.took, 0.99)), ("lost", answers.lost as f64)]
 }
 
-/// The time that a share of them did not exceed.
 fn seconds(sorted: &[Duration], share: f64) -> f64 {
     percentile(sorted, share).map_or(f64::NAN, |time| time.as_secs_f64())
 }
 
-pub(crate) fn source(number: u32) -> Ipv4Addr {
-    // In 198.19.0.0/16.
+/// An address of a client, in 198.19.0.0/16.
+pub(super) fn source(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(Ipv4Addr::new(198, 19, 0, 1).to_bits() + number)
 }
 
