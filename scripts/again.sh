@@ -2,7 +2,8 @@
 # Runs a command again and again, and keeps count: a test is believed when it has passed often, also on a busy machine.
 set -uo pipefail
 
-readonly EX_USAGE=64
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Beside a command that is to be disturbed.
 readonly LOOPS=4
 
@@ -20,31 +21,26 @@ where it ended. What a run that failed printed is kept beside FILE.
 TEXT
 }
 
-die() {
-    printf 'again.sh: %s\n' "$1" >&2
-    exit $EX_USAGE
-}
-
 main() {
     local runs=${1:-} beside=idle log=target/again.log commit began status output ran
     [[ $runs != -h && $runs != --help ]] || { usage && exit 0; }
-    [[ $runs =~ ^[1-9][0-9]*$ ]] || die "give the number of runs first; see --help"
+    [[ $runs =~ ^[1-9][0-9]*$ ]] || die $EX_USAGE "give the number of runs first; see --help"
     shift
     while [[ ${1:-} != -- ]]; do
         case ${1:-} in
             --busy) beside=busy ;;
             --log)
-                [[ -n ${2:-} ]] || die "--log needs a file"
+                [[ -n ${2:-} ]] || die $EX_USAGE "--log needs a file"
                 log=$2
                 shift
                 ;;
-            *) die "unknown argument ${1:-}, or no -- COMMAND; see --help" ;;
+            *) die $EX_USAGE "unknown argument ${1:-}, or no -- COMMAND; see --help" ;;
         esac
         shift
     done
     shift
-    (($#)) || die "no COMMAND; see --help"
-    [[ -z $(git status --porcelain --untracked-files=no) ]] || die "uncommitted changes: a count is of a commit"
+    (($#)) || die $EX_USAGE "no COMMAND; see --help"
+    [[ -z $(git status --porcelain --untracked-files=no) ]] || die $EX_USAGE "uncommitted changes: a count is of a commit"
     commit=$(git rev-parse --short HEAD)
     mkdir -p "$(dirname "$log")"
     touch "$log"

@@ -2,7 +2,8 @@
 # Counts what there is to read: lines of code by crate, without tests, comments and blank lines, and lines of scripts and documents.
 set -euo pipefail
 
-readonly EX_USAGE=64
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 usage() {
     cat <<'TEXT'
@@ -27,12 +28,8 @@ rust() {
 
 main() {
     local crate lines sum=0
-    case ${1:-} in
-        '') ;;
-        -h | --help) usage && exit 0 ;;
-        *) usage >&2 && exit $EX_USAGE ;;
-    esac
-    cd "$(dirname "${BASH_SOURCE[0]}")/.."
+    no_options "$@"
+    cd "$root"
     for crate in src crates/*; do
         lines=$(rust "$crate")
         printf '%-18s %6d\n' "${crate#crates/}" "$lines"
