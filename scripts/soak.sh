@@ -7,30 +7,24 @@
 #
 #   scripts/soak.sh MINUTES [--seed N] [--rate N]
 #
-# What of it needs root (a run directory that can be filled) or libfaketime is skipped and said to be.
+# Faults that need root (a run directory that can be filled) or libfaketime are skipped, with a message.
 #   BERTH            the binary (built otherwise, with its release profile)
 #   BERTH_PREVIOUS   a binary of the release before (the same otherwise, until there is one)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-
-readonly EX_USAGE=64 EX_UNAVAILABLE=69
-
-die() {
-    printf 'soak.sh: %s\n' "$2" >&2
-    exit "$1"
-}
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+cd "$root"
 
 main() {
     [[ ${1:-} =~ ^[0-9]+(\.[0-9]+)?$ ]] || die $EX_USAGE "give the minutes first: scripts/soak.sh 2 [--seed N] [--rate N]"
     local minutes=$1 dir status=0
     shift
-    cargo build --quiet --locked --release --bin berth-bench --bin berth
-    BERTH=${BERTH:-${CARGO_TARGET_DIR:-target}/release/berth}
-    [[ -x $BERTH ]] || die $EX_UNAVAILABLE "BERTH=$BERTH cannot be run"
+    build --quiet --release --bin berth-bench --bin berth
+    need_berth
     dir=$(mktemp -d)
     # Both are started again and again: a build meanwhile must not change them.
     cp -- "$BERTH" "$dir/berth"
-    cp -- "${CARGO_TARGET_DIR:-target}/release/berth-bench" "$dir/berth-bench"
+    cp -- "$(target_directory)/release/berth-bench" "$dir/berth-bench"
     set -- soak --minutes "$minutes" --berth "$dir/berth" --dir "$dir" "$@"
     set -- "$@" --previous "${BERTH_PREVIOUS:-$dir/berth}"
     if faketime; then set -- "$@" --faketime "$faketime"; fi
