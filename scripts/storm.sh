@@ -4,7 +4,8 @@
 set -euo pipefail
 export LC_ALL=C
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 readonly PARTS=(reconnect greedy real ramp)
 
 usage() {
@@ -54,22 +55,21 @@ main() {
         shift
     done
     ((${#parts[@]})) || parts=("${PARTS[@]}")
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     need
     if needs_kubernetes "${parts[@]}"; then
-        type -P openssl >/dev/null || die $EX_UNAVAILABLE "no openssl here, which makes kube-apiserver's key"
+        type -P openssl >/dev/null || unavailable "no openssl here, which makes kube-apiserver's key"
         found=$("$root/scripts/kube-apiserver.sh") || exit
         eval "$found"
     fi
-    build
+    build_all
     work=$(mktemp -d -t berth-storm.XXXXXX)
     child=
     trap clear EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
-    # Where the parts have their files: nothing is left of one that was killed.
+    # The directory of the parts' files, so that nothing is left of one that was killed.
     export TMPDIR=$work
-    # What the options do not say is to be the default.
+    # What an option does not set is to be the default.
     unset "${!BERTH_@}"
     if needs_kubernetes "${parts[@]}"; then
         openssl genpkey -quiet -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out "$work/server.key"
@@ -78,7 +78,7 @@ main() {
     for part in "${parts[@]}"; do
         say "$part"
         printf '\n%s, by %s%s\n\n' "$part" "$("$berth" --version)" "$(needs_kubernetes "$part" && echo ", $("$KUBE_APISERVER" --version)")"
-        # In the background: what is waited for is interrupted by a signal.
+        # In the background: a signal interrupts `wait`.
         "$bench" storm "$part" --berth "$berth" "${options[@]}" &
         child=$!
         wait "$child"
@@ -86,7 +86,7 @@ main() {
     done
 }
 
-# All that it started ends with it.
+# Ends the processes that it started.
 clear() {
     [[ -z $child ]] || { kill -TERM "$child" && wait "$child"; } 2>/dev/null || :
     rm -rf -- "$work"
@@ -94,28 +94,18 @@ clear() {
 
 needs_kubernetes() { [[ " $* " == *" real "* || " $* " == *" ramp "* ]]; }
 
-say() { printf 'storm.sh: %s\n' "$*" >&2; }
-
-die() {
-    local status=$1
-    shift
-    say "$@"
-    exit "$status"
-}
-
 need() {
-    ((EUID == 0)) || die $EX_UNAVAILABLE "network namespaces need root"
-    (($(nproc) > 1)) || die $EX_UNAVAILABLE "two CPUs are needed: one for the instance, and one for its clients and berth"
-    cargo=$(command -v -- "${CARGO:-cargo}") || die $EX_UNAVAILABLE "no cargo here: put it on PATH or set CARGO"
-    [[ -z ${BERTH:-} || -x $BERTH ]] || die $EX_UNAVAILABLE "BERTH=$BERTH cannot be run"
+    need_root "network namespaces"
+    (($(nproc) > 1)) || unavailable "two CPUs are needed: one for the instance, and one for its clients and berth"
+    need_cargo
+    [[ -z ${BERTH:-} || -x $BERTH ]] || unavailable "BERTH=$BERTH cannot be run"
 }
 
-build() {
+build_all() {
     local target bins=(--bin berth-bench)
     [[ ${BERTH:-} ]] || bins+=(--bin berth)
-    (cd "$root" && "$cargo" build --quiet --locked --release "${bins[@]}") >&2 ||
-        die $EX_SOFTWARE "cargo build failed; the reason is above"
-    target=$(cd "$root" && realpath -m -- "${CARGO_TARGET_DIR:-target}")/release
+    build --quiet --release "${bins[@]}" || die $EX_SOFTWARE "cargo build failed; the reason is above"
+    target=$(target_directory)/release
     bench=$target/berth-bench
     berth=$(realpath -- "${BERTH:-$target/berth}")
 }
