@@ -4,7 +4,8 @@
 set -euo pipefail
 export LC_ALL=C RUST_BACKTRACE=0
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # What cargo-fuzz gives the compiler.
 readonly FLAGS=(
     -Cpasses=sancov-module
@@ -64,14 +65,14 @@ main() {
         esac
         shift
     done
-    cd "$(dirname "${BASH_SOURCE[0]}")/.."
+    cd "$root"
     readarray -t all < <(find fuzz/fuzz_targets -name '*.rs' -printf '%f\n' | sed 's/\.rs$//' | sort)
     ((${#targets[@]})) || targets=("${all[@]}")
     for target in "${targets[@]}"; do
         [[ " ${all[*]} " == *" $target "* ]] || die $EX_USAGE "no target $target; there are: ${all[*]}"
     done
-    command -v c++ >/dev/null || die $EX_UNAVAILABLE "no C++ compiler, which libfuzzer-sys needs (Debian: g++)"
-    build "${targets[@]}"
+    command -v c++ >/dev/null || unavailable "no C++ compiler, which libfuzzer-sys needs (Debian: g++)"
+    build_targets "${targets[@]}"
     ! $build || exit 0
     for target in "${targets[@]}"; do
         run "$target" || failed+=("$target")
@@ -80,8 +81,8 @@ main() {
     say "${#targets[@]} targets, seed $seed: nothing found"
 }
 
-# build TARGET...
-build() {
+# build_targets TARGET...
+build_targets() {
     local host bins
     readarray -t bins < <(printf -- '--bin=%s\n' "$@")
     host=$("${RUSTC:-rustc}" -vV | sed -n 's/^host: //p')
@@ -133,15 +134,6 @@ summary() {
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$2" | tail -n 1)
     cov=$(grep -o 'cov: [0-9]* ft: [0-9]*' "$2" | tail -n 1 || true)
     printf '%-16s %3d seeds, %9d runs, %s' "$1" "$3" "${runs:-0}" "${cov:-no coverage}"
-}
-
-say() { printf 'fuzz.sh: %s\n' "$*" >&2; }
-
-die() {
-    local status=$1
-    shift
-    say "$@"
-    exit "$status"
 }
 
 main "$@"
