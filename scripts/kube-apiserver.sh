@@ -4,7 +4,8 @@
 # minor version, and one for etcd.
 set -euo pipefail
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Of k8s.io/kubernetes.
 readonly PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubeadm kubectl)
 
@@ -48,7 +49,7 @@ main() {
         shift
     done
 
-    pins=$(cd "$(dirname "${BASH_SOURCE[0]}")/../tests/kube-apiserver" && pwd)
+    pins=$root/tests/kube-apiserver
     version=${version:-$(newest_version)}
     [[ $version =~ ^v1\.[0-9]+$ && -f $pins/$version/go.mod ]] ||
         die $EX_USAGE "no version $version in tests/kube-apiserver; there are: $(versions | xargs)"
@@ -77,15 +78,6 @@ main() {
     for name in "${PROGRAMS[@]}" etcd; do
         printf '%s=%q\n' "$(variable "$name")" "$(path_of "$name")"
     done
-}
-
-say() { printf 'kube-apiserver.sh: %s\n' "$*" >&2; }
-
-die() {
-    local status=$1
-    shift
-    say "$@"
-    exit "$status"
 }
 
 die_missing() {
@@ -135,7 +127,7 @@ path_of() {
     echo "${!variable:-}"
 }
 
-# locate NAME VERSION_PREFIX PATH: the program is at PATH, unless its variable says where. Is it what it should be, then?
+# locate NAME VERSION_PREFIX PATH: the program is at PATH, or where its variable is set to; that must be the right program and version
 locate() {
     local name=$1 prefix=$2 variable path found
     variable=$(variable "$name") path=$(path_of "$name")
@@ -187,8 +179,8 @@ build_missing() {
     mkdir -p "$cache"
     exec 9>"$cache/.lock"
     flock --nonblock 9 || { say "waiting for another build in $cache" && flock 9; }
-    # In the cache, so that the rename at the end stays within one file system; what a killed build
-    # left there is nobody's while the lock is held, which is until this process ends.
+    # In the cache, so that the rename at the end stays within one file system. The lock is held until this process ends, so what
+    # is there was left by a killed build.
     scratch=$cache/.build
     trap 'rm -rf -- "$scratch"' EXIT
     rm -rf -- "$scratch"
@@ -197,13 +189,13 @@ build_missing() {
     # Asked again now that the lock is held: the other build may have made it all.
     local names=()
     readarray -t names < <(missing | grep -vx etcd)
-    [[ -x $ETCD ]] || build "$etcd_module" "$etcd_version" . etcd
-    ((!${#names[@]})) || build "$kubernetes_module" "$kubernetes_version" k8s.io/kubernetes/cmd/ "${names[@]}"
+    [[ -x $ETCD ]] || build_programs "$etcd_module" "$etcd_version" . etcd
+    ((!${#names[@]})) || build_programs "$kubernetes_module" "$kubernetes_version" k8s.io/kubernetes/cmd/ "${names[@]}"
 }
 
-# build MODULE_DIR VERSION PACKAGES NAME…: in one go, so that one is linked while others compile. PACKAGES is a prefix of
+# build_programs MODULE_DIR VERSION PACKAGES NAME…: in one go, so that one is linked while others compile. PACKAGES is a prefix of
 # packages, or the one package.
-build() {
+build_programs() {
     local dir=$1 version=$2 packages=$3 name flags found target
     shift 3
     say "building $(listed "$@") $version"
