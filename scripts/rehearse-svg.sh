@@ -4,7 +4,8 @@ set -euo pipefail
 # Widths are counted in characters, not in bytes.
 export LC_ALL=C.UTF-8
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 readonly PICTURE=docs/rehearse.svg SHOWN='cargo run --release -- rehearse'
 # In pixels: a column of the font, a line, the margin, and the bar above the text.
 readonly COLUMN=7.2 LINE=18 MARGIN=16 BAR=28
@@ -23,22 +24,12 @@ TEXT
 }
 
 main() {
-    case ${1:-} in
-        '') ;;
-        -h | --help) usage && exit 0 ;;
-        *) die $EX_USAGE "unknown argument $1; see --help" ;;
-    esac
-    # Where the caller is.
-    [[ -z ${BERTH:-} ]] || BERTH=$(realpath -- "$BERTH")
-    cd "$(dirname "${BASH_SOURCE[0]}")/.."
-    local rehearse=(cargo run --locked --release --quiet -- rehearse)
-    if [[ -n ${BERTH:-} ]]; then
-        [[ -x $BERTH ]] || die $EX_UNAVAILABLE "$BERTH is no program: BERTH names one"
-        rehearse=("$BERTH" rehearse)
-    fi
     local printed
+    no_options "$@"
+    need_berth
+    cd "$root"
     # Not a terminal, so there are no live counters.
-    printed=$("${rehearse[@]}" 2>&1) || { printf '%s\n' "$printed" >&2 && exit 1; }
+    printed=$("$BERTH" rehearse 2>&1) || { printf '%s\n' "$printed" >&2 && exit 1; }
     draw "$printed" >"$PICTURE.new"
     mv -- "$PICTURE.new" "$PICTURE"
     printf '%s: %s lines\n' "$PICTURE" "$(wc -l <<<"$printed")"
@@ -90,10 +81,5 @@ TEXT
 }
 
 escape() { sed 's/&/\&amp;/g; s/</\&lt;/g; s/>/\&gt;/g' <<<"$1"; }
-
-die() {
-    printf 'rehearse-svg.sh: %s\n' "$2" >&2
-    exit "$1"
-}
 
 main "$@"
