@@ -3,7 +3,8 @@
 set -Eeuo pipefail
 export LC_ALL=C
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 readonly PAGE=examples/report.html
 # Large enough for four runs, small enough for a repository.
 readonly MOST_BYTES=540000
@@ -26,21 +27,10 @@ TEXT
 }
 
 main() {
-    case ${1:-} in
-        '') ;;
-        -h | --help) usage && exit 0 ;;
-        *) die $EX_USAGE "unknown argument $1; see --help" ;;
-    esac
-    # Where the caller is.
-    [[ -z ${BERTH:-} ]] || BERTH=$(realpath -- "$BERTH")
-    cd "$(dirname "${BASH_SOURCE[0]}")/.."
-    command -v haproxy >/dev/null || die $EX_UNAVAILABLE "no haproxy in PATH: install it, the page compares with it"
-    if [[ -z ${BERTH:-} ]]; then
-        local cargo=${CARGO:-cargo}
-        "$cargo" build --locked --release --bin berth
-        BERTH=$("$cargo" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)/release/berth
-    fi
-    [[ -x $BERTH ]] || die $EX_UNAVAILABLE "$BERTH is no program: BERTH names one"
+    no_options "$@"
+    command -v haproxy >/dev/null || unavailable "no haproxy in PATH: install it, the page compares with it"
+    need_berth
+    cd "$root"
 
     # In a directory of its own, so that the command on the page is what anyone would type.
     work=$(mktemp -d)
@@ -54,7 +44,7 @@ main() {
     exit "$status"
 }
 
-# What the environment says to berth would be part of the command.
+# Variables for berth would be part of the command.
 rehearse() (
     berth=$BERTH
     while IFS= read -r name; do unset "$name"; done < <(compgen -e BERTH_)
@@ -72,11 +62,6 @@ check() {
     # A short name may be part of a word.
     ! grep -qwF -- "$(uname -n)" "$page" || die $EX_SOFTWARE "the page names this machine: it is left as it was"
     (($(stat -c %s "$page") <= MOST_BYTES)) || die $EX_SOFTWARE "the page is larger than $MOST_BYTES bytes"
-}
-
-die() {
-    printf 'example-report.sh: %s\n' "$2" >&2
-    exit "$1"
 }
 
 main "$@"
