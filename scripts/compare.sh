@@ -3,6 +3,9 @@
 # HAProxy, through a shared port, and through berth. Some minutes; not part of the gate.
 set -euo pipefail
 
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
 usage() {
     cat <<'TEXT'
 usage: scripts/compare.sh [OPTION]…
@@ -17,7 +20,7 @@ TEXT
 }
 
 [[ ${1:-} != -h && ${1:-} != --help ]] || { usage && exit 0; }
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$root"
 
 readarray -t versions < <(find tests/kube-apiserver -maxdepth 1 -name 'v1.*' -printf '%f\n' | sort -V | tail -n 2)
 # What the environment names is of one version alone.
@@ -28,13 +31,10 @@ for version in "${versions[@]}"; do
     apiservers+=("$KUBE_APISERVER")
     unset KUBE_APISERVER KUBECTL
 done
-if [[ -z ${BERTH:-} ]]; then
-    cargo build --locked --release --bin berth
-    BERTH=$(cargo metadata --locked --no-deps --format-version 1 | jq -r .target_directory)/release/berth
-fi
+need_berth
 
 printf -v old %q "${apiservers[0]}"
 printf -v new %q "${apiservers[1]}"
-# By the environment, so that an option can say otherwise.
+# By the environment, so that an option can override it.
 exec env BERTH_REHEARSE_WATCHES=200 "$BERTH" rehearse --netns --old "$old" --new "$new" --etcd "$ETCD" \
     --compare haproxy,port-sharing "$@"
