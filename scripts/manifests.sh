@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# What `berth inject` writes and what is in examples/, before those who must take it: kubeadm's patches give the same bytes as the
+# The output of `berth inject` and the files of examples/ with the programs that read them: kubeadm's patches give the same bytes as the
 # injected manifest, kubeadm finds its own manifest again after `berth eject`, and a kube-apiserver
 # accepts the injected pods, strictly validated.
 set -Eeuo pipefail
 export LC_ALL=C
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+program=manifests
 readonly IMAGE=registry.example/berth:v0.1.0 PORT=6443 TOKEN=admin
 
 usage() {
@@ -25,12 +27,7 @@ TEXT
 }
 
 main() {
-    case ${1:-} in
-        '') ;;
-        -h | --help) usage && exit 0 ;;
-        *) usage >&2 && exit $EX_USAGE ;;
-    esac
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+    no_options "$@"
     if [[ -z ${MANIFESTS_INSIDE:-} ]]; then
         need_all
         # All that is started ends with the first process of the PID namespace, which is this script.
@@ -40,7 +37,7 @@ main() {
     work=$(mktemp -d -t berth-manifests.XXXXXX)
     trap 'rm -rf -- "$work"' EXIT
     trap 'say "FAILED: $BASH_COMMAND (line $LINENO)"' ERR
-    unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY
+    clean_environment
 
     version=$("$KUBEADM" version --output=short)
     manifests=$work/manifests
@@ -58,21 +55,15 @@ main() {
     say "all held: kubeadm $version twice, $(find "$manifests" -type f | wc -l) files taken by $("$KUBE_APISERVER" --version)"
 }
 
-say() { printf 'manifests: %s\n' "$*" >&2; }
-
 need_all() {
-    local tool missing=() found
-    for tool in ip openssl unshare "${CARGO:=cargo}"; do
-        type -P "$tool" >/dev/null || missing+=("$tool")
-    done
-    [[ $(id -u) == 0 ]] || missing+=(root)
-    ((!${#missing[@]})) || { say "missing: ${missing[*]}" && exit $EX_UNAVAILABLE; }
+    local found
+    need_root namespaces
+    need_tools ip openssl unshare "${CARGO:=cargo}"
     found=$("$root/scripts/kube-apiserver.sh") || exit
     eval "$found"
     [[ -n ${BERTH:-} ]] || {
-        (cd "$root" && "$CARGO" build --locked --bin berth)
-        BERTH=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 |
-            sed -E 's/.*"target_directory":"([^"]+)".*/\1/')/debug/berth
+        build --bin berth
+        BERTH=$(target_directory)/debug/berth
     }
     BERTH=$(realpath -- "$BERTH")
 }
@@ -194,7 +185,7 @@ apiserver_takes_all() {
     for file in "$manifests"/*; do
         kubectl apply --dry-run=server --validate=strict -f "$file" >&2
     done
-    # That it would have said no.
+    # The control: it rejects a wrong one.
     sed 's/restartPolicy: Always/restartPolicy: Alway/; s/exec:$/exce:/' "$manifests/deployment.yaml" >"$work/wrong.yaml"
     if kubectl apply --dry-run=server --validate=strict -f "$work/wrong.yaml" >"$work/wrong.log" 2>&1; then return 1; fi
     grep -q 'unknown field' "$work/wrong.log"
