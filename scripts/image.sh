@@ -4,9 +4,8 @@
 set -euo pipefail
 export LC_ALL=C
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=scripts/release/common.sh
-. "$root/scripts/release/common.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
 
 # Bytes of the archive: a node pulls it while its control plane may be down.
 readonly LIMIT=8000000
@@ -58,7 +57,7 @@ main() {
         shift
     done
     ! $check || ! $verify || die $EX_USAGE "--check or --verify, not both"
-    need_tools umoci jq git
+    need_package umoci jq git
     tag=${tag:-localhost/berth:v$(about version)}
     [[ $tag =~ ^[a-z0-9][a-z0-9.:/_-]*:[A-Za-z0-9_][A-Za-z0-9_.-]*$ ]] ||
         die $EX_USAGE "--tag $tag is not like registry.example/berth:v0.1.0"
@@ -78,9 +77,9 @@ main() {
 
 check() {
     local newer
-    [[ -f $output ]] || die $EX_UNAVAILABLE "no $output: run scripts/image.sh"
-    newer=$(cd "$root" && find src crates Cargo.toml Cargo.lock scripts/static.sh scripts/image.sh scripts/release/common.sh -newer "$output" -print -quit)
-    [[ -z $newer ]] || die $EX_UNAVAILABLE "$output is older than $newer: run scripts/image.sh"
+    [[ -f $output ]] || unavailable "no $output: run scripts/image.sh"
+    newer=$(cd "$root" && find src crates Cargo.toml Cargo.lock scripts/static.sh scripts/image.sh scripts/lib.sh scripts/release/common.sh -newer "$output" -print -quit)
+    [[ -z $newer ]] || unavailable "$output is older than $newer: run scripts/image.sh"
 }
 
 # digest: of the archive's manifest, by which registries and kubelets know the image

@@ -5,9 +5,8 @@ set -euo pipefail
 export LC_ALL=C
 umask 022
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=scripts/release/common.sh
-. "$root/scripts/release/common.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
 # shellcheck source=scripts/release/pack.sh
 . "$root/scripts/release/pack.sh"
 # shellcheck source=scripts/release/try.sh
@@ -61,7 +60,7 @@ main() {
         shift
     done
     ! $check || ! $verify || die $EX_USAGE "--check or --verify, not both"
-    need_tools git jq umoci dpkg dpkg-deb dpkg-query rustc cc
+    need_package git jq umoci dpkg dpkg-deb dpkg-query rustc cc
     version=$(about version)
     target=$("${RUSTC:-rustc}" -vV | sed -n 's/^host: //p')
     arch=$(dpkg --print-architecture)

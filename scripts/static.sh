@@ -3,9 +3,8 @@
 # the sources and Cargo's home lie. The image, the benchmark and the Dockerfile get it from here.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=scripts/release/common.sh
-. "$root/scripts/release/common.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
 
 usage() {
     cat <<'TEXT'
@@ -45,24 +44,24 @@ main() {
         shift
     done
     ((${#options[@]})) || options=("${BERTH[@]}")
-    cargo=$(command -v -- "${CARGO:-cargo}") || die $EX_UNAVAILABLE "no cargo here: put it on PATH or set CARGO"
-    rustc=$(command -v -- "${RUSTC:-rustc}") || die $EX_UNAVAILABLE "no rustc here: put it on PATH or set RUSTC"
+    need_cargo
+    rustc=$(command -v -- "${RUSTC:-rustc}") || unavailable "no rustc here: put it on PATH or set RUSTC"
     target=${target:-$("$rustc" -vV | sed -n 's/^host: //p')}
     [[ -d $("$rustc" --print sysroot)/lib/rustlib/$target ]] ||
-        die $EX_UNAVAILABLE "Rust has no $target here: rustup target add $target"
+        unavailable "Rust has no $target here: rustup target add $target"
 
     target_dir=$(realpath -m -- "${CARGO_TARGET_DIR:-$root/target}")
     home=$(realpath -m -- "${CARGO_HOME:-$HOME/.cargo}")
     # Where configuration of Cargo and overrides of rustup are looked for.
     cd "$root"
-    # Cargo gives these to tests, and a dependency that reads them would be built anew.
+    # Cargo gives these to tests, and a dependency that reads them would be rebuilt.
     unset CARGO_MANIFEST_DIR CARGO_MANIFEST_PATH CARGO_MANIFEST_LINKS "${!CARGO_PKG_@}"
     # The sources have to be there before their directories are known.
-    "$cargo" fetch --locked --target "$target" >&2 ||
-        die $EX_UNAVAILABLE "the dependencies cannot be had; Cargo's reason is above"
+    "$CARGO" fetch --locked --target "$target" >&2 ||
+        unavailable "the dependencies cannot be had; Cargo's reason is above"
     # With --target these flags leave build scripts and macros alone, which could not be static.
     CARGO_ENCODED_RUSTFLAGS=$(flags | paste -sd $'\x1f') \
-        "$cargo" build --locked --profile dist --target "$target" --target-dir "$target_dir" "${options[@]}" >&2 ||
+        "$CARGO" build --locked --profile dist --target "$target" --target-dir "$target_dir" "${options[@]}" >&2 ||
         die $EX_SOFTWARE "cargo build failed; the reason is above"
     printf '%s\n' "$target_dir/$target/dist"
 }

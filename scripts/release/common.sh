@@ -1,40 +1,27 @@
 # shellcheck shell=bash
-# Part of scripts/static.sh, image.sh and release.sh: what ships, how they speak, what time they write into files, and
-# how they build a second time.
+# Part of scripts/static.sh, image.sh and release.sh: what ships, the time of files, and the second build.
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 # What ships, for cargo: all features of berth but rehearse.
 readonly BERTH=(--package berth --no-default-features --features operate)
 
-say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
-
-die() {
-    local status=$1
-    shift
-    say "$@"
-    exit "$status"
+# need_package TOOL...: and cargo; sets $package, cargo's metadata of berth
+need_package() {
+    need_tools "$@"
+    need_cargo
+    package=$("$CARGO" metadata --manifest-path "$root/Cargo.toml" --locked --no-deps --format-version 1) ||
+        unavailable "cargo metadata failed; its reason is above"
 }
 
-# need_tools TOOL...: and cargo, and what Cargo.toml says of berth
-need_tools() {
-    local tool missing=()
-    cargo=$(command -v -- "${CARGO:-cargo}") || missing+=(cargo)
-    for tool; do
-        command -v "$tool" >/dev/null || missing+=("$tool")
-    done
-    ((!${#missing[@]})) || die $EX_UNAVAILABLE "missing: ${missing[*]} (all but cargo are in Debian packages: umoci, jq, git, dpkg)"
-    package=$("$cargo" metadata --manifest-path "$root/Cargo.toml" --locked --no-deps --format-version 1) ||
-        die $EX_UNAVAILABLE "cargo metadata failed; its reason is above"
-}
-
-# about KEY: what Cargo.toml says of berth
+# about KEY: berth's value in Cargo.toml
 about() { jq -r ".packages[] | select(.name == \"berth\") | .$1 // empty" <<<"$package"; }
 
 # epoch: the time of the commit, since that of the build is another each time
 epoch() {
     local seconds=${SOURCE_DATE_EPOCH:-}
     [[ -n $seconds ]] || seconds=$(git -C "$root" log -1 --format=%ct) ||
-        die $EX_UNAVAILABLE "git cannot tell the time of the commit: set SOURCE_DATE_EPOCH"
+        unavailable "git cannot tell the time of the commit: set SOURCE_DATE_EPOCH"
     [[ $seconds =~ ^[0-9]+$ ]] || die $EX_USAGE "SOURCE_DATE_EPOCH=$seconds is no number of seconds"
     echo "$seconds"
 }

@@ -2,16 +2,16 @@
 # Part of scripts/release.sh: the files of a release. Everything is sorted, belongs to root and has the time
 # of the commit.
 
-# Of Debian's packages, what is linked into a static berth beside crates and Rust's own library.
+# Debian's packages that are linked into a static berth, in addition to crates and Rust's library.
 readonly -A LINKED=([libc.a]=LGPL-2.1-or-later [libgcc_eh.a]="GPL-3.0-or-later WITH GCC-exception-3.1")
 
 # bill_of_materials: the crates that are linked, and which needs which, as Cargo resolves them for scripts/static.sh;
 # Rust's library and Debian's; as CycloneDX
 bill_of_materials() {
-    "$cargo" metadata --manifest-path "$root/Cargo.toml" --locked --format-version 1 --filter-platform "$target" \
+    "$CARGO" metadata --manifest-path "$root/Cargo.toml" --locked --format-version 1 --filter-platform "$target" \
         >"$scratch/metadata.json"
     # A dependency of build scripts and macros is in no binary.
-    "$cargo" tree --manifest-path "$root/Cargo.toml" --locked "${BERTH[@]}" --target "$target" \
+    "$CARGO" tree --manifest-path "$root/Cargo.toml" --locked "${BERTH[@]}" --target "$target" \
         --edges normal,no-proc-macro --prefix depth --no-dedupe --format ' {p}' |
         awk '{ id = $2 "@" substr($3, 2); path[$1] = id; print ($1 ? path[$1 - 1] : "") "\t" id }' |
         sort -u >"$scratch/edges"
@@ -44,7 +44,7 @@ owner() {
         die $EX_UNAVAILABLE "no Debian package has $path, which is linked into berth"
 }
 
-# third_party BILL: who is to be named: each library's licence, and each text that stands in one, once
+# third_party BILL: each library's licence, and each text of a licence once
 third_party() {
     local libc id directory file sum
     local -A seen=()
@@ -83,7 +83,7 @@ gather() {
     (cd "$root" && install -m 0644 LICENSE README.md CHANGELOG.md "$directory" &&
         find examples -name '*.service' -exec install -m 0644 -t "$directory/systemd" {} +)
     third_party "$2" >"$directory/THIRD-PARTY"
-    # Without what the builder's environment says of berth.
+    # Without the builder's variables for berth.
     env -i "$directory/berth" generate man "$directory/man" >/dev/null
     env -i "$directory/berth" generate completions bash >"$directory/completions/berth.bash"
     env -i "$directory/berth" generate completions fish >"$directory/completions/berth.fish"

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Part of scripts/release.sh: the files of a release are tried as who downloads them would use them.
+# Part of scripts/release.sh: tests the files of a release as a user would use them.
 
 wrong() {
     say "$@"
