@@ -4,7 +4,8 @@
 set -Eeuo pipefail
 export LC_ALL=C TZ=UTC
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # All the time that half a scenario may take, in seconds.
 readonly LIMIT=1800
 
@@ -74,12 +75,12 @@ main() {
             --keep) keep=true ;;
             --together) together=true ;;
             --rate)
-                [[ ${2:-} =~ ^[1-9][0-9]{0,3}$ ]] || { usage >&2 && exit $EX_USAGE; }
+                [[ ${2:-} =~ ^[1-9][0-9]{0,3}$ ]] || wrong_usage
                 rate=$2
                 shift
                 ;;
             --bridge)
-                [[ -x ${2:-} ]] || { usage >&2 && exit $EX_USAGE; }
+                [[ -x ${2:-} ]] || wrong_usage
                 bridge=$(realpath -- "$2")
                 # For the report.
                 export BERTH=$bridge
@@ -88,18 +89,17 @@ main() {
             -h | --help) usage && exit 0 ;;
             --)
                 command=("${@:2}")
-                ((${#command[@]})) || { usage >&2 && exit $EX_USAGE; }
+                ((${#command[@]})) || wrong_usage
                 break
                 ;;
             *)
-                [[ " ${SCENARIOS[*]} " == *" $1 "* ]] || { usage >&2 && exit $EX_USAGE; }
+                [[ " ${SCENARIOS[*]} " == *" $1 "* ]] || wrong_usage
                 scenarios+=("$1")
                 ;;
         esac
         shift
     done
     ((${#scenarios[@]})) || scenarios=("${SCENARIOS[@]}")
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/node/outside.sh

@@ -4,7 +4,8 @@
 set -Eeuo pipefail
 export LC_ALL=C TZ=UTC
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # The node's end and a pod's end of a veth (RFC 5737), and a client from farther away.
 readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
 # Where the Service is, and an address that the node has later than its shim.
@@ -60,7 +61,7 @@ main() {
             --keep) keep=true ;;
             -h | --help) usage && exit 0 ;;
             *)
-                [[ " ${PARTS[*]} " == *" $1 "* ]] || { usage >&2 && exit $EX_USAGE; }
+                [[ " ${PARTS[*]} " == *" $1 "* ]] || wrong_usage
                 parts+=("$1")
                 ;;
         esac
@@ -70,7 +71,6 @@ main() {
     # All the time that it may take, in seconds.
     LIMIT=$((120 + 120 * ${#parts[@]}))
     [[ " ${parts[*]} " != *\ speed\ * ]] || LIMIT=$((LIMIT + 600))
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
     # For the version before; the rest of it is for other nodes than this.
@@ -97,8 +97,11 @@ main() {
     # shellcheck source=scripts/direct/speed.sh
     . "$root/scripts/direct/speed.sh"
 
-    need_tools ip nft openssl jq curl setpriv
+    need_root "network namespaces"
+    need_tools ip nft openssl jq curl setpriv "${CARGO:=cargo}"
     need_versions
+    NEW_KUBE_APISERVER=$KUBE_APISERVER version=$NEW
+    build_berth
     set_stage
     for part in "${parts[@]}"; do "part_$part"; done
     report "kube-apiserver $OLD and $NEW"

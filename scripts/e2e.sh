@@ -5,7 +5,8 @@
 set -Eeuo pipefail
 export LC_ALL=C
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # All the time that it may take, in seconds; 50 to 80 are needed.
 readonly LIMIT=180
 
@@ -53,16 +54,15 @@ main() {
         case $1 in
             --keep) keep=true ;;
             --rate)
-                [[ ${2:-} =~ ^[1-9][0-9]{2,3}$ ]] || { usage >&2 && exit $EX_USAGE; }
+                [[ ${2:-} =~ ^[1-9][0-9]{2,3}$ ]] || wrong_usage
                 rate=$2
                 shift
                 ;;
             -h | --help) usage && exit 0 ;;
-            *) usage >&2 && exit $EX_USAGE ;;
+            *) wrong_usage ;;
         esac
         shift
     done
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/e2e/stage.sh
@@ -72,7 +72,8 @@ main() {
     # shellcheck source=scripts/e2e/checks.sh
     . "$root/scripts/e2e/checks.sh"
 
-    need_tools ip openssl jq
+    need_root "network namespaces"
+    need_tools ip openssl jq "${CARGO:=cargo}"
     need_binaries
     set_stage
     sample_listeners &

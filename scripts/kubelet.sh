@@ -4,7 +4,8 @@
 set -Eeuo pipefail
 export LC_ALL=C
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # All the time that it may take, in seconds; 190 to 240 are needed, 130 with --short.
 readonly LIMIT=360
 
@@ -54,14 +55,13 @@ main() {
             -h | --help) usage && exit 0 ;;
             --)
                 command=("${@:2}")
-                ((${#command[@]})) || { usage >&2 && exit $EX_USAGE; }
+                ((${#command[@]})) || wrong_usage
                 break
                 ;;
-            *) usage >&2 && exit $EX_USAGE ;;
+            *) wrong_usage ;;
         esac
         shift
     done
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/node/outside.sh
@@ -82,7 +82,7 @@ main() {
         return
     fi
     if [[ -z ${BERTH_NODE_FOLDER:-} ]]; then
-        need_tools cc "${CARGO:=cargo}"
+        need_node cc
         need_binaries
         # Runs this again, inside, and exits.
         enter_node "${arguments[@]}"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # The Service `kubernetes` of a cluster with one control-plane node, while kube-apiservers change places behind berth: real
 # kube-apiservers and etcd, a real kube-proxy, clients that dial the Service's address, and shims that have nothing but what
-# `berth grant` gives them. With --cluster nobody is refused; without it, in the same run, many are.
+# `berth grant` gives them. With --cluster no client is refused; without it, in the same run, many are.
 set -Eeuo pipefail
 export LC_ALL=C TZ=UTC
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # The node's end and a pod's end of a veth (RFC 5737), and a client from farther away.
 readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
@@ -55,12 +56,12 @@ main() {
             --keep) keep=true ;;
             --cost) cost=true ;;
             --upgrades | --away)
-                [[ ${2:-} =~ ^[1-9][0-9]{0,2}$ ]] || { usage >&2 && exit $EX_USAGE; }
+                [[ ${2:-} =~ ^[1-9][0-9]{0,2}$ ]] || wrong_usage
                 if [[ $1 == --away ]]; then away+=("$2"); else upgrades=$2; fi
                 shift
                 ;;
             -h | --help) usage && exit 0 ;;
-            *) usage >&2 && exit $EX_USAGE ;;
+            *) wrong_usage ;;
         esac
         shift
     done
@@ -68,7 +69,6 @@ main() {
     # All the time that it may take, in seconds.
     LIMIT=$((240 + 60 * upgrades + $(IFS=+ && echo "${away[*]}") * 2))
     ! $cost || LIMIT=$((LIMIT + 400))
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/e2e/stage.sh
@@ -82,7 +82,8 @@ main() {
     # shellcheck source=scripts/service/rights.sh
     . "$root/scripts/service/rights.sh"
 
-    need_tools ip nft openssl jq
+    need_root "network namespaces"
+    need_tools ip nft openssl jq "${CARGO:=cargo}"
     need_binaries
     set_stage
     start_observer
@@ -178,7 +179,7 @@ shim_killed() {
     kill -KILL "${pid[$old]}"
     kill -TERM "${pid[$old-api]}"
     await 30 "$old to end" has_ended "$old-api"
-    # Bash says that it was killed.
+    # Bash reports the kill.
     take_exit "$old" 2>/dev/null
     take_exit "$old-api"
     await 20 "the Service to have kube-apiserver's own address" service_has_addresses
@@ -204,7 +205,7 @@ killed_is_forgotten() {
     expect "ms until the Lease of the killed shim was removed" $(((gone - at[killed]) / 1000)) -ge 30000 leases.log
 }
 
-# etcd_away SECONDS: two more nodes have Leases; while nobody can write, all of them look dead.
+# etcd_away SECONDS: two more nodes have Leases; while nothing can be written, all of them look dead.
 etcd_away() {
     local seconds=$1 figures name removed
     say "etcd is away for $seconds s"
@@ -274,7 +275,7 @@ lone_shim() {
     await 10 "100 connections more" answers_are $(($(answers) + 100))
 }
 
-# What the writers of Leases cost etcd, beside what kube-apiserver writes by itself.
+# What the writers of Leases cost etcd, compared with kube-apiserver's own writes.
 measure_cost() {
     local nodes number name names leases
     heading "what nodes write into etcd, in a minute"

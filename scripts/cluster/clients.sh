@@ -22,11 +22,6 @@ readonly LOOPS=(kubectl election) STREAMS=(logs exec port-forward)
 # Of the one that is known by a certificate, through the Service; its streams' names begin with them.
 readonly KINDS=(new kept watch informer quiet)
 
-# in_namespace NAMESPACE COMMAND…: - is the node's
-in_namespace() {
-    if [[ $1 == - ]]; then "${@:2}"; else ip netns exec "$@"; fi
-}
-
 start_clients() {
     local way name namespace server source
     # A copy, for COMMAND may change the other.
@@ -34,10 +29,7 @@ start_clients() {
     make_objects
     for way in "${WAYS[@]}"; do
         read -r name namespace server source <<<"$way"
-        in_namespace "$namespace" "$TLS_LOAD" --server "$server" --ca "$work/ca.crt" --rate "$rate" --source "$source" \
-            >"$work/$name.out" 2>"$work/$name.log" &
-        pid[$name]=$!
-        needed[$name]=
+        start_needed "$name" "$namespace" "$TLS_LOAD" --server "$server" --ca "$work/ca.crt" --rate "$rate" --source "$source"
     done
     start_kinds
     run_again kubectl 1 client_kubectl far get nodes
@@ -75,10 +67,8 @@ start_kinds() {
         kubectl config view --raw -o jsonpath="{.users[0].user.client-$field-data}" | base64 -d >"$work/admin.$field"
     done
     openssl pkcs8 -topk8 -nocrypt -in "$work/admin.key" -out "$work/admin.pkcs8"
-    ip netns exec pod "$TLS_LOAD" --server $SERVICE_IP:443 --ca "$work/ca.crt" --rate 20 \
-        --client-certificate "$work/admin.certificate" --client-key "$work/admin.pkcs8" >"$work/kinds.out" 2>"$work/kinds.log" &
-    pid[kinds]=$!
-    needed[kinds]=
+    start_needed kinds pod "$TLS_LOAD" --server $SERVICE_IP:443 --ca "$work/ca.crt" --rate 20 \
+        --client-certificate "$work/admin.certificate" --client-key "$work/admin.pkcs8"
 }
 
 # client_kubectl NAMESPACE ARGUMENTS…: of the old version, from there

@@ -12,7 +12,7 @@ pack_images() {
         while read -r image; do
             name=${image##*/} name=${name%:*}
             case $name in
-                # Without the file nft says numbers for tcp and udp, and a kube-proxy that starts again takes its own rules for
+                # Without the file nft prints numbers for tcp and udp, and a kube-proxy that starts again takes its own rules for
                 # somebody else's and removes them.
                 kube-proxy) set -- /etc/protocols "$(type -P nft)" "${libraries[@]}" ;;
                 coredns) continue ;;

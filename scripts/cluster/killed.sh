@@ -2,9 +2,9 @@
 # Part of scripts/cluster.sh: a flag is changed under the bridge again and again, and each time another of its processes is killed, at
 # another step. The control is a flag that is changed without a bridge.
 
-# Who typed it; the bridge itself, which serves, too; its kube-apiserver.
+# The command line; the bridge itself, which serves, too; its kube-apiserver.
 readonly VICTIMS=(caller daemon instance)
-# The steps in their order, and how `berth bridge --json` tells them: it is watched before clients depend on it; COMMAND runs; the node's
+# The steps in their order, and how `berth bridge --json` reports them: it is watched before clients depend on it; COMMAND runs; the node's
 # own is away; that is back, and watched; the bridge's connections end.
 readonly WHENS=(settles runs away returns drains)
 readonly -A TOLD=(
@@ -14,9 +14,9 @@ readonly -A TOLD=(
 readonly -A SAID=(
     [settles]="it settles" [runs]="COMMAND runs" [away]="the node's own is away" [returns]="that is back and settles" [drains]="it drains"
 )
-# Exit status of who typed it: of a shell's child that is killed, of a bridge that does not begin, of COMMAND, or as docs/bridge.md says.
+# Exit status of `berth bridge`: of a killed child of a shell, of a bridge that does not start, of COMMAND, or as in docs/bridge.md.
 readonly -A EXITS=([caller]=137 [daemon]=75 [daemon-settles]=69 [daemon-runs]=1 [instance]=0 [instance-settles]=69)
-# How long a new connection may wait where somebody listens: a SYN is sent again after 1 s and 3 s.
+# How long a new connection may wait where there is a listener: a SYN is sent again after 1 s and 3 s.
 readonly LONGEST_WAIT=5000000
 
 # A line each: VICTIM WHEN, times of kill, victim's end, node's own ready again, end of all; exit status; what is left.
@@ -32,7 +32,7 @@ killed_begins() {
     await 120 "kube-apiserver with its new flags" has_flag
     await 60 "all pods to be ready" pods_are_ready
     bridges_itself=true
-    # One that nobody kills.
+    # A bridge that is not killed.
     operator=("$BERTH" bridge --settle 5s -- true)
 }
 killed_ends() {
@@ -55,7 +55,7 @@ kill_one() {
     local name="$1-$2"
     say "killed: $name"
     sed "s/--event-ttl=.*/--event-ttl=2h0m$((${#kills[@]} + 1))s/" $manifests/kube-apiserver.yaml >/etc/kubernetes/new.yaml
-    # COMMAND waits for a word.
+    # COMMAND waits for a line.
     # shellcheck disable=SC2016
     on_the_node "$BERTH" bridge --json --settle 5s -- sh -c \
         'read -r word <"$0" && test "$word" = go && mv /etc/kubernetes/new.yaml "$1/kube-apiserver.yaml"' \
@@ -76,7 +76,7 @@ kill_one() {
     await 5 "the $victim to be gone" is_gone "${!victim}"
     now 'at[gone]'
     case $name in
-        # What COMMAND does then is nobody's.
+        # COMMAND has no parent then.
         caller-runs)
             await 20 "the bridge to say that nobody runs COMMAND" bridge_is '.step == "hold" and (.trouble | test("went away"))'
             echo stop >"$work/gate"
@@ -86,7 +86,7 @@ kill_one() {
             await 60 "another temporary kube-apiserver" bridge_is '.temporary.ends == 1 and .temporary.ready and .steering'
             echo go >"$work/gate"
             ;;
-        # Only until it has ended by itself.
+        # Or it has ended by itself.
         caller-*) expect "the bridge, without who typed it" "$(bridge_is ".pid == $daemon" || is_gone "$daemon" && echo on)" == on ;;
         daemon-*)
             expect "exit status of berth bridge status, without a bridge" \
@@ -100,7 +100,7 @@ kill_one() {
     await 240 "the bridge to end" is_ended "$daemon"
     await 120 "the node's own kube-apiserver" serves "$OLD"
     now 'at[back]'
-    # A slice that one left, whose daemon was killed; else there is nothing to do.
+    # Removes the slice of a killed daemon, if there is one.
     "$BERTH" bridge end >>"$work/$name.log" 2>&1 || :
     expect "exit status of berth bridge: $name" "${exits[bridge]}" -eq "${EXITS[$name]:-${EXITS[$victim]}}" "$name.log"
     await 10 "nothing to be left" nothing_left
@@ -121,7 +121,7 @@ told() { last_told "$1" | jq -e "$2"; }
 bridge_is() { "$BERTH" bridge status --json 2>/dev/null | jq -e "$1" >/dev/null; }
 # is_gone PROCESS: or it waits to be collected
 is_gone() { [[ ! -e /proc/$1 ]] || grep -qs '^State:.Z' "/proc/$1/status"; }
-# is_ended DAEMON: one that is over relays on for a while, which is not waited for
+# is_ended DAEMON: a bridge relays open connections for a while after its end, which is cut short here
 is_ended() {
     "$BERTH" bridge status >/dev/null 2>&1 || "$BERTH" bridge end --now >/dev/null 2>&1 || :
     is_gone "$1"
@@ -146,7 +146,7 @@ killed_judges() {
         cut=$(awk -v from="$killed" -v to="$gone" '$3 == "ended" && $1 >= from && $1 <= to + 1e6' "$work/kinds.out" | wc -l)
         row "$victim: ${SAID[$when]}" "$(printf '%6d %6d %6.1fs %6.1fs %5d  %s' "$lost" "$later" "$again" "$longest" "$cut" "$how")"
         expect "swallowed after the kill: $victim, $when" "$swallowed" -eq 0
-        # Nobody listens then.
+        # Nothing listens then.
         [[ $when == away && $victim != caller ]] || expect "lost that began after the kill: $victim, $when" "$later" -eq 0
         [[ $victim != caller && $when != settles ]] || expect "lost by a kill that clients do not depend on: $victim, $when" "$lost" -eq 0
     done

@@ -1,16 +1,16 @@
 # shellcheck shell=bash
 # Part of scripts/cluster.sh, on the node: its network, its services, and the cluster as `kubeadm init` makes it.
 #
-# What differs from a node of somebody's, and why: there is no systemd, so a script with the name systemctl stands in for what
-# kubeadm and operators ask of it. What containers see of the machine's kernel stays as it is: OOM scores and sysctls that
+# What differs from a real node, and why: there is no systemd, so a script with the name systemctl does what
+# kubeadm and operators use it for. What containers see of the machine's kernel stays as it is: OOM scores and sysctls that
 # are not of a namespace. etcd does not wait for the disk.
 
-# Preflight errors that kubeadm is told to ignore, by the reason.
+# Preflight errors that kubeadm is to ignore, with the reason.
 declare -A IGNORED=(
     # Nothing here asks for a name, so it is not installed.
     [CoreDNSUnsupportedPlugins]="there is no CoreDNS" [CoreDNSMigration]="there is no CoreDNS"
 )
-# cgroup2 is all of it, or a part beside the hierarchies of version 1, which kubelet and kubeadm take only when they are told.
+# Only cgroup2, or hierarchies of version 1, which kubelet and kubeadm accept only if they are configured to.
 [[ $(stat -fc %T /sys/fs/cgroup) == cgroup2fs ]] || IGNORED[SystemVerification]="this machine has cgroup version 1"
 readonly manifests=/etc/kubernetes/manifests
 
@@ -18,7 +18,7 @@ start_cluster() {
     client=far
     mkdir "$work/node"
     mount_cgroups
-    # What is not the node's: clients, and who judges them.
+    # For what is not part of the node: clients and the test.
     join_cgroup test
     # /usr as well: the node's own programs, and the directories in it that its containers mount.
     make_mounts etc usr
@@ -66,7 +66,7 @@ make_network() {
     ip -n pod addr add $POD_IP/30 dev node
     ip -n pod route add default via $POD_GATEWAY
     echo 1 >/proc/sys/net/ipv4/ip_forward
-    # Each client hears of it when there is nobody behind the Service: by default the kernel says it once a second.
+    # Each client gets the ICMP error when the Service has no address: by default the kernel sends one a second.
     echo 0 >/proc/sys/net/ipv4/icmp_ratelimit
     echo "$HOST_IP $NODE" >>/etc/hosts
 }
@@ -142,7 +142,7 @@ join_cgroup() {
     local hierarchy file
     while read -r hierarchy; do
         mkdir -p "$hierarchy/$1"
-        # One of processors and memory has to be told which before anybody joins.
+        # A cgroup of CPUs and memory has to be given some before a process can join.
         for file in cpuset.cpus cpuset.mems; do
             [[ ! -e $hierarchy/$1/$file ]] || cat "$hierarchy/$file" >"$hierarchy/$1/$file"
         done
@@ -150,7 +150,7 @@ join_cgroup() {
     done < <(cgroup_hierarchies)
 }
 
-# kube-apiserver's log of what its controllers alone ask, and that of a bridge's beside it.
+# kube-apiserver's audit log, of controllers only, and the one of a bridge's kube-apiserver.
 readonly AUDIT=/var/log/audit AUDIT_POLICY=/etc/kubernetes/audit-policy.yaml
 
 write_configurations() {

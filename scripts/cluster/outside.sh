@@ -2,14 +2,14 @@
 # Part of scripts/cluster.sh, outside of the nodes: what they need, and one new cluster after another.
 
 need_all() {
-    need_tools nft openssl losetup cc "${CARGO:=cargo}"
+    need_node nft openssl losetup cc
     [[ -e /etc/protocols ]] || unavailable "missing: /etc/protocols (Debian: netbase)"
     [[ -x /usr/lib/cni/ptp ]] || unavailable "missing: /usr/lib/cni/ptp (Debian: containernetworking-plugins)"
 }
 
 # What all clusters share, in a directory that lasts as long as this script.
 prepare() {
-    local found target
+    local found
     work=$(mktemp -d -t berth-cluster.XXXXXX)
     trap clean_up EXIT
     trap 'exit 130' INT
@@ -19,13 +19,8 @@ prepare() {
     NEW=$(link_programs "$found")
     found=$(apiserver_sh "$(previous_version)") || exit
     OLD=$(link_programs "$found")
-    if [[ -z ${TLS_LOAD:-} ]]; then
-        # A release: the clients are not to take the processors from the node.
-        (cd "$root" && "$CARGO" build --locked --release --bin tls-load)
-        target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
-        TLS_LOAD=$target/release/tls-load
-    fi
-    unset "${!BERTH_@}" "${!ETCD_@}" "${!KUBE@}" {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY
+    build_clients
+    unset "${!KUBE@}"
     export OLD NEW PROGRAMS TLS_LOAD KUBERC=off
     pack_images
     ! needs_berth || have_image
@@ -49,15 +44,8 @@ needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ ((in|e)ject|b
 
 # What berth puts into the manifest.
 have_image() {
-    local found
-    [[ -n ${ARCHIVE:-} ]] || {
-        found=$("$root/scripts/image.sh" --check 2>/dev/null) || found=$("$root/scripts/image.sh") || exit
-        eval "$found"
-    }
-    [[ -n ${BERTH:-} ]] || {
-        (cd "$root" && "$CARGO" build --locked --bin berth)
-        BERTH=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)/debug/berth
-    }
+    need_image
+    build_berth
     cp -- "$ARCHIVE" "$IMAGES/berth.tar"
     export BERTH IMAGE
 }

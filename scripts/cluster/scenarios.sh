@@ -137,7 +137,7 @@ kubelet_ends() {
 }
 has_kubelet() { [[ $(kubectl get node $NODE -o jsonpath='{.status.nodeInfo.kubeletVersion}') == "$1" ]]; }
 
-# All certificates, and those who read theirs only as they start. etcd reads its own at each handshake: it stays.
+# All certificates, and restarts of the programs that read theirs only at the start. etcd reads its own at each handshake.
 certs_begins() { by_script new_certificates; }
 # shellcheck disable=SC2317
 new_certificates() {
@@ -186,7 +186,7 @@ inject_ends() {
     await 120 "kube-apiserver behind berth" is_behind_berth
     await 60 "kube-apiserver $OLD" serves "$OLD"
 }
-# Every address that clients dial; a shim listens on those that it is told.
+# Every address that clients dial; a shim listens only on given ones.
 readonly LISTEN=(--listen "$HOST_IP:$PORT" --listen "$VIP:$PORT" --listen "[$HOST_IP6]:$PORT" --listen "127.0.0.1:$PORT")
 is_behind_berth() { ss -Hltnp "sport = :$PORT" | grep -F "$HOST_IP:$PORT" | grep -qF '"berth"'; }
 
@@ -217,7 +217,7 @@ behind_begins() {
     with="berth upgrade, then kubeadm" without="kubeadm alone"
     operator=(bash -euxo pipefail -c "$(documented)")
 }
-# Its commands, for this node, where nobody answers a question, and there is no registry to pull from.
+# Its commands, for this node, without questions and without a registry.
 documented() {
     awk '/^## / { part = $0 == "## With kubeadm" }
         part && /^```/ && code++ { exit }

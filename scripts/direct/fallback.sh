@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Part of scripts/direct.sh: who cannot be steered to, and who cannot steer.
+# Part of scripts/direct.sh: instances that cannot be steered to, and shims that cannot steer.
 
 part_fallback() {
     local status=0 elsewhere=$CLIENT_IP:$PORT caps=(setpriv --bounding-set "-bpf,-net_admin,-sys_admin")
@@ -12,7 +12,7 @@ part_fallback() {
     falls_back "in another network namespace" on "$elsewhere" "no direct path, the shims relay: .*in this network namespace"
     falls_back "a shim without capabilities" auto "$(own_address a):$PORT" \
         "--direct auto: no direct path, every connection is relayed: .*CAP_BPF" "${caps[@]}"
-    # Only what this one says is left: with `on` it does not serve.
+    # With `on` it must not serve, and give the reason.
     start_lame on "$(own_address a):$PORT" "${caps[@]}"
     unset 'needed[lame]'
     await 20 "it to end" has_ended lame
@@ -32,16 +32,14 @@ start_elsewhere() {
         --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
         --listen-peer-urls http://127.0.0.1:0 --unsafe-no-fsync --log-level warn
     apiserver_of elsewhere
-    GODEBUG=$PLAIN start elsewhere "$client" "${command[@]}" --bind-address=$CLIENT_IP --advertise-address=$CLIENT_IP --secure-port=$PORT \
+    GODEBUG=$PLAIN start_needed elsewhere "$client" "${command[@]}" --bind-address=$CLIENT_IP --advertise-address=$CLIENT_IP --secure-port=$PORT \
         --endpoint-reconciler-type=none --audit-log-path="$work/audit-elsewhere.json"
-    needed[elsewhere]=
 }
 
 # start_lame MODE BACKEND [PREFIX…]: a berth of its own
 start_lame() {
-    start lame "$node" "${@:3}" "$BERTH" serve --listen $LAME_IP:$PORT --instance lame --run-dir "$work/run" --backend "$2" \
+    start_needed lame "$node" "${@:3}" "$BERTH" serve --listen $LAME_IP:$PORT --instance lame --run-dir "$work/run" --backend "$2" \
         --probe-ca "$work/ca.crt" --direct "$1"
-    needed[lame]=
 }
 
 # falls_back WORDS MODE BACKEND LINE [PREFIX…]: such a line is in the log, and clients are served

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# Part of scripts/direct.sh: what ends without a word, or hangs, under new connections and open watches: relayed, then steered.
+# Part of scripts/direct.sh: processes that are killed or hang, under new connections and open watches: relayed, then steered.
 
 # Watches through the berth.
 readonly WATCHES=3
 # A shim hangs for so long, in seconds: longer than its lease, and shorter than a client waits.
 readonly HANGS=6
-# What was seen, by mode and what.
+# Results, by mode and name.
 declare -A seen=()
 
 part_killed() {
@@ -38,7 +38,7 @@ part_killed() {
 # serves_as MODE
 serves_as() { shims_are joined 1 && { [[ $1 == off ]] || steers a; }; }
 
-# watch_all NAME: watches through the berth that began and have heard
+# watch_all NAME: starts watches through the berth, and waits until they get events
 watch_all() {
     local number
     watches=()
@@ -54,7 +54,7 @@ watch_all() {
 # write NAME: a ConfigMap, past the berth
 write() { kubectl create configmap "$1" >/dev/null; }
 
-# How many of the watches have heard of it.
+# The number of watches that got the event.
 hearing() {
     local watch count=0
     for watch in "${watches[@]}"; do ! grep -qxF "configmap/$1" "$work/$watch.out" || count=$((count + 1)); done
@@ -122,8 +122,7 @@ instance_is_killed() {
     await 5 "the instance to end" has_ended a-api
     take_exit a-api 2>/dev/null
     apiserver_of a
-    GODEBUG=$PLAIN start a-api "$node" "$BERTH" exec "${place[@]}" -- "${command[@]}"
-    needed[a-api]=
+    GODEBUG=$PLAIN start_needed a-api "$node" "$BERTH" exec "${place[@]}" -- "${command[@]}"
     await 30 "the instance to be ready again" kubectl get --raw /readyz --server https://$HOST_IP:$PORT
     await 20 "a to serve as before" serves_as "$mode"
     now to

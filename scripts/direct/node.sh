@@ -13,7 +13,8 @@ readonly -A PROTOCOLS=([websocket]=true [spdy]=false)
 
 main() {
     local mode stream
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+    # shellcheck source=scripts/lib.sh
+    . "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/node/inside.sh
@@ -49,7 +50,7 @@ declare -A before=()
 
 kubectl() { /usr/bin/kubectl --kubeconfig /etc/kubernetes/admin.conf --request-timeout 15s "$@"; }
 
-# A container that says a line each 100 ms, and gives back what it gets at 8080.
+# A container that prints a line each 100 ms, and echoes on port 8080.
 make_tool() {
     kubectl create -f - >>"$work/kubectl.log" 2>&1 <<TEXT
 {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tool"}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [{
@@ -69,7 +70,7 @@ put_behind() {
 
 # start_shim MODE
 start_shim() {
-    start_here shim "$BERTH" serve --listen $HOST_IP:$PORT --backend $OWN_IP:$PORT --instance node --run-dir "$work/run" \
+    start_needed shim - "$BERTH" serve --listen $HOST_IP:$PORT --backend $OWN_IP:$PORT --instance node --run-dir "$work/run" \
         --bind-wait 60s --probe-ca /etc/kubernetes/pki/ca.crt --direct "$1"
     await 60 "the shim to serve" serves_as "$1"
 }

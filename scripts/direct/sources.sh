@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Part of scripts/direct.sh: whom an instance sees.
+# Part of scripts/direct.sh: the client addresses that an instance sees.
 
-# Name, namespace, server, and whom the instance is to see.
+# Name, namespace, server, and the address that the instance is to see.
 readonly WAYS=(
     "address client $HOST_IP:$PORT $CLIENT_IP"
     "far client $HOST_IP:$PORT $FAR_CLIENT_IP"
@@ -16,7 +16,7 @@ declare -A WAY_WORDS=(
 )
 # Times that each asks.
 readonly ASKS=5
-# Users that priority and fairness tells from one another.
+# Users that priority and fairness distinguishes.
 declare -A SUBJECTS=(
     [admin]=/O=system:masters/CN=admin [user]=/CN=somebody [kubelet]=/O=system:nodes/CN=system:node:$NODE
     [leader]=/CN=system:kube-controller-manager

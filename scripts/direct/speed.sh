@@ -15,8 +15,8 @@ declare -A WAY_IP=([none]=$OBSERVER_IP [relayed]=$RELAYED_IP [direct]=$STEERED_I
 
 part_speed() {
     local ways=(none relayed direct) way round turn request target
-    target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
-    (cd "$root" && "$CARGO" build --locked --release --bin berth --bin tls-load)
+    target=$(target_directory)
+    build --release --bin berth --bin tls-load
     [[ $given ]] || BERTH=$target/release/berth
     TLS_LOAD=$target/release/tls-load
     # The instance has no address of 127.0.0.0/8: so that it can be dialled without berth, too.
@@ -58,9 +58,8 @@ part_speed() {
 start_way() {
     local gate=auto
     [[ $2 == off ]] || gate=off
-    start "$1" "$node" "$BERTH" serve --listen "${WAY_IP[$1]}:$PORT" --instance "$1" --run-dir "$work/run" \
+    start_needed "$1" "$node" "$BERTH" serve --listen "${WAY_IP[$1]}:$PORT" --instance "$1" --run-dir "$work/run" \
         --backend $OBSERVER_IP:$PORT --probe-ca "$work/ca.crt" --direct "$2" --max-openings $gate
-    needed[$1]=
 }
 
 # As crates/bench has it.
@@ -77,8 +76,7 @@ listen bench
     bind $HAPROXY_IP:$PORT backlog 65535
     server backend $OBSERVER_IP:$PORT
 TEXT
-    start haproxy "$node" haproxy -db -f "$work/haproxy.cfg"
-    needed[haproxy]=
+    start_needed haproxy "$node" haproxy -db -f "$work/haproxy.cfg"
 }
 
 # Five objects of a megabyte.
@@ -97,9 +95,8 @@ measure() {
     IFS='|' read -r words path options <<<"${REQUESTS[$2]}"
     before=$(ticks_of observer)\ $(ticks_of "$way")
     # shellcheck disable=SC2086
-    start closed "$client" "$TLS_LOAD" --server "${WAY_IP[$way]}:$PORT" --ca "$work/ca.crt" --client-certificate "$work/admin.crt" \
+    start_needed closed "$client" "$TLS_LOAD" --server "${WAY_IP[$way]}:$PORT" --ca "$work/ca.crt" --client-certificate "$work/admin.crt" \
         --client-key "$work/admin.key" --clients $CLIENTS --closed "$path" $options
-    needed[closed]=
     pause $MEASURED
     stop closed 20
     take_exit closed

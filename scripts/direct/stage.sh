@@ -1,17 +1,7 @@
 # shellcheck shell=bash
-# Part of scripts/direct.sh: the versions, the node, and what shims say of the direct path.
+# Part of scripts/direct.sh: the node, and the direct path in shims' status.
 
-# need_versions: OLD_KUBE_APISERVER and NEW_KUBE_APISERVER, and their versions
-need_versions() {
-    local found
-    found=$(apiserver_sh "$(previous_version)") || exit
-    OLD_KUBE_APISERVER=$(eval "$found" && echo "$KUBE_APISERVER")
-    need_binaries
-    NEW_KUBE_APISERVER=$KUBE_APISERVER NEW=$version
-    OLD=$("$OLD_KUBE_APISERVER" --version)
-    OLD=${OLD#Kubernetes }
-    usual_logs=({a,old,new,last,lame}{,-api}.log observer.log kube-proxy.log)
-}
+usual_logs=({a,old,new,last,lame}{,-api}.log observer.log kube-proxy.log)
 
 # What makes listeners of Go's as the kernel can steer to them, and as Go makes them by default where the kernel has MPTCP.
 readonly PLAIN=multipathtcp=0 MULTIPATH=multipathtcp=2
@@ -34,7 +24,7 @@ need_instance() {
     await 10 "a to steer" steers a
 }
 
-# of_direct INSTANCE FILTER: by jq, of what its shim says of the direct path
+# of_direct INSTANCE FILTER: by jq, of the direct path in its shim's status
 of_direct() {
     "$BERTH" status --run-dir "$work/run" --json |
         jq -r --arg id "$1" ".instances[] | select(.instance == \$id) | .shim.direct | $2"

@@ -41,7 +41,7 @@ replace() {
     await 60 "$new to serve" shims_are joined 2
     after=$(answers)
     await 20 "100 connections more" answers_are $((after + 100))
-    # While there are two, nobody steers.
+    # With two instances, no shim steers.
     before=$(opened "$old")
     await 20 "both to serve 20 connections" both_served "$old" $(($(served_by "$old") + 20)) "$new" 20
     expect "connections steered while two instances are there" "$(opened "$old")" -eq "$before" "$old.log"

@@ -151,7 +151,7 @@ listeners() {
     done
 }
 listeners_are() { (($(listeners | grep -c "^$HOST_IP ") == $1)); }
-# own_address INSTANCE: the one that its record says and something listens on
+# own_address INSTANCE: the address in its record, if something listens there
 own_address() {
     local address
     address=$("$BERTH" status --run-dir "$work/run" --json |

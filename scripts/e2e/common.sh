@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Part of scripts/e2e.sh, scripts/service.sh, scripts/direct.sh and scripts/kubelet.sh: processes, waiting, the load, and what is said of it all.
+# Part of the scripts that start kube-apiservers: processes, waiting, the load, and the report.
 
-program=$(basename "$0" .sh)
+program=${program%.sh}
 # -g: this is read within a function.
 declare -gA pid=()
 # Processes whose end would be the end of the test.
@@ -11,32 +11,31 @@ declare -gA at=() exits=()
 declare -ga failures=() rows=()
 # Logs to show where no others are named.
 declare -ga usual_logs=()
-work='' client=''
+work='' node='' client=''
 
-stderr=2
-say() { printf '%s: %s\n' "$program" "$*" >&"$stderr"; }
-
-unavailable() {
-    say "$*"
-    exit $EX_UNAVAILABLE
-}
-
-# BERTH and the client that makes the load, TLS_LOAD, where they were not given. By no --package: what else is built has the same
-# features then, and nothing is built twice.
+# BERTH and TLS_LOAD, the clients, as paths; built if they are not given. Without --package, so that all builds have the same
+# features and nothing is built twice.
 build_berth() {
-    local target
-    target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
-    [[ -n ${BERTH:-} ]] || (cd "$root" && "$CARGO" build --locked --bin berth)
-    [[ -n ${TLS_LOAD:-} ]] || (cd "$root" && "$CARGO" build --locked --release --bin tls-load)
-    BERTH=$(realpath -- "${BERTH:-$target/debug/berth}")
-    TLS_LOAD=$(realpath -- "${TLS_LOAD:-$target/release/tls-load}")
-    # Only now, for the builds may need them. What the options do not say is to be the default, and nobody but the
-    # berth may stand between clients and node.
-    unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY
+    [[ -n ${BERTH:-} ]] || {
+        build --bin berth
+        BERTH=$(target_directory)/debug/berth
+    }
+    BERTH=$(realpath -- "$BERTH")
+    build_clients
 }
 
-# watch_over LIMIT: what nobody thought of must not end the script without a word, and nothing lasts longer
-# than LIMIT seconds.
+# The clients are a release: they are not to take the CPUs from the node.
+build_clients() {
+    [[ -n ${TLS_LOAD:-} ]] || {
+        build --release --bin tls-load
+        TLS_LOAD=$(target_directory)/release/tls-load
+    }
+    TLS_LOAD=$(realpath -- "$TLS_LOAD")
+    # Only now: the builds may need a proxy.
+    clean_environment
+}
+
+# watch_over LIMIT: an unexpected error must not end the script without a message, and the script ends after LIMIT seconds.
 watch_over() {
     # A trap may find standard error redirected.
     exec {stderr}>&2
@@ -58,13 +57,35 @@ watch_over() {
     pid[watchdog]=$!
 }
 
-# start NAME NAMESPACE COMMAND…: in the background, with NAME.out and NAME.log. `ip netns exec` becomes
+# start NAME NAMESPACE COMMAND…: in the background, with NAME.out and NAME.log; NAMESPACE - is this one. `ip netns exec` becomes
 # the command, so the process ID is the command's own.
 start() {
     local name=$1 namespace=$2
     shift 2
-    ip netns exec "$namespace" "$@" >"$work/$name.out" 2>"$work/$name.log" &
+    [[ $namespace == - ]] || set -- ip netns exec "$namespace" "$@"
+    "$@" >"$work/$name.out" 2>"$work/$name.log" &
     pid[$name]=$!
+}
+
+# start_needed NAME NAMESPACE COMMAND…: as start; its end would be the end of the test
+start_needed() {
+    start "$@"
+    needed[$1]=
+}
+
+# link_client: the namespace $client, a veth to it from $node (this namespace if it has no name), and both ends' addresses
+link_client() {
+    local at=(${node:+-n "$node"})
+    ip netns add "$client"
+    ip "${at[@]}" link add name host type veth peer name client netns "$client"
+    ip "${at[@]}" link set lo up
+    ip -n "$client" link set lo up
+    ip "${at[@]}" addr add $HOST_IP/24 dev host
+    ip -n "$client" addr add $CLIENT_IP/24 dev client
+    ip -n "$client" addr add $FAR_CLIENT_IP/32 dev client
+    ip "${at[@]}" link set host up
+    ip -n "$client" link set client up
+    ip "${at[@]}" route add $FAR_CLIENT_IP/32 dev host
 }
 
 # now VARIABLE: Unix time in microseconds
@@ -73,7 +94,7 @@ now() { printf -v "$1" %s "${EPOCHREALTIME/./}"; }
 # pause SECONDS, without starting a process
 pause() { read -rt "$1" -u "$never" || :; }
 
-# await SECONDS WHAT COMMAND…: until the command says yes
+# await SECONDS WHAT COMMAND…: until the command succeeds
 await() {
     local deadline=$((SECONDS + $1)) what=$2 name
     shift 2
@@ -103,7 +124,7 @@ take_exit() {
     exits[$1]=$status
 }
 
-# fail WHAT LOG…: there is no going on
+# fail WHAT LOG…: ends the test
 fail() {
     failures+=("$1")
     say "FAILED: $1"
@@ -127,12 +148,11 @@ start_load() { load_to load "${SERVICE_IP:-$HOST_IP}:${SERVICE_PORT:-$PORT}"; }
 
 # load_to NAME SERVER: new TLS connections, by turns from both addresses
 load_to() {
-    start "$1" "$client" "$TLS_LOAD" --server "$2" --ca "$work/ca.crt" --rate "$rate" \
+    start_needed "$1" "$client" "$TLS_LOAD" --server "$2" --ca "$work/ca.crt" --rate "$rate" \
         --source $CLIENT_IP --source $FAR_CLIENT_IP
-    needed[$1]=
 }
 
-# answers [LOAD]: how many connections have had their end
+# answers [LOAD]: the number of connections that have ended
 answers() { wc -l <"$work/${1:-load}.out"; }
 
 # answers_are NUMBER [LOAD]

@@ -1,24 +1,13 @@
 # shellcheck shell=bash
-# Part of scripts/e2e.sh, scripts/service.sh and scripts/direct.sh: tools, namespaces, certificates, processes, and how all of it goes away again.
+# Part of scripts/e2e.sh, scripts/service.sh and scripts/direct.sh: binaries, namespaces, certificates, processes, and their removal.
 
 # The Service's addresses and sockets of shims, each by its name. -g: this is read within a function.
 declare -gA endpoints=() held=()
 # What shims are given for the cluster's API.
 declare -ga cluster=()
-# Listen addresses beside the node's, and what else shims are given.
+# More listen addresses, and more options of shims.
 declare -ga besides=() direct=()
 usual_logs=({a,b,c,d}{,-api}.log)
-node=''
-
-# need_tools TOOL…: and cargo
-need_tools() {
-    local tool missing=()
-    [[ $(id -u) == 0 ]] || unavailable "network namespaces need root"
-    for tool in "$@" "${CARGO:=cargo}"; do
-        type -P "$tool" >/dev/null || missing+=("$tool")
-    done
-    ((!${#missing[@]})) || unavailable "missing: ${missing[*]}"
-}
 
 need_binaries() {
     local found
@@ -36,26 +25,16 @@ set_stage() {
 
     make_namespaces
     make_certificates
-    start etcd "$node" "$ETCD" --name e2e --data-dir "$work/etcd" \
+    start_needed etcd "$node" "$ETCD" --name e2e --data-dir "$work/etcd" \
         --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
         --listen-peer-urls http://127.0.0.1:0 --unsafe-no-fsync --log-level warn
-    needed[etcd]=
 }
 
 make_namespaces() {
     local id=berth-e2e-$$
     node=$id-node client=$id-client
     ip netns add "$node"
-    ip netns add "$client"
-    ip link add name host netns "$node" type veth peer name client netns "$client"
-    ip -n "$node" link set lo up
-    ip -n "$client" link set lo up
-    ip -n "$node" addr add $HOST_IP/24 dev host
-    ip -n "$client" addr add $CLIENT_IP/24 dev client
-    ip -n "$client" addr add $FAR_CLIENT_IP/32 dev client
-    ip -n "$node" link set host up
-    ip -n "$client" link set client up
-    ip -n "$node" route add $FAR_CLIENT_IP/32 dev host
+    link_client
 }
 
 make_certificates() {
@@ -92,23 +71,20 @@ start_run() {
     local name=$1 instance=$2 command
     shift 2
     apiserver_of "$instance"
-    start "$name" "$node" "$BERTH" run "${place[@]}" "${shim[@]}" -- "${command[@]}" "$@"
-    needed[$name]=
+    start_needed "$name" "$node" "$BERTH" run "${place[@]}" "${shim[@]}" -- "${command[@]}" "$@"
 }
 
 # start_pod INSTANCE: `berth serve`, which has the instance's name here, and `berth exec`, as INSTANCE-api
 start_pod() {
     local instance=$1 command
     start_shim "$instance"
-    start "$instance-api" "$node" "$BERTH" exec "${place[@]}" -- "${command[@]}"
-    needed[$instance-api]=
+    start_needed "$instance-api" "$node" "$BERTH" exec "${place[@]}" -- "${command[@]}"
 }
 
 # start_shim INSTANCE: `berth serve`
 start_shim() {
     apiserver_of "$1"
-    start "$1" "$node" "$BERTH" serve "${place[@]}" "${shim[@]}"
-    needed[$1]=
+    start_needed "$1" "$node" "$BERTH" serve "${place[@]}" "${shim[@]}"
 }
 
 # apiserver_of INSTANCE: sets what is common to all ways to start it
@@ -127,8 +103,8 @@ apiserver_of() {
 
 kubectl() { ip netns exec "$client" "$KUBECTL" "${kubectl_options[@]}" "$@"; }
 
-# stop_instance INSTANCE: as a kubelet ends a pod, SIGTERM to all of it at once (the apiserver hears it first:
-# the worse order for its shim), SIGKILL to what is left when the grace period is over
+# stop_instance INSTANCE: as a kubelet ends a pod: SIGTERM to all its processes (first to the apiserver,
+# the worse order for its shim), SIGKILL to those that are left after the grace period
 stop_instance() {
     local name=$1 parts=("$1") part pids=() deadline=$((SECONDS + GRACE))
     [[ -z ${pid[$name-api]:-} ]] || parts=("$name-api" "$name")
@@ -162,7 +138,7 @@ clear_stage() {
     ((!${#failures[@]})) || keep=true
     touch "$work/over"
     signal_all TERM
-    # A shim that is told twice ends at once, and its apiserver with it.
+    # A shim ends at once after a second signal, and its apiserver with it.
     all_end_within 1 || signal_all TERM
     all_end_within 5 || :
     if [[ -n ${pid[etcd]:-} ]]; then

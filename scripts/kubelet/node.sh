@@ -2,7 +2,7 @@
 # Part of scripts/kubelet.sh: a node with containerd, a standalone kubelet, and what kubeadm writes.
 #
 # What differs from a node in a cluster, and why: the kubelet has no kubeconfig, since static pods need none,
-# so nobody makes mirror pods. There is no CNI plugin: each pod uses the host's network. The images are
+# so there are no mirror pods. There is no CNI plugin: each pod uses the host's network. The images are
 # packed here from built binaries. OOM scores and sysctls stay as they are: they are the machine's.
 
 readonly manifests=/etc/kubernetes/manifests pause_image=registry.k8s.io/pause:test
@@ -11,11 +11,12 @@ start_node() {
     client=client
     mkdir "$work/node"
     make_mounts etc
-    make_network
+    link_client
+    ip route add default via $CLIENT_IP
     write_configurations
     start_containerd
     # Begins and ends of all containers.
-    start_here events ctr --namespace k8s.io events
+    start_needed events - ctr --namespace k8s.io events
     pack_images
     write_manifests
     start_kubelet
@@ -26,27 +27,13 @@ start_node() {
 }
 
 start_containerd() {
-    start_here containerd containerd --config "$work/node/containerd.toml"
+    start_needed containerd - containerd --config "$work/node/containerd.toml"
     await 10 "containerd to answer" ctr version
 }
 
 start_kubelet() {
-    start_here kubelet "$KUBELET" --config "$work/node/kubelet.yaml" --hostname-override node --node-ip $HOST_IP \
+    start_needed kubelet - "$KUBELET" --config "$work/node/kubelet.yaml" --hostname-override node --node-ip $HOST_IP \
         --root-dir /var/lib/kubelet
-}
-
-make_network() {
-    ip netns add client
-    ip link add name host type veth peer name client netns client
-    ip link set lo up
-    ip -n client link set lo up
-    ip addr add $HOST_IP/24 dev host
-    ip -n client addr add $CLIENT_IP/24 dev client
-    ip -n client addr add $FAR_CLIENT_IP/32 dev client
-    ip link set host up
-    ip -n client link set client up
-    ip route add $FAR_CLIENT_IP/32 dev host
-    ip route add default via $CLIENT_IP
 }
 
 pack_images() {

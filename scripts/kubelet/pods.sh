@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Part of scripts/kubelet.sh: what the kubelet, containerd and berth say of the pods.
+# Part of scripts/kubelet.sh: the pods, as the kubelet, containerd and berth report them.
 
 kubectl() { "$KUBECTL" --kubeconfig /etc/kubernetes/super-admin.conf --cache-dir "$work/node/cache" --request-timeout 15s "$@"; }
 

@@ -31,7 +31,7 @@ change_in_place() {
 readonly STEPS=(start-temporary settle-temporary stop-old start-canonical settle-canonical stop-temporary)
 readonly upgrade_state=/etc/kubernetes/berth/upgrade.json canonical=$manifests/kube-apiserver.yaml
 
-# To the new version: a second pod beside the first, and again one, by one command.
+# To the new version by one command: a second pod next to the first, then only that one.
 upgrade() {
     begin "berth upgrade, $OLD to $NEW"
     follow_pod kube-apiserver
@@ -44,7 +44,7 @@ upgrade() {
     row "Service kubernetes empty" "$(service_gap "${at[begin]}"), with --kubeconfig"
 }
 
-# With a flag that kube-apiserver does not know: it goes back and says why, even if it is killed on the way.
+# With a flag that kube-apiserver does not know: it goes back and reports why, even if it is killed meanwhile.
 upgrade_that_must_not_be() {
     local status=0
     begin "berth upgrade to a manifest with a wrong flag, killed on its way back"
@@ -99,7 +99,7 @@ start_upgrade() {
 }
 kill_upgrade() {
     kill -KILL "${pid[upgrade]}"
-    # The shell would tell that it was killed.
+    # The shell would report the kill.
     take_exit upgrade 2>/dev/null
 }
 
@@ -135,7 +135,7 @@ check_end() {
     row "the old pod" "kube-apiserver ended $(((apiserver[0] - left) / 1000)) ms after its shim had left, the shim $(((shim[0] - left) / 1000)) ms, exit status 0"
 }
 
-# A pod that is alone has nobody to take over while the kubelet starts it again.
+# Nothing takes over for a lone pod while the kubelet restarts it.
 lone_restart() {
     begin "an instance alone, changed in place: inject --sidecar plain"
     change_in_place inject --image "$IMAGE" --sidecar plain

@@ -1,15 +1,6 @@
 # shellcheck shell=bash
 # Part of scripts/kubelet.sh and scripts/cluster.sh, on the node: its processes, mounts and images.
 
-# start_here NAME COMMAND…: as start, on the node
-start_here() {
-    local name=$1
-    shift
-    "$@" >"$work/$name.out" 2>"$work/$name.log" &
-    pid[$name]=$!
-    needed[$name]=
-}
-
 # make_mounts DIRECTORY…: directories that are written to are the node's own, and only in this mount namespace. Of the
 # given ones it sees what the machine has, and what it writes there is its own, too.
 make_mounts() {

@@ -1,15 +1,30 @@
 # shellcheck shell=bash
 # Part of scripts/kubelet.sh and scripts/cluster.sh, outside of the node: what it is made of, its namespaces and cgroups,
-# and the removal of all of it.
+# and their removal.
 
-# need_tools TOOL…: and root
-need_tools() {
-    local tool missing=()
-    [[ $(id -u) == 0 ]] || unavailable "namespaces and cgroups need root"
-    for tool in ip jq unshare setpriv containerd ctr runc "$@"; do
-        type -P "$tool" >/dev/null || missing+=("$tool")
-    done
-    ((!${#missing[@]})) || unavailable "missing: ${missing[*]}"
+# need_node TOOL…: tools and rights for a node, and these tools
+need_node() {
+    need_root "namespaces and cgroups"
+    need_tools ip jq unshare setpriv containerd ctr runc "${CARGO:=cargo}" "$@"
+}
+
+# need_versions: OLD_KUBE_APISERVER, the variables of scripts/kube-apiserver.sh for the newest version, and OLD and NEW, their versions
+need_versions() {
+    local found
+    found=$(apiserver_sh "$(previous_version)") || exit
+    OLD_KUBE_APISERVER=$(eval "$found" && echo "$KUBE_APISERVER")
+    found=$("$root/scripts/kube-apiserver.sh") || exit
+    eval "$found"
+    OLD=$("$OLD_KUBE_APISERVER" --version) NEW=$("$KUBE_APISERVER" --version)
+    OLD=${OLD#Kubernetes } NEW=${NEW#Kubernetes }
+}
+
+# need_image: IMAGE and ARCHIVE, berth's image, as scripts/image.sh prints them
+need_image() {
+    local found
+    [[ -z ${ARCHIVE:-} ]] || return 0
+    found=$("$root/scripts/image.sh" --check 2>/dev/null) || found=$("$root/scripts/image.sh") || exit
+    eval "$found"
 }
 
 # Whether the binaries are there, and namespaces and cgroups can be made.
@@ -34,8 +49,7 @@ apiserver_sh() {
     )
 }
 
-# enter_node ARGUMENTS…: this script once more, as the first process of the node's namespaces, with whose end
-# all ends that runs in them.
+# enter_node ARGUMENTS…: runs this script again, as the first process of the node's namespaces; all others in them end with it.
 enter_node() {
     local status=0
     work=$(mktemp -d -t "berth-$program.XXXXXX")
@@ -45,7 +59,7 @@ enter_node() {
     cgroup=$(basename "$work")
     make_cgroups
     export BERTH_NODE_FOLDER=$work BERTH_NODE_CGROUP=$cgroup
-    # In the background, so that a signal is heard at once.
+    # In the background, so that traps run at once.
     setpriv --pdeathsig KILL unshare --net --mount --pid --uts --fork --kill-child --mount-proc \
         "$root/scripts/$program.sh" "$@" <&0 &
     pid[node]=$!
@@ -91,7 +105,7 @@ remove_cgroups() {
                 left+=("$hierarchy")
         done < <(cgroup_hierarchies)
         ((${#left[@]})) || return 0
-        # What was killed a moment ago is in them still.
+        # Processes that were killed a moment ago may still be in them.
         ((tries++ < 50)) || return 1
         sleep 0.1
     done

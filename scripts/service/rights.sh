@@ -2,7 +2,7 @@
 # Part of scripts/service.sh: credentials that are none, and shims each of which lacks one right. All of them serve on.
 
 # What fails without a right, as berth calls it, by what `kubectl auth can-i` calls the right. One that is missing here is a right
-# that nobody needs.
+# that is not needed.
 readonly -A REQUESTS=(
     [get services]=read_service [list endpointslices]=watch_slice [watch endpointslices]=watch_slice
     [create endpointslices]=apply_slice [patch endpointslices]=apply_slice [delete endpointslices]=delete_slice
@@ -84,7 +84,7 @@ rights_that_are_missing() {
         take_exit "$name"
         expect "exit status of $name" "${exits[$name]}" == 0 "$name.log"
     done
-    # Who may not remove its Lease leaves it: nobody but an administrator ends it before it has expired.
+    # A shim that may not remove its Lease leaves it: only an administrator can end it before it expires.
     left=$(kubectl get leases --namespace berth-system --output name | grep -v "/$NODE\." | xargs)
     kubectl delete --namespace berth-system $left >/dev/null
     now 'at[rights-over]'
@@ -115,7 +115,7 @@ make_accounts() {
     } | kubectl create -f - >"$work/accounts.log"
     uids=$(kubectl get serviceaccounts --namespace berth-system --output json | jq '.items | map({key: .metadata.name, value: .metadata.uid}) | from_entries')
     for name in $(for right in "${rights[@]}"; do name_of "$right"; done) expired due; do
-        # A third of the life of a token is over where it is to be renewed.
+        # A token is to be renewed after a third of its life.
         from=$((now - 60)) to=$((now + 86400))
         case $name in
             expired) from=$((now - 7200)) to=$((now - 3600)) ;;
@@ -167,10 +167,9 @@ start_limited() {
     local name=$1
     give_address "$name"
     admins[$name]=127.0.0.1:$((9100 + ${#admins[@]}))
-    start "$name" "$node" "$BERTH" serve --listen "${addresses[$name]}:$PORT" --instance "$name" --run-dir "$work/run" \
+    start_needed "$name" "$node" "$BERTH" serve --listen "${addresses[$name]}:$PORT" --instance "$name" --run-dir "$work/run" \
         --admin "${admins[$name]}" \
         --backend "$backend:$PORT" --probe-ca "$work/ca.crt" --cluster "$work/grants/$name/kubeconfig" --node-name "$name"
-    needed[$name]=
 }
 
 shim_status() {

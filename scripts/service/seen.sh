@@ -55,8 +55,7 @@ watch_kernel() {
     mkfifo "$work/kernel.out"
     stamp <"$work/kernel.out" >"$work/kernel.seen" &
     pid[stamp-kernel]=$!
-    start kernel "$node" nft -nn monitor
-    needed[kernel]=
+    start_needed kernel "$node" nft -nn monitor
 }
 
 # changes OF: lines "TIME ADDRESSES NAMES", each time how many addresses are ready from then on: in all slices of the

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Part of scripts/service.sh and scripts/direct.sh: what a node has beside its kube-apiserver, and what its shims may do.
+# Part of scripts/service.sh and scripts/direct.sh: the node's other processes, and its shims' rights.
 
 last_instance=0 instance='' admin=''
 usual_logs=(observer.log kube-proxy.log)
@@ -11,10 +11,10 @@ next_instance() {
     usual_logs=("$instance.log" "$instance-api.log" observer.log kube-proxy.log)
 }
 
-# A kube-apiserver that is no instance of the berth, and says nothing of itself.
+# A kube-apiserver that is no instance of the berth, and does not write its address.
 start_observer() {
     ip -n "$node" addr add $OBSERVER_IP/24 dev host
-    # What a token says of itself is wrong in some of them, so they are signed here too.
+    # Some tokens of the test have wrong claims, so they are signed here.
     openssl genrsa -out "$work/sa.key" 2048 2>/dev/null
     openssl pkey -in "$work/sa.key" -pubout -out "$work/sa.pub"
     run_observer
@@ -28,9 +28,8 @@ start_observer() {
 run_observer() {
     local command
     apiserver_of observer
-    start observer "$node" "${command[@]}" --bind-address=$OBSERVER_IP --advertise-address=$HOST_IP --secure-port=$PORT \
+    start_needed observer "$node" "${command[@]}" --bind-address=$OBSERVER_IP --advertise-address=$HOST_IP --secure-port=$PORT \
         --endpoint-reconciler-type=none --audit-log-path="$work/audit-observer.json"
-    needed[observer]=
 }
 
 # kubeconfig USER SERVER: with the certificate of that name
@@ -62,20 +61,19 @@ make_node() {
 # kube-proxy, and the client's way to the Service.
 start_proxy() {
     ip -n "$client" route add 10.96.0.0/24 via $HOST_IP
-    # As on any node: what goes to an address that nobody has is to be forwarded, and so comes by kube-proxy's rule that
-    # rejects it. Each client hears of that: by default the kernel says it once a second, and others wait for an answer.
+    # As on any node: packets to an unused address are to be forwarded, and so pass kube-proxy's rule that rejects them.
+    # Each client gets the ICMP error: by default the kernel sends one a second, and other clients wait for an answer.
     ip -n "$node" route add default via $CLIENT_IP
     ip netns exec "$node" bash -c 'cd /proc/sys/net/ipv4 && echo 1 >ip_forward && echo 0 >icmp_ratelimit'
     (cd "$work" && certificate proxy /CN=system:kube-proxy clientAuth DNS:proxy) 2>>"$work/openssl.log"
     kubeconfig proxy "https://$OBSERVER_IP:$PORT" >"$work/proxy.conf"
     # The machine's own limits of conntrack are not this one's to set.
-    start kube-proxy "$node" "$KUBE_PROXY" --proxy-mode=nftables --kubeconfig="$work/proxy.conf" --hostname-override=$NODE \
+    start_needed kube-proxy "$node" "$KUBE_PROXY" --proxy-mode=nftables --kubeconfig="$work/proxy.conf" --hostname-override=$NODE \
         --healthz-bind-address=127.0.0.1:10256 --conntrack-max-per-core=0 --conntrack-tcp-timeout-established=0s \
         --conntrack-tcp-timeout-close-wait=0s
-    needed[kube-proxy]=
 }
 
-# grant NODE: its kubeconfig, which dials the berth. `berth grant` tries it, at the observer, for nobody else is there yet.
+# grant NODE: its kubeconfig, which dials the berth. `berth grant` tries it, at the observer: there is no other yet.
 grant() {
     local file=$work/grants/$1/kubeconfig
     "$BERTH" --version >/dev/null
@@ -91,10 +89,9 @@ start_other_node() {
     shift
     [[ -e $work/grants/$name ]] || grant "$name"
     give_address "$name"
-    start "$name" "$node" "$BERTH" serve --listen "${addresses[$name]}:$PORT" --instance "$name" --run-dir "$work/run" \
+    start_needed "$name" "$node" "$BERTH" serve --listen "${addresses[$name]}:$PORT" --instance "$name" --run-dir "$work/run" \
         --backend "$(own_address "$instance"):$PORT" --probe-ca "$work/ca.crt" \
         --cluster "$work/grants/$name/kubeconfig" --node-name "$name" "$@"
-    needed[$name]=
 }
 
 declare -gA addresses=()
