@@ -105,10 +105,7 @@ main() {
         interrupted_upgrade
         $short || lone_restart
         back_again
-        if ! $short; then
-            bridge
-            killed_bridge
-        fi
+        $short || bridge
         end_clients
         report "kubelet $("$KUBELET" --version | cut -d" " -f2), containerd $(containerd --version | cut -d" " -f3), kube-apiserver $OLD and $NEW"
     fi

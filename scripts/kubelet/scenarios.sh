@@ -186,22 +186,6 @@ bridge() {
     await 5 "nothing to be left of it" is_no_bridge
 }
 
-# Killed, it leaves nothing, and the port is the pod's at once.
-killed_bridge() {
-    begin "berth bridge, killed"
-    "$BERTH" bridge start --settle 1s >"$work/bridge.log" 2>&1 || fail "berth bridge start" bridge.log
-    kill -KILL "$(bridge_pid)"
-    now 'at[kill]'
-    await 5 "the temporary kube-apiserver to end" is_alone
-    row "all that it ran had ended after" "$(((${EPOCHREALTIME/./} - at[kill]) / 1000)) ms"
-    await 5 "nothing to be left of it" is_no_bridge
-    # Those that were on it are lost.
-    now 'at[kill]'
-    await 10 "connections" answers_are $(($(answers) + 300))
-    now 'at[end]'
-    part "connections since a second later" $((at[kill] + 2000000)) "${at[end]}"
-}
-
 bridge_pid() { "$BERTH" bridge status --json | jq -e .pid; }
 # stat asks the kernel where df looks for the name.
 bridge_memory() {
