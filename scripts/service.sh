@@ -179,8 +179,7 @@ shim_killed() {
     kill -KILL "${pid[$old]}"
     kill -TERM "${pid[$old-api]}"
     await 30 "$old to end" has_ended "$old-api"
-    # Bash reports the kill.
-    take_exit "$old" 2>/dev/null
+    take_exit "$old"
     take_exit "$old-api"
     await 20 "the Service to have kube-apiserver's own address" service_has_addresses
     await 10 "100 connections more" answers_are $(($(answers) + 100))
@@ -267,7 +266,6 @@ lone_shim() {
     # The control begins with a shim that writes nothing. Its own slice goes with the one that does.
     unset "needed[$instance]"
     stop "$instance" 20
-    take_exit "$instance"
     cluster=()
     start_shim "$instance"
     await 20 "it to serve without --cluster" shims_are joined 1

@@ -67,7 +67,6 @@ end_watches() {
     local watch
     for watch in "${watches[@]}"; do
         stop "$watch" 5
-        take_exit "$watch" 2>/dev/null
     done
 }
 
@@ -96,10 +95,7 @@ shim_is_killed() {
     local from to
     watch_all shim
     now from
-    unset 'needed[a]'
-    kill -KILL "${pid[a]}"
-    await 5 "the shim to end" has_ended a
-    take_exit a 2>/dev/null
+    kill_now a
     start_shim a
     await 20 "a to serve as before" serves_as "$mode"
     now to
@@ -117,10 +113,7 @@ shim_is_killed() {
 instance_is_killed() {
     local from to command
     now from
-    unset 'needed[a-api]'
-    kill -KILL "${pid[a-api]}"
-    await 5 "the instance to end" has_ended a-api
-    take_exit a-api 2>/dev/null
+    kill_now a-api
     apiserver_of a
     GODEBUG=$PLAIN start_needed a-api "$node" "$BERTH" exec "${place[@]}" -- "${command[@]}"
     await 30 "the instance to be ready again" kubectl get --raw /readyz --server https://$HOST_IP:$PORT

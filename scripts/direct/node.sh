@@ -29,7 +29,7 @@ main() {
         start_streams $mode
         for stream in "${streams[@]}"; do await 30 "$stream" lines_are "$stream" 30; done
         [[ $mode == off ]] || open_of_direct >"$work/open"
-        kill_shim
+        kill_now shim
         for stream in "${streams[@]}"; do before[$stream]=$(lines_of "$stream"); done
         # The kubelet dials the API through it, too.
         start_shim $mode
@@ -43,7 +43,7 @@ main() {
             kill "${pid[$stream]}" 2>/dev/null || :
         done >>"$work/streams"
         # It would wait for what is open.
-        kill_shim
+        kill_now shim
     done
 }
 declare -A before=()
@@ -73,12 +73,6 @@ start_shim() {
     start_needed shim - "$BERTH" serve --listen $HOST_IP:$PORT --backend $OWN_IP:$PORT --instance node --run-dir "$work/run" \
         --bind-wait 60s --probe-ca /etc/kubernetes/pki/ca.crt --direct "$1"
     await 60 "the shim to serve" serves_as "$1"
-}
-kill_shim() {
-    unset 'needed[shim]'
-    kill -KILL "${pid[shim]}"
-    await 5 "the shim to end" has_ended shim
-    wait "${pid[shim]}" 2>/dev/null || :
 }
 serves_as() {
     kubectl get --raw /readyz && { [[ $1 == off ]] || "$BERTH" status --run-dir "$work/run" --json | jq -e '.instances[].shim.direct.on'; }

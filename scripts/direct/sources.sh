@@ -39,7 +39,6 @@ part_sources() {
     ask_all relayed
     say "its shim again, with --direct on"
     stop a 20
-    take_exit a
     direct=(--direct on)
     start_shim a
     await 20 "a to steer" steers a

@@ -22,7 +22,6 @@ part_speed() {
     # The instance has no address of 127.0.0.0/8: so that it can be dialled without berth, too.
     need_observer
     stop observer 30
-    take_exit observer
     GODEBUG=$PLAIN run_observer
     await 60 "the instance to be ready" kubectl get --raw /readyz
     for way in relayed direct haproxy; do ip -n "$node" addr add "${WAY_IP[$way]}/24" dev host; done
@@ -99,7 +98,6 @@ measure() {
         --client-key "$work/admin.key" --clients $CLIENTS --closed "$path" $options
     pause $MEASURED
     stop closed 20
-    take_exit closed
     ((exits[closed] == 0)) || fail "$words, $way" closed.log
     echo "$2 $way $(<"$work/closed.out") $before $(ticks_of observer) $(ticks_of "$way")" |
         awk '{ print $1, $2, $3, $4, $7 - $5, $8 - $6 }' >>"$work/measured"

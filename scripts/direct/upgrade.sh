@@ -63,7 +63,6 @@ replace() {
 # Stopped and started again, with no berth before it.
 replace_control() {
     stop observer 30
-    take_exit observer
     GODEBUG=$MULTIPATH run_observer
     await 60 "the instance without berth to be ready again" kubectl get --raw /readyz
 }

@@ -109,17 +109,27 @@ await() {
 
 has_ended() { ! kill -0 "${pid[$1]}" 2>/dev/null; }
 
-# stop NAME SECONDS: ends it and waits for that
+# stop NAME SECONDS: ends it, and waits for that and its exit status
 stop() {
     unset "needed[$1]"
     kill -TERM "${pid[$1]}" 2>/dev/null || :
     await "$2" "$1 to end" has_ended "$1"
+    take_exit "$1"
+}
+
+# kill_now NAME: the same by SIGKILL
+kill_now() {
+    unset "needed[$1]"
+    kill -KILL "${pid[$1]}"
+    await 5 "$1 to end" has_ended "$1"
+    take_exit "$1"
 }
 
 # take_exit NAME: the exit status of what has ended
 take_exit() {
     local status=0
-    wait "${pid[$1]}" || status=$?
+    # The shell would report a signal.
+    wait "${pid[$1]}" 2>/dev/null || status=$?
     unset "pid[$1]"
     exits[$1]=$status
 }

@@ -25,9 +25,13 @@ set_stage() {
 
     make_namespaces
     make_certificates
-    start_needed etcd "$node" "$ETCD" --name e2e --data-dir "$work/etcd" \
-        --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
-        --listen-peer-urls http://127.0.0.1:0 --unsafe-no-fsync --log-level warn
+    start_etcd etcd "$node" "$work/etcd"
+}
+
+# start_etcd NAME NAMESPACE DIRECTORY
+start_etcd() {
+    start_needed "$1" "$2" "$ETCD" --name e2e --data-dir "$3" --unsafe-no-fsync --log-level warn --listen-peer-urls http://127.0.0.1:0 \
+        --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379
 }
 
 make_namespaces() {

@@ -53,7 +53,7 @@ upgrade_that_must_not_be() {
     : >"$work/upgrade.log"
     start_upgrade --manifest "$work/wrong.yaml"
     await 60 "berth upgrade to go back" is_at withdraw
-    kill_upgrade
+    kill_now upgrade
     berth_upgrade || status=$?
     row "rolled back after" "$(elapsed)"
     expect "exit status of what was rolled back" $status -eq 1 upgrade.log
@@ -77,7 +77,7 @@ interrupted_upgrade() {
             start_upgrade
             await 60 "berth upgrade to begin $step" is_at "$step"
             pause $delay
-            kill_upgrade
+            kill_now upgrade
             kills+=("$step")
         done
     done
@@ -96,11 +96,6 @@ berth_upgrade() { "$BERTH" upgrade --settle 2s "$@" >>"$work/upgrade.log" 2>&1; 
 start_upgrade() {
     "$BERTH" upgrade --settle 2s "$@" >>"$work/upgrade.log" 2>&1 &
     pid[upgrade]=$!
-}
-kill_upgrade() {
-    kill -KILL "${pid[upgrade]}"
-    # The shell would report the kill.
-    take_exit upgrade 2>/dev/null
 }
 
 is_at() { grep "\"$1\"" $upgrade_state; }
@@ -170,7 +165,7 @@ bridge() {
     pid[bridge]=$!
     for daemon in "${daemons[@]}"; do
         await 60 "$daemon to be killed" has_ended "$daemon"
-        take_exit "$daemon" 2>/dev/null
+        take_exit "$daemon"
     done
     row "memory of the temporary one's files" "$(bridge_memory)"
     start_containerd
