@@ -44,7 +44,7 @@ are not there.
   all of them if none is given
 
   --check           build and start nothing: exit with 69 if something is missing
-  --keep            keep the directories with the logs, and say where they are; failures keep them too
+  --keep            keep the directories with the logs, and print where they are; failures keep them too
   --rate N          new TLS connections a second, each way (50)
   --together        both halves of a scenario at the same time
   --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but at localhost,

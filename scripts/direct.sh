@@ -33,15 +33,15 @@ Real kube-apiservers behind `berth serve --direct on`, in network namespaces tha
 programs, ip, nft, openssl, jq, curl, setpriv, cargo and the binaries of scripts/kube-apiserver.sh for the two newest versions,
 which it builds if they are not there.
 
-  sources    whom audit logs name, and what priority and fairness gives them, by every way to the node; beside it the relay
-  upgrade    to the newest version and back, under new connections; beside it an instance without berth
-  fallback   instances that cannot be steered to, and a shim that may not steer: the shims relay, and say why
-  killed     SIGKILL of the instance, SIGKILL and SIGSTOP of the shim; beside each the relay
+  sources    the client address in audit logs, and priority and fairness, by every way to the node; compared with the relay
+  upgrade    to the newest version and back, under new connections; compared with an instance without berth
+  fallback   instances that cannot be steered to, and a shim that may not steer: the shims relay, and log why
+  killed     SIGKILL of the instance, SIGKILL and SIGSTOP of the shim; each compared with the relay
   streams    kubectl logs -f, exec and port-forward in a cluster of scripts/cluster.sh, which needs more
-  speed      requests a second and processor time; beside it no berth, the relay, and HAProxy if it is there
+  speed      requests a second and CPU time; compared with no berth, the relay, and HAProxy if it is there
   the first three if none is given
 
-  --keep     keep the directory with the logs, and say where it is; failures keep it too
+  --keep     keep the directory with the logs, and print where it is; failures keep it too
   --help     this text
 
 Variables:

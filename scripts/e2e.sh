@@ -36,7 +36,7 @@ Needs root, ip, openssl, jq, cargo and the binaries of scripts/kube-apiserver.sh
 they are not there.
 
   --rate N   new TLS connections a second (100, and no fewer); a machine that cannot keep it fails
-  --keep     keep the directory with the logs, and say where it is; failures keep it too
+  --keep     keep the directory with the logs, and print where it is; failures keep it too
   --help     this text
 
 Variables:

@@ -207,7 +207,7 @@ build_programs() {
         die $EX_SOFTWARE "$(listed "$@") $version: no build; Go's reason is above"
     for name in "$@"; do
         found=$(version_of "$name" "$scratch/$name") || found=
-        [[ $found == "$version" ]] || die $EX_SOFTWARE "built $name says '$found', not $version"
+        [[ $found == "$version" ]] || die $EX_SOFTWARE "built $name has version '$found', not $version"
         target=$(path_of "$name")
         mkdir -p "$(dirname "$target")"
         mv -T -- "$scratch/$name" "$target"

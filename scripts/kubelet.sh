@@ -27,7 +27,7 @@ scripts/image.sh needs, and the binaries of scripts/kube-apiserver.sh for the tw
 
   --check     build and start nothing: exit with 69 if something is missing
   --short     without the plain sidecar and without berth bridge
-  --keep      keep the directory with the logs, and say where it is; failures keep it too
+  --keep      keep the directory with the logs, and print where it is; failures keep it too
   COMMAND...  run this on the node when its kube-apiserver is ready, and no test: bash, for example.
               $OLD and $NEW are the two versions, $IMAGE is berth's image, $BERTH its binary.
   --help      this text

@@ -36,7 +36,7 @@ not there.
   --upgrades N       upgrades with --cluster, and as many without (3)
   --away SECONDS     for so long etcd is stopped (20)
   --cost             measure what 3 and 7 nodes write, which takes 4 minutes more
-  --keep             keep the directory with the logs, and say where it is; failures keep it too
+  --keep             keep the directory with the logs, and print where it is; failures keep it too
   --help             this text
 
 Variables:
@@ -149,7 +149,7 @@ upgrade_all() {
     row "connections to $SERVICE_IP" "$(words_of "$figures")"
     row "lost in each upgrade" "${shown[*]}"
     row "upgrades in which clients lost" "$refused of $upgrades"
-    row "in which the kernel had nobody" "$in_kernel of $upgrades"
+    row "in which the kernel had no address" "$in_kernel of $upgrades"
     row "in which all slices were empty" "$empty of $upgrades$(longest_spell "$from" "$to")"
     if [[ $way == kept ]]; then
         expect "connections lost with --cluster" "$(lost "$figures")" -eq 0 load.log
@@ -157,7 +157,7 @@ upgrade_all() {
             "$(spells kernel "$from" "$to")" -eq 0 kernel.log
         expect "spells without an address in all slices, with --cluster" \
             "$(spells union "$from" "$to")" -eq 0 slices.log
-        expect "nobody but $NODE wrote the slice" "$(slices_in_service)" == "berth-$NODE-ipv4,kubernetes" slices.log
+        expect "only $NODE wrote the slice" "$(slices_in_service)" == "berth-$NODE-ipv4,kubernetes" slices.log
     else
         expect "upgrades in which clients lost something without --cluster: at least half" $((refused * 2)) -ge "$upgrades" load.log
         expect "upgrades in which the slices were empty without --cluster: at least half" $((empty * 2)) -ge "$upgrades" slices.log

@@ -41,7 +41,7 @@ killed_ends() {
         flag_ends
         return
     fi
-    ((status == 0)) || fail "a bridge that nobody kills" operator.log
+    ((status == 0)) || fail "a bridge that is not killed" operator.log
     mkfifo "$work/gate"
     for when in "${WHENS[@]}"; do
         for victim in "${VICTIMS[@]}"; do kill_one "$victim" "$when"; done
@@ -78,7 +78,7 @@ kill_one() {
     case $name in
         # COMMAND has no parent then.
         caller-runs)
-            await 20 "the bridge to say that nobody runs COMMAND" bridge_is '.step == "hold" and (.trouble | test("went away"))'
+            await 20 "the bridge to report that COMMAND was abandoned" bridge_is '.step == "hold" and (.trouble | test("went away"))'
             echo stop >"$work/gate"
             "$BERTH" bridge end >>"$work/$name.log" 2>&1 || fail "berth bridge end" "$name.log"
             ;;
@@ -87,15 +87,15 @@ kill_one() {
             echo go >"$work/gate"
             ;;
         # Or it has ended by itself.
-        caller-*) expect "the bridge, without who typed it" "$(bridge_is ".pid == $daemon" || is_gone "$daemon" && echo on)" == on ;;
+        caller-*) expect "the bridge, without its command line" "$(bridge_is ".pid == $daemon" || is_gone "$daemon" && echo on)" == on ;;
         daemon-*)
             expect "exit status of berth bridge status, without a bridge" \
                 "$("$BERTH" bridge status >>"$work/$name.log" 2>&1 || echo $?)" == $EX_UNAVAILABLE
             [[ $when != runs ]] || echo stop >"$work/gate"
             ;;
-        instance-away | instance-returns) await 20 "the bridge to say that its kube-apiserver ended" bridge_is '.temporary.ends == 1' ;;
+        instance-away | instance-returns) await 20 "the bridge to report that its kube-apiserver ended" bridge_is '.temporary.ends == 1' ;;
     esac
-    await 240 "who typed berth bridge" has_ended bridge
+    await 240 "berth bridge to end" has_ended bridge
     take_exit bridge
     await 240 "the bridge to end" is_ended "$daemon"
     await 120 "the node's own kube-apiserver" serves "$OLD"

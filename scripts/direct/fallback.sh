@@ -5,7 +5,7 @@ part_fallback() {
     local status=0 elsewhere=$CLIENT_IP:$PORT caps=(setpriv --bounding-set "-bpf,-net_admin,-sys_admin")
     need_instance
     start_elsewhere
-    heading "the shims relay, and say why"
+    heading "the shims relay, and log why"
     falls_back "a listener of MPTCP" on $OBSERVER_IP:$PORT "no direct path, the shims relay: .*MPTCP \(Go: GODEBUG=multipathtcp=0\)"
     falls_back "the same" auto $OBSERVER_IP:$PORT "no direct path, the shims relay: .*MPTCP"
     await 60 "the instance elsewhere to be ready" dial "$client" "$elsewhere"
@@ -19,8 +19,8 @@ part_fallback() {
     take_exit lame
     row "the same, on" "exit status ${exits[lame]}: $(grep -o -- '--direct on: .*' "$work/lame.log" | cut -c 1-80)…"
     expect "exit status of a shim that is to steer and cannot" "${exits[lame]}" == 69 lame.log
-    expect "what it says" "$(grep -cE -- '--direct on: .*CAP_BPF' "$work/lame.log")" -ge 1 lame.log
-    expect "a steers on beside them" "$(of_direct a .on)" == true a.log
+    expect "its error" "$(grep -cE -- '--direct on: .*CAP_BPF' "$work/lame.log")" -ge 1 lame.log
+    expect "a steers meanwhile" "$(of_direct a .on)" == true a.log
     stop elsewhere 20
     stop etcd-elsewhere 10
 }
@@ -45,7 +45,7 @@ falls_back() {
     local words=$1 mode=$2 times
     ip -n "$node" addr replace $LAME_IP/24 dev host
     start_lame "$mode" "$3" "${@:5}"
-    await 20 "the shim to say why it relays: $words" grep -qE -- "$4" "$work/lame.log"
+    await 20 "the shim to log why it relays: $words" grep -qE -- "$4" "$work/lame.log"
     await 20 "it to serve: $words" dial "$client" $LAME_IP:$PORT
     for ((times = 0; times < 10; times++)); do
         dial "$client" $LAME_IP:$PORT >/dev/null 2>"$work/ask.log" || fail "a client is served: $words" ask.log lame.log

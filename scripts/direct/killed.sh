@@ -29,8 +29,8 @@ part_killed() {
         stop_instance a
     done
     heading "$(printf '  %-34s %-36s %s' "what ends or hangs" "--direct on" "--direct off")"
-    for what in "shim hangs for $HANGS s: connections" "  watches that heard meanwhile" "  and after it" "shim killed: connections" \
-        "  watches that heard after it" "instance killed: connections" "  how they were lost"; do
+    for what in "shim hangs for $HANGS s: connections" "  watches with events meanwhile" "  and after it" "shim killed: connections" \
+        "  watches with events after it" "instance killed: connections" "  how they were lost"; do
         row "$what" "$(printf '%-36s %s' "${seen[on-$what]}" "${seen[off-$what]}")"
     done
 }
@@ -48,20 +48,20 @@ watch_all() {
             get configmaps --watch --output name
     done
     write "begin-$mode-$1"
-    await 20 "the watches to hear" heard "begin-$mode-$1" $WATCHES
+    await 20 "the watches to get an event" got_event "begin-$mode-$1" $WATCHES
 }
 
 # write NAME: a ConfigMap, past the berth
 write() { kubectl create configmap "$1" >/dev/null; }
 
 # The number of watches that got the event.
-hearing() {
+with_event() {
     local watch count=0
     for watch in "${watches[@]}"; do ! grep -qxF "configmap/$1" "$work/$watch.out" || count=$((count + 1)); done
     echo $count
 }
-# heard NAME LEAST
-heard() { (($(hearing "$1") >= $2)); }
+# got_event NAME LEAST
+got_event() { (($(with_event "$1") >= $2)); }
 
 end_watches() {
     local watch
@@ -77,15 +77,15 @@ shim_hangs() {
     kill -STOP "${pid[a]}"
     write "hangs-$mode"
     pause $HANGS
-    seen[$mode-  watches that heard meanwhile]="$(hearing "hangs-$mode") of $WATCHES"
+    seen[$mode-  watches with events meanwhile]="$(with_event "hangs-$mode") of $WATCHES"
     now to
     kill -CONT "${pid[a]}"
-    await 10 "the watches to hear" heard "hangs-$mode" $WATCHES
-    seen[$mode-  and after it]="$(hearing "hangs-$mode") of $WATCHES"
+    await 10 "the watches to get an event" got_event "hangs-$mode" $WATCHES
+    seen[$mode-  and after it]="$(with_event "hangs-$mode") of $WATCHES"
     await 20 "a to serve as before" serves_as "$mode"
     await 10 "100 connections more" answers_are $(($(answers) + 100))
     seen[$mode-shim hangs for $HANGS s: connections]=$(words "$(window "$from" "$to")")
-    expect "watches that heard while the shim hung, --direct $mode" "${seen[$mode-  watches that heard meanwhile]%% *}" \
+    expect "watches with events while the shim hung, --direct $mode" "${seen[$mode-  watches with events meanwhile]%% *}" \
         -eq "$([[ $mode == on ]] && echo $WATCHES || echo 0)" a.log
     expect "connections lost while the shim hung, --direct $mode" "$(lost "$(window "$from" "$to")")" -eq 0 load.log a.log
     end_watches
@@ -100,11 +100,11 @@ shim_is_killed() {
     await 20 "a to serve as before" serves_as "$mode"
     now to
     write "shim-$mode"
-    [[ $mode == off ]] || await 10 "the watches to hear" heard "shim-$mode" $WATCHES
+    [[ $mode == off ]] || await 10 "the watches to get an event" got_event "shim-$mode" $WATCHES
     await 10 "100 connections more" answers_are $(($(answers) + 100))
     seen[$mode-shim killed: connections]=$(words "$(window "$from" "$to")")
-    seen[$mode-  watches that heard after it]="$(hearing "shim-$mode") of $WATCHES"
-    expect "watches that heard after the shim was killed, --direct $mode" "$(hearing "shim-$mode")" \
+    seen[$mode-  watches with events after it]="$(with_event "shim-$mode") of $WATCHES"
+    expect "watches with events after the shim was killed, --direct $mode" "$(with_event "shim-$mode")" \
         -eq "$([[ $mode == on ]] && echo $WATCHES || echo 0)" a.log
     end_watches
 }

@@ -45,7 +45,7 @@ part_sources() {
     ask_all direct
     await 5 "the shim to count them" opened_are a $((ASKS * ${#WAYS[@]}))
 
-    heading "$(printf '  %-34s %-24s %s' "whom the audit log names" "--direct on" "--direct off")"
+    heading "$(printf '  %-34s %-24s %s' "client address in the audit log" "--direct on" "--direct off")"
     for way in "${WAYS[@]}"; do
         read -r name namespace server source <<<"$way"
         for mode in direct relayed; do

@@ -124,7 +124,7 @@ check_end() {
     expect "the shim's exit status" "${shim[1]}" -eq 0 "$log"
     # Told by berth upgrade, and by the hook once more.
     words=$(grep -oE 'INFO (drain requested|left|SIGTERM|drained)' "$work/$log" | cut -c 6- | uniq | paste -sd,)
-    expect "what the shim hears and does" "$words" == "drain requested,left,drain requested,SIGTERM,drained" "$log"
+    expect "what the shim is asked to do and does" "$words" == "drain requested,left,drain requested,SIGTERM,drained" "$log"
     expect "the shim is stopped after kube-apiserver has ended" "$(logged_at SIGTERM "$work/$log")" -ge "${apiserver[0]}" "$log"
     left=$(logged_at 'left .*' "$work/$log")
     row "the old pod" "kube-apiserver ended $(((apiserver[0] - left) / 1000)) ms after its shim had left, the shim $(((shim[0] - left) / 1000)) ms, exit status 0"

@@ -27,7 +27,7 @@ credentials_that_are_none() {
     for name in "${!BAD[@]}"; do start_limited "$name"; done
     for name in "${!BAD[@]}"; do
         await 30 "$name to serve" has_joined "$name"
-        await 15 "$name to say what is wrong" said "$name" ""
+        await 15 "$name to log what is wrong" said "$name" ""
         check_limited "${BAD[$name]}" "$name" list_leases credentials
         stop "$name" 20
     done
@@ -62,10 +62,10 @@ rights_that_are_missing() {
     done
     for right in "${rights[@]}"; do
         name=$(name_of "$right")
-        await 15 "$name to say what it may not" said "$name" "${REQUESTS[$right]}"
+        await 15 "$name to log which right it lacks" said "$name" "${REQUESTS[$right]}"
         check_limited "$right" "$name" "${REQUESTS[$right]}" forbidden
     done
-    await 15 "the one with the expired token to say so" said expired ""
+    await 15 "the one with the expired token to log that" said expired ""
     check_limited "a token that has expired" expired list_leases unauthorized
     await 15 "the token that was due to be renewed" grep -q 'renewed the service account' "$work/due.log"
     expect "the token that was due is another one" "$(cmp -s "$work/due.token" "$work/grants/due/token" || echo new)" == new due.log
