@@ -79,14 +79,6 @@ struct Answer {
     sent: u64,
 }
 
-/// What a connection waits for next.
-#[derive(PartialEq, Eq)]
-enum Next {
-    Read,
-    Write,
-    Closed,
-}
-
 impl Backend {
     fn accept(&mut self, listener: &TcpListener) -> io::Result<()> {
         for _ in 0..ACCEPTS {
@@ -111,45 +103,42 @@ impl Backend {
     fn serve(&mut self, fd: usize) {
         // A closed connection may have an event left.
         let Some(connection) = &mut self.connections[fd] else { return };
-        let waited = if connection.answer.is_some() { Next::Write } else { Next::Read };
-        let next = connection.serve(&mut self.shared);
-        if next == waited {
-            return;
-        }
-        let flags = match next {
-            Next::Read => EpollFlags::EPOLLIN,
-            Next::Write => EpollFlags::EPOLLOUT,
-            Next::Closed => {
-                self.connections[fd] = None;
-                return;
-            }
+        let was_writing = connection.answer.is_some();
+        let served = match connection.serve(&mut self.shared) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+            served => served,
         };
-        if self.epoll.modify(&connection.stream, &mut EpollEvent::new(flags, fd as u64)).is_err() {
+        let waited = served.and_then(|()| {
+            match connection.answer {
+                Some(_) if !was_writing => self.epoll.modify(&connection.stream, &mut event(EpollFlags::EPOLLOUT, fd)),
+                None if was_writing => self.epoll.modify(&connection.stream, &mut event(EpollFlags::EPOLLIN, fd)),
+                _ => Ok(()),
+            }
+            .map_err(Into::into)
+        });
+        if let Err(error) = waited {
+            // Other errors: the client has closed the connection, such as an endless answer of which it has seen enough.
+            if error.kind() == ErrorKind::InvalidData {
+                eprintln!("bench backend: {error}");
+            }
             self.connections[fd] = None;
         }
     }
 }
 
+fn event(flags: EpollFlags, fd: usize) -> EpollEvent {
+    EpollEvent::new(flags, fd as u64)
+}
+
 impl Connection {
-    fn serve(&mut self, shared: &mut Shared) -> Next {
-        let result = if self.answer.is_some() { self.write(&shared.pattern) } else { self.read(shared) };
-        match result {
-            Ok(next) => next,
-            Err(error) if error.kind() == ErrorKind::WouldBlock && self.answer.is_some() => Next::Write,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Next::Read,
-            Err(error) if error.kind() == ErrorKind::InvalidData => {
-                eprintln!("bench backend: {error}");
-                Next::Closed
-            }
-            // A client closes an endless answer when it has seen enough.
-            Err(_) => Next::Closed,
-        }
+    fn serve(&mut self, shared: &mut Shared) -> io::Result<()> {
+        if self.answer.is_some() { self.write(&shared.pattern) } else { self.read(shared) }
     }
 
-    fn read(&mut self, shared: &mut Shared) -> io::Result<Next> {
+    fn read(&mut self, shared: &mut Shared) -> io::Result<()> {
         let count = self.stream.read(&mut shared.buffer)?;
         if count == 0 {
-            return Ok(Next::Closed);
+            return Err(ErrorKind::UnexpectedEof.into());
         }
         let bytes = &shared.buffer[..count];
         let start = self.received as usize;
@@ -160,14 +149,14 @@ impl Connection {
         shared.pattern.check(&bytes[of_header..], self.received + of_header as u64)?;
         self.received += count as u64;
         if self.received < HEADER as u64 {
-            return Ok(Next::Read);
+            return Ok(());
         }
         let header = Header::decode(&self.header)?;
         if header.request == ENDLESS {
             shared.endless += count as u64;
         }
         if self.received < header.request {
-            return Ok(Next::Read);
+            return Ok(());
         }
         if self.received > header.request {
             return Err(garbled());
@@ -179,8 +168,8 @@ impl Connection {
     }
 
     /// Writes once, so that an endless answer cannot starve other connections.
-    fn write(&mut self, pattern: &Pattern) -> io::Result<Next> {
-        let Some(answer) = &mut self.answer else { return Ok(Next::Read) };
+    fn write(&mut self, pattern: &Pattern) -> io::Result<()> {
+        let Some(answer) = &mut self.answer else { return Ok(()) };
         let left = answer.length - answer.sent;
         let written = if answer.sent < HEADER as u64 {
             let mut first = [0; 4096];
@@ -195,8 +184,7 @@ impl Connection {
         answer.sent += written as u64;
         if answer.sent == answer.length {
             self.answer = None;
-            return Ok(Next::Read);
         }
-        Ok(Next::Write)
+        Ok(())
     }
 }

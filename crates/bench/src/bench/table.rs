@@ -28,24 +28,12 @@ pub(super) fn overview(results: &Results) -> String {
             metrics.insert(1, Metric::P99);
         }
         for metric in metrics {
-            let ratio = |to: Option<usize>| {
-                to.and_then(|to| results.ratio(case, berth, to, metric)).map_or("–".to_owned(), |r| format!("{r:.2}"))
-            };
             let mut row = vec![format!("{case}: {}", metric.title())];
-            row.extend(all.iter().map(|&peer| {
-                let summary = results.summary(case, peer, metric);
-                summary.map_or_else(|| "–".to_owned(), |summary| metric.show(summary.median))
-            }));
-            row.extend(haproxy.map(|haproxy| ratio(Some(haproxy))));
-            let best = results.best_other(case, berth, metric);
-            row.push(best.map_or_else(
-                || "–".to_owned(),
-                |best| format!("{} ({})", ratio(Some(best)), results.peers[best].name),
-            ));
-            row.extend(direct.map(|(direct, none)| {
-                let ratio = results.ratio(case, direct, none, metric);
-                ratio.map_or("–".to_owned(), |ratio| format!("{ratio:.2}"))
-            }));
+            let median = |&peer: &usize| results.summary(case, peer, metric).map(|summary| metric.show(summary.median));
+            row.extend(all.iter().map(|peer| or_dash(median(peer))));
+            row.extend(haproxy.map(|haproxy| ratio(results, case, berth, haproxy, metric)));
+            row.push(best(results, case, berth, metric));
+            row.extend(direct.map(|(direct, none)| ratio(results, case, direct, none, metric)));
             rows.push(row);
         }
     }
@@ -113,17 +101,10 @@ fn table(results: &Results, case: Case) -> String {
 
     let mut rows = vec![heads];
     for peer in results.peers_of(case) {
-        let ratio = |to: Option<usize>| {
-            let ratio = to.filter(|&to| to != peer).and_then(|to| results.ratio(case, peer, to, main));
-            ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
-        };
         let mut row = vec![results.peers[peer].name.clone(), cell(results, case, peer, main)];
-        row.extend(with_none.map(|none| ratio(Some(none))));
-        let best = results.best_other(case, peer, main).filter(|_| Some(peer) != results.none());
-        row.push(
-            best.map_or_else(|| "–".to_owned(), |best| format!("{} ({})", ratio(Some(best)), results.peers[best].name)),
-        );
-        row.extend(first_build.map(|build| ratio(Some(build))));
+        row.extend(with_none.map(|none| ratio(results, case, peer, none, main)));
+        row.push(best(results, case, peer, main));
+        row.extend(first_build.map(|build| ratio(results, case, peer, build, main)));
         row.extend(others.iter().map(|metric| cell(results, case, peer, *metric)));
         let good = results.summary(case, peer, main).map_or(0, |summary| summary.count);
         row.push(good.to_string());
@@ -132,8 +113,23 @@ fn table(results: &Results, case: Case) -> String {
     aligned(&rows)
 }
 
+fn or_dash(cell: Option<String>) -> String {
+    cell.unwrap_or_else(|| "–".to_owned())
+}
+
+fn ratio(results: &Results, case: Case, peer: usize, to: usize, metric: Metric) -> String {
+    let ratio = results.ratio(case, peer, to, metric).filter(|_| peer != to);
+    or_dash(ratio.map(|ratio| format!("{ratio:.2}")))
+}
+
+/// The ratio to the best other relay, with its name.
+fn best(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
+    let best = results.best_other(case, peer, metric).filter(|_| Some(peer) != results.none());
+    or_dash(best.map(|best| format!("{} ({})", ratio(results, case, peer, best, metric), results.peers[best].name)))
+}
+
 fn cell(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
-    let Some(summary) = results.summary(case, peer, metric) else { return "–".to_owned() };
+    let Some(summary) = results.summary(case, peer, metric) else { return or_dash(None) };
     let (median, least, most) = (metric.show(summary.median), metric.show(summary.least), metric.show(summary.most));
     if least == most { median } else { format!("{median} ({least}–{most})") }
 }

@@ -95,10 +95,14 @@ impl Client {
             let stop = is_set(self.stop.clone());
             clients.spawn_local(open_loop(period, stop, move || one(client.clone())));
         };
-        start(Duration::from_secs(1) / rate.max(1), |client| Box::pin(client.fresh()));
-        start(Duration::from_millis(700), |client| Box::pin(client.download("bulk", Duration::ZERO)));
-        start(Duration::from_millis(500), |client| Box::pin(client.download("slow reader", PAUSE)));
-        start(Duration::from_millis(300), |client| Box::pin(client.upload()));
+        start(Duration::from_secs(1) / rate.max(1), |client| Box::pin(client.once("new", ECHO, echo)));
+        start(Duration::from_millis(700), |client| {
+            Box::pin(client.once("bulk", DOWNLOAD, async |stream| download(stream, Duration::ZERO).await))
+        });
+        start(Duration::from_millis(500), |client| {
+            Box::pin(client.once("slow reader", DOWNLOAD, async |stream| download(stream, PAUSE).await))
+        });
+        start(Duration::from_millis(300), |client| Box::pin(client.once("upload", UPLOAD, upload)));
         start(Duration::from_millis(200), |client| Box::pin(client.port_check(Duration::ZERO)));
         start(Duration::from_secs(1), |client| Box::pin(client.port_check(Duration::from_secs(3))));
         clients.join_all().await;
@@ -138,18 +142,19 @@ impl Client {
         }
     }
 
-    async fn fresh(self) {
+    /// Connects, uses the connection once, and reports the outcome.
+    async fn once(self, kind: &'static str, want: u8, exchange: impl AsyncFnOnce(&mut TcpStream) -> io::Result<()>) {
         let began = Instant::now();
-        let Some(mut link) = self.open("new", ECHO).await else { return };
-        let result = answered(link.stream.read_exact(&mut [0; MESSAGE])).await.map(drop);
-        self.judge("new", &link, began, result);
+        let Some(mut link) = self.open(kind, want).await else { return };
+        let result = exchange(&mut link.stream).await;
+        self.judge(kind, &link, began, result);
     }
 
     async fn kept(&self, life: Duration) {
         let until = Instant::now() + life;
         let Some(mut link) = self.open("kept", ECHO).await else { return sleep(PING).await };
         let mut message = [0; MESSAGE];
-        let mut result = answered(link.stream.read_exact(&mut message)).await.map(drop);
+        let mut result = echo(&mut link.stream).await;
         while result.is_ok() && Instant::now() < until && !self.is_over() {
             sleep(PING).await;
             let began = Instant::now();
@@ -173,40 +178,6 @@ impl Client {
         }
     }
 
-    async fn download(self, kind: &'static str, pause: Duration) {
-        let Some(mut link) = self.open(kind, DOWNLOAD).await else { return };
-        let began = Instant::now();
-        let mut buffer = vec![0; PART];
-        let mut count = 0;
-        let result = async {
-            loop {
-                match answered(link.stream.read(&mut buffer)).await? {
-                    0 if count == SIZE => return Ok(()),
-                    0 => return Err(io::Error::other(format!("the end after {count} of {SIZE} bytes"))),
-                    length => count += length,
-                }
-                sleep(pause).await;
-            }
-        };
-        let result = result.await;
-        self.judge(kind, &link, began, result);
-    }
-
-    async fn upload(self) {
-        let Some(mut link) = self.open("upload", UPLOAD).await else { return };
-        let began = Instant::now();
-        let result = answered(async {
-            link.stream.write_all(&vec![HANDSHAKE; UP]).await?;
-            link.stream.shutdown().await?;
-            match link.stream.read_u64().await? {
-                count if count == UP as u64 => Ok(()),
-                count => Err(io::Error::other(format!("{count} of {UP} bytes arrived"))),
-            }
-        });
-        let result = result.await;
-        self.judge("upload", &link, began, result);
-    }
-
     /// Connects, sends nothing, and closes after a while.
     async fn port_check(self, after: Duration) {
         let began = Instant::now();
@@ -218,6 +189,36 @@ impl Client {
             }
             Err(error) => self.judge.failed("port check", None, None, &error.to_string()),
         }
+    }
+}
+
+async fn echo(stream: &mut TcpStream) -> io::Result<()> {
+    answered(stream.read_exact(&mut [0; MESSAGE])).await.map(drop)
+}
+
+/// Pauses after each part.
+async fn download(stream: &mut TcpStream, pause: Duration) -> io::Result<()> {
+    let mut buffer = vec![0; PART];
+    let mut count = 0;
+    loop {
+        match answered(stream.read(&mut buffer)).await? {
+            0 if count == SIZE => return Ok(()),
+            0 => return Err(io::Error::other(format!("the end after {count} of {SIZE} bytes"))),
+            length => count += length,
+        }
+        sleep(pause).await;
+    }
+}
+
+async fn upload(stream: &mut TcpStream) -> io::Result<()> {
+    let arrived = answered(async {
+        stream.write_all(&vec![HANDSHAKE; UP]).await?;
+        stream.shutdown().await?;
+        stream.read_u64().await
+    });
+    match arrived.await? {
+        count if count == UP as u64 => Ok(()),
+        count => Err(io::Error::other(format!("{count} of {UP} bytes arrived"))),
     }
 }
 
