@@ -2,7 +2,7 @@
 //!
 //! | subcommand | module | script |
 //! | --- | --- | --- |
-//! | `bench` | [`bench`]: berth against other TCP relays and no relay | `scripts/bench.sh` |
+//! | `bench` | [`mod@bench`]: berth against other TCP relays and no relay | `scripts/bench.sh` |
 //! | `storm` | [`storm`]: more clients at once than an apiserver can serve | `scripts/storm.sh` |
 //! | `soak` | [`soak`]: real processes under load and faults, for minutes or hours | `scripts/soak.sh` |
 //!
