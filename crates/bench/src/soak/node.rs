@@ -172,13 +172,3 @@ fn start_instance(options: &Options, listen: SocketAddr, id: &str, number: u32) 
     command.arg("--").arg(std::env::current_exe()?).args(["instance", &format!("--name={name}")]);
     Ok((name, Process::start(command, options.logs().join(format!("{id}.instance")))?))
 }
-
-/// Removes everything in a directory.
-pub(super) fn empty(directory: &Path) -> Result<()> {
-    for entry in fs::read_dir(directory)?.flatten() {
-        let path = entry.path();
-        // A shim may remove or create it at the same time.
-        let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-    }
-    Ok(())
-}
