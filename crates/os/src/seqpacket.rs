@@ -2,8 +2,8 @@
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
-    sendmsg, socket, sockopt,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, UnixCredentials, bind, connect,
+    getsockopt, listen, sendmsg, socket, sockopt,
 };
 use rustix::cmsg_space;
 use rustix::net::{
@@ -51,9 +51,9 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }
 
-/// The effective uid of the other end, when it connected or began to listen.
-pub fn peer_uid(socket: BorrowedFd<'_>) -> io::Result<u32> {
-    Ok(getsockopt(&socket, sockopt::PeerCredentials)?.uid())
+/// The process of the other end and its effective uid, when it connected or began to listen.
+pub fn peer(socket: BorrowedFd<'_>) -> io::Result<UnixCredentials> {
+    Ok(getsockopt(&socket, sockopt::PeerCredentials)?)
 }
 
 /// Whether the other end has been closed: what is sent now is not read.

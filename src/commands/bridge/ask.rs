@@ -1,12 +1,11 @@
 //! What is asked of a bridge that is on, and what is left of one that was killed.
 
-use super::watch::{WaitOutcome, Watcher, hangs, over, stays};
+use super::watch::{WaitOutcome, Watcher, hangs, over, shown, stays};
 use super::{Exit, PATIENCE, print, say, unavailable};
 use crate::cli::{BridgeEndArgs, BridgeRestoreArgs, BridgeStatusArgs};
 use berth_cluster::kubeconfig::ADMIN;
+use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply};
 use berth_operate::bridge::cgroup;
-use berth_operate::bridge::ipc::{Ask, BridgeStatus, Client, Reply};
-use berth_operate::bridge::machine::BridgeOutcome;
 use berth_operate::bridge::surroundings::elsewhere;
 use berth_operate::service::{LOST, sweep};
 use berth_options::cluster::host_name;
@@ -17,7 +16,7 @@ use tokio::time::timeout;
 pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     let directory = &args.told.state_dir;
     let mut watcher = Watcher::new(&args.told)?;
-    let mut client = match Client::ask(directory, &Ask::End { now: args.now }).await {
+    let client = match Connection::ask(directory, &Ask::End { now: args.now }).await {
         Ok(client) => client,
         Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
             return Ok(unavailable(&format!("the bridge in {} cannot be asked: {error}", directory.display())));
@@ -30,11 +29,11 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
             }
         },
     };
-    ended(&mut watcher, &mut client, args.now).await
+    ended(&mut watcher, &client, args.now).await
 }
 
 /// How a bridge that was told to end has ended.
-async fn ended(watcher: &mut Watcher, client: &mut Client, now: bool) -> anyhow::Result<Exit> {
+async fn ended(watcher: &mut Watcher, client: &Connection, now: bool) -> anyhow::Result<Exit> {
     Ok(match watcher.until(client, stays).await? {
         WaitOutcome::Over(BridgeOutcome::Abandoned(why)) if !now => {
             watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
@@ -60,7 +59,7 @@ async fn ended(watcher: &mut Watcher, client: &mut Client, now: bool) -> anyhow:
 pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
     let directory = &args.told.state_dir;
     let mut watcher = Watcher::new(&args.told)?;
-    let Ok(mut client) = Client::ask(directory, &Ask::Restore { dry_run: args.dry_run }).await else {
+    let Ok(client) = Connection::ask(directory, &Ask::Restore { dry_run: args.dry_run }).await else {
         return Ok(none(directory));
     };
     if args.dry_run {
@@ -77,7 +76,7 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
             Some(Reply::Status(_)) | None => watcher.gone(),
         });
     }
-    ended(&mut watcher, &mut client, false).await
+    ended(&mut watcher, &client, false).await
 }
 
 /// There is none here, but what one left in the cluster may be.
@@ -106,7 +105,7 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
 
 pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
     let directory = &args.told.state_dir;
-    let Ok(mut client) = Client::ask(directory, &Ask::Status).await else { return Ok(none(directory)) };
+    let Ok(client) = Connection::ask(directory, &Ask::Status).await else { return Ok(none(directory)) };
     let status = match timeout(PATIENCE, client.next()).await {
         Ok(Some(Reply::Status(status))) if status.outcome.is_none() => status,
         Ok(Some(Reply::Status(status))) => return Ok(unavailable(&over(&status))),
@@ -136,8 +135,8 @@ pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
         old => format!(", {old} of them to the temporary kube-apiserver after the node's own was ready"),
     };
     line("connections", format!("{connections_open} open through the bridge, {connections_steered} were steered{old}"));
-    line("temporary", format!("{}, {}", temporary.address, ready(temporary.ready, &temporary.probe)));
-    line("own", format!("{}, {}", own.address, ready(own.ready, &own.probe)));
+    line("temporary", format!("{}, {}", shown(temporary.address), ready(temporary.ready, &temporary.probe)));
+    line("own", format!("{}, {}", shown(own.address), ready(own.ready, &own.probe)));
     own.log.iter().for_each(|text| line("own log", text.clone()));
     if let Some(trouble) = &status.trouble {
         line("trouble", trouble.clone());

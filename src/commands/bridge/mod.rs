@@ -9,9 +9,9 @@ mod watch;
 use super::{Exit, block_on, mistaken, numbered, print, refused, say, unavailable};
 use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, ToldArgs};
 use anyhow::Context;
+use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply, Step};
 use berth_operate::bridge::drive::{Claim, drive};
-use berth_operate::bridge::ipc::{Ask, BridgeStatus, Client, Reply};
-use berth_operate::bridge::machine::{BridgeOutcome, Limits, OVERLAP, OnFailure, Step};
+use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure};
 use berth_operate::bridge::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use berth_operate::bridge::preflight::preflight;
 use berth_operate::bridge::{DIRECTORY, cgroup, logs};
@@ -68,7 +68,7 @@ pub(super) fn is_on() -> bool {
 
 /// How the bridge of a directory is, if there is one.
 async fn status(directory: &Path) -> Option<BridgeStatus> {
-    let mut client = Client::ask(directory, &Ask::Status).await.ok()?;
+    let client = Connection::ask(directory, &Ask::Status).await.ok()?;
     match timeout(PATIENCE, client.next()).await {
         Ok(Some(Reply::Status(status))) => Some(*status),
         _ => None,
@@ -78,7 +78,7 @@ async fn status(directory: &Path) -> Option<BridgeStatus> {
 /// Ends the last bridge, if that is over and relays on what it has to the node's own: the next COMMAND would end that anyway.
 async fn end_last(directory: &Path) {
     let Some(last) = status(directory).await.filter(|last| last.outcome.is_some()) else { return };
-    if Client::ask(directory, &Ask::End { now: true }).await.is_ok() {
+    if Connection::ask(directory, &Ask::End { now: true }).await.is_ok() {
         let lives = || std::fs::read(format!("/proc/{}/cmdline", last.pid)).is_ok_and(|line| !line.is_empty());
         let until = Instant::now() + PATIENCE;
         while lives() && Instant::now() < until {
@@ -270,11 +270,11 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     let directory = &told.state_dir;
     let mut watcher = Watcher::new(told)?;
     let first = if run.is_some() { Ask::Accompany } else { Ask::Status };
-    let mut client = match Client::ask(directory, &first).await {
+    let client = match Connection::ask(directory, &first).await {
         Ok(client) => client,
         Err(error) => return Ok(unavailable(&format!("the bridge cannot be asked: {error}"))),
     };
-    let built = watcher.until(&mut client, |status| status.step == Step::Hold).await?;
+    let built = watcher.until(&client, |status| status.step == Step::Hold).await?;
     let status = match built {
         WaitOutcome::There(status) => status,
         WaitOutcome::Refused(why) => return Ok(unavailable(&why)),
@@ -285,8 +285,8 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
         }
         WaitOutcome::Interrupted => {
             watcher.line("interrupted: the bridge ends, COMMAND was not run");
-            if let Ok(mut client) = Client::ask(directory, &Ask::End { now: false }).await {
-                watcher.until(&mut client, |_| false).await?;
+            if let Ok(client) = Connection::ask(directory, &Ask::End { now: false }).await {
+                watcher.until(&client, |_| false).await?;
             }
             return Ok(Exit::Unavailable);
         }
@@ -298,10 +298,10 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
         watcher.more("`berth bridge status` says how it is, `berth bridge end` ends it");
         return Ok(Exit::Ok);
     };
-    if let Err(error) = client.tell(&Ask::Command).await {
+    if let Err(error) = client.send(&Ask::Command).await {
         tracing::debug!(%error, "the bridge did not receive that");
     }
-    match watcher.until(&mut client, |status| status.command).await? {
+    match watcher.until(&client, |status| status.command).await? {
         WaitOutcome::There(_) => {}
         WaitOutcome::Refused(why) => return Ok(unavailable(&why)),
         // COMMAND is not run where nothing stands in for what it may stop.
@@ -317,7 +317,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     }
     let ended = tokio::select! {
         ended = command(run) => ended,
-        never = watcher.tell_on(&mut client) => match never {},
+        never = watcher.tell_on(&client) => match never {},
     };
     watcher.listen_anew()?;
     let exit = match &ended {
@@ -331,8 +331,8 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     };
     watcher.line(failed.as_deref().unwrap_or("COMMAND is done"));
     let succeeded = failed.is_none();
-    let told = client.tell(&Ask::Ended { failed }).await;
-    let seen = watcher.until(&mut client, stays).await?;
+    let told = client.send(&Ask::Ended { failed }).await;
+    let seen = watcher.until(&client, stays).await?;
     let again = if succeeded { Exit::Again } else { exit };
     Ok(match seen {
         WaitOutcome::Over(BridgeOutcome::Done) => exit,

@@ -2,20 +2,25 @@
 
 use super::{Exit, PATIENCE, print, say};
 use crate::cli::ToldArgs;
-use berth_operate::bridge::ipc::{BridgeStatus, Client, OwnStatus, Reply};
-use berth_operate::bridge::machine::{BridgeOutcome, LATE, Step};
-use berth_operate::bridge::restore::Difference;
+use berth_node::ipc::bridge::{BridgeOutcome, BridgeStatus, Connection, Difference, OwnStatus, Reply, Step};
+use berth_operate::bridge::machine::LATE;
 use berth_operate::service::LOST;
 use berth_operate::upgrade::progress::Progress;
 use humantime::format_duration;
 use std::convert::Infallible;
 use std::io::Write;
+use std::net::SocketAddr;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// A bridge that does not answer. New connections have long gone to who listens on the port itself: the steering is not renewed.
-pub(super) fn hangs(client: &Client) -> String {
-    let pid = client.daemon().map_or_else(|| "the process of bridge.sock".to_owned(), |pid| pid.to_string());
+pub(super) fn hangs(client: &Connection) -> String {
+    let pid = client.peer().map_or_else(|| "the process of bridge.sock".to_owned(), |pid| pid.to_string());
     format!("the bridge does not answer within {}: it hangs; `kill -9 {pid}` ends it", format_duration(PATIENCE))
+}
+
+/// An address that every bridge knows.
+pub(super) fn shown(address: Option<SocketAddr>) -> String {
+    address.map(|address| address.to_string()).unwrap_or_default()
 }
 
 /// What is left of one that is over.
@@ -88,7 +93,7 @@ impl Watcher {
     }
 
     /// Tells what the bridge does while COMMAND runs, and never ends. Can be dropped.
-    pub(super) async fn tell_on(&mut self, client: &mut Client) -> Infallible {
+    pub(super) async fn tell_on(&mut self, client: &Connection) -> Infallible {
         while let (None, Some(reply)) = (&self.over, client.next().await) {
             if let Reply::Status(status) = reply {
                 self.tell(&status);
@@ -100,7 +105,7 @@ impl Watcher {
 
     pub(super) async fn until(
         &mut self,
-        client: &mut Client,
+        client: &Connection,
         there: impl Fn(&BridgeStatus) -> bool,
     ) -> anyhow::Result<WaitOutcome> {
         if let Some(outcome) = self.over.take() {
@@ -188,7 +193,7 @@ impl Watcher {
             return;
         }
         self.line(&match step {
-            Step::Start => format!("a temporary kube-apiserver starts on {}", temporary.address),
+            Step::Start => format!("a temporary kube-apiserver starts on {}", shown(temporary.address)),
             Step::Settle => "it is ready, and is watched for a while (--settle)".to_owned(),
             Step::Overlap => "new connections go to it; handshakes that began before may end".to_owned(),
             // Why clients stay is told by who waited for COMMAND, or for the end.
@@ -196,7 +201,7 @@ impl Watcher {
             Step::Hold => "the node's own kube-apiserver may be replaced now".to_owned(),
             Step::AwaitOwn => format!(
                 "waiting until the node's own kube-apiserver is ready at {} for a while (--settle)",
-                own.address
+                shown(own.address)
             ),
             Step::Restore => "what the node's own kube-apiserver is started from is put back".to_owned(),
             Step::Linger => {

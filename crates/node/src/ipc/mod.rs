@@ -1,8 +1,9 @@
-//! The Unix socket of a shim in the run directory, for requests of commands and siblings.
+//! The Unix socket of a shim in the run directory, for requests of commands and siblings; and that of a bridge ([`bridge`]).
 //!
-//! [`wire`] has the messages. Here is how they are exchanged, and by whom: one request, one reply, then the end, or, between
+//! [`wire`] has the messages of a shim. Here is how they are exchanged, and by whom: one request, one reply, then the end, or, between
 //! siblings, the connection goes on in the handover. Only root and the shim's own uid may send requests.
 
+pub mod bridge;
 pub mod wire;
 
 use berth_os::seqpacket;
@@ -135,7 +136,7 @@ impl IncomingRequest {
 
 /// Reads one request. None: it was refused.
 async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
-    let (uid, own) = (seqpacket::peer_uid(socket.as_fd())?, nix::unistd::geteuid().as_raw());
+    let (uid, own) = (seqpacket::peer(socket.as_fd())?.uid(), nix::unistd::geteuid().as_raw());
     let socket = berth_os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
     let why = if uid != own && uid != 0 {
         tracing::warn!(uid, "a request of a process of another uid was refused");
@@ -204,7 +205,7 @@ pub async fn exchange(
     let socket = timeout(patience, dial(path)).await.map_err(|_| io::ErrorKind::TimedOut)??;
     let socket = berth_os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
     // As in `read_request`: siblings have one uid.
-    let (uid, own) = (seqpacket::peer_uid(socket.get_ref().as_fd())?, nix::unistd::geteuid().as_raw());
+    let (uid, own) = (seqpacket::peer(socket.get_ref().as_fd())?.uid(), nix::unistd::geteuid().as_raw());
     if uid != own && ask.is_of_siblings() {
         let why = format!("{} is of uid {uid}, this process is uid {own}: a sibling has the same uid", path.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
@@ -229,16 +230,24 @@ async fn dial(path: &Path) -> io::Result<OwnedFd> {
 }
 
 async fn read(socket: &AsyncFd<OwnedFd>, patience: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    timeout(patience, receive(socket)).await.map_err(|_| io::ErrorKind::TimedOut)?
+}
+
+async fn write(socket: &AsyncFd<OwnedFd>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    timeout(PATIENCE, transmit(socket, message, descriptors)).await.map_err(|_| io::ErrorKind::TimedOut)?
+}
+
+/// The next message. Can be dropped and called again.
+async fn receive(socket: &AsyncFd<OwnedFd>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut message = vec![0; seqpacket::MESSAGE];
     let receive = socket.async_io(Interest::READABLE, |socket| seqpacket::receive(socket.as_fd(), &mut message));
-    let received = timeout(patience, receive).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    let received = receive.await?;
     message.truncate(received.length);
     if message.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok((message, received.descriptors)) }
 }
 
-async fn write(socket: &AsyncFd<OwnedFd>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let send = socket.async_io(Interest::WRITABLE, |to| seqpacket::transmit(to.as_fd(), message, descriptors));
-    timeout(PATIENCE, send).await.map_err(|_| io::ErrorKind::TimedOut)?
+async fn transmit(socket: &AsyncFd<OwnedFd>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    socket.async_io(Interest::WRITABLE, |to| seqpacket::transmit(to.as_fd(), message, descriptors)).await
 }
 
 #[cfg(test)]

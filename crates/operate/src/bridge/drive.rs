@@ -4,19 +4,21 @@
 //! instance.
 
 use super::instance::{self, Template};
-use super::ipc::{self, Ask, BridgeStatus, OwnStatus, Reply, TemporaryStatus};
-use super::logs;
-use super::machine::{Action, BridgeObservation, BridgeOutcome, Machine, OwnObservation, Step, TemporaryObservation};
+use super::machine::{Action, BridgeObservation, Machine, OwnObservation, TemporaryObservation};
 use super::plan::BridgePlan;
 use super::pod::RunningPod;
 use super::probe::{self, ProbeState};
-use super::restore::{self, Difference, SavedFile};
+use super::restore::{self, SavedFile};
 use super::server::{Answer, Asking, serve};
-use super::surroundings;
+use super::{LOCK, logs, surroundings};
 use crate::service::{Demand, Keeping, LOST};
 use berth_node::instance::InstanceId;
+use berth_node::ipc::bridge::{
+    Ask, BridgeOutcome, BridgeStatus, Difference, OwnStatus, Reply, SOCKET, Step, TemporaryStatus, VERSION,
+};
 use berth_node::terms::Phase;
 use berth_os::file::private_directory;
+use berth_os::seqpacket;
 use berth_os::socket::Keepalive;
 use berth_shim::app::{self, Bound};
 use berth_shim::backend::probe::{Probe, ProbeConfig};
@@ -36,13 +38,12 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::{UnixDatagram, UnixListener as StdListener};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::net::UnixListener;
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -85,7 +86,7 @@ const TELLING: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Claim {
     directory: PathBuf,
-    socket: StdListener,
+    socket: OwnedFd,
     /// Where the daemon writes what it logs.
     pub log: File,
     /// Locked while this is a bridge. Not empty: it has not ended well, or not yet.
@@ -106,15 +107,14 @@ impl Claim {
         private_directory(directory, geteuid().as_raw()).map_err(failed("make the bridge's directory"))?;
         let mut options = OpenOptions::new();
         options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let lock = options.open(directory.join(ipc::LOCK)).map_err(failed("make a file"))?;
+        let lock = options.open(directory.join(LOCK)).map_err(failed("make a file"))?;
         lock.try_lock()
             .map_err(|_| format!("another bridge is on ({}): see `berth bridge status`", directory.display()))?;
         let alone = surroundings::alone()?;
         clear(directory);
-        let path = directory.join(ipc::SOCKET);
-        let socket = StdListener::bind(&path).map_err(failed("make a socket"))?;
+        let path = directory.join(SOCKET);
+        let socket = seqpacket::listener(&path).map_err(failed("make a socket"))?;
         fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(failed("make a socket"))?;
-        socket.set_nonblocking(true).map_err(failed("make a socket"))?;
         let last_failed = lock.metadata().is_ok_and(|meta| meta.len() > 0);
         logs::begin(directory, last_failed);
         let log = options.open(directory.join(logs::BRIDGE)).map_err(failed("make a file"))?;
@@ -127,7 +127,7 @@ impl Claim {
 fn clear(directory: &Path) {
     instance::clean(directory);
     let _ = fs::remove_dir_all(directory.join(SHIM));
-    let _ = fs::remove_file(directory.join(ipc::SOCKET));
+    let _ = fs::remove_file(directory.join(SOCKET));
 }
 
 /// Runs the bridge to its end. To be called on the main thread of a process, in a runtime of one thread.
@@ -139,8 +139,7 @@ pub async fn drive(plan: BridgePlan, mut claim: Claim) -> BridgeOutcome {
     let (status, _) = watch::channel(first_status(&plan));
     let (ask, asks) = mpsc::unbounded_channel();
     let (over, is_over) = oneshot::channel();
-    let socket = UnixListener::from_std(claim.socket);
-    let server = tokio::spawn(serve(socket, status.clone(), ask, is_over));
+    let server = tokio::spawn(serve(claim.socket, status.clone(), ask, is_over));
     let outcome = match Bridge::build(Arc::new(plan), status.clone()).await {
         Ok((bridge, bound)) => bridge.run(bound, asks).await,
         Err(why) => BridgeOutcome::NotBegun(why),
@@ -158,36 +157,13 @@ pub async fn drive(plan: BridgePlan, mut claim: Claim) -> BridgeOutcome {
 
 fn first_status(plan: &BridgePlan) -> BridgeStatus {
     BridgeStatus {
-        version: ipc::VERSION,
+        version: VERSION,
         berth: berth_node::VERSION.to_owned(),
         pid: std::process::id(),
-        step: Step::Start,
-        steering: false,
-        command: false,
-        trouble: None,
-        steering_error: None,
-        outcome: None,
-        temporary: TemporaryStatus {
-            address: plan.temporary.into(),
-            pid: None,
-            ready: false,
-            ends: 0,
-            probe: String::new(),
-        },
-        own: OwnStatus {
-            address: plan.own,
-            listener: None,
-            ready: false,
-            preferred: false,
-            late: false,
-            probe: String::new(),
-            log: Vec::new(),
-        },
-        service: None,
-        connections_open: 0,
-        connections_steered: 0,
-        connections_old: 0,
+        temporary: TemporaryStatus { address: Some(plan.temporary.into()), ..TemporaryStatus::default() },
+        own: OwnStatus { address: Some(plan.own), ..OwnStatus::default() },
         logs: vec![plan.options.directory.join(logs::BRIDGE), plan.options.directory.join(logs::INSTANCE)],
+        ..BridgeStatus::default()
     }
 }
 

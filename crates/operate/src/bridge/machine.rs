@@ -9,8 +9,8 @@
 //! Where new connections go is not a matter of steps: once COMMAND has restarted the node's own, the bridge's relay gives them to
 //! that while it is ready, and to the temporary one when it is not.
 
+use berth_node::ipc::bridge::{BridgeOutcome, Step};
 use berth_node::terms::Speedup;
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// How long clients whose handshake began before a switch may take until they are accepted: a SYN is sent again after 1 s and 3 s.
@@ -39,43 +39,6 @@ pub enum OnFailure {
     Restore,
     /// End it, at the latest after --ready-timeout
     End,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Step {
-    /// The temporary instance shall get ready.
-    Start,
-    /// It is ready and is watched for a while.
-    Settle,
-    /// New connections go to it; handshakes that began before still reach the node's own.
-    Overlap,
-    /// The node's own instance may be replaced.
-    Hold,
-    /// The node's own instance shall be ready, and stay so for a while.
-    AwaitOwn,
-    /// What the node's own instance is started from is put back.
-    Restore,
-    /// New connections go to the node's own; handshakes that began before still reach the bridge.
-    Linger,
-    /// The bridge's connections end, then the temporary instance.
-    Drain,
-}
-
-impl Step {
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Start => "start",
-            Self::Settle => "settle",
-            Self::Overlap => "overlap",
-            Self::Hold => "hold",
-            Self::AwaitOwn => "await-own",
-            Self::Restore => "restore",
-            Self::Linger => "linger",
-            Self::Drain => "drain",
-        }
-    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -135,19 +98,6 @@ pub enum Action {
     /// The shim leaves, then the temporary instance ends.
     Drain,
     Finish(BridgeOutcome),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "outcome", content = "why")]
-pub enum BridgeOutcome {
-    /// The node's own instance serves.
-    Done,
-    /// It serves as it did before, since it was put back, and why.
-    Restored(String),
-    /// COMMAND was not run, and why.
-    NotBegun(String),
-    /// It ended although the node's own instance is not what it should be, and why.
-    Abandoned(String),
 }
 
 #[derive(Debug)]

@@ -16,13 +16,11 @@
 //! | [`cgroup`] | a cgroup of its own, where that can be had |
 //! | [`restore`] | what the node's own is started from and reads, put back as it was |
 //! | [`logs`] | their bound, and what is kept of a bridge that failed |
-//! | [`ipc`] | what commands ask of it, and its replies |
-//! | `server` | the socket on which it answers them |
+//! | `server` | the socket on which it answers commands, with the messages of [`berth_node::ipc::bridge`] |
 
 pub mod cgroup;
 pub mod drive;
 pub mod instance;
-pub mod ipc;
 pub mod logs;
 pub mod machine;
 pub mod plan;
@@ -35,3 +33,6 @@ pub mod surroundings;
 
 /// Where a bridge keeps its socket and logs. Not in berth's run directory, which containers write into.
 pub const DIRECTORY: &str = "/run/berth-bridge";
+
+/// What is locked by the bridge that is on, and stays: by it a directory is known as a bridge's.
+const LOCK: &str = "bridge.lock";

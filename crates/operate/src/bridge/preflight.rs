@@ -2,7 +2,7 @@
 
 use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::pod::{self, RunningPod};
-use super::{instance, ipc, surroundings};
+use super::{LOCK, instance, surroundings};
 use crate::command::{audit_log, find, strings};
 use crate::report::{Refusal, Report};
 use crate::service::{LOST, Purpose, ServiceKeeper};
@@ -10,10 +10,11 @@ use berth_cluster::Client;
 use berth_cluster::kubeconfig::ADMIN;
 use berth_exec::{address, args};
 use berth_node::instance::InstanceId;
+use berth_node::ipc::bridge::SOCKET;
 use berth_os::namespaces::is_shared_with;
 use berth_os::proc_net::{self, ESTABLISHED, Entry, Owner};
 use berth_os::process::{HeldProcess, ProcessAttributes, raise_hard_file_limit};
-use berth_os::{netdevice, socket};
+use berth_os::{netdevice, seqpacket, socket};
 use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::Probe;
 use berth_shim::{limits, steering};
@@ -25,7 +26,6 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
         let wrong = "the node's own kube-apiserver has it: give another, or none";
         return Err(Refusal::usage(vec![format!("--port {}: {wrong}", port.unwrap_or_default())]));
     }
-    if UnixStream::connect(options.directory.join(ipc::SOCKET)).is_ok() {
+    if seqpacket::dial(&options.directory.join(SOCKET)).is_ok() {
         report.error(format!(
             "another bridge is on ({}): see `berth bridge status`, and end it with `berth bridge end`",
             options.directory.display()
@@ -166,7 +166,7 @@ fn directory(directory: &Path) -> Result<(), String> {
     match fs::read_dir(directory).map(Iterator::count) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => wrong(&error.to_string()),
-        Ok(files) if files > 0 && !directory.join(ipc::LOCK).is_file() => {
+        Ok(files) if files > 0 && !directory.join(LOCK).is_file() => {
             wrong("this directory has other files than a bridge's")
         }
         Ok(_) => Ok(()),
@@ -528,7 +528,7 @@ mod tests {
         fs::write(temp.path().join("lock"), "").unwrap();
         assert!(directory(temp.path()).unwrap_err().contains("other files"));
         assert!(directory(&temp.path().join("lock")).is_err(), "a file");
-        fs::write(temp.path().join(ipc::LOCK), "").unwrap();
+        fs::write(temp.path().join(LOCK), "").unwrap();
         assert_eq!(directory(temp.path()), Ok(()));
     }
 }

@@ -2,13 +2,16 @@
 //! files that its arguments name. Nothing else: not etcd's manifest, not the kubelet's configuration, not what is in the cluster.
 
 use crate::manifest::file;
+use berth_node::ipc::bridge::Difference;
 use berth_os::file::open_regular;
-use serde::{Deserialize, Serialize};
 use similar::TextDiff;
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+
+/// Longest difference that is shown, in bytes: it goes into one message.
+const LONGEST: usize = 32 * 1024;
 
 /// A file, and what it was.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,17 +20,6 @@ pub struct SavedFile {
     pub copy: PathBuf,
     /// Its text may be shown. Of others it may be secret.
     pub shown: bool,
-}
-
-/// A file that is not what it was.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Difference {
-    pub path: PathBuf,
-    /// It is not there any more.
-    pub missing: bool,
-    /// What putting it back changes, as `diff -u` has it, where that may be shown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub diff: Option<String>,
 }
 
 /// Those that are not what they were.
@@ -74,7 +66,7 @@ fn compare(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
         }
         let (path, missing) = (before.path.clone(), is.is_none());
         let is = is.map(|(is, _)| is).unwrap_or_default();
-        let diff = before.shown.then(|| diff(&path, &is, &was));
+        let diff = before.shown.then(|| diff(&path, &is, &was)).filter(|diff| diff.len() <= LONGEST);
         found.push((before, Difference { path, missing, diff }));
     }
     Ok(found)

@@ -1,10 +1,10 @@
 //! Answers commands on the bridge's socket, until the bridge ends.
 
-use super::ipc::{self, Ask, BridgeStatus, Reply};
-use std::io;
+use berth_node::ipc::bridge::{Ask, BridgeStatus, Connection, Reply};
+use berth_os::{awaitable, seqpacket};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::Interest;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
@@ -19,19 +19,20 @@ pub(super) type Answer = Result<Option<Reply>, String>;
 
 /// Accepts connections until the bridge ends, then answers those that are still open.
 pub(super) async fn serve(
-    socket: io::Result<UnixListener>,
+    socket: OwnedFd,
     status: watch::Sender<BridgeStatus>,
     ask: mpsc::UnboundedSender<Asking>,
     mut over: oneshot::Receiver<()>,
 ) {
     let mut connections = JoinSet::new();
-    match socket {
+    match awaitable(socket, Interest::READABLE) {
         Ok(socket) => loop {
+            let accept = socket.async_io(Interest::READABLE, |socket| seqpacket::accept(socket.as_fd()));
             tokio::select! {
                 _ = &mut over => break,
                 Some(_) = connections.join_next() => {}
-                accepted = socket.accept() => match accepted {
-                    Ok((stream, _)) => drop(connections.spawn(answer(stream, status.subscribe(), ask.clone()))),
+                accepted = accept => match accepted.and_then(Connection::new) {
+                    Ok(command) => drop(connections.spawn(answer(command, status.subscribe(), ask.clone()))),
                     Err(error) => {
                         tracing::info!(%error, "cannot accept a command, trying again");
                         tokio::time::sleep(AGAIN).await;
@@ -44,16 +45,13 @@ pub(super) async fn serve(
     while connections.join_next().await.is_some() {}
 }
 
-async fn answer(stream: UnixStream, mut status: watch::Receiver<BridgeStatus>, to: mpsc::UnboundedSender<Asking>) {
-    let (reader, mut writer) = stream.into_split();
-    let mut lines = BufReader::new(reader).lines();
-    let read = |line: io::Result<Option<String>>| serde_json::from_str::<Ask>(&line.ok().flatten()?).ok();
-    let Some(first) = read(lines.next_line().await) else { return };
+async fn answer(command: Connection, mut status: watch::Receiver<BridgeStatus>, to: mpsc::UnboundedSender<Asking>) {
+    let Some(first) = command.next().await else { return };
     let (mut accompanies, mut runs) = (first == Ask::Accompany, false);
     match ask(&to, Some(first)).await {
         Ok(None) => {}
-        Ok(Some(reply)) => drop(ipc::write(&mut writer, &reply).await),
-        Err(why) => return drop(ipc::write(&mut writer, &Reply::Refused(why)).await),
+        Ok(Some(reply)) => drop(command.send(&reply).await),
+        Err(why) => return drop(command.send(&Reply::Refused(why)).await),
     }
     status.mark_changed();
     loop {
@@ -61,14 +59,14 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<BridgeStatus>, t
             changed = status.changed() => {
                 let now = Box::new(status.borrow_and_update().clone());
                 let over = changed.is_err() || now.outcome.is_some();
-                if ipc::write(&mut writer, &Reply::Status(now)).await.is_err() || over {
+                if command.send(&Reply::Status(now)).await.is_err() || over {
                     break;
                 }
             }
-            line = lines.next_line() => match read(line) {
+            asked = command.next() => match asked {
                 Some(begins @ Ask::Command) if accompanies => {
                     if let Err(why) = ask(&to, Some(begins)).await {
-                        let _ = ipc::write(&mut writer, &Reply::Refused(why)).await;
+                        let _ = command.send(&Reply::Refused(why)).await;
                         break;
                     }
                     (accompanies, runs) = (false, true);

@@ -181,7 +181,7 @@ impl Play<'_> {
 
     async fn hang_bridge(&mut self, old: &Instance) -> Result<(), Error> {
         let place = self.harms(Fault::HangShim, &old.temporary().name);
-        let pid = self.stage.bridge_status().pid;
+        let pid = i32::try_from(self.stage.bridge_status().pid).unwrap_or_default();
         self.stage.freeze(Pid::from_raw(pid));
         sleep(LEASE + BEYOND_LEASE).await;
         self.stage.thaw();
@@ -192,7 +192,7 @@ impl Play<'_> {
     async fn kill_temporary(&mut self, old: &Instance) -> Result<(), Error> {
         let place = self.harms(Fault::KillTemporary, &old.temporary().name);
         let killed = self.stage.bridge_status().temporary.pid;
-        if let Some(pid) = killed {
+        if let Some(pid) = killed.and_then(|pid| i32::try_from(pid).ok()) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         let ready = self.plan.timing.ready_within;

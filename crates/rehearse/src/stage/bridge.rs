@@ -7,31 +7,24 @@ use super::super::record::{MarkKind, Recorder, Stamp};
 use super::super::setting::BRIDGE;
 use super::super::topology::Limits;
 use super::{Error, LOOK, Stage};
+pub(crate) use berth_node::ipc::bridge::BridgeStatus as Status;
+use berth_node::ipc::bridge::{Ask, Connection, Reply, SOCKET, Step};
 use berth_os::process::HeldProcess;
+use berth_os::seqpacket;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
-use serde::Deserialize;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::unix::net::UnixStream as StdStream;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-
-/// In the bridge's directory; see `berth_operate::bridge::ipc`, of which this is what a rehearsal needs.
-const SOCKET: &str = "bridge.sock";
-
-/// The question that is answered by a status at once and at each change.
-const ASK: &[u8] = b"\"status\"\n";
 
 /// What COMMAND does: it ends when it is told how.
 const COMMAND: &str = "read -r status < \"$0\" && exit \"$status\"";
@@ -57,46 +50,6 @@ pub(super) struct Bridge {
     follower: JoinSet<()>,
     /// The daemon, since it could be asked: it lives on after its last word.
     daemon: Arc<OnceLock<HeldProcess>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Reply {
-    Status(Status),
-    Refused(String),
-}
-
-/// How a bridge is.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub(crate) struct Status {
-    /// The daemon's process.
-    pub(crate) pid: i32,
-    pub(crate) step: String,
-    pub(crate) steering: bool,
-    /// COMMAND runs.
-    pub(crate) command: bool,
-    /// Why clients stay on it.
-    pub(crate) trouble: Option<String>,
-    pub(crate) temporary: Temporary,
-    pub(crate) own: Own,
-}
-
-/// Its temporary instance.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub(crate) struct Temporary {
-    pub(crate) address: Option<SocketAddr>,
-    pub(crate) pid: Option<i32>,
-    pub(crate) ready: bool,
-}
-
-/// The node's own, as the bridge sees it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub(crate) struct Own {
-    /// Of which process nothing but this tells another's.
-    pub(crate) listener: Option<u64>,
-    pub(crate) ready: bool,
-    /// What came of the last probe.
-    pub(crate) probe: String,
 }
 
 impl Stage {
@@ -223,7 +176,7 @@ impl Stage {
 
     /// Kills the bridge, and waits until it is gone.
     pub(crate) async fn kill_bridge(&self) {
-        let pid = self.bridge_status().pid;
+        let pid = i32::try_from(self.bridge_status().pid).unwrap_or_default();
         if pid > 0 {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             while is_alive(pid) {
@@ -287,7 +240,7 @@ fn changes(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
     if (before.steering, now.steering) == (false, true) {
         marks.extend([(true, MarkKind::Joined), (false, MarkKind::Left)]);
     }
-    if now.step == "drain" && before.step != now.step {
+    if now.step == Step::Drain && before.step != now.step {
         marks.push((true, MarkKind::Sigterm));
     }
     marks
@@ -295,28 +248,24 @@ fn changes(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
 
 /// Hears what a bridge says until it has said its last.
 async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>, daemon: Arc<OnceLock<HeldProcess>>) {
-    let stream = loop {
-        match UnixStream::connect(directory.join(SOCKET)).await {
-            Ok(stream) => break stream,
+    let bridge = loop {
+        match Connection::ask(&directory, &Ask::Status).await {
+            Ok(bridge) => break bridge,
             // It is there when the preflight is over.
             Err(_) => sleep(LOOK).await,
         }
     };
-    if let Some(held) = stream.peer_cred().ok().and_then(|peer| HeldProcess::of(peer.pid()?).ok()) {
+    if let Some(held) = bridge.peer().and_then(|peer| HeldProcess::of(peer).ok()) {
         let _ = daemon.set(held);
     }
-    let (reader, mut writer) = stream.into_split();
-    let mut lines = BufReader::new(reader).lines();
-    if writer.write_all(ASK).await.is_ok() {
-        while let Ok(Some(line)) = lines.next_line().await {
-            match serde_json::from_str(&line) {
-                Ok(Reply::Status(now)) => {
-                    marks.note(&to.borrow(), &now);
-                    to.send_replace(now);
-                }
-                Ok(Reply::Refused(why)) => tracing::debug!(why, "the bridge does not answer"),
-                Err(error) => tracing::warn!(%error, line, "the bridge says something else"),
+    while let Some(reply) = bridge.next().await {
+        match reply {
+            Reply::Status(now) => {
+                marks.note(&to.borrow(), &now);
+                to.send_replace(*now);
             }
+            Reply::Refused(why) => tracing::debug!(why, "the bridge does not answer"),
+            Reply::Differences(_) => {}
         }
     }
     // With it went all that it held.
@@ -336,8 +285,8 @@ impl Bridge {
 
 /// Kills the bridge that keeps its socket there, if one does, and waits until it is gone.
 pub(super) fn kill_left(run: &Path) {
-    let Ok(stream) = StdStream::connect(run.join(BRIDGE).join(SOCKET)) else { return };
-    let Ok(peer) = getsockopt(&stream, PeerCredentials) else { return };
+    let Ok(socket) = seqpacket::dial(&run.join(BRIDGE).join(SOCKET)) else { return };
+    let Ok(peer) = seqpacket::peer(socket.as_fd()) else { return };
     if let Ok(held) = HeldProcess::of(peer.pid()) {
         kill_held(&held);
     }
@@ -361,26 +310,27 @@ fn is_alive(pid: i32) -> bool {
 mod tests {
     use super::*;
     use MarkKind::{Exited, Joined, Left, Ready, Sigterm, Started};
+    use berth_node::ipc::bridge::TemporaryStatus;
     use std::process::{Command, Stdio};
 
-    fn status(step: &str, steering: bool, pid: Option<i32>, ready: bool) -> Status {
-        let temporary = Temporary { pid, ready, address: None };
-        Status { step: step.into(), steering, temporary, ..Status::default() }
+    fn status(step: Step, steering: bool, pid: Option<u32>, ready: bool) -> Status {
+        let temporary = TemporaryStatus { pid, ready, ..TemporaryStatus::default() };
+        Status { step, steering, temporary, ..Status::default() }
     }
 
     #[test]
     fn what_a_bridge_says_becomes_moments() {
         let life = [
-            (status("start", false, None, false), vec![]),
-            (status("start", false, Some(7), false), vec![(true, Started)]),
-            (status("settle", false, Some(7), true), vec![(true, Ready)]),
-            (status("overlap", true, Some(7), true), vec![(true, Joined), (false, Left)]),
+            (status(Step::Start, false, None, false), vec![]),
+            (status(Step::Start, false, Some(7), false), vec![(true, Started)]),
+            (status(Step::Settle, false, Some(7), true), vec![(true, Ready)]),
+            (status(Step::Overlap, true, Some(7), true), vec![(true, Joined), (false, Left)]),
             // Killed, and started again.
-            (status("hold", false, None, false), vec![(true, Left), (false, Joined), (true, Exited)]),
-            (status("hold", false, Some(8), false), vec![(true, Started)]),
-            (status("hold", true, Some(8), true), vec![(true, Ready), (true, Joined), (false, Left)]),
-            (status("linger", false, Some(8), true), vec![(true, Left), (false, Joined)]),
-            (status("drain", false, Some(8), true), vec![(true, Sigterm)]),
+            (status(Step::Hold, false, None, false), vec![(true, Left), (false, Joined), (true, Exited)]),
+            (status(Step::Hold, false, Some(8), false), vec![(true, Started)]),
+            (status(Step::Hold, true, Some(8), true), vec![(true, Ready), (true, Joined), (false, Left)]),
+            (status(Step::Linger, false, Some(8), true), vec![(true, Left), (false, Joined)]),
+            (status(Step::Drain, false, Some(8), true), vec![(true, Sigterm)]),
             (Status::default(), vec![(true, Exited)]),
         ];
         let mut before = Status::default();
@@ -388,17 +338,6 @@ mod tests {
             assert_eq!(changes(&before, &now), marks, "{now:?}");
             before = now;
         }
-    }
-
-    #[test]
-    fn what_the_bridges_socket_says_is_read() {
-        let said = r#"{"status":{"version":1,"berth":"0.1.0","pid":9,"step":"hold","steering":true,"command":false,
-            "temporary":{"address":"127.1.2.3:7","pid":10,"ready":true,"ends":0,"probe":"ready"},
-            "own":{"address":"10.0.0.5:6443","listener":5,"ready":false,"probe":"refused"},
-            "connections_open":1,"connections_steered":2,"logs":[]}}"#;
-        let Ok(Reply::Status(status)) = serde_json::from_str(said) else { panic!("no status") };
-        assert_eq!((status.pid, status.temporary.pid, status.own.listener), (9, Some(10), Some(5)));
-        assert!(matches!(serde_json::from_str(r#"{"refused":"no"}"#), Ok(Reply::Refused(_))));
     }
 
     #[test]
