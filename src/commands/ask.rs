@@ -28,13 +28,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let patience = timeout(&args.timeout, &mut checks);
-    if let Err(mistakes) = checks.finish(Some(())) {
-        return Ok(mistaken(&mistakes));
-    }
-    let known = match find(&args.ask)? {
-        Ok(known) => known,
-        Err(exit) => return Ok(exit),
-    };
+    checks.finish(Some(())).map_err(mistaken)?;
+    let Some(known) = find(&args.ask)? else { return Ok(Exit::No) };
     let patience = patience.unwrap_or(ipc::PATIENCE);
     let ready = block_on(async {
         match status(&known, patience).await {
@@ -81,15 +76,9 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let config = check_probe(&args.probe, "/livez", false, &mut checks);
     let patience = timeout(&args.timeout, &mut checks);
-    let mut config = match checks.finish(config) {
-        Ok(config) => config,
-        Err(mistakes) => return Ok(mistaken(&mistakes)),
-    };
+    let mut config = checks.finish(config).map_err(mistaken)?;
     config.timeout = patience.unwrap_or(config.timeout);
-    let known = match find(&args.ask)? {
-        Ok(known) => known,
-        Err(exit) => return Ok(exit),
-    };
+    let Some(known) = find(&args.ask)? else { return Ok(Exit::No) };
     // The apiserver itself is probed: a hung shim must not make the kubelet restart it.
     let live = block_on(async {
         let address = address(&known).await?;
@@ -108,13 +97,8 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
 pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let streams = args.wait_streams.as_deref().map(|text| checks.duration("--wait-streams", text, Duration::ZERO));
-    if let Err(mistakes) = checks.finish(Some(())) {
-        return Ok(mistaken(&mistakes));
-    }
-    let known = match find(&args.ask)? {
-        Ok(known) => known,
-        Err(exit) => return Ok(exit),
-    };
+    checks.finish(Some(())).map_err(mistaken)?;
+    let Some(known) = find(&args.ask)? else { return Ok(Exit::No) };
     let drained = block_on(async {
         let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
         let drain = if args.if_sibling { Ask::DrainIfSibling } else { Ask::Drain };
@@ -216,16 +200,12 @@ fn answer(result: Result<Option<String>, String>) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// The named instance, or the only one.
-fn find(args: &AskArgs) -> anyhow::Result<Result<KnownInstance, Exit>> {
-    let id = match args.instance.as_deref().map(InstanceId::parse).transpose() {
-        Ok(id) => id,
-        Err(error) => return Ok(Err(mistaken(&Mistakes(vec![format!("--instance: {error}")])))),
-    };
-    let node = match RunDirSnapshot::read(args.run_dir.run_dir.as_deref()) {
-        Ok(node) => node,
-        Err(error) => return Ok(Err(unavailable(&error))),
-    };
+/// The named instance, or the only one; if it is not there, that is printed.
+fn find(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
+    let mistake = |why: String| mistaken(Mistakes(vec![why]));
+    let id = args.instance.as_deref().map(InstanceId::parse).transpose();
+    let id = id.map_err(|error| mistake(format!("--instance: {error}")))?;
+    let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable)?;
     let asked = |known: &KnownInstance| id.as_ref().is_none_or(|id| known.id == *id);
     let mut known: Vec<_> = node.instances.into_iter().filter(asked).collect();
     // What an earlier instance left behind is not meant where one runs.
@@ -233,20 +213,20 @@ fn find(args: &AskArgs) -> anyhow::Result<Result<KnownInstance, Exit>> {
     if known.iter().any(runs) {
         known.retain(runs);
     }
-    Ok(match (known.pop(), known.is_empty()) {
-        (Some(known), true) => Ok(known),
+    match (known.pop(), known.is_empty()) {
+        (Some(known), true) => Ok(Some(known)),
         (Some(last), false) => {
             known.push(last);
             let names: Vec<_> =
                 known.iter().map(|known| format!("{} at {}", known.id, known.berth.address())).collect();
             let fix = if id.is_some() { "give each berth its own --run-dir" } else { "name one with --instance" };
-            Err(mistaken(&Mistakes(vec![format!("several instances are there ({}): {fix}", names.join(", "))])))
+            Err(mistake(format!("several instances are there ({}): {fix}", names.join(", "))))
         }
         (None, _) => {
             let who = id.map_or_else(|| "no instance is there".to_owned(), |id| format!("instance {id} is not there"));
-            Err(answer(Err(format!("{who}: no record and no shim in {}", node.path.display())))?)
+            answer(Err(format!("{who}: no record and no shim in {}", node.path.display()))).map(|_| None)
         }
-    })
+    }
 }
 
 async fn status(known: &KnownInstance, patience: Duration) -> Result<Status, String> {

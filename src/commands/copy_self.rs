@@ -19,10 +19,7 @@ pub(super) fn run(args: &CopySelfArgs) -> anyhow::Result<Exit> {
     let done = made.and_then(|()| {
         copy(&args.path).with_context(|| format!("cannot copy this program to {}", args.path.display()))
     });
-    match done {
-        Ok(()) => Ok(Exit::Ok),
-        Err(error) => Ok(unavailable(&format!("{error:#}"))),
-    }
+    done.map(|()| Exit::Ok).map_err(|error| unavailable(format!("{error:#}")))
 }
 
 /// Copies the running program atomically: the copy is never incomplete.

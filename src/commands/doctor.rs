@@ -1,6 +1,6 @@
 //! `berth doctor`: what stands between a manifest and an upgrade that loses nothing.
 
-use super::{Exit, block_on, mistaken, print, unavailable, unread};
+use super::{Exit, block_on, mistaken, print, refused, say};
 use crate::cli::DoctorArgs;
 use berth_cluster::Client;
 use berth_operate::doctor::cluster::Cluster;
@@ -21,17 +21,14 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         Some("-") => "standard input".into(),
         _ => args.manifest.display().to_string(),
     };
-    let manifest = match read(&args.manifest) {
-        Ok(text) => Manifest::parse(&text),
-        Err(error) => return Ok(unread(&error)),
-    };
-    let manifest = match manifest {
-        Ok(manifest) => manifest,
-        Err(problem) => return Ok(mistaken(&Mistakes(vec![format!("{name}:{problem}")]))),
-    };
+    let manifest = Manifest::parse(&read(&args.manifest).map_err(refused)?);
+    let manifest = manifest.map_err(|problem| mistaken(Mistakes(vec![format!("{name}:{problem}")])))?;
     // What cannot be had is said, and the rest is looked at all the same.
     let mut exit = Exit::Ok;
-    let mut missing = |error: &dyn std::fmt::Display| exit = unavailable(error);
+    let mut missing = |error: &dyn std::fmt::Display| {
+        say(error);
+        exit = Exit::Unavailable;
+    };
     let beside = match args.node && is_in(&args.manifest, &args.kubelet.manifests_dir) {
         true => beside::gather(&args.manifest).map_err(|error| missing(&format!("{name}: {error}"))).ok(),
         false => None,

@@ -1,6 +1,6 @@
 //! `berth exec`: give an apiserver its own address and become it.
 
-use super::{Exit, mistaken, say};
+use super::{Exit, mistaken, unavailable};
 use anyhow::Context;
 use berth_exec::address;
 use berth_exec::args::{self, Replaced, Rewritten, Wanted};
@@ -21,21 +21,12 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
-    let plan = match Plan::check(args) {
-        Ok(plan) => plan,
-        Err(mistakes) => return Ok(mistaken(&mistakes)),
-    };
+    let plan = Plan::check(args).map_err(mistaken)?;
     end_on_signals().context("cannot handle signals")?;
     if args.stay {
         go_on_as_child().context("cannot start the process that becomes the apiserver")?;
     }
-    match plan.carry_out() {
-        Ok(never) => match never {},
-        Err(error) => {
-            say(format_args!("{error:#}"));
-            Ok(Exit::Unavailable)
-        }
-    }
+    match plan.carry_out().map_err(|error| unavailable(format!("{error:#}")))? {}
 }
 
 struct Plan {

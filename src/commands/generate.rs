@@ -1,6 +1,6 @@
 //! `berth generate`: man pages and shell completions from the clap types.
 
-use super::{Exit, print, say};
+use super::{Exit, print, unavailable};
 use crate::cli::{Cli, Generate, GenerateArgs};
 use clap::CommandFactory;
 
@@ -8,10 +8,7 @@ pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<Exit> {
     match &args.what {
         Generate::Man { dir } => {
             let made = std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Cli::command(), dir));
-            if let Err(error) = made {
-                say(format_args!("cannot write man pages to {}: {error}", dir.display()));
-                return Ok(Exit::Unavailable);
-            }
+            made.map_err(|error| unavailable(format!("cannot write man pages to {}: {error}", dir.display())))?;
         }
         Generate::Completions { shell } => {
             let mut script = Vec::new();

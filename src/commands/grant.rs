@@ -1,6 +1,6 @@
 //! `berth grant`: credentials for the shims of a node, made, printed or revoked.
 
-use super::{Exit, block_on, mistaken, print, unavailable};
+use super::{Exit, Refused, block_on, mistaken, print, say, unavailable};
 use crate::cli::GrantArgs;
 use anyhow::Context;
 use berth_cluster::lease::{NAMESPACE, is_object_name};
@@ -22,39 +22,33 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let nodes = nodes(args, &mut checks);
     if args.print {
-        return match checks.finish(Some(())) {
-            Ok(()) => print_all(&objects_of(&nodes, args.json)),
-            Err(mistakes) => Ok(mistaken(&mistakes)),
-        };
+        checks.finish(Some(())).map_err(mistaken)?;
+        return print_all(&objects_of(&nodes, args.json));
     }
     let options = if args.revoke { None } else { options(args, &nodes, &mut checks) };
     let access = Access::read(&args.admin.kubeconfig).and_then(|access| {
         let client = Client::new(&access).map_err(|mistake| mistake.of(&args.admin.kubeconfig))?;
         Ok((access, client))
     });
-    let mistakes = checks.finish(Some(())).err();
+    let checked = checks.finish(Some(()));
     // Both kinds of errors are printed; mistakes decide the exit status.
-    let exit = access.as_ref().err().map(|error| unavailable(error));
-    let exit = mistakes.map(|mistakes| mistaken(&mistakes)).or(exit);
-    let (access, client) = match (access, exit) {
-        (Ok(access), None) => access,
-        (_, exit) => return Ok(exit.unwrap_or(Exit::Unavailable)),
-    };
+    if let (Err(_), Err(error)) = (&checked, &access) {
+        say(error);
+    }
+    checked.map_err(mistaken)?;
+    let (access, client) = access.map_err(unavailable)?;
     match options {
         Some(options) => {
-            let granted = block_on(grant(&access, &client, &options))?;
-            match granted {
-                Ok(granted) => print_all(&if args.json { json(&granted)? } else { text_of(&granted) }),
-                Err(error) => Ok(failed(&error)),
-            }
+            let granted = block_on(grant(&access, &client, &options))?.map_err(|error| failed(&error))?;
+            print_all(&if args.json { json(&granted)? } else { text_of(&granted) })
         }
         None => revoke_all(&client, &nodes, args.json),
     }
 }
 
-fn failed(error: &GrantError) -> Exit {
-    let exit = unavailable(error);
-    if matches!(error, GrantError::Refused { .. }) { Exit::No } else { exit }
+fn failed(error: &GrantError) -> anyhow::Error {
+    let exit = if matches!(error, GrantError::Refused { .. }) { Exit::No } else { Exit::Unavailable };
+    Refused { exit, why: vec![error.to_string()] }.into()
 }
 
 /// The nodes' names, which become parts of objects' names.
@@ -125,10 +119,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
 fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Result<Exit> {
     let mut deleted = Vec::new();
     for node in nodes {
-        match block_on(revoke(client, node))? {
-            Ok(of_node) => deleted.extend(of_node),
-            Err(error) => return Ok(failed(&error)),
-        }
+        deleted.extend(block_on(revoke(client, node))?.map_err(|error| failed(&error))?);
     }
     if as_json {
         return print_all(&pretty(&json!({"version": 1, "nodes": nodes, "deleted": deleted}))?);

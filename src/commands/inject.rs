@@ -1,7 +1,7 @@
 //! `berth inject` and `berth eject`: manifests into and out of berth.
 
 use super::bridge::{around, is_on, this_again};
-use super::{Exit, mistaken, print, refused, say, unavailable, unread};
+use super::{Exit, mistaken, print, refused, say, unavailable};
 use crate::cli::{InjectArgs, ManifestArgs};
 use berth_operate::doctor::{Case, examine, node, text};
 use berth_operate::manifest::edit::Edit;
@@ -21,19 +21,10 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let options = check(args, &mut checks);
     let file = Target::check(&args.file, &mut checks);
-    let (options, file) = match checks.finish(options.zip(file)) {
-        Ok(checked) => checked,
-        Err(mistakes) => return Ok(mistaken(&mistakes)),
-    };
-    let found = file.text().and_then(|text| Ok((file.backup(&text)?, text)));
-    let (backup, text) = match found {
-        Ok(found) => found,
-        Err(exit) => return Ok(exit),
-    };
-    let outcome = match inject_over(&text, backup.map(|(_, original)| original), &options) {
-        Ok(outcome) => outcome,
-        Err(problems) => return Ok(file.told(&problems)),
-    };
+    let (options, file) = checks.finish(options.zip(file)).map_err(mistaken)?;
+    let text = file.text()?;
+    let original = file.backup(&text)?.map(|(_, original)| original);
+    let outcome = inject_over(&text, original, &options).map_err(|problems| file.told(&problems))?;
     for note in &outcome.notes {
         say(format_args!("note: {note}"));
     }
@@ -43,12 +34,10 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
         say(format_args!("note: {cause}: {fix}"));
     }
     if let Some(directory) = &args.kubeadm_patch {
-        return Ok(write_patches(&file, &outcome.options, &outcome.base, directory));
+        return write_patches(&file, &outcome.options, &outcome.base, directory);
     }
-    if let Some(manifest) = injected.filter(|_| file.bridge && outcome.text != text)
-        && let Err(refusal) = diagnose(&manifest, &args.excused.ignore_errors)
-    {
-        return Ok(refused(&refusal));
+    if let Some(manifest) = injected.filter(|_| file.bridge && outcome.text != text) {
+        diagnose(&manifest, &args.excused.ignore_errors).map_err(refused)?;
     }
     file.put(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
 }
@@ -66,28 +55,16 @@ fn diagnose(manifest: &Manifest, ignore_errors: &[String]) -> Result<(), Refusal
 pub(super) fn eject(args: &crate::cli::EjectArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let file = Target::check(&args.file, &mut checks);
-    let file = match checks.finish(file) {
-        Ok(file) => file,
-        Err(mistakes) => return Ok(mistaken(&mistakes)),
-    };
-    let text = match file.text() {
-        Ok(text) => text,
-        Err(exit) => return Ok(exit),
-    };
-    match file.backup(&text) {
-        Err(exit) => Ok(exit),
-        Ok(Some((backup, original))) => {
-            say(format_args!("note: the original is {}", backup.display()));
-            file.put(&text, &original, &[], None)
-        }
-        Ok(None) => match Manifest::parse(&text).and_then(|manifest| ejecting::undo(&manifest)) {
-            Ok(ejected) => {
-                say("note: no backup is of this text, so each change of berth's is undone");
-                file.put(&text, &ejected.text, &ejected.edits, None)
-            }
-            Err(problem) => Ok(file.told(&[problem])),
-        },
+    let file = checks.finish(file).map_err(mistaken)?;
+    let text = file.text()?;
+    if let Some((backup, original)) = file.backup(&text)? {
+        say(format_args!("note: the original is {}", backup.display()));
+        return file.put(&text, &original, &[], None);
     }
+    let ejected = Manifest::parse(&text).and_then(|manifest| ejecting::undo(&manifest));
+    let ejected = ejected.map_err(|problem| file.told(&[problem]))?;
+    say("note: no backup is of this text, so each change of berth's is undone");
+    file.put(&text, &ejected.text, &ejected.edits, None)
 }
 
 /// A manifest that is read, and where its new form goes.
@@ -128,20 +105,20 @@ impl Target {
         if self.is_stdin() { "standard input".into() } else { self.path.display().to_string() }
     }
 
-    fn text(&self) -> Result<String, Exit> {
-        read(&self.path).map_err(|error| unread(&error))
+    fn text(&self) -> anyhow::Result<String> {
+        read(&self.path).map_err(refused)
     }
 
     /// The original, if the text is what was written.
-    fn backup(&self, text: &str) -> Result<Option<(PathBuf, String)>, Exit> {
+    fn backup(&self, text: &str) -> anyhow::Result<Option<(PathBuf, String)>> {
         if self.is_stdin() {
             return Ok(None);
         }
-        self.backups.find(&self.path, text).map_err(|error| unavailable(&error))
+        self.backups.find(&self.path, text).map_err(unavailable)
     }
 
-    fn told(&self, problems: &[Problem]) -> Exit {
-        mistaken(&Mistakes(problems.iter().map(|problem| format!("{}:{problem}", self.name())).collect()))
+    fn told(&self, problems: &[Problem]) -> anyhow::Error {
+        mistaken(Mistakes(problems.iter().map(|problem| format!("{}:{problem}", self.name())).collect()))
     }
 
     /// Prints or writes the new text, and keeps the original if there is one to be kept.
@@ -167,9 +144,7 @@ impl Target {
             say(format_args!("{} is as it should be: not written", self.name()));
             return Ok(Exit::Ok);
         }
-        if let Err(why) = leave_alone(self.backups.directory(), &self.path) {
-            return Ok(unavailable(&why));
-        }
+        leave_alone(self.backups.directory(), &self.path).map_err(unavailable)?;
         if self.bridge {
             return around(&["--manifest".as_ref(), self.path.as_os_str()], &this_again("--bridge")?);
         }
@@ -180,46 +155,32 @@ impl Target {
             );
         }
         if let Some(original) = original {
-            match self.backups.keep(&self.path, original, new) {
-                Ok(path) => say(format_args!("the original is {}", path.display())),
-                Err(error) => return Ok(unavailable(&error)),
-            }
+            let path = self.backups.keep(&self.path, original, new).map_err(unavailable)?;
+            say(format_args!("the original is {}", path.display()));
         }
-        match replace(&self.path, new) {
-            Ok(()) => {
-                say(format_args!("{} is written", self.name()));
-                Ok(Exit::Ok)
-            }
-            Err(error) => Ok(unavailable(&error)),
-        }
+        replace(&self.path, new).map_err(unavailable)?;
+        say(format_args!("{} is written", self.name()));
+        Ok(Exit::Ok)
     }
 }
 
-fn write_patches(file: &Target, options: &InjectOptions, base: &str, directory: &Path) -> Exit {
+fn write_patches(file: &Target, options: &InjectOptions, base: &str, directory: &Path) -> anyhow::Result<Exit> {
     let one = |problem| vec![problem];
     let patches = Manifest::parse(base).map_err(one).and_then(|manifest| {
         let (edits, _) = berth_operate::manifest::inject::plan(&manifest, options)?;
         kubeadm::patches(&manifest, &edits).map_err(one)
     });
-    let patches = match patches {
-        Ok(patches) => patches,
-        Err(problems) => return file.told(&problems),
-    };
-    if let Err(error) = std::fs::create_dir_all(directory) {
-        return unavailable(&format!(
-            "cannot make the directory {}: {error}{}",
-            directory.display(),
-            fix("make", &error)
-        ));
-    }
+    let patches = patches.map_err(|problems| file.told(&problems))?;
+    std::fs::create_dir_all(directory).map_err(|error| {
+        let fix = fix("make", &error);
+        unavailable(format!("cannot make the directory {}: {error}{fix}", directory.display()))
+    })?;
     for patch in patches {
         let path = directory.join(patch.name);
-        if let Err(error) = replace(&path, &patch.text) {
-            return unavailable(&error);
-        }
+        replace(&path, &patch.text).map_err(unavailable)?;
         say(format_args!("{} is written", path.display()));
     }
-    Exit::Ok
+    Ok(Exit::Ok)
 }
 
 fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {

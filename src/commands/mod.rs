@@ -10,7 +10,8 @@ use berth_options::check::Mistakes;
 use berth_options::log::{LogArgs, LogFormat, LogLevel};
 use std::fmt::{self, Display};
 use std::io::{self, Write};
-use std::process::ExitCode;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitCode, ExitStatus};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
@@ -107,38 +108,46 @@ fn printed(result: io::Result<()>) -> anyhow::Result<bool> {
     }
 }
 
-/// Prints all mistakes of a command line.
-fn mistaken(mistakes: &Mistakes) -> Exit {
-    for mistake in &mistakes.0 {
-        say(mistake);
+/// Why a command ends early, although berth has no bug: lines for its user, and the exit status.
+#[derive(Debug)]
+struct Refused {
+    exit: Exit,
+    why: Vec<String>,
+}
+
+impl std::error::Error for Refused {}
+
+impl Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why.join("; "))
     }
-    Exit::Usage
 }
 
-/// Prints why something cannot be had.
-fn unavailable(error: &dyn Display) -> Exit {
-    say(error);
-    Exit::Unavailable
+/// The command line is wrong.
+fn mistaken(mistakes: Mistakes) -> anyhow::Error {
+    Refused { exit: Exit::Usage, why: mistakes.0 }.into()
 }
 
-/// Prints why a manifest cannot be read, or that what is there is none.
+/// Something that is needed cannot be had.
+fn unavailable(error: impl Display) -> anyhow::Error {
+    Refused { exit: Exit::Unavailable, why: vec![error.to_string()] }.into()
+}
+
 #[cfg(feature = "operate")]
-fn unread(error: &berth_operate::manifest::file::FileError) -> Exit {
-    if error.is_content() { mistaken(&Mistakes(vec![error.to_string()])) } else { unavailable(error) }
-}
-
-/// Prints why a command does not begin.
-#[cfg(feature = "operate")]
-fn refused(refusal: &berth_operate::report::Refusal) -> Exit {
+fn refused(refusal: impl Into<berth_operate::report::Refusal>) -> anyhow::Error {
     use berth_operate::report::Refusal;
-    match refusal {
-        Refusal::Usage(mistakes) => mistaken(mistakes),
-        Refusal::Unavailable(errors) => {
-            errors.iter().for_each(say);
-            Exit::Unavailable
-        }
-        Refusal::Errors => Exit::No,
-    }
+    let (exit, why) = match refusal.into() {
+        Refusal::Usage(mistakes) => return mistaken(mistakes),
+        Refusal::Unavailable(errors) => (Exit::Unavailable, errors),
+        Refusal::Errors => (Exit::No, Vec::new()),
+    };
+    Refused { exit, why }.into()
+}
+
+/// As in a shell: 128 and the signal's number for a child that a signal ended.
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(70);
+    u8::try_from(code).unwrap_or(u8::MAX)
 }
 
 /// Runs the control plane: on this thread, which the children of `berth run` follow into death.
@@ -217,6 +226,10 @@ pub fn explain(error: &clap::Error) -> ExitCode {
 
 fn ended(result: anyhow::Result<Exit>) -> ExitCode {
     let exit = result.unwrap_or_else(|error| {
+        if let Some(Refused { exit, why }) = error.downcast_ref() {
+            why.iter().for_each(say);
+            return *exit;
+        }
         if error.is::<Unwritten>() {
             say(format_args!("{error:#}"));
             return Exit::Output;

@@ -14,27 +14,17 @@ mod check;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     let plan = check::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
-    let mut plan = match plan {
-        Ok(plan) => plan,
-        Err(mistakes) => return Ok(mistaken(&mistakes)),
-    };
+    let mut plan = plan.map_err(mistaken)?;
     // Before there is any other thread.
-    if let Err(error) = direct::enter(&mut plan) {
-        return Ok(unavailable(&error));
-    }
-    if plan.direct != DirectMode::Off
-        && let Err(error) = block_on(direct::settle(&mut plan))?
-    {
-        return Ok(unavailable(&error));
+    direct::enter(&mut plan).map_err(unavailable)?;
+    if plan.direct != DirectMode::Off {
+        block_on(direct::settle(&mut plan))?.map_err(unavailable)?;
     }
     let outcome = block_on(async {
         plan.ask_versions().await?;
         Ok(rehearse(&plan).await)
     })?;
-    let outcome = match outcome {
-        Ok(outcome) => outcome,
-        Err(mistakes) => return Ok(mistaken(&mistakes)),
-    };
+    let outcome = outcome.map_err(mistaken)?;
     let runs = gather::runs(&plan, &outcome);
     // What cannot be printed can be in a file all the same.
     let exit = finish(&plan, &outcome, &runs);
@@ -42,10 +32,8 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
         return exit;
     }
     let report = gather::report(&plan, &outcome, runs, again(args, &plan));
-    match report::write(&report, args.json.as_deref(), args.report.as_deref()) {
-        Ok(()) => exit,
-        Err(error) => Ok(unavailable(&error)),
-    }
+    report::write(&report, args.json.as_deref(), args.report.as_deref()).map_err(unavailable)?;
+    exit
 }
 
 /// The command that does the same again: what was typed, what was set instead, and the seed.
@@ -78,7 +66,10 @@ fn finish(plan: &Plan, outcome: &Rehearsed, runs: &[Run]) -> anyhow::Result<Exit
     }
     print(&text)?;
     Ok(match &outcome.aborted {
-        Some(error @ Aborted::Failed(Error::Unavailable(_))) => unavailable(error),
+        Some(error @ Aborted::Failed(Error::Unavailable(_))) => {
+            say(error);
+            Exit::Unavailable
+        }
         Some(error @ Aborted::Failed(Error::Instance { .. })) => {
             say(error);
             Exit::No

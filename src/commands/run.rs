@@ -7,7 +7,7 @@
 //! byte, so that no connection begins at an apiserver that is stopping; then the shim drains, and the child's exit status becomes its own.
 
 use super::serve::{Signals, build};
-use super::{Exit, block_on, mistaken, unavailable};
+use super::{Exit, block_on, exit_code, mistaken, unavailable};
 use berth_node::registry::instance::record_end;
 use berth_options::check;
 use berth_options::log::LogArgs;
@@ -19,27 +19,19 @@ use clap::ValueEnum;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::ffi::OsStr;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::process::ExitStatus;
 use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
-    let config = match check::run(args) {
-        Ok(config) => config,
-        Err(mistakes) => return Ok(mistaken(&mistakes)),
-    };
+    let config = check::run(args).map_err(mistaken)?;
     block_on(async {
         let mut signals = Signals::new()?;
-        let bound = match build(config, &mut signals).await {
-            Ok(bound) => bound,
-            Err(exit) => return Ok(exit),
-        };
-        let mut child = match start(&bound, args, log) {
-            Ok(child) => child,
-            Err(error) => return Ok(unavailable(&format!("cannot start `berth exec`: {error}"))),
-        };
+        let bound = build(config, &mut signals).await?;
+        let child = start(&bound, args, log);
+        let mut child = child.map_err(|error| unavailable(format!("cannot start `berth exec`: {error}")))?;
         let status = supervise(bound, &mut child, &mut signals).await?;
         Ok(Exit::Child(exit_code(status)))
     })?
@@ -130,10 +122,4 @@ fn signal_child(child: &Child, signal: Signal) {
         Ok(()) => tracing::info!(%signal, "passed on to the apiserver"),
         Err(error) => tracing::warn!(pid, %signal, %error, "cannot signal the apiserver"),
     }
-}
-
-/// As in a shell: 128 and the signal's number for a child that a signal ended.
-fn exit_code(status: ExitStatus) -> u8 {
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(70);
-    u8::try_from(code).unwrap_or(u8::MAX)
 }

@@ -1,6 +1,6 @@
 //! `berth serve`: the shim of a sidecar.
 
-use super::{Exit, block_on, mistaken, unavailable};
+use super::{Exit, Refused, block_on, mistaken, unavailable};
 use berth_options::check::{self, Mistakes};
 use berth_options::shim::ServeArgs;
 use berth_shim::app::{self, Bound, BuildError};
@@ -10,16 +10,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
-    let config = match check::serve(args) {
-        Ok(config) => config,
-        Err(mistakes) => return Ok(mistaken(&mistakes)),
-    };
+    let config = check::serve(args).map_err(mistaken)?;
     block_on(async {
         let mut signals = Signals::new()?;
-        let bound = match build(config, &mut signals).await {
-            Ok(bound) => bound,
-            Err(exit) => return Ok(exit),
-        };
+        let bound = build(config, &mut signals).await?;
         let (stop, told) = watch::channel(Stop::No);
         let serving = bound.run(told);
         tokio::pin!(serving);
@@ -32,15 +26,15 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
     })?
 }
 
-/// Builds a shim, or prints why not. A signal ends the wait for a port: nothing has begun.
-pub(super) async fn build(config: Config, signals: &mut Signals) -> Result<Bound, Exit> {
+/// Builds a shim. A signal ends the wait for a port: nothing has begun.
+pub(super) async fn build(config: Config, signals: &mut Signals) -> anyhow::Result<Bound> {
     let built = tokio::select! {
         built = app::build(config, Vec::new()) => built,
-        () = signals.next() => return Err(Exit::Ok),
+        () = signals.next() => return Err(Refused { exit: Exit::Ok, why: Vec::new() }.into()),
     };
     built.map_err(|error| match error {
-        BuildError::Probe(mistake) => mistaken(&Mistakes(vec![mistake])),
-        error => unavailable(&error),
+        BuildError::Probe(mistake) => mistaken(Mistakes(vec![mistake])),
+        error => unavailable(error),
     })
 }
 

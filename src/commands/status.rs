@@ -27,10 +27,7 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
     }
     block_on(async {
         loop {
-            let node = match RunDirSnapshot::read(args.run_dir.run_dir.as_deref()) {
-                Ok(node) => node,
-                Err(error) => return Ok(unavailable(&error)),
-            };
+            let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable)?;
             for problem in &node.problems {
                 say(problem);
             }

@@ -15,10 +15,8 @@ pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let options = options(args, &mut checks);
     options.mistakes().into_iter().for_each(|mistake| checks.wrong(mistake));
-    match checks.finish(Some(options)) {
-        Ok(options) => block_on(upgrade(options, args.dry_run))?,
-        Err(mistakes) => Ok(mistaken(&mistakes)),
-    }
+    let options = checks.finish(Some(options)).map_err(mistaken)?;
+    block_on(upgrade(options, args.dry_run))?
 }
 
 fn options(args: &UpgradeArgs, checks: &mut Checks) -> UpgradeOptions {
@@ -43,15 +41,10 @@ fn options(args: &UpgradeArgs, checks: &mut Checks) -> UpgradeOptions {
 async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Exit> {
     let progress = Rc::new(Progress::default());
     if only_steps {
-        return match dry_run(&options, &progress).await {
-            Ok(steps) => print(&numbered(&steps)).map(|_| Exit::Ok),
-            Err(why) => Ok(refused(&why)),
-        };
+        let steps = dry_run(&options, &progress).await.map_err(refused)?;
+        return print(&numbered(&steps)).map(|_| Exit::Ok);
     }
-    let Begun { state, store, setting } = match begin(&options, &progress).await {
-        Ok(begun) => begun,
-        Err(why) => return Ok(refused(&why)),
-    };
+    let Begun { state, store, setting } = begin(&options, &progress).await.map_err(refused)?;
     Ok(match drive::drive(state, &store, &setting, progress.clone()).await {
         Ok(Ended::Done) => Exit::Ok,
         Ok(Ended::RolledBack(_)) => Exit::No,

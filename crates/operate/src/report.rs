@@ -1,5 +1,6 @@
 //! What a command finds: each problem with its place, its cause, its fix and how bad it is.
 
+use crate::manifest::file::FileError;
 use berth_options::check::Mistakes;
 use serde::Serialize;
 use std::fmt::{self, Display};
@@ -90,6 +91,12 @@ impl Report {
 
     fn texts(&self, wanted: impl Fn(Severity) -> bool) -> Vec<String> {
         self.0.iter().filter(|finding| wanted(finding.severity)).map(ToString::to_string).collect()
+    }
+}
+
+impl From<FileError> for Refusal {
+    fn from(error: FileError) -> Self {
+        if error.is_content() { Self::usage(vec![error.to_string()]) } else { Self::unavailable(&error) }
     }
 }
 

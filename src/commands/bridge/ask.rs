@@ -19,10 +19,10 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     let client = match Connection::ask(directory, &Ask::End { now: args.now }).await {
         Ok(client) => client,
         Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            return Ok(unavailable(&format!("the bridge in {} cannot be asked: {error}", directory.display())));
+            return Err(unavailable(format!("the bridge in {} cannot be asked: {error}", directory.display())));
         }
         Err(_) => match elsewhere() {
-            Some(why) => return Ok(unavailable(&format!("there is no bridge in {}: {why}", directory.display()))),
+            Some(why) => return Err(unavailable(format!("there is no bridge in {}: {why}", directory.display()))),
             None => {
                 cgroup::sweep();
                 return swept(args, directory).await;
@@ -60,10 +60,10 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
     let directory = &args.told.state_dir;
     let mut watcher = Watcher::new(&args.told)?;
     let Ok(client) = Connection::ask(directory, &Ask::Restore { dry_run: args.dry_run }).await else {
-        return Ok(none(directory));
+        return Err(none(directory));
     };
     if args.dry_run {
-        let Ok(reply) = timeout(PATIENCE, client.next()).await else { return Ok(unavailable(&hangs(&client))) };
+        let Ok(reply) = timeout(PATIENCE, client.next()).await else { return Err(unavailable(hangs(&client))) };
         return Ok(match reply {
             Some(Reply::Differences(all)) => {
                 watcher.differences(&all)?;
@@ -82,13 +82,13 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
 /// There is none here, but what one left in the cluster may be.
 async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
     let kubeconfig = args.kubeconfig.as_deref().or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists()));
-    let Some(kubeconfig) = kubeconfig else { return Ok(none(directory)) };
+    let Some(kubeconfig) = kubeconfig else { return Err(none(directory)) };
     let left = match berth_cluster::Client::from_kubeconfig(kubeconfig) {
         Ok(client) => sweep(&client, Some(&host_name())).await.map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
     match left {
-        Ok(left) if left.is_empty() => Ok(none(directory)),
+        Ok(left) if left.is_empty() => Err(none(directory)),
         Ok(left) => {
             let left = left.join(", ");
             print(&format!("removed from the Service kubernetes what a bridge that was killed left there: {left}\n"))?;
@@ -98,19 +98,19 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
             say(format_args!(
                 "what a bridge that was killed may have left in the Service kubernetes was not looked for: {why}"
             ));
-            Ok(none(directory))
+            Err(none(directory))
         }
     }
 }
 
 pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
     let directory = &args.told.state_dir;
-    let Ok(client) = Connection::ask(directory, &Ask::Status).await else { return Ok(none(directory)) };
+    let Ok(client) = Connection::ask(directory, &Ask::Status).await else { return Err(none(directory)) };
     let status = match timeout(PATIENCE, client.next()).await {
         Ok(Some(Reply::Status(status))) if status.outcome.is_none() => status,
-        Ok(Some(Reply::Status(status))) => return Ok(unavailable(&over(&status))),
-        Ok(_) => return Ok(none(directory)),
-        Err(_) => return Ok(unavailable(&hangs(&client))),
+        Ok(Some(Reply::Status(status))) => return Err(unavailable(over(&status))),
+        Ok(_) => return Err(none(directory)),
+        Err(_) => return Err(unavailable(hangs(&client))),
     };
     if args.told.json {
         print(&format!("{}\n", serde_json::to_string_pretty(&status)?))?;
@@ -151,8 +151,8 @@ pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn none(directory: &Path) -> Exit {
-    unavailable(&format!(
+fn none(directory: &Path) -> anyhow::Error {
+    unavailable(format!(
         "there is no bridge in {} (--state-dir): begin one with `berth bridge start`",
         directory.display()
     ))

@@ -6,7 +6,7 @@
 mod ask;
 mod watch;
 
-use super::{Exit, block_on, mistaken, numbered, print, refused, say, unavailable};
+use super::{Exit, block_on, exit_code, mistaken, numbered, print, refused, say, unavailable};
 use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, ToldArgs};
 use anyhow::Context;
 use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply, Step};
@@ -29,7 +29,7 @@ use nix::unistd::{Pid, geteuid};
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -102,15 +102,9 @@ pub(super) fn this_again(without: &str) -> anyhow::Result<Vec<OsString>> {
 }
 
 fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
-    let options = match options(args, run) {
-        Ok(options) => options,
-        Err(mistakes) => return Ok(mistaken(&mistakes)),
-    };
+    let options = options(args, run).map_err(mistaken)?;
     if args.dry_run {
-        let plan = match plan(options)? {
-            Ok(plan) => plan,
-            Err(exit) => return Ok(exit),
-        };
+        let plan = plan(options)?;
         let steps = steps(&plan, run);
         print(&match args.told.json {
             true => format!("{:#}\n", serde_json::json!({"steps": steps, "notes": plan.notes})),
@@ -147,14 +141,8 @@ fn hold(options: BridgeOptions, mut begin: UnixStream) -> anyhow::Result<Exit> {
         own_mounts().context("cannot have a mount namespace: run this with CAP_SYS_ADMIN")?;
     }
     block_on(end_last(&directory))?;
-    let plan = match plan(options)? {
-        Ok(plan) => plan,
-        Err(exit) => return Ok(exit),
-    };
-    let claim = match Claim::take(&directory) {
-        Ok(claim) => claim,
-        Err(why) => return Ok(unavailable(&why)),
-    };
+    let plan = plan(options)?;
+    let claim = Claim::take(&directory).map_err(unavailable)?;
     leave_terminal(&claim.log).context("cannot leave the terminal")?;
     if begin.write_all(&[0]).is_err() {
         tracing::info!("the process that wanted a bridge has gone away: there is none");
@@ -172,21 +160,16 @@ fn hold(options: BridgeOptions, mut begin: UnixStream) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// What the preflight finds is said here.
-fn plan(options: BridgeOptions) -> anyhow::Result<Result<BridgePlan, Exit>> {
-    Ok(match block_on(preflight(options))? {
-        Ok(plan) => {
-            plan.notes.iter().for_each(|note| say(format_args!("note: {note}")));
-            Ok(plan)
+/// Checks the node, and prints what is worth knowing of it.
+fn plan(options: BridgeOptions) -> anyhow::Result<BridgePlan> {
+    let plan = block_on(preflight(options))?.map_err(|mut refusal| {
+        if let Refusal::Unavailable(why) = &mut refusal {
+            why.push("nothing was changed".into());
         }
-        Err(refusal) => {
-            let exit = refused(&refusal);
-            if matches!(refusal, Refusal::Unavailable(_)) {
-                say("nothing was changed");
-            }
-            Err(exit)
-        }
-    })
+        refused(refusal)
+    })?;
+    plan.notes.iter().for_each(|note| say(format_args!("note: {note}")));
+    Ok(plan)
 }
 
 /// Checks what was typed.
@@ -270,14 +253,12 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     let directory = &told.state_dir;
     let mut watcher = Watcher::new(told)?;
     let first = if run.is_some() { Ask::Accompany } else { Ask::Status };
-    let client = match Connection::ask(directory, &first).await {
-        Ok(client) => client,
-        Err(error) => return Ok(unavailable(&format!("the bridge cannot be asked: {error}"))),
-    };
+    let client = Connection::ask(directory, &first).await;
+    let client = client.map_err(|error| unavailable(format!("the bridge cannot be asked: {error}")))?;
     let built = watcher.until(&client, |status| status.step == Step::Hold).await?;
     let status = match built {
         WaitOutcome::There(status) => status,
-        WaitOutcome::Refused(why) => return Ok(unavailable(&why)),
+        WaitOutcome::Refused(why) => return Err(unavailable(why)),
         WaitOutcome::Over(outcome) => return Ok(not_begun(&watcher, outcome, directory)),
         WaitOutcome::Gone => {
             watcher.gone();
@@ -303,7 +284,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     }
     match watcher.until(&client, |status| status.command).await? {
         WaitOutcome::There(_) => {}
-        WaitOutcome::Refused(why) => return Ok(unavailable(&why)),
+        WaitOutcome::Refused(why) => return Err(unavailable(why)),
         // COMMAND is not run where nothing stands in for what it may stop.
         WaitOutcome::Interrupted => {
             watcher.line("interrupted: COMMAND was not run; `berth bridge end` ends the bridge");
@@ -401,10 +382,4 @@ async fn command(run: &[OsString]) -> std::io::Result<ExitStatus> {
             _ = quit.recv() => {}
         }
     }
-}
-
-/// As a shell says it.
-fn exit_code(status: ExitStatus) -> u8 {
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(70);
-    u8::try_from(code).unwrap_or(u8::MAX)
 }

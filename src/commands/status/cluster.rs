@@ -10,10 +10,8 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime};
 
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
-    let client = match Client::from_kubeconfig(&args.admin.kubeconfig) {
-        Ok(client) => client,
-        Err(error) => return Ok(unavailable(&format!("{error}: give another with --kubeconfig"))),
-    };
+    let client = Client::from_kubeconfig(&args.admin.kubeconfig);
+    let client = client.map_err(|error| unavailable(format!("{error}: give another with --kubeconfig")))?;
     block_on(async {
         let (mut observer, began) = (Observer::default(), Instant::now());
         loop {
@@ -22,7 +20,7 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
                     serde_json::to_string_pretty(&status).context("cannot write the status as JSON")? + "\n"
                 }
                 Ok(status) => table(&status),
-                Err(error) if !args.watch => return Ok(unavailable(&explain(&error))),
+                Err(error) if !args.watch => return Err(unavailable(explain(&error))),
                 Err(error) if args.json => {
                     say(explain(&error));
                     String::new()

@@ -12,7 +12,7 @@ use super::state::{self, State, Store};
 use crate::doctor::cluster::Cluster;
 use crate::doctor::{Case, beside, examine, node, text};
 use crate::manifest::Manifest;
-use crate::manifest::file::{Access, Backups, FileError, read};
+use crate::manifest::file::{Access, Backups, read};
 use crate::report::{Refusal, Severity};
 use crate::service::{Purpose, ServiceKeeper};
 use berth_cluster::Client;
@@ -61,10 +61,6 @@ pub struct UpgradeOptions {
     pub break_lock: bool,
     /// The command line, which an upgrade of another node reports as the lock's holder.
     pub command: String,
-}
-
-fn unread(error: &FileError) -> Refusal {
-    if error.is_content() { Refusal::usage(vec![error.to_string()]) } else { Refusal::unavailable(error) }
 }
 
 impl UpgradeOptions {
@@ -229,7 +225,7 @@ fn go_on(options: &UpgradeOptions, state: State, progress: &Progress) -> Result<
         mistakes.push(format!("{under_way} in another directory: give --manifests-dir {}", parent(&state.canonical)));
     }
     if let Some(path) = &options.manifest
-        && read(path).map_err(|error| unread(&error))? != state.new
+        && read(path)? != state.new
     {
         mistakes.push(format!(
             "{under_way}, to another manifest than {}: run `berth upgrade` without --manifest to bring it to its end first",
@@ -431,9 +427,9 @@ impl Texts {
     /// Both manifests, if the one can be replaced by the other.
     fn read(options: &UpgradeOptions) -> Result<Self, Refusal> {
         let UpgradeOptions { manifest, canonical, temporary, .. } = options;
-        let old_text = read(canonical).map_err(|error| unread(&error))?;
+        let old_text = read(canonical)?;
         let new_path = manifest.as_ref().unwrap_or(canonical);
-        let new_text = read(new_path).map_err(|error| unread(&error))?;
+        let new_text = read(new_path)?;
         let mut mistakes = Vec::new();
         let mut parsed = |path: &Path, text: &str| {
             let found = Manifest::parse(text).and_then(|manifest| Ok((ApiserverPod::of(&manifest)?, manifest)));
