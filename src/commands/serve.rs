@@ -3,10 +3,11 @@
 use super::{Exit, Refused, block_on, mistaken, unavailable};
 use berth_options::check::{self, Mistakes};
 use berth_options::shim::ServeArgs;
+use berth_os::signals;
 use berth_shim::app::{self, Bound, BuildError};
 use berth_shim::config::Config;
 use berth_shim::drain::Stop;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use nix::sys::signal::Signal;
 use tokio::sync::watch;
 
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
@@ -40,23 +41,17 @@ pub(super) async fn build(config: Config, signals: &mut Signals) -> anyhow::Resu
 
 /// SIGTERM and SIGINT. To be made before anything is waited for: for the first process of a PID namespace the kernel
 /// drops what has no handler.
-pub(super) struct Signals {
-    term: Signal,
-    int: Signal,
-}
+pub(super) struct Signals(signals::Signals);
 
 impl Signals {
     pub(super) fn new() -> anyhow::Result<Self> {
-        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+        Ok(Self(signals::Signals::new(&[Signal::SIGTERM, Signal::SIGINT])?))
     }
 
     /// The next of them.
     pub(super) async fn next(&mut self) {
-        let name = tokio::select! {
-            _ = self.term.recv() => "SIGTERM",
-            _ = self.int.recv() => "SIGINT",
-        };
-        tracing::info!("{name}");
+        let signal = self.0.next().await;
+        tracing::info!("{signal}");
     }
 
     /// What one more signal means: the first drains, the second ends.

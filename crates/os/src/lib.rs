@@ -13,6 +13,7 @@ pub mod pipe;
 pub mod proc_net;
 pub mod process;
 pub mod seqpacket;
+pub mod signals;
 pub mod sock_diag;
 pub mod socket;
 

@@ -21,6 +21,7 @@ use berth_operate::upgrade::logs::end_of;
 use berth_options::check::{Checks, Mistakes, check_probe};
 use berth_os::namespaces::own_mounts;
 use berth_os::process::{Detached, detach, leave_terminal, set_oom_score};
+use berth_os::signals::Signals;
 use berth_shim::backend::probe::ProbeKind;
 use humantime::format_duration;
 use nix::sys::signal::{Signal, kill};
@@ -33,7 +34,6 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, timeout};
 use watch::{WaitOutcome, Watcher, stays};
 
@@ -366,9 +366,7 @@ fn not_begun(watcher: &Watcher, outcome: BridgeOutcome, directory: &Path) -> Exi
 /// reach it anyway, and must not end this process.
 async fn command(run: &[OsString]) -> std::io::Result<ExitStatus> {
     let Some((program, arguments)) = run.split_first() else { return Err(ErrorKind::InvalidInput.into()) };
-    let listen = |kind| signal(kind);
-    let (mut term, mut hup) = (listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
-    let (mut int, mut quit) = (listen(SignalKind::interrupt())?, listen(SignalKind::quit())?);
+    let mut signals = Signals::new(&[Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT])?;
     // Who has it there already is not to begin another.
     let mut child = tokio::process::Command::new(program).args(arguments).env_remove("BERTH_BRIDGE").spawn()?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
@@ -376,10 +374,9 @@ async fn command(run: &[OsString]) -> std::io::Result<ExitStatus> {
     loop {
         tokio::select! {
             status = child.wait() => return status,
-            _ = term.recv() => drop(pass(Signal::SIGTERM)),
-            _ = hup.recv() => drop(pass(Signal::SIGHUP)),
-            _ = int.recv() => {}
-            _ = quit.recv() => {}
+            signal = signals.next() => if matches!(signal, Signal::SIGTERM | Signal::SIGHUP) {
+                pass(signal);
+            }
         }
     }
 }

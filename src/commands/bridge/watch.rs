@@ -6,11 +6,15 @@ use berth_node::ipc::bridge::{BridgeOutcome, BridgeStatus, Connection, Differenc
 use berth_operate::bridge::machine::LATE;
 use berth_operate::service::LOST;
 use berth_operate::upgrade::progress::Progress;
+use berth_os::signals::Signals;
 use humantime::format_duration;
+use nix::sys::signal::Signal;
 use std::convert::Infallible;
 use std::io::Write;
 use std::net::SocketAddr;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Signals that end the wait.
+const SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
 /// A bridge that does not answer. New connections have long gone to who listens on the port itself: the steering is not renewed.
 pub(super) fn hangs(client: &Connection) -> String {
@@ -60,35 +64,27 @@ pub(super) struct Watcher {
     late: bool,
     /// How it ended while COMMAND ran.
     over: Option<BridgeOutcome>,
-    term: Signal,
-    int: Signal,
-    hup: Signal,
+    signals: Signals,
 }
 
 impl Watcher {
     pub(super) fn new(args: &ToldArgs) -> anyhow::Result<Self> {
-        let (term, int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let hup = signal(SignalKind::hangup())?;
-        let (progress, directory) = (Progress::default(), args.state_dir.clone());
         Ok(Self {
-            progress,
+            progress: Progress::default(),
             json: args.json,
-            directory,
+            directory: args.state_dir.clone(),
             step: None,
             preferred: None,
             steering_error: None,
             late: false,
             over: None,
-            term,
-            int,
-            hup,
+            signals: Signals::new(&SIGNALS)?,
         })
     }
 
     /// Forgets the signals that were meant for COMMAND.
     pub(super) fn listen_anew(&mut self) -> anyhow::Result<()> {
-        (self.term, self.int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        self.hup = signal(SignalKind::hangup())?;
+        self.signals = Signals::new(&SIGNALS)?;
         Ok(())
     }
 
@@ -119,9 +115,7 @@ impl Watcher {
                     say(hangs(client));
                     return Ok(WaitOutcome::Gone);
                 }
-                _ = self.term.recv() => return Ok(WaitOutcome::Interrupted),
-                _ = self.int.recv() => return Ok(WaitOutcome::Interrupted),
-                _ = self.hup.recv() => return Ok(WaitOutcome::Interrupted),
+                _ = self.signals.next() => return Ok(WaitOutcome::Interrupted),
             };
             answered = true;
             let status = match reply {

@@ -19,6 +19,7 @@ use berth_node::ipc::bridge::{
 use berth_node::terms::Phase;
 use berth_os::file::private_directory;
 use berth_os::seqpacket;
+use berth_os::signals::Signals;
 use berth_os::socket::Keepalive;
 use berth_shim::app::{self, Bound};
 use berth_shim::backend::probe::{Probe, ProbeConfig};
@@ -45,7 +46,6 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::process::Child;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
@@ -277,11 +277,9 @@ impl Bridge {
     }
 
     async fn run(mut self, bound: Bound, mut asks: mpsc::UnboundedReceiver<Asking>) -> BridgeOutcome {
-        let mut signals = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-            (Ok(term), Ok(int)) => (term, int),
-            (Err(error), _) | (_, Err(error)) => {
-                return BridgeOutcome::NotBegun(format!("cannot handle signals: {error}"));
-            }
+        let mut signals = match Signals::new(&[Signal::SIGTERM, Signal::SIGINT]) {
+            Ok(signals) => signals,
+            Err(error) => return BridgeOutcome::NotBegun(format!("cannot handle signals: {error}")),
         };
         let began = Instant::now();
         let speedup = self.plan.options.limits.speedup;
@@ -391,8 +389,7 @@ impl Bridge {
                 () = ended(&mut self.child) => {}
                 Some(done) = self.work.join_next() => self.done(done),
                 Some((ask, reply)) = asks.recv() => self.take(ask, reply),
-                _ = signals.0.recv() => self.told("SIGTERM"),
-                _ = signals.1.recv() => self.told("SIGINT"),
+                signal = signals.next() => self.told(signal),
                 Ok(()) = self.temporary.changed() => {}
                 Ok(()) = self.own.changed() => {}
                 Ok(()) = self.phase.changed() => {}
@@ -576,7 +573,7 @@ impl Bridge {
     }
 
     /// The first signal ends it as `berth bridge end` does, the next one at once.
-    fn told(&mut self, signal: &str) {
+    fn told(&mut self, signal: Signal) {
         tracing::info!("{signal}");
         let now = std::mem::replace(&mut self.was_told, true);
         if let Err(why) = self.end(now) {

@@ -17,13 +17,14 @@ use crate::service::{Demand, Keeping, Purpose, ServiceKeeper};
 use berth_cluster::Client;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply};
+use berth_os::signals::Signals;
+use nix::sys::signal::Signal;
 use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Lines of a failed container's log that are shown.
 const LINES: usize = 12;
@@ -92,7 +93,7 @@ pub async fn drive(
     let mut driver = Driver {
         machine: Machine::new(state.position.clone(), setting.limits, state.same()),
         observer: NodeObserver::new(&setting.run_dir),
-        signals: Signals::new()?,
+        signals: OperatorSignals::new()?,
         service: service.map_err(io::Error::other)?.map(ServiceKeeper::start),
         drain_trouble: String::new(),
         unreached: Vec::new(),
@@ -123,7 +124,7 @@ pub async fn drive(
 struct Driver<'a> {
     machine: Machine,
     observer: NodeObserver,
-    signals: Signals,
+    signals: OperatorSignals,
     service: Option<Keeping>,
     /// Why the last drain failed.
     drain_trouble: String,
@@ -479,28 +480,20 @@ fn brief(words: &str) -> String {
 }
 
 /// Signals that the operator sends. A terminal that is closed stops nothing.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    _hangup: Signal,
+struct OperatorSignals {
+    signals: Signals,
+    _hangup: Signals,
     count: u32,
 }
 
-impl Signals {
+impl OperatorSignals {
     fn new() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            _hangup: signal(SignalKind::hangup())?,
-            count: 0,
-        })
+        let signals = Signals::new(&[Signal::SIGINT, Signal::SIGTERM])?;
+        Ok(Self { signals, _hangup: Signals::new(&[Signal::SIGHUP])?, count: 0 })
     }
 
     async fn next(&mut self) -> bool {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
+        self.signals.next().await;
         self.count += 1;
         true
     }
