@@ -31,7 +31,7 @@ pub enum BridgeAction {
     /// Build a bridge, and leave it when the node's own kube-apiserver may be replaced
     Start(Box<BridgeStartArgs>),
     /// Print the bridge's status
-    Status(BridgeStatusArgs),
+    Status(ToldArgs),
     /// Restore the manifest and files of the node's own kube-apiserver, and end the bridge when that is ready
     Restore(BridgeRestoreArgs),
     /// End the bridge when the node's own kube-apiserver is ready
@@ -108,13 +108,6 @@ pub struct BridgeStartArgs {
     pub told: ToldArgs,
     #[command(flatten)]
     pub probe: ProbeArgs,
-}
-
-/// Options of `berth bridge status`.
-#[derive(Debug, Clone, Args)]
-pub struct BridgeStatusArgs {
-    #[command(flatten)]
-    pub told: ToldArgs,
 }
 
 /// Options of `berth bridge restore`.

@@ -17,9 +17,7 @@ use berth_options::log::LogArgs;
 #[cfg(feature = "operate")]
 use bridge::BRIDGE_STATUS;
 #[cfg(feature = "operate")]
-pub use bridge::{
-    BridgeAction, BridgeArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs, BridgeStatusArgs, ToldArgs,
-};
+pub use bridge::{BridgeAction, BridgeArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs, ToldArgs};
 use clap::{Parser, Subcommand};
 pub use generate::{Generate, GenerateArgs};
 #[cfg(feature = "operate")]
@@ -28,7 +26,7 @@ pub use node::StatusArgs;
 #[cfg(feature = "operate")]
 use operate::UPGRADE_STATUS;
 #[cfg(feature = "operate")]
-pub use operate::{DoctorArgs, EjectArgs, InjectArgs, ManifestArgs, UpgradeArgs};
+pub use operate::{DoctorArgs, InjectArgs, ManifestArgs, UpgradeArgs};
 #[cfg(feature = "rehearse")]
 pub use rehearse::{RehearseArgs, StandInArgs};
 
@@ -65,7 +63,7 @@ pub enum Command {
     Inject(Box<InjectArgs>),
     /// Take berth out of a manifest again
     #[cfg(feature = "operate")]
-    Eject(EjectArgs),
+    Eject(ManifestArgs),
     /// Check whether a kube-apiserver's manifest and its node allow an upgrade that loses nothing
     #[cfg(feature = "operate")]
     Doctor(DoctorArgs),

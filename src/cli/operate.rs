@@ -51,14 +51,6 @@ pub struct InjectArgs {
     pub probe: ProbeArgs,
 }
 
-/// Options of `berth eject`.
-#[derive(Debug, Clone, Args)]
-pub struct EjectArgs {
-    /// Which manifest, and where the result goes.
-    #[command(flatten)]
-    pub file: ManifestArgs,
-}
-
 /// What berth keeps on a node.
 #[derive(Debug, Clone, Args)]
 pub struct KeptArgs {

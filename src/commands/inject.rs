@@ -52,9 +52,9 @@ fn diagnose(manifest: &Manifest, ignore_errors: &[String]) -> Result<(), Refusal
     if findings.is_empty() { Ok(()) } else { text::gate(name, findings, ignore_errors) }
 }
 
-pub(super) fn eject(args: &crate::cli::EjectArgs) -> anyhow::Result<Exit> {
+pub(super) fn eject(args: &ManifestArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
-    let file = Target::check(&args.file, &mut checks);
+    let file = Target::check(args, &mut checks);
     let file = checks.finish(file).map_err(mistaken)?;
     let text = file.text()?;
     if let Some((backup, original)) = file.backup(&text)? {

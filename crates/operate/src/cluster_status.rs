@@ -1,11 +1,11 @@
 //! `berth status --cluster`: the instances of all nodes as their Leases have them, and whether the Service `kubernetes` names
 //! their addresses.
 
+use crate::report;
 use crate::upgrade::lock::{self, Holder, NAME};
 use berth_cluster::lease::{DURATION, Expiry, InstanceLease, LEASES, RENEWAL};
 use berth_cluster::service::{OF_SERVICE, addresses};
 use berth_cluster::{Client, Error};
-use hyper::StatusCode;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -157,17 +157,14 @@ fn age(expiry: &Expiry, name: &str, renewed: Option<SystemTime>, time: SystemTim
 /// Why the cluster cannot be asked, and what fixes it.
 #[must_use]
 pub fn explain(error: &Error) -> String {
-    let fix = match error.status() {
-        None => "see that an apiserver answers there",
-        Some(StatusCode::UNAUTHORIZED) => {
-            "the kubeconfig's credentials are not known there, or have expired: give another with --kubeconfig"
-        }
-        Some(StatusCode::FORBIDDEN) => {
-            "give the --kubeconfig of a user who may list Leases in berth-system and berth-upgrade, and EndpointSlices in default"
-        }
-        Some(_) => "try again",
-    };
-    format!("{error}: {fix}")
+    report::explain(
+        error,
+        [
+            "the kubeconfig's credentials are not known there, or have expired: give another with --kubeconfig",
+            "give the --kubeconfig of a user who may list Leases in berth-system and berth-upgrade, and EndpointSlices in default",
+            "try again",
+        ],
+    )
 }
 
 #[cfg(test)]

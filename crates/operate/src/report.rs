@@ -2,6 +2,7 @@
 
 use crate::manifest::file::FileError;
 use berth_options::check::Mistakes;
+use hyper::StatusCode;
 use serde::Serialize;
 use std::fmt::{self, Display};
 
@@ -48,6 +49,17 @@ impl Display for Finding {
         let parts = [&self.place, &self.cause, &self.fix].map(String::as_str);
         f.write_str(&parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(": "))
     }
+}
+
+/// Why the cluster's API cannot be asked, and what fixes it: where it does not know the credentials, does not allow the request, or fails.
+pub(crate) fn explain(error: &berth_cluster::Error, [unknown, forbidden, failed]: [&str; 3]) -> String {
+    let fix = match error.status() {
+        None => "see that an apiserver answers there",
+        Some(StatusCode::UNAUTHORIZED) => unknown,
+        Some(StatusCode::FORBIDDEN) => forbidden,
+        Some(_) => failed,
+    };
+    format!("{error}: {fix}")
 }
 
 #[derive(Debug, Default)]

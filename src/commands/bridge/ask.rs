@@ -2,7 +2,7 @@
 
 use super::watch::{WaitOutcome, Watcher, hangs, over, shown, stays};
 use super::{Exit, PATIENCE, print, say, unavailable};
-use crate::cli::{BridgeEndArgs, BridgeRestoreArgs, BridgeStatusArgs};
+use crate::cli::{BridgeEndArgs, BridgeRestoreArgs, ToldArgs};
 use berth_cluster::kubeconfig::ADMIN;
 use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply};
 use berth_operate::bridge::cgroup;
@@ -103,8 +103,8 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
     }
 }
 
-pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
-    let directory = &args.told.state_dir;
+pub(super) async fn status(args: &ToldArgs) -> anyhow::Result<Exit> {
+    let directory = &args.state_dir;
     let Ok(client) = Connection::ask(directory, &Ask::Status).await else { return Err(none(directory)) };
     let status = match timeout(PATIENCE, client.next()).await {
         Ok(Some(Reply::Status(status))) if status.outcome.is_none() => status,
@@ -112,7 +112,7 @@ pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
         Ok(_) => return Err(none(directory)),
         Err(_) => return Err(unavailable(hangs(&client))),
     };
-    if args.told.json {
+    if args.json {
         print(&format!("{}\n", serde_json::to_string_pretty(&status)?))?;
         return Ok(Exit::Ok);
     }

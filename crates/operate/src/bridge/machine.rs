@@ -9,6 +9,7 @@
 //! Where new connections go is not a matter of steps: once COMMAND has restarted the node's own, the bridge's relay gives them to
 //! that while it is ready, and to the temporary one when it is not.
 
+use crate::upgrade::progress::seconds;
 use berth_node::ipc::bridge::{BridgeOutcome, Step};
 use berth_node::terms::Speedup;
 use std::time::Duration;
@@ -520,10 +521,6 @@ fn keep_steered(seen: &BridgeObservation, lost: bool) -> Option<Action> {
 fn gone(seen: &BridgeObservation, elapsed: Duration) -> String {
     let why = if seen.temporary.running { "is not ready any more" } else { "ended" };
     format!("the temporary kube-apiserver {why} {} after it was ready", seconds(elapsed))
-}
-
-fn seconds(duration: Duration) -> String {
-    humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
 }
 
 #[cfg(test)]

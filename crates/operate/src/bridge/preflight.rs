@@ -4,6 +4,7 @@ use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::pod::{self, RunningPod};
 use super::{LOCK, instance, surroundings};
 use crate::command::{audit_log, find, strings};
+use crate::doctor::node::kilobytes;
 use crate::report::{Refusal, Report};
 use crate::service::{LOST, Purpose, ServiceKeeper};
 use berth_cluster::Client;
@@ -359,9 +360,7 @@ fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
 /// In bytes.
 fn available_memory() -> io::Result<u64> {
     let all = fs::read_to_string("/proc/meminfo")?;
-    let line = all.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other("it has no MemAvailable"))
+    kilobytes(&all, "MemAvailable").ok_or_else(|| io::Error::other("it has no MemAvailable"))
 }
 
 /// The addresses that are answered, those of a wildcard by that alone: one on `::` may answer IPv4 too.

@@ -6,7 +6,6 @@ use super::{Case, Finding, options};
 use crate::service;
 use berth_cluster::service::{OF_SERVICE, addresses, ports};
 use berth_cluster::{Client, Error};
-use berth_options::check;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -58,11 +57,8 @@ pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
 
 fn secure_ports(case: &Case<'_>, addresses: &[SocketAddr]) -> Option<Finding> {
     // With `berth exec`, the port of the first listen address is the apiserver's own.
-    let place = Layout::of(case.manifest).and_then(|layout| {
-        let first = options::place(&layout.apiserver.told)?.listen.first().and_then(|text| check::listen(text).ok())?;
-        Some(first.addr.port())
-    });
-    let own = place.or_else(|| case.manifest.secure_port().ok())?;
+    let berth = Layout::of(case.manifest).and_then(|layout| options::berth(&layout.apiserver.told));
+    let own = berth.map(|berth| berth.port()).or_else(|| case.manifest.secure_port().ok())?;
     let others: Vec<_> = addresses.iter().filter(|address| address.port() != own).map(ToString::to_string).collect();
     (!others.is_empty()).then(|| {
         SECURE_PORTS.at(

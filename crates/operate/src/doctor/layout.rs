@@ -27,6 +27,15 @@ pub(super) enum Told {
     Unseen,
 }
 
+impl Told {
+    pub(super) fn command(&self) -> Option<&PodCommand> {
+        match self {
+            Self::Options(command) => Some(command),
+            Self::Wrong(_) | Self::Unseen => None,
+        }
+    }
+}
+
 /// A container that runs berth.
 #[derive(Debug)]
 pub(super) struct Berth<'a> {

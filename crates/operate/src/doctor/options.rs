@@ -11,7 +11,7 @@ use berth_options::place::PlaceArgs;
 use berth_options::probe::ProbeArgs;
 use berth_options::shim::ShimArgs;
 use berth_shim::backend::probe::ProbeKind;
-use berth_shim::config::DirectMode;
+use berth_shim::config::{DirectMode, Listen};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -85,26 +85,31 @@ fn without_files(shim: &mut ShimArgs) {
 
 /// Which berth, which instance and where.
 pub(super) fn place(told: &Told) -> Option<&PlaceArgs> {
-    match told {
-        Told::Options(command) => match &**command {
-            PodCommand::Serve(serve) => Some(&serve.place),
-            PodCommand::Run(run) => Some(&run.place),
-            PodCommand::Exec(exec) => Some(&exec.place),
-            _ => None,
-        },
+    match told.command()? {
+        PodCommand::Serve(serve) => Some(&serve.place),
+        PodCommand::Run(run) => Some(&run.place),
+        PodCommand::Exec(exec) => Some(&exec.place),
         _ => None,
     }
 }
 
 fn shim(told: &Told) -> Option<&ShimArgs> {
-    match told {
-        Told::Options(command) => match &**command {
-            PodCommand::Serve(serve) => Some(&serve.shim),
-            PodCommand::Run(run) => Some(&run.shim),
-            _ => None,
-        },
+    match told.command()? {
+        PodCommand::Serve(serve) => Some(&serve.shim),
+        PodCommand::Run(run) => Some(&run.shim),
         _ => None,
     }
+}
+
+/// The first address at which a shim listens, which names the berth.
+pub(super) fn berth(told: &Told) -> Option<SocketAddr> {
+    check::listen(place(told)?.listen.first()?).ok().map(|first| first.addr)
+}
+
+/// Where a shim listens, as far as that is understood.
+pub(super) fn listen(told: &Told) -> Vec<Listen> {
+    let listen = place(told).map(|place| &place.listen[..]).unwrap_or_default();
+    listen.iter().filter_map(|text| check::listen(text).ok()).collect()
 }
 
 /// How the apiserver is asked.
@@ -132,8 +137,7 @@ pub fn shim_of(manifest: &Manifest) -> ShimOf {
         return ShimOf { berth, uid, server_name: None };
     };
     let told = layout.serving().map_or(&layout.apiserver.told, |serving| &serving.told);
-    let first = place(told).and_then(|place| check::listen(place.listen.first()?).ok());
-    let berth = first.map(|first| first.addr).filter(|berth| HOST_IP.parse() != Ok(berth.ip()));
+    let berth = berth(told).filter(|berth| HOST_IP.parse() != Ok(berth.ip()));
     ShimOf { berth, uid, server_name: probe(told).map(|probe| probe.probe_server_name.clone()) }
 }
 

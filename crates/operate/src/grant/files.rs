@@ -2,7 +2,7 @@
 //! if it mounts their directory and not the files: they have one of their own.
 
 use crate::manifest::document;
-use crate::manifest::file::fix;
+use crate::manifest::file::FileError;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use berth_cluster::account::FILE;
@@ -12,14 +12,7 @@ use serde_json::json;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::fchown;
-use std::path::{Path, PathBuf};
-
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write {}: {source}{}", path.display(), fix("write", source))]
-pub struct FileError {
-    path: PathBuf,
-    source: io::Error,
-}
+use std::path::Path;
 
 /// A shim's kubeconfig, with a token in another file of the same directory.
 #[must_use]
@@ -79,7 +72,7 @@ pub fn check(file: &Path) -> Result<(), String> {
 /// One of them cannot be written; a file is whole, the old one or the new one.
 pub fn write(file: &Path, uid: u32, kubeconfig: &str, token: &str) -> Result<(), FileError> {
     let directory = file.parent().unwrap_or(Path::new("/"));
-    private_directory(directory, uid).map_err(|source| FileError { path: directory.to_owned(), source })?;
+    private_directory(directory, uid).map_err(FileError::write(directory))?;
     // The token first: a kubeconfig without one would be none.
     for (path, text) in [(file.with_file_name(FILE), token), (file.to_owned(), kubeconfig)] {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -89,11 +82,9 @@ pub fn write(file: &Path, uid: u32, kubeconfig: &str, token: &str) -> Result<(),
             new.write_all(text.as_bytes())?;
             new.sync_all()
         };
-        replace(&path, &temporary, fill).map_err(|source| FileError { path, source })?;
+        replace(&path, &temporary, fill).map_err(FileError::write(&path))?;
     }
-    fs::File::open(directory)
-        .and_then(|opened| opened.sync_all())
-        .map_err(|source| FileError { path: directory.to_owned(), source })
+    fs::File::open(directory).and_then(|opened| opened.sync_all()).map_err(FileError::write(directory))
 }
 
 #[cfg(test)]

@@ -7,12 +7,13 @@
 pub mod files;
 pub mod objects;
 
+use crate::manifest::file::FileError;
+use crate::report;
 use berth_cluster::account::{FILE, Token, account_name, token_path, token_request};
 use berth_cluster::client::found;
 use berth_cluster::lease::NAMESPACE;
 use berth_cluster::service::MANAGER;
 use berth_cluster::{Access, Client, Error};
-use files::FileError;
 use hyper::StatusCode;
 use objects::Request;
 use rustls::pki_types::ServerName;
@@ -209,19 +210,16 @@ pub fn is_server_name(text: &str) -> bool {
 
 /// What is wrong with an administrator's request, and what fixes it.
 fn explain(error: &Error) -> String {
-    let fix = match error.status() {
-        None => "see that an apiserver answers there",
-        Some(StatusCode::UNAUTHORIZED) => {
-            "its credentials are not known there, or have expired: give another, such as kubeadm's /etc/kubernetes/admin.conf \
-             (kubeadm certs renew admin.conf)"
-        }
-        Some(StatusCode::FORBIDDEN) => {
+    report::explain(
+        error,
+        [
+            "its credentials are not known there, or have expired: give another, such as kubeadm's /etc/kubernetes/admin.conf (kubeadm \
+             certs renew admin.conf)",
             "give one of an administrator who may make Roles, such as kubeadm's /etc/kubernetes/admin.conf or super-admin.conf; or have \
-             the objects made that --print shows"
-        }
-        Some(_) => "run this again",
-    };
-    format!("{error}: {fix}")
+             the objects made that --print shows",
+            "run this again",
+        ],
+    )
 }
 
 #[cfg(test)]

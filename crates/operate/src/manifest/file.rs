@@ -40,6 +40,11 @@ pub fn fix(what: &str, error: &io::Error) -> &'static str {
 }
 
 impl FileError {
+    /// That this file cannot be written.
+    pub(crate) fn write(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |source| Self { what: "write", path: path.to_owned(), source }
+    }
+
     /// Whether it could be read, and what is in it is no manifest.
     #[must_use]
     pub fn is_content(&self) -> bool {
@@ -105,10 +110,10 @@ pub fn replace(path: &Path, text: impl AsRef<[u8]>) -> Result<(), FileError> {
 /// # Errors
 /// It cannot be written; then it is as it was.
 pub fn replace_or_make(path: &Path, text: impl AsRef<[u8]>, had: Option<Access>) -> Result<(), FileError> {
-    let failed = |source| FileError { what: "write", path: path.to_owned(), source };
+    let failed = FileError::write(path);
     let path = match path.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
-        other => other.map_err(failed)?,
+        other => other.map_err(&failed)?,
     };
     sweep(&path);
     let temporary = path.with_file_name(format!("{}{}", temporary_prefix(&path), std::process::id()));

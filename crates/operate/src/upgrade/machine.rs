@@ -10,6 +10,7 @@
 
 mod terms;
 
+use super::progress::seconds;
 use std::time::Duration;
 pub use terms::{
     Action, Content, Hopeless, InstanceObservation, Limits, NodeObservation, Position, Slot, Step, UpgradeOutcome,
@@ -440,10 +441,6 @@ impl Since {
             Slot::Temporary => self.temporary,
         }
     }
-}
-
-fn seconds(duration: Duration) -> String {
-    humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
 }
 
 #[cfg(test)]

@@ -8,6 +8,11 @@ use std::time::{Duration, Instant};
 /// Time between two lines on the same wait.
 const AGAIN: Duration = Duration::from_secs(15);
 
+/// A time in whole seconds.
+pub(crate) fn seconds(duration: Duration) -> String {
+    humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
+}
+
 #[derive(Debug)]
 pub struct Progress {
     began: Instant,

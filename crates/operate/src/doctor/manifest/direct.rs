@@ -6,7 +6,6 @@ use super::super::{Check, options};
 use super::Examiner;
 use crate::manifest::names::STEERING;
 use berth_cluster::yaml::YamlNode;
-use berth_options::check;
 use berth_shim::config::{DirectMode, is_steered};
 
 impl Examiner<'_> {
@@ -33,8 +32,7 @@ impl Examiner<'_> {
             let fix = format!("add {} to securityContext.capabilities.add of {name}", lacks.join(" and "));
             found(DIRECT_CAPABILITIES, cause, fix);
         }
-        let listen = options::place(&shim.told).map(|place| &place.listen[..]).unwrap_or_default();
-        let addresses: Vec<_> = listen.iter().filter_map(|text| check::listen(text).ok()).map(|it| it.addr).collect();
+        let addresses: Vec<_> = options::listen(&shim.told).into_iter().map(|listen| listen.addr).collect();
         if !addresses.is_empty() && !addresses.iter().any(is_steered) {
             let said: Vec<_> = addresses.iter().map(ToString::to_string).collect();
             found(

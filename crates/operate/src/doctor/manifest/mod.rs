@@ -11,7 +11,6 @@ use crate::manifest::inject::{self, Rule, Wrapping, judge};
 use crate::manifest::split;
 use berth_cluster::yaml::YamlNode;
 use berth_options::PodCommand;
-use berth_options::check;
 use berth_options::place::PlaceArgs;
 use berth_options::probe::ProbeArgs;
 use berth_shim::backend::probe::ProbeKind;
@@ -180,8 +179,8 @@ impl Examiner<'_> {
             differ.push("the berth (the first BERTH_LISTEN)");
         }
         // A shim with --backend or --discover does not look for an instance of this name.
-        let named = matches!(&shim.told, Told::Options(command)
-            if matches!(&**command, PodCommand::Serve(serve) if serve.backend.is_none() && !serve.discover));
+        let named = matches!(shim.told.command(), Some(PodCommand::Serve(serve))
+            if serve.backend.is_none() && !serve.discover);
         if named && own.instance != other.instance {
             differ.push("the instance (BERTH_INSTANCE)");
         }
@@ -214,8 +213,7 @@ impl Examiner<'_> {
     }
 
     fn privileged_port(&mut self, shim: &Berth<'_>) {
-        let listen = options::place(&shim.told).map(|place| &place.listen[..]).unwrap_or_default();
-        let ports = listen.iter().filter_map(|text| check::listen(text).ok()).map(|listen| listen.addr.port());
+        let ports = options::listen(&shim.told).into_iter().map(|listen| listen.addr.port());
         let Some(port) = ports.min().filter(|port| *port < FIRST_UNPRIVILEGED) else { return };
         let capability = |list: &str, names: [&str; 2]| {
             let all = shim.container.node().at(&["securityContext", "capabilities", list]).map(YamlNode::items);

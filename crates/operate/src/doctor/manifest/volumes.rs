@@ -1,7 +1,7 @@
 //! Volumes: where the shims of a node meet, and where the binary comes from.
 
 use super::super::checks::{BINARY_MISSING, RUN_DIR_OWNER, RUN_DIR_VOLUME};
-use super::super::layout::{Layout, Told, uid};
+use super::super::layout::{Layout, uid};
 use super::super::options;
 use super::Examiner;
 use crate::manifest::Container;
@@ -59,11 +59,8 @@ impl Examiner<'_> {
     pub(super) fn install(&mut self, layout: &Layout<'_>) {
         let apiserver = layout.apiserver.container;
         let uid = uid(apiserver);
-        let copy = layout.install.as_ref().and_then(|install| match &install.told {
-            Told::Options(command) => match &**command {
-                PodCommand::CopySelf(args) => Some((install.container, args)),
-                _ => None,
-            },
+        let copy = layout.install.as_ref().and_then(|install| match install.told.command()? {
+            PodCommand::CopySelf(args) => Some((install.container, args)),
             _ => None,
         });
         if let Some(mount) = apiserver.mount_of(layout.binary)

@@ -6,8 +6,8 @@ use super::{Certificates, Clients, Credentials, Uncovered, covered, run_dir_on_n
 use crate::manifest::Manifest;
 use berth_cluster::yaml::YamlNode;
 use berth_node::ipc;
-use berth_node::registry::{self, RunDir, lease};
-use berth_options::check;
+use berth_node::registry::lease::{self, Lease};
+use berth_node::registry::{self, BerthDir, RunDir};
 use berth_os::proc_net::{Entry, Process, listeners, process_of};
 use berth_os::{clock, netdevice};
 use berth_shim::config::Listen;
@@ -177,21 +177,16 @@ impl Facts {
 
     /// The shims of a run directory, and what is left of earlier ones.
     fn look_into(&mut self, path: &Path) {
-        let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::boottime()) else { return };
         let Ok(node) = berth_node::snapshot::RunDirSnapshot::read(Some(path)) else { return };
-        let mut live = Vec::new();
-        let mut stale = 0;
-        let berths = RunDir::find(path).ok().flatten().and_then(|run_dir| run_dir.berths().ok()).unwrap_or_default();
-        for lease in berths.iter().filter_map(|berth| lease::list(berth).ok()).flat_map(|listing| listing.found) {
-            if lease.is_live(&boot, now) {
-                live.push(lease.instance.clone());
-                self.shims.push(LiveShim { instance: lease.instance.to_string(), version: lease.berth_version });
-            } else {
-                stale += 1;
-            }
-        }
+        let Some((live, stale)) = leases(path) else { return };
+        let live: Vec<_> = live.into_iter().map(|(_, lease)| lease).collect();
+        self.shims.extend(
+            live.iter()
+                .map(|lease| LiveShim { instance: lease.instance.to_string(), version: lease.berth_version.clone() }),
+        );
         let dead = node.instances.iter().filter(|known| known.record.as_ref().is_some_and(|record| !record.alive));
-        let sockets = node.instances.iter().filter(|known| known.socket && !live.contains(&known.id));
+        let sockets =
+            node.instances.iter().filter(|known| known.socket && live.iter().all(|lease| lease.instance != known.id));
         let counts = [
             (dead.count(), "record of an apiserver", "records of apiservers"),
             (stale, "lease of a shim", "leases of shims"),
@@ -212,20 +207,28 @@ impl Facts {
 pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
     let path = Layout::of(manifest).and_then(|layout| run_dir_on_node(&layout));
     let Some(path) = path.map(|path| root.join(path.strip_prefix("/").unwrap_or(&path))) else { return Vec::new() };
-    let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::boottime()) else { return Vec::new() };
-    let berths = RunDir::find(&path).ok().flatten().and_then(|run_dir| run_dir.berths().ok()).unwrap_or_default();
-    let mut said = Vec::new();
-    for berth in &berths {
-        let leases = lease::list(berth).map(|listing| listing.found).unwrap_or_default();
-        for instance in leases.into_iter().filter(|lease| lease.is_live(&boot, now)).map(|lease| lease.instance) {
-            let Ok(socket) = berth.socket_path(&instance) else { continue };
-            // A shim that does not answer is reported by its siblings.
-            let Ok(status) = ipc::status(&socket, ipc::PATIENCE).await else { continue };
-            let pair = |other| format!("the shims of {instance} and {other} have no connection");
-            said.extend(status.unconnected.iter().map(pair));
-        }
+    let mut found = Vec::new();
+    for (berth, lease) in leases(&path).map(|(live, _)| live).unwrap_or_default() {
+        let Ok(socket) = berth.socket_path(&lease.instance) else { continue };
+        // A shim that does not answer is reported by its siblings.
+        let Ok(status) = ipc::status(&socket, ipc::PATIENCE).await else { continue };
+        let pair = |other| format!("the shims of {} and {other} have no connection", lease.instance);
+        found.extend(status.unconnected.iter().map(pair));
     }
-    said
+    found
+}
+
+/// The live leases of a run directory, and how many there are of shims that ended.
+fn leases(path: &Path) -> Option<(Vec<(BerthDir, Lease)>, usize)> {
+    let (boot, now) = (clock::boot_id().ok()?, clock::boottime().ok()?);
+    let berths = RunDir::find(path).ok().flatten().and_then(|run_dir| run_dir.berths().ok()).unwrap_or_default();
+    let of = |berth: BerthDir| {
+        let found = lease::list(&berth).map(|listing| listing.found).unwrap_or_default();
+        found.into_iter().map(move |lease| (berth.clone(), lease))
+    };
+    let (live, stale): (Vec<_>, Vec<_>) =
+        berths.into_iter().flat_map(of).partition(|(_, lease)| lease.is_live(&boot, now));
+    Some((live, stale.len()))
 }
 
 /// The path and type of a volume that is a hostPath, and its line.
@@ -248,9 +251,7 @@ fn kind(path: &Path) -> Option<&'static str> {
 
 /// Where the shim of a manifest listens.
 pub(in super::super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
-    let place = layout.serving().and_then(|serving| options::place(&serving.told));
-    let listen = place.map(|place| &place.listen[..]).unwrap_or_default();
-    listen.iter().filter_map(|text| check::listen(text).ok()).collect()
+    layout.serving().map(|serving| options::listen(&serving.told)).unwrap_or_default()
 }
 
 /// Ports by which clients reach kube-apiserver: the shim's, and its own where it was without berth.
@@ -304,7 +305,7 @@ fn ticks(stat: &str) -> Option<u64> {
 }
 
 /// A line such as `MemAvailable:   123 kB`, in bytes.
-fn kilobytes(text: &str, name: &str) -> Option<u64> {
+pub(crate) fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
