@@ -6,15 +6,13 @@ use berth_cluster::Client;
 use berth_operate::doctor::cluster::Cluster;
 use berth_operate::doctor::{Case, beside, examine, excuse, node, text};
 use berth_operate::manifest::Manifest;
-use berth_operate::manifest::file::read;
+use berth_operate::manifest::file::{is_in, read};
 use berth_operate::report::Severity;
+use berth_operate::upgrade::begin::FILE;
 use berth_operate::upgrade::state::interrupted;
 use berth_options::check::Mistakes;
 use std::io::IsTerminal;
 use std::path::Path;
-
-/// Name of kube-apiserver's static pod, which is kubeadm's.
-const FILE: &str = "kube-apiserver.yaml";
 
 pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     let name = match args.manifest.to_str() {
@@ -65,12 +63,6 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     print(&said)?;
     let fails = findings.iter().any(|finding| finding.severity == Severity::Error);
     Ok(if fails { Exit::No } else { exit })
-}
-
-/// Whether a file is one of a directory.
-fn is_in(file: &Path, directory: &Path) -> bool {
-    let parent = file.canonicalize().ok().and_then(|file| file.parent().map(Path::to_owned));
-    parent.is_some() && directory.canonicalize().ok() == parent
 }
 
 fn ask(kubeconfig: &Path) -> anyhow::Result<Result<Cluster, String>> {

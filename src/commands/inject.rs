@@ -21,7 +21,7 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let options = check(args, &mut checks);
     let file = Target::check(&args.file, &mut checks);
-    let (options, file) = checks.finish(options.zip(file)).map_err(mistaken)?;
+    let (options, file) = checks.finish(options.map(|options| (options, file))).map_err(mistaken)?;
     let text = file.text()?;
     let original = file.backup(&text)?.map(|(_, original)| original);
     let outcome = inject_over(&text, original, &options).map_err(|problems| file.told(&problems))?;
@@ -55,7 +55,7 @@ fn diagnose(manifest: &Manifest, ignore_errors: &[String]) -> Result<(), Refusal
 pub(super) fn eject(args: &ManifestArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let file = Target::check(args, &mut checks);
-    let file = checks.finish(file).map_err(mistaken)?;
+    let file = checks.finish(Some(file)).map_err(mistaken)?;
     let text = file.text()?;
     if let Some((backup, original)) = file.backup(&text)? {
         say(format_args!("note: the original is {}", backup.display()));
@@ -77,7 +77,7 @@ struct Target {
 }
 
 impl Target {
-    fn check(args: &ManifestArgs, checks: &mut Checks) -> Option<Self> {
+    fn check(args: &ManifestArgs, checks: &mut Checks) -> Self {
         let file = Self {
             path: args.path.clone(),
             write: args.write,
@@ -94,7 +94,7 @@ impl Target {
                 args.kept.backup_dir.display()
             ));
         }
-        Some(file)
+        file
     }
 
     fn is_stdin(&self) -> bool {

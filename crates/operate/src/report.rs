@@ -1,6 +1,7 @@
 //! What a command finds: each problem with its place, its cause, its fix and how bad it is.
 
 use crate::manifest::file::FileError;
+use crate::upgrade::state::StateError;
 use berth_options::check::Mistakes;
 use hyper::StatusCode;
 use serde::Serialize;
@@ -109,6 +110,12 @@ impl Report {
 impl From<FileError> for Refusal {
     fn from(error: FileError) -> Self {
         if error.is_content() { Self::usage(vec![error.to_string()]) } else { Self::unavailable(&error) }
+    }
+}
+
+impl From<StateError> for Refusal {
+    fn from(error: StateError) -> Self {
+        Self::unavailable(&error)
     }
 }
 

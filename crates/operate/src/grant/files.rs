@@ -72,7 +72,7 @@ pub fn check(file: &Path) -> Result<(), String> {
 /// One of them cannot be written; a file is whole, the old one or the new one.
 pub fn write(file: &Path, uid: u32, kubeconfig: &str, token: &str) -> Result<(), FileError> {
     let directory = file.parent().unwrap_or(Path::new("/"));
-    private_directory(directory, uid).map_err(FileError::write(directory))?;
+    private_directory(directory, uid).map_err(FileError::of("write", directory))?;
     // The token first: a kubeconfig without one would be none.
     for (path, text) in [(file.with_file_name(FILE), token), (file.to_owned(), kubeconfig)] {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -82,9 +82,9 @@ pub fn write(file: &Path, uid: u32, kubeconfig: &str, token: &str) -> Result<(),
             new.write_all(text.as_bytes())?;
             new.sync_all()
         };
-        replace(&path, &temporary, fill).map_err(FileError::write(&path))?;
+        replace(&path, &temporary, fill).map_err(FileError::of("write", &path))?;
     }
-    fs::File::open(directory).and_then(|opened| opened.sync_all()).map_err(FileError::write(directory))
+    fs::File::open(directory).and_then(|opened| opened.sync_all()).map_err(FileError::of("write", directory))
 }
 
 #[cfg(test)]

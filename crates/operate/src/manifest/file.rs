@@ -40,9 +40,9 @@ pub fn fix(what: &str, error: &io::Error) -> &'static str {
 }
 
 impl FileError {
-    /// That this file cannot be written.
-    pub(crate) fn write(path: &Path) -> impl Fn(io::Error) -> Self {
-        move |source| Self { what: "write", path: path.to_owned(), source }
+    /// Of what was done with a file, such as `read`.
+    pub(crate) fn of(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+        move |source| Self { what, path: path.to_owned(), source }
     }
 
     /// Whether it could be read, and what is in it is no manifest.
@@ -57,13 +57,12 @@ impl FileError {
 /// # Errors
 /// It cannot be read, is larger than any manifest or no text.
 pub fn read(path: &Path) -> Result<String, FileError> {
-    let failed = |source| FileError { what: "read", path: path.to_owned(), source };
     if path == Path::new("-") {
         limited(&mut io::stdin().lock())
     } else {
         File::open(path).and_then(|mut file| limited(&mut file))
     }
-    .map_err(failed)
+    .map_err(FileError::of("read", path))
 }
 
 fn limited(input: &mut dyn Read) -> io::Result<String> {
@@ -110,7 +109,7 @@ pub fn replace(path: &Path, text: impl AsRef<[u8]>) -> Result<(), FileError> {
 /// # Errors
 /// It cannot be written; then it is as it was.
 pub fn replace_or_make(path: &Path, text: impl AsRef<[u8]>, had: Option<Access>) -> Result<(), FileError> {
-    let failed = FileError::write(path);
+    let failed = FileError::of("write", path);
     let path = match path.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
         other => other.map_err(&failed)?,
@@ -158,6 +157,13 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
+/// Whether a file is there, and in this directory.
+#[must_use]
+pub fn is_in(file: &Path, directory: &Path) -> bool {
+    let parent = file.canonicalize().ok().and_then(|file| file.parent().map(Path::to_owned));
+    parent.is_some() && directory.canonicalize().ok() == parent
+}
+
 /// Time and version for the name of a kept manifest, for people; names sort by time. `time` is RFC 3339.
 #[must_use]
 pub fn stamp(time: &str, text: &str) -> String {
@@ -193,8 +199,7 @@ impl Backups {
     /// Whether the directory is the file's own, where a kubelet would read backups as manifests.
     #[must_use]
     pub fn beside(&self, manifest: &Path) -> bool {
-        let directory = manifest.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
-        directory.is_some() && self.directory.canonicalize().ok() == directory
+        is_in(manifest, &self.directory)
     }
 
     /// The original of a file with this text, and where it lies; if the text is what was written.
@@ -202,15 +207,15 @@ impl Backups {
     /// # Errors
     /// It is there and cannot be read.
     pub fn find(&self, manifest: &Path, text: &str) -> Result<Option<(PathBuf, String)>, FileError> {
-        let failed = |source| FileError { what: "read", path: self.directory.clone(), source };
+        let failed = FileError::of("read", &self.directory);
         let entries = match fs::read_dir(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            other => other.map_err(failed)?,
+            other => other.map_err(&failed)?,
         };
         let (prefix, suffix) = ends(manifest, text);
         let mut names = Vec::new();
         for entry in entries {
-            let name = entry.map_err(failed)?.file_name();
+            let name = entry.map_err(&failed)?.file_name();
             let between = name.to_str().and_then(|name| name.strip_prefix(&prefix)?.strip_suffix(&suffix));
             names.extend(between.is_some_and(|it| it.starts_with('.')).then_some(name));
         }
@@ -226,7 +231,7 @@ impl Backups {
     /// It cannot be written.
     pub fn keep(&self, manifest: &Path, original: &str, text: &str) -> Result<PathBuf, FileError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
-        made.map_err(|source| FileError { what: "make the directory", path: self.directory.clone(), source })?;
+        made.map_err(FileError::of("make the directory", &self.directory))?;
         let path = match self.find(manifest, text)? {
             Some((path, _)) => path,
             None => {

@@ -12,7 +12,7 @@ use super::state::{self, State, Store};
 use crate::doctor::cluster::Cluster;
 use crate::doctor::{Case, beside, examine, node, text};
 use crate::manifest::Manifest;
-use crate::manifest::file::{Access, Backups, read};
+use crate::manifest::file::{Access, Backups, is_in, read};
 use crate::report::{Refusal, Severity};
 use crate::service::{Purpose, ServiceKeeper};
 use berth_cluster::Client;
@@ -74,14 +74,13 @@ impl UpgradeOptions {
                 self.backup_dir.display()
             ));
         }
-        if let Some(manifest) = &self.manifest {
-            let real = manifest.canonicalize().ok();
-            if real.as_deref().and_then(Path::parent) == self.canonical.parent() {
-                mistakes.push(format!(
-                    "--manifest {} is in the kubelet's directory, where it runs already: keep it elsewhere",
-                    manifest.display()
-                ));
-            }
+        if let Some(manifest) = &self.manifest
+            && self.canonical.parent().is_some_and(|directory| is_in(manifest, directory))
+        {
+            mistakes.push(format!(
+                "--manifest {} is in the kubelet's directory, where it runs already: keep it elsewhere",
+                manifest.display()
+            ));
         }
         if std::fs::symlink_metadata(&self.canonical).is_ok_and(|meta| meta.is_symlink()) {
             mistakes.push(format!(
@@ -134,7 +133,7 @@ pub struct Begun {
 /// # Errors
 /// Why it cannot begin.
 pub async fn dry_run(options: &UpgradeOptions, progress: &Progress) -> Result<Vec<String>, Refusal> {
-    let (state, setting) = match state::find(&options.backup_dir).map_err(|error| Refusal::unavailable(&error))? {
+    let (state, setting) = match state::find(&options.backup_dir)? {
         Some(state) => go_on(options, state, progress)?,
         None => fresh(options, progress).await?,
     };
@@ -146,8 +145,8 @@ pub async fn dry_run(options: &UpgradeOptions, progress: &Progress) -> Result<Ve
 /// # Errors
 /// Why not; nothing was changed.
 pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begun, Refusal> {
-    let store = Store::open(&options.backup_dir).map_err(|error| Refusal::unavailable(&error))?;
-    if let Some(state) = store.load().map_err(|error| Refusal::unavailable(&error))? {
+    let store = Store::open(&options.backup_dir)?;
+    if let Some(state) = store.load()? {
         let (state, mut setting) = go_on(options, state, progress)?;
         setting.lock = take_lock(options, &state, &setting, true, progress).await?;
         return Ok(Begun { state, store, setting });
@@ -156,7 +155,7 @@ pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begu
     setting.lock = take_lock(options, &state, &setting, false, progress).await?;
     let begun = async {
         // In this order: an upgrade that is killed in between has not marked the lock, and leaves nothing that cannot be resumed.
-        store.save(&state).map_err(|error| Refusal::unavailable(&error))?;
+        store.save(&state)?;
         match &setting.lock {
             Some(lock) => lock
                 .mark(progress)
@@ -222,7 +221,8 @@ fn go_on(options: &UpgradeOptions, state: State, progress: &Progress) -> Result<
     let under_way = format!("an upgrade that began at {} is under way (step {})", state.started, step.name());
     let mut mistakes = Vec::new();
     if state.canonical != options.canonical {
-        mistakes.push(format!("{under_way} in another directory: give --manifests-dir {}", parent(&state.canonical)));
+        let parent = state.canonical.parent().unwrap_or(&state.canonical);
+        mistakes.push(format!("{under_way} in another directory: give --manifests-dir {}", parent.display()));
     }
     if let Some(path) = &options.manifest
         && read(path)? != state.new
@@ -495,8 +495,4 @@ fn check_pair(options: &UpgradeOptions, old: &ApiserverPod, new: &ApiserverPod, 
             canonical.display()
         ));
     }
-}
-
-fn parent(path: &Path) -> String {
-    path.parent().unwrap_or(path).display().to_string()
 }

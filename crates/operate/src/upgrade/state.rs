@@ -5,12 +5,10 @@
 //! other; it ends with the process, however that ends.
 
 use super::machine::{Position, Version};
-use crate::manifest::file::{Access, FileError, fix, replace, stamp};
+use crate::manifest::file::{Access, FileError, is_in, replace, stamp};
 use berth_node::instance::InstanceId;
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -34,15 +32,8 @@ pub enum StateError {
     /// Another run has the lock.
     #[error("another `berth upgrade` runs (it holds {}): wait for it", .0.display())]
     Busy(PathBuf),
-    #[error("cannot {what} {}: {source}{}", path.display(), fix(what, source))]
-    Io {
-        /// What was tried.
-        what: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
     #[error(transparent)]
-    Write(#[from] FileError),
+    File(#[from] FileError),
     /// It is there and not understood.
     #[error(
         "{} is not understood: {why}: it belongs to an upgrade that was interrupted; finish it with the berth that began \
@@ -113,7 +104,7 @@ impl State {
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
-    _lock: Flock<File>,
+    _lock: File,
 }
 
 impl Store {
@@ -123,24 +114,19 @@ impl Store {
     /// See [`StateError`].
     pub fn open(directory: &Path) -> Result<Self, StateError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        made.map_err(|source| StateError::Io { what: "make the directory", path: directory.to_owned(), source })?;
+        made.map_err(FileError::of("make the directory", directory))?;
         let path = directory.join("upgrade.lock");
-        let failed = |what| {
-            let path = path.clone();
-            move |source| StateError::Io { what, path, source }
-        };
         let mut options = OpenOptions::new();
         let file = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let mut file = file.open(&path).map_err(failed("open"))?;
+        let file = file.open(&path).map_err(FileError::of("open", &path))?;
         let deadline = Instant::now() + LEFT;
         loop {
-            file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(Self { path: directory.join(NAME), _lock: lock }),
-                Err((file, Errno::EWOULDBLOCK)) if Instant::now() < deadline => file,
-                Err((_, Errno::EWOULDBLOCK)) => return Err(StateError::Busy(path)),
-                Err((_, errno)) => return Err(failed("lock")(errno.into())),
-            };
-            thread::sleep(LEFT / 50);
+            match file.try_lock() {
+                Ok(()) => return Ok(Self { path: directory.join(NAME), _lock: file }),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(LEFT / 50),
+                Err(TryLockError::WouldBlock) => return Err(StateError::Busy(path)),
+                Err(TryLockError::Error(error)) => return Err(FileError::of("lock", &path)(error).into()),
+            }
         }
     }
 
@@ -170,11 +156,8 @@ impl Store {
     /// # Errors
     /// See [`StateError`]; then the one before is there.
     pub fn save(&self, state: &State) -> Result<(), StateError> {
-        let text = serde_json::to_string_pretty(state).map_err(|error| StateError::Io {
-            what: "write",
-            path: self.path.clone(),
-            source: error.into(),
-        })?;
+        let text = serde_json::to_string_pretty(state);
+        let text = text.map_err(|error| FileError::of("write", &self.path)(error.into()))?;
         Ok(replace(&self.path, &(text + "\n"))?)
     }
 
@@ -196,7 +179,7 @@ pub fn remove(path: &Path) -> Result<(), StateError> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all()),
     };
-    removed.map_err(|source| StateError::Io { what: "remove", path: path.to_owned(), source })
+    Ok(removed.map_err(FileError::of("remove", path))?)
 }
 
 /// The upgrade that has begun, without the lock: to read only.
@@ -214,9 +197,7 @@ pub fn find(directory: &Path) -> Result<Option<State>, StateError> {
 /// Why not, and what to do; or the state cannot be read.
 pub fn leave_alone(directory: &Path, file: &Path) -> Result<(), String> {
     let Some(state) = find(directory).map_err(|error| error.to_string())? else { return Ok(()) };
-    let within = |path: &Path| path.canonicalize().ok()?.parent().map(Path::to_owned);
-    let own = state.canonical.parent().and_then(|parent| parent.canonicalize().ok());
-    if own.is_none() || within(file) != own {
+    if !state.canonical.parent().is_some_and(|own| is_in(file, own)) {
         return Ok(());
     }
     let State { started, position, .. } = &state;
@@ -244,7 +225,7 @@ pub fn interrupted(directory: &Path) -> Option<String> {
 fn load(path: &Path) -> Result<Option<State>, StateError> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(|source| StateError::Io { what: "read", path: path.to_owned(), source })?,
+        other => other.map_err(FileError::of("read", path))?,
     };
     parse(&bytes).map(Some).map_err(|why| StateError::Format { path: path.to_owned(), why })
 }
