@@ -13,6 +13,11 @@ use std::path::{Path, PathBuf};
 /// Where kubeadm leaves an admin's kubeconfig.
 pub const ADMIN: &str = "/etc/kubernetes/admin.conf";
 
+/// The kubeconfig that is given, or kubeadm's for an administrator, if that is there.
+pub fn given_or_admin(given: Option<&Path>) -> Option<&Path> {
+    given.or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists()))
+}
+
 /// Largest kubeconfig or file named in one, in bytes.
 const MAX_SIZE: u64 = 1 << 20;
 

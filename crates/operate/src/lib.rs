@@ -13,3 +13,4 @@ pub mod manifest;
 pub mod report;
 pub mod service;
 pub mod upgrade;
+pub mod wait;

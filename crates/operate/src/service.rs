@@ -7,6 +7,7 @@
 //! What a command that was killed left there is known by the node and its boot, an upgrade's also by the time of its last
 //! renewal: the next bridge or upgrade removes it, and any `berth bridge end`. An upgrade that is resumed soon takes over its own.
 
+use crate::wait::until;
 use berth_cluster::client::found;
 use berth_cluster::service::{self, Family, MANAGER};
 use berth_cluster::watch::{Objects, follow, pauses};
@@ -20,7 +21,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 /// Longest time that a request may take: then another instance is asked.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -186,19 +187,15 @@ impl ServiceKeeper {
     /// # Errors
     /// It cannot be asked.
     pub async fn names_node(&self) -> Result<bool, Error> {
-        let began = Instant::now();
-        loop {
+        let ask = async || {
             let slice = found(self.client.get(&service::slice_path("kubernetes")).await);
-            let named = slice.map(|slice| slice.is_some_and(|slice| self.is_in(service::addresses(&slice))));
-            let may_change = match &named {
-                Ok(named) => !named,
-                Err(error) => error.status().is_none(),
-            };
-            if !may_change || began.elapsed() >= ROUND {
-                return named;
-            }
-            sleep(AGAIN).await;
-        }
+            slice.map(|slice| slice.is_some_and(|slice| self.is_in(service::addresses(&slice))))
+        };
+        let counts = |named: &Result<bool, Error>| match named {
+            Ok(named) => *named,
+            Err(error) => error.status().is_some(),
+        };
+        until(ROUND, AGAIN, ask, counts).await
     }
 
     fn is_in(&self, mut addresses: impl Iterator<Item = IpAddr>) -> bool {

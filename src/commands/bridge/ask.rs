@@ -3,7 +3,7 @@
 use super::watch::{WaitOutcome, Watcher, hangs, over, shown, stays};
 use super::{Exit, PATIENCE, print, say, unavailable};
 use crate::cli::{BridgeEndArgs, BridgeRestoreArgs, ToldArgs};
-use berth_cluster::kubeconfig::ADMIN;
+use berth_cluster::kubeconfig::given_or_admin;
 use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply};
 use berth_operate::bridge::cgroup;
 use berth_operate::bridge::surroundings::elsewhere;
@@ -81,8 +81,7 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
 
 /// There is none here, but what one left in the cluster may be.
 async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
-    let kubeconfig = args.kubeconfig.as_deref().or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists()));
-    let Some(kubeconfig) = kubeconfig else { return Err(none(directory)) };
+    let Some(kubeconfig) = given_or_admin(args.kubeconfig.as_deref()) else { return Err(none(directory)) };
     let left = match berth_cluster::Client::from_kubeconfig(kubeconfig) {
         Ok(client) => sweep(&client, Some(&host_name())).await.map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),

@@ -18,6 +18,7 @@ use berth_operate::bridge::{DIRECTORY, cgroup, logs};
 use berth_operate::command::find;
 use berth_operate::report::Refusal;
 use berth_operate::upgrade::logs::end_of;
+use berth_operate::wait::until;
 use berth_options::check::{Checks, Mistakes, check_probe};
 use berth_os::namespaces::own_mounts;
 use berth_os::process::{Detached, detach, leave_terminal, set_oom_score};
@@ -34,7 +35,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use watch::{WaitOutcome, Watcher, stays};
 
 /// Longest time until a bridge answers at all.
@@ -79,11 +80,8 @@ async fn status(directory: &Path) -> Option<BridgeStatus> {
 async fn end_last(directory: &Path) {
     let Some(last) = status(directory).await.filter(|last| last.outcome.is_some()) else { return };
     if Connection::ask(directory, &Ask::End { now: true }).await.is_ok() {
-        let lives = || std::fs::read(format!("/proc/{}/cmdline", last.pid)).is_ok_and(|line| !line.is_empty());
-        let until = Instant::now() + PATIENCE;
-        while lives() && Instant::now() < until {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let lives = async || std::fs::read(format!("/proc/{}/cmdline", last.pid)).is_ok_and(|line| !line.is_empty());
+        until(PATIENCE, Duration::from_millis(20), lives, |lives| !lives).await;
     }
 }
 

@@ -8,7 +8,7 @@ use crate::doctor::node::kilobytes;
 use crate::report::{Refusal, Report};
 use crate::service::{LOST, Purpose, ServiceKeeper};
 use berth_cluster::Client;
-use berth_cluster::kubeconfig::ADMIN;
+use berth_cluster::kubeconfig::{ADMIN, given_or_admin};
 use berth_exec::{address, args};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::bridge::SOCKET;
@@ -418,13 +418,9 @@ async fn service(
     named: SocketAddr,
     report: &mut Report,
 ) -> Option<ServiceKeeper> {
-    let path = match &options.kubeconfig {
-        Some(path) => path,
-        None if Path::new(ADMIN).exists() => Path::new(ADMIN),
-        None => {
-            report.note(format!("no --kubeconfig, and no {ADMIN}: {LOST}"));
-            return None;
-        }
+    let Some(path) = given_or_admin(options.kubeconfig.as_deref()) else {
+        report.note(format!("no --kubeconfig, and no {ADMIN}: {LOST}"));
+        return None;
     };
     let client = Client::from_kubeconfig(path).map_err(|error| error.to_string());
     let why = match client.and_then(|client| ServiceKeeper::new(&client, Purpose::Bridge, named)) {

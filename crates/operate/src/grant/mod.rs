@@ -9,6 +9,7 @@ pub mod objects;
 
 use crate::manifest::file::FileError;
 use crate::report;
+use crate::wait::until;
 use berth_cluster::account::{FILE, Token, account_name, token_path, token_request};
 use berth_cluster::client::found;
 use berth_cluster::lease::NAMESPACE;
@@ -18,10 +19,11 @@ use hyper::StatusCode;
 use objects::Request;
 use rustls::pki_types::ServerName;
 use serde::Serialize;
+use serde_json::Value;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
@@ -161,21 +163,17 @@ enum TryError {
 /// Whether the one whose credentials these are may do all that a node's shims do. What that one may not is asked again for
 /// so long.
 async fn try_all(client: &Client, node: &str, patience: Duration) -> Result<Vec<Request>, TryError> {
-    let until = Instant::now() + patience;
+    let end = Instant::now() + patience;
     let requests = objects::requests(node);
     let mut refused = Vec::new();
     for request in &requests {
-        let answer = loop {
-            let answer = client.post(REVIEWS, &request.review()).await;
-            let unknown = match &answer {
-                Ok(review) => review["status"]["allowed"] != true,
-                Err(error) => error.status() == Some(StatusCode::UNAUTHORIZED),
-            };
-            if !unknown || Instant::now() >= until {
-                break answer.map_err(TryError::Asked)?;
-            }
-            sleep(LOOK).await;
+        let ask = async || client.post(REVIEWS, &request.review()).await;
+        let counts = |answer: &Result<Value, Error>| match answer {
+            Ok(review) => review["status"]["allowed"] == true,
+            Err(error) => error.status() != Some(StatusCode::UNAUTHORIZED),
         };
+        let answer = until(end.saturating_duration_since(Instant::now()), LOOK, ask, counts).await;
+        let answer = answer.map_err(TryError::Asked)?;
         if answer["status"]["allowed"] != true {
             let reason = answer["status"]["reason"].as_str().filter(|reason| !reason.is_empty());
             refused.push(reason.map_or_else(|| request.to_string(), |reason| format!("{request} ({reason})")));
@@ -194,7 +192,7 @@ pub async fn revoke(client: &Client, node: &str) -> Result<Vec<String>, GrantErr
     for object in objects::of_node(node) {
         let answer = found(client.delete(&objects::path(&object)).await);
         if answer.map_err(|error| GrantError::Admin(explain(&error)))?.is_some() {
-            let of = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+            let of = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let metadata = &object["metadata"];
             deleted.push(format!("{} {}/{}", of(&object["kind"]), of(&metadata["namespace"]), of(&metadata["name"])));
         }

@@ -15,13 +15,14 @@ use crate::manifest::Manifest;
 use crate::manifest::file::{Access, Backups, is_in, read};
 use crate::report::{Refusal, Severity};
 use crate::service::{Purpose, ServiceKeeper};
+use crate::wait::until;
 use berth_cluster::Client;
-use berth_cluster::kubeconfig::ADMIN;
+use berth_cluster::kubeconfig::given_or_admin;
 use berth_node::registry::RunDir;
 use hyper::StatusCode;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 /// Name of the canonical file, which is kubeadm's.
 pub const FILE: &str = "kube-apiserver.yaml";
@@ -106,7 +107,7 @@ impl UpgradeOptions {
     /// upgrade was begun with.
     fn client(&self, before: Option<&Path>, progress: &Progress) -> Result<Option<Client>, Refusal> {
         let given = self.kubeconfig.as_deref();
-        let Some(path) = given.or(before).or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists())) else {
+        let Some(path) = given_or_admin(given.or(before)) else {
             return Ok(None);
         };
         match Client::from_kubeconfig(path) {
@@ -378,15 +379,12 @@ async fn serving(
     options: &UpgradeOptions,
 ) -> Result<SocketAddr, Refusal> {
     let mut observer = NodeObserver::new(&setting.run_dir);
-    let began = Instant::now();
-    loop {
-        let looked = observer.instances(uid).await.map_err(|error| Refusal::unavailable(&error))?;
-        let silent = looked.1.silent;
-        match served(setting, looked, options) {
-            Err(_) if silent && began.elapsed() < ANSWERING => tokio::time::sleep(AGAIN).await,
-            served => return served,
-        }
-    }
+    let ask = async || {
+        let looked = observer.instances(uid).await.map_err(|error| Refusal::unavailable(&error));
+        looked.map(|looked| (looked.1.silent, served(setting, looked, options)))
+    };
+    let counts = |seen: &Result<(bool, Result<_, _>), Refusal>| !matches!(seen, Ok((true, Err(_))));
+    until(ANSWERING, AGAIN, ask, counts).await?.1
 }
 
 /// The same, of one sample.

@@ -11,6 +11,7 @@
 
 use super::progress::Progress;
 use crate::grant::objects;
+use crate::wait::until;
 use berth_cluster::client::found;
 use berth_cluster::lease::{Expiry, RENEWAL, lease_object};
 use berth_cluster::service::MANAGER;
@@ -284,19 +285,12 @@ impl Lock {
 
     pub async fn release(&self, progress: &Progress) {
         let claim = self.claim.lock().await;
-        let began = Instant::now();
-        loop {
-            match self.remove(&claim.me.upgrade).await {
-                Ok(()) => return,
-                Err(_) if began.elapsed() < RELEASE => sleep(LOOK).await,
-                Err(error) => {
-                    progress.line(&format!("warning: the cluster's lock cannot be released: {error}"));
-                    progress.more(&format!(
-                        "no other node can be upgraded until `kubectl delete lease {NAME} --namespace {NAMESPACE}`"
-                    ));
-                    return;
-                }
-            }
+        let removed = until(RELEASE, LOOK, async || self.remove(&claim.me.upgrade).await, Result::is_ok).await;
+        if let Err(error) = removed {
+            progress.line(&format!("warning: the cluster's lock cannot be released: {error}"));
+            progress.more(&format!(
+                "no other node can be upgraded until `kubectl delete lease {NAME} --namespace {NAMESPACE}`"
+            ));
         }
     }
 
