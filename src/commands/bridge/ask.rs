@@ -124,7 +124,7 @@ pub(super) async fn status(args: &ToldArgs) -> anyhow::Result<Exit> {
         (false, _) => "to the node's own kube-apiserver",
     };
     let mut line = |name: &str, what: String| text += &format!("{name:<16}{what}\n");
-    line("step", format!("{}{}", step.name(), if status.command { ", COMMAND runs" } else { "" }));
+    line("step", format!("{step}{}", if status.command { ", COMMAND runs" } else { "" }));
     line("new connections", format!("go {to}"));
     if let Some(why) = &status.steering_error {
         line("steering", format!("fails, and is tried again: {why}"));

@@ -7,6 +7,7 @@ use super::{dial, receive, transmit};
 use berth_os::{awaitable, seqpacket};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -136,18 +137,10 @@ pub enum Step {
     Drain,
 }
 
-impl Step {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Start => "start",
-            Self::Settle => "settle",
-            Self::Overlap => "overlap",
-            Self::Hold => "hold",
-            Self::AwaitOwn => "await-own",
-            Self::Restore => "restore",
-            Self::Linger => "linger",
-            Self::Drain => "drain",
-        }
+impl fmt::Display for Step {
+    /// As it is in JSON.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

@@ -314,7 +314,7 @@ impl Bridge {
             self.keep_service(&seen);
             match action {
                 Action::Entered => {
-                    tracing::info!(step = self.machine.step().name(), trouble = self.machine.trouble(), "step");
+                    tracing::info!(step = %self.machine.step(), trouble = self.machine.trouble(), "step");
                     if let Some(why) = self.unkept() {
                         tracing::warn!("{why}; {LOST}");
                     }

@@ -212,7 +212,7 @@ impl Machine {
                 Ok(())
             }
             (_, true) => Err("another COMMAND runs under this bridge: wait for it".into()),
-            (step, false) => Err(format!("the bridge is in the step {}: COMMAND runs in the step hold", step.name())),
+            (step, false) => Err(format!("the bridge is in the step {step}: COMMAND runs in the step hold")),
         }
     }
 
@@ -256,8 +256,7 @@ impl Machine {
                 Ok(())
             }
             step => Err(format!(
-                "the bridge is in the step {}: what it has kept is put back in the steps hold and await-own",
-                step.name()
+                "the bridge is in the step {step}: what it has kept is put back in the steps hold and await-own"
             )),
         }
     }

@@ -219,7 +219,7 @@ async fn take_lock(
 /// Goes on with an upgrade that was interrupted.
 fn go_on(options: &UpgradeOptions, state: State, progress: &Progress) -> Result<(State, UpgradeContext), Refusal> {
     let Position { step, target, why } = &state.position;
-    let under_way = format!("an upgrade that began at {} is under way (step {})", state.started, step.name());
+    let under_way = format!("an upgrade that began at {} is under way (step {step})", state.started);
     let mut mistakes = Vec::new();
     if state.canonical != options.canonical {
         let parent = state.canonical.parent().unwrap_or(&state.canonical);

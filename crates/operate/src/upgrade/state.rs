@@ -204,7 +204,7 @@ pub fn leave_alone(directory: &Path, file: &Path) -> Result<(), String> {
     Err(format!(
         "an upgrade that began at {started} is under way (step {}), so nothing was changed: `berth upgrade` brings it to its \
          end, and Ctrl-C takes it back; give this command again afterwards",
-        position.step.name()
+        position.step
     ))
 }
 
@@ -215,8 +215,7 @@ pub fn interrupted(directory: &Path) -> Option<String> {
         Ok(None) => None,
         Ok(Some(state)) => Some(format!(
             "an upgrade that began at {} was interrupted in the step {}",
-            state.started,
-            state.position.step.name()
+            state.started, state.position.step
         )),
         Err(error) => Some(error.to_string()),
     }

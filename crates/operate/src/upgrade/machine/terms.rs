@@ -49,19 +49,10 @@ pub enum Step {
     Withdraw,
 }
 
-impl Step {
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::StartTemporary => "start-temporary",
-            Self::SettleTemporary => "settle-temporary",
-            Self::StopOld => "stop-old",
-            Self::StartCanonical => "start-canonical",
-            Self::SettleCanonical => "settle-canonical",
-            Self::StopTemporary => "stop-temporary",
-            Self::Verify => "verify",
-            Self::Withdraw => "withdraw",
-        }
+impl fmt::Display for Step {
+    /// As it is in JSON.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
