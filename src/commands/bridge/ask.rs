@@ -34,26 +34,15 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
 
 /// How a bridge that was told to end has ended.
 async fn ended(watcher: &mut Watcher, client: &Connection, now: bool) -> anyhow::Result<Exit> {
-    Ok(match watcher.until(client, stays).await? {
-        WaitOutcome::Over(BridgeOutcome::Abandoned(why)) if !now => {
-            watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
-            Exit::Again
-        }
-        WaitOutcome::Over(_) => Exit::Ok,
-        WaitOutcome::There(status) => {
-            watcher.stays(&status);
-            Exit::Again
-        }
-        WaitOutcome::Refused(why) => {
-            say(why);
-            Exit::Again
-        }
+    match watcher.until(client, stays).await? {
+        WaitOutcome::Over(BridgeOutcome::Abandoned(why)) if !now => watcher.abandoned(&why),
+        WaitOutcome::Over(_) => return Ok(Exit::Ok),
+        WaitOutcome::There(status) => watcher.stays(&status),
+        WaitOutcome::Refused(why) => say(why),
         WaitOutcome::Gone => watcher.gone(),
-        WaitOutcome::Interrupted => {
-            watcher.line("interrupted: the bridge goes on ending by itself");
-            Exit::Again
-        }
-    })
+        WaitOutcome::Interrupted => watcher.line("interrupted: the bridge goes on ending by itself"),
+    }
+    Ok(Exit::Again)
 }
 
 pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
@@ -64,17 +53,12 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
     };
     if args.dry_run {
         let Ok(reply) = timeout(PATIENCE, client.next()).await else { return Err(unavailable(hangs(&client))) };
-        return Ok(match reply {
-            Some(Reply::Differences(all)) => {
-                watcher.differences(&all)?;
-                Exit::Ok
-            }
-            Some(Reply::Refused(why)) => {
-                say(why);
-                Exit::Again
-            }
+        match reply {
+            Some(Reply::Differences(all)) => return watcher.differences(&all).map(|()| Exit::Ok),
+            Some(Reply::Refused(why)) => say(why),
             Some(Reply::Status(_)) | None => watcher.gone(),
-        });
+        }
+        return Ok(Exit::Again);
     }
     ended(&mut watcher, &client, false).await
 }

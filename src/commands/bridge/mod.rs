@@ -312,36 +312,29 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     let succeeded = failed.is_none();
     let told = client.send(&Ask::Ended { failed }).await;
     let seen = watcher.until(&client, stays).await?;
-    let again = if succeeded { Exit::Again } else { exit };
-    Ok(match seen {
-        WaitOutcome::Over(BridgeOutcome::Done) => exit,
+    match seen {
+        WaitOutcome::Over(BridgeOutcome::Done) => return Ok(exit),
         WaitOutcome::Over(BridgeOutcome::Restored(why)) => {
             watcher.line(&format!("the node's own kube-apiserver serves as it did before: {why}"));
             watcher.logs();
-            again
         }
         WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
-            watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
+            watcher.abandoned(&why);
             watcher.logs();
-            again
         }
-        WaitOutcome::There(status) => {
-            watcher.stays(&status);
-            again
-        }
+        WaitOutcome::There(status) => watcher.stays(&status),
         WaitOutcome::Interrupted => {
             watcher.line("interrupted: clients stay on the bridge, which goes on by itself");
             watcher.more("`berth bridge status` says how it is, `berth bridge end` ends it");
-            again
         }
         WaitOutcome::Refused(_) | WaitOutcome::Gone => {
             if let Err(error) = told {
                 tracing::debug!(%error, "the bridge did not receive that");
             }
             watcher.gone();
-            again
         }
-    })
+    }
+    Ok(if succeeded { Exit::Again } else { exit })
 }
 
 /// The bridge is over, and COMMAND was not run.

@@ -1,6 +1,6 @@
 //! What a bridge does, as whoever waits for it is told.
 
-use super::{Exit, PATIENCE, print, say};
+use super::{PATIENCE, print, say};
 use crate::cli::ToldArgs;
 use berth_node::ipc::bridge::{BridgeOutcome, BridgeStatus, Connection, Difference, OwnStatus, Reply, Step};
 use berth_operate::bridge::machine::LATE;
@@ -243,10 +243,13 @@ impl Watcher {
         }
     }
 
-    pub(super) fn gone(&self) -> Exit {
+    pub(super) fn gone(&self) {
         self.line("the bridge has ended unexpectedly; new connections go to the port's own listener");
         self.logs();
-        Exit::Again
+    }
+
+    pub(super) fn abandoned(&self, why: &str) {
+        self.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
     }
 
     pub(super) fn logs(&self) {
