@@ -138,16 +138,16 @@ impl Access {
     pub fn parse(text: &str, file: impl Fn(&Path) -> Result<Vec<u8>, String>) -> Result<Self, Mistake> {
         let documents = parse(text).map_err(|problem| Mistake::new("line", &problem.to_string()))?;
         let root = documents.first().ok_or_else(|| Mistake::new("file", "it is empty"))?;
-        let context = root.get("current-context").and_then(YamlNode::text);
+        let context = root.text_of("current-context");
         let context = context.ok_or_else(|| Mistake::new("current-context", "it is not set: set it"))?;
         let context = named(root, "contexts", context, "context")?;
         let of = |key: &str| {
-            let name = context.get(key).and_then(YamlNode::text);
+            let name = context.text_of(key);
             name.ok_or_else(|| Mistake::new("context", &format!("it names no {key}")))
         };
         let cluster = named(root, "clusters", of("cluster")?, "cluster")?;
         let user = named(root, "users", of("user")?, "user")?;
-        let text = |node: &YamlNode, key: &str| node.get(key).and_then(YamlNode::text).map(ToOwned::to_owned);
+        let text = |node: &YamlNode, key: &str| node.text_of(key).map(ToOwned::to_owned);
         let blob = |node: &YamlNode, key: &str| -> Result<Option<Vec<u8>>, Mistake> {
             let data = format!("{key}-data");
             if let Some(encoded) = text(node, &data) {

@@ -113,6 +113,21 @@ impl YamlNode {
         self.entry(key).map(|(_, value)| value).filter(|value| !value.is_null())
     }
 
+    /// The items of the list of a key.
+    pub fn list(&self, key: &str) -> &[Self] {
+        self.get(key).map(Self::items).unwrap_or_default()
+    }
+
+    /// The text of a key.
+    pub fn text_of(&self, key: &str) -> Option<&str> {
+        self.get(key)?.text()
+    }
+
+    /// Whether the value of a key is true.
+    pub fn is_true(&self, key: &str) -> bool {
+        self.get(key).is_some_and(|value| value.value() == true)
+    }
+
     /// [`YamlNode::get`] through several mappings.
     #[must_use]
     pub fn at(&self, keys: &[&str]) -> Option<&Self> {

@@ -73,6 +73,6 @@ fn judge(case: &Case<'_>, file: &ManifestFile, own: &(String, String)) -> Option
 /// Namespace and name of a pod, as the kubelet sees them.
 fn pod_name(root: &YamlNode) -> Option<(String, String)> {
     let metadata = |key| root.at(&["metadata", key]).and_then(YamlNode::text).map(ToOwned::to_owned);
-    let is_pod = root.get("kind").and_then(YamlNode::text) == Some("Pod");
+    let is_pod = root.text_of("kind") == Some("Pod");
     is_pod.then(|| Some((metadata("namespace").unwrap_or_else(|| "default".into()), metadata("name")?)))?
 }

@@ -108,9 +108,9 @@ pub(super) fn uid(container: Container<'_>) -> u32 {
 
 /// Reads the words of a container behind `berth`, and its variables as options that are not among them.
 fn told(container: Container<'_>, command: &str, words: &[&str], at: usize) -> Told {
-    let variables = container.node().get("env").map(YamlNode::items).unwrap_or_default();
+    let variables = container.node().list("env");
     let elsewhere = |variable: &YamlNode| {
-        let ours = variable.get("name").and_then(YamlNode::text).is_some_and(|name| name.starts_with("BERTH_"));
+        let ours = variable.text_of("name").is_some_and(|name| name.starts_with("BERTH_"));
         ours && variable.get("valueFrom").is_some_and(|from| from.get("fieldRef").is_none())
     };
     if container.node().get("envFrom").is_some() || variables.iter().any(elsewhere) {
@@ -154,7 +154,7 @@ fn value_of(container: Container<'_>, variable: &YamlNode, left: &mut usize) -> 
     match variable.at(&["valueFrom", "fieldRef", "fieldPath"]).and_then(YamlNode::text) {
         Some("status.hostIP" | "status.podIP") => HOST_IP.to_owned(),
         Some(field) => field.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-"),
-        None => expand(container, variable.get("value").and_then(YamlNode::text).unwrap_or_default(), left),
+        None => expand(container, variable.text_of("value").unwrap_or_default(), left),
     }
 }
 

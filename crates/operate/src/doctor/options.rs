@@ -3,7 +3,7 @@
 use super::layout::{HOST_IP, Layout, Told, uid};
 use super::{Finding, Severity};
 use crate::manifest::Manifest;
-use berth_cluster::yaml::{YamlNode, parse};
+use berth_cluster::yaml::parse;
 use berth_exec::args;
 use berth_options::PodCommand;
 use berth_options::check::{self, Checks, check_beside_instance, check_probe_options};
@@ -12,7 +12,6 @@ use berth_options::probe::ProbeArgs;
 use berth_options::shim::ShimArgs;
 use berth_shim::backend::probe::ProbeKind;
 use berth_shim::config::{DirectMode, Listen};
-use serde_json::Value;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -177,15 +176,14 @@ pub(super) fn backlog(told: &Told) -> u32 {
 /// It is no such file.
 pub(super) fn lets_probes_in(text: &str) -> Result<bool, String> {
     let documents = parse(text).map_err(|problem| problem.to_string())?;
-    let root =
-        documents.iter().find(|root| root.get("kind").and_then(YamlNode::text) == Some("AuthenticationConfiguration"));
+    let root = documents.iter().find(|root| root.text_of("kind") == Some("AuthenticationConfiguration"));
     let root = root.ok_or("it holds no AuthenticationConfiguration")?;
     // Without the field, --anonymous-auth decides, which is judged apart.
     let Some(anonymous) = root.get("anonymous") else { return Ok(true) };
-    if anonymous.get("enabled").map(YamlNode::value) != Some(Value::Bool(true)) {
+    if !anonymous.is_true("enabled") {
         return Ok(false);
     }
-    let conditions = anonymous.get("conditions").map(YamlNode::items).unwrap_or_default();
-    let allowed = |path: &str| conditions.iter().any(|rule| rule.get("path").and_then(YamlNode::text) == Some(path));
+    let conditions = anonymous.list("conditions");
+    let allowed = |path: &str| conditions.iter().any(|rule| rule.text_of("path") == Some(path));
     Ok(conditions.is_empty() || (allowed("/readyz") && allowed("/livez")))
 }

@@ -3,6 +3,11 @@
 use berth_cluster::yaml::YamlNode;
 use std::path::{Path, PathBuf};
 
+/// The command line of a probe or a hook, if it runs a program.
+pub(crate) fn exec_words(hook: &YamlNode) -> Vec<&str> {
+    hook.get("exec").map(|exec| exec.list("command").iter().filter_map(YamlNode::text).collect()).unwrap_or_default()
+}
+
 /// A container, and the pod that it is in.
 #[derive(Debug, Clone, Copy)]
 pub struct Container<'a> {
@@ -24,21 +29,20 @@ impl<'a> Container<'a> {
 
     #[must_use]
     pub fn name(self) -> &'a str {
-        self.node.get("name").and_then(YamlNode::text).unwrap_or_default()
+        self.node.text_of("name").unwrap_or_default()
     }
 
     /// Its command line: `command`, then `args`.
     #[must_use]
     pub fn arguments(self) -> Vec<&'a YamlNode> {
-        let list = |key| self.node.get(key).map(YamlNode::items).unwrap_or_default();
-        list("command").iter().chain(list("args")).collect()
+        self.node.list("command").iter().chain(self.node.list("args")).collect()
     }
 
     /// A variable of its environment; the last of that name, which is the one that counts.
     #[must_use]
     pub fn variable(self, name: &str) -> Option<&'a YamlNode> {
-        let all = self.node.get("env").map(YamlNode::items).unwrap_or_default();
-        all.iter().rev().find(|variable| variable.get("name").and_then(YamlNode::text) == Some(name))
+        let all = self.node.list("env");
+        all.iter().rev().find(|variable| variable.text_of("name") == Some(name))
     }
 
     /// A field of its security context, or of the pod's.
@@ -51,10 +55,8 @@ impl<'a> Container<'a> {
     /// The volume mount that a file is in: the one with the longest path.
     #[must_use]
     pub fn mount_of(self, file: &str) -> Option<&'a YamlNode> {
-        let mounts = self.node.get("volumeMounts").map(YamlNode::items).unwrap_or_default();
-        let path = |mount: &YamlNode| {
-            mount.get("mountPath").and_then(YamlNode::text).unwrap_or_default().trim_end_matches('/').to_owned()
-        };
+        let mounts = self.node.list("volumeMounts");
+        let path = |mount: &YamlNode| mount.text_of("mountPath").unwrap_or_default().trim_end_matches('/').to_owned();
         let covers = |mount: &&YamlNode| {
             let below = file.strip_prefix(&path(mount)).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
             below && mount.get("mountPath").is_some()
@@ -65,7 +67,7 @@ impl<'a> Container<'a> {
     /// The volume of the pod that a mount mounts.
     #[must_use]
     pub fn volume_of(self, mount: &YamlNode) -> Option<&'a YamlNode> {
-        let name = mount.get("name").and_then(YamlNode::text)?;
+        let name = mount.text_of("name")?;
         Some(self.pod.get("volumes")?.named(name)?.1)
     }
 
@@ -73,7 +75,7 @@ impl<'a> Container<'a> {
     #[must_use]
     pub fn on_node(self, path: &str) -> Option<String> {
         let mount = self.mount_of(path)?;
-        let field = |node: &YamlNode, key: &str| node.get(key).and_then(YamlNode::text).map(ToOwned::to_owned);
+        let field = |node: &YamlNode, key: &str| node.text_of(key).map(ToOwned::to_owned);
         let base = field(self.volume_of(mount)?.get("hostPath")?, "path")?;
         let within = field(mount, "subPath").unwrap_or_default();
         let rest = path.strip_prefix(field(mount, "mountPath")?.trim_end_matches('/'))?;

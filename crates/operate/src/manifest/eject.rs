@@ -6,7 +6,7 @@
 
 use super::edit::{COMMENT, Change, Edit, Path, apply};
 use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, VARIABLES, VOLUMES};
-use super::{Manifest, Problem};
+use super::{Manifest, Problem, exec_words};
 use berth_cluster::yaml::{YamlNode, parse};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -198,7 +198,7 @@ impl Undo<'_> {
 }
 
 fn runs_berth(hook: &YamlNode) -> bool {
-    hook.at(&["exec", "command"]).and_then(|command| command.items().first()).and_then(YamlNode::text) == Some(BINARY)
+    exec_words(hook).first() == Some(&BINARY)
 }
 
 /// The text without the comments that berth wrote into this document.

@@ -317,7 +317,7 @@ impl<'a> Planner<'a> {
 
     fn host_network(&mut self) {
         let pod = self.manifest.pod();
-        if pod.get("hostNetwork").map(YamlNode::value) != Some(true.into()) {
+        if !pod.is_true("hostNetwork") {
             self.wrong(
                 pod.line,
                 "hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true",

@@ -20,6 +20,7 @@ mod pod;
 mod write;
 
 pub use container::Container;
+pub(crate) use container::exec_words;
 pub use edit::Edit;
 pub use pod::{Flag, Manifest};
 pub(crate) use pod::{basename, tag};

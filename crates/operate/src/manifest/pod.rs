@@ -73,7 +73,7 @@ impl Manifest {
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let mut found = Vec::new();
         for (document, root) in parse(text)?.into_iter().enumerate() {
-            let kind = root.get("kind").and_then(YamlNode::text).unwrap_or_default().to_owned();
+            let kind = root.text_of("kind").unwrap_or_default().to_owned();
             if kind == "List" {
                 return Err(Problem::new(root.line, "kind: List: give its items as documents of their own (---)"));
             }
@@ -81,15 +81,14 @@ impl Manifest {
             let containers = root.at(template).and_then(|pod| pod.at(&["spec", "containers"]));
             let containers = containers.map(YamlNode::items).unwrap_or_default();
             let by = |wanted: fn(&YamlNode) -> bool| containers.iter().position(wanted);
-            let container = by(runs_apiserver)
-                .or_else(|| by(|it| it.get("name").and_then(YamlNode::text) == Some("kube-apiserver")));
+            let container = by(runs_apiserver).or_else(|| by(|it| it.text_of("name") == Some("kube-apiserver")));
             let Some(container) = container else { continue };
             let node = &containers[container];
-            let name = node.get("name").and_then(YamlNode::text);
+            let name = node.text_of("name");
             let name =
                 name.ok_or_else(|| Problem::new(node.line, "the container has no name: give it one"))?.to_owned();
             // Edits find it by its name.
-            if containers.iter().filter(|it| it.get("name").and_then(YamlNode::text) == Some(&name)).count() > 1 {
+            if containers.iter().filter(|it| it.text_of("name") == Some(&name)).count() > 1 {
                 return Err(Problem::new(node.line, format!("{name} is the name of several containers: rename one")));
             }
             found.push(Self { text: text.to_owned(), root, document, template, container, name });
@@ -128,7 +127,7 @@ impl Manifest {
     /// `Pod`, `Deployment` and so on.
     #[must_use]
     pub fn kind(&self) -> &str {
-        self.root.get("kind").and_then(YamlNode::text).unwrap_or_default()
+        self.root.text_of("kind").unwrap_or_default()
     }
 
     /// Whether kubeadm wrote it, and will write it again.
@@ -163,7 +162,7 @@ impl Manifest {
 
     #[must_use]
     pub fn apiserver(&self) -> &YamlNode {
-        &self.pod().get("containers").map(YamlNode::items).unwrap_or_default()[self.container]
+        &self.pod().list("containers")[self.container]
     }
 
     /// Way to [`Manifest::apiserver`].
@@ -193,7 +192,7 @@ impl Manifest {
     /// The containers of one of the pod's lists, `containers` or `initContainers`.
     pub fn containers(&self, list: &str) -> impl Iterator<Item = Container<'_>> {
         let pod = self.pod();
-        let containers = pod.get(list).map(YamlNode::items).unwrap_or_default();
+        let containers = pod.list(list);
         containers.iter().map(move |node| Container::new(node, pod))
     }
 
@@ -242,7 +241,7 @@ impl Manifest {
     /// Major and minor number of the kube-apiserver, by its image's tag.
     #[must_use]
     pub fn version(&self) -> Option<(u64, u64)> {
-        let image = self.apiserver().get("image").and_then(YamlNode::text)?;
+        let image = self.apiserver().text_of("image")?;
         let mut numbers = tag(image)?.strip_prefix('v')?.split('.').map(|number| number.parse().ok());
         Some((numbers.next()??, numbers.next()??))
     }
@@ -350,8 +349,8 @@ impl Manifest {
 
 /// Whether a container's command is kube-apiserver, by itself, behind hyperkube or behind berth.
 fn runs_apiserver(container: &YamlNode) -> bool {
-    let list = |key| container.get(key).map(YamlNode::items).unwrap_or_default();
-    let words: Vec<_> = list("command").iter().chain(list("args")).take(5).filter_map(YamlNode::text).collect();
+    let words: Vec<_> =
+        container.list("command").iter().chain(container.list("args")).take(5).filter_map(YamlNode::text).collect();
     let programs =
         words.iter().skip_while(|word| basename(word) == "berth" || **word == "exec" || word.starts_with('-'));
     programs.take(2).any(|word| !word.starts_with('-') && basename(word) == "kube-apiserver")

@@ -65,11 +65,10 @@ impl Examiner<'_> {
             self.found(CLUSTER_MOUNT, line, cause, "mount its directory from the node, writable");
             return;
         };
-        let text = |key: &str| mount.get(key).and_then(YamlNode::text);
-        let single = text("mountPath").is_some_and(|path| path.trim_end_matches('/') == kubeconfig);
-        let (cause, fix) = if single || text("subPath").is_some() {
+        let single = mount.text_of("mountPath").is_some_and(|path| path.trim_end_matches('/') == kubeconfig);
+        let (cause, fix) = if single || mount.text_of("subPath").is_some() {
             ("is mounted as a file or a subPath, which shows the old one for ever", "mount its directory as a whole")
-        } else if mount.get("readOnly").map(YamlNode::value) == Some(true.into()) {
+        } else if mount.is_true("readOnly") {
             ("is mounted read-only, and the shim renews the token beside it", "remove readOnly")
         } else if container.on_node(kubeconfig).is_none() {
             ("is in no hostPath, so a token that the shim renews ends with the pod", GRANT)

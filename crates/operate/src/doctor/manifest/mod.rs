@@ -233,7 +233,7 @@ impl Examiner<'_> {
     /// An init container that holds up those after it.
     fn start(&mut self, shim: &Berth<'_>) {
         let (node, name) = (shim.container.node(), shim.container.name());
-        if node.get("restartPolicy").and_then(YamlNode::text) != Some("Always") {
+        if node.text_of("restartPolicy") != Some("Always") {
             self.found(
                 SHIM_BLOCKS_START,
                 node.line,

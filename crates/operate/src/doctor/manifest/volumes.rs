@@ -29,7 +29,7 @@ impl Examiner<'_> {
                 );
                 continue;
             };
-            if mount.get("readOnly").map(YamlNode::value) == Some(true.into()) {
+            if mount.is_true("readOnly") {
                 wrong(
                     mount.line,
                     format!("{name} cannot write to the run directory {run_dir}"),
@@ -66,10 +66,10 @@ impl Examiner<'_> {
         if let Some(mount) = apiserver.mount_of(layout.binary)
             && let Some(volume) = apiserver.volume_of(mount).filter(|volume| volume.get("emptyDir").is_some())
         {
-            let name = volume.get("name").and_then(YamlNode::text);
+            let name = volume.text_of("name");
             let brings = |container: Container<'_>| {
-                let mounts = container.node().get("volumeMounts").map(YamlNode::items).unwrap_or_default();
-                mounts.iter().any(|mount| mount.get("name").and_then(YamlNode::text) == name)
+                let mounts = container.node().list("volumeMounts");
+                mounts.iter().any(|mount| mount.text_of("name") == name)
             };
             if !self.case.manifest.containers("initContainers").any(brings) {
                 self.found(

@@ -155,7 +155,7 @@ fn first(pem: &[u8]) -> Result<Validity, String> {
 /// Clients' certificates that are within a kubeconfig. One that it names as a file is the kubelet's, which renews it itself.
 fn clients(text: &str) -> Vec<Validity> {
     let documents = parse(text).unwrap_or_default();
-    let users = documents.iter().flat_map(|root| root.get("users").map(YamlNode::items).unwrap_or_default());
+    let users = documents.iter().flat_map(|root| root.list("users"));
     let data = users.filter_map(|user| user.at(&["user", "client-certificate-data"])?.text());
     let decoded = data.filter_map(|data| STANDARD.decode(data.split_whitespace().collect::<String>()).ok());
     decoded.filter_map(|pem| first(&pem).ok()).collect()

@@ -10,7 +10,7 @@ use super::super::checks::CLIENT_ADDRESS;
 use super::connections::connections;
 use super::is_host_ip;
 use berth_cluster::kubeconfig::Place;
-use berth_cluster::yaml::{YamlNode, parse};
+use berth_cluster::yaml::parse;
 use berth_os::proc_net::processes_of;
 use berth_shim::config::Listen;
 use std::collections::BTreeMap;
@@ -161,7 +161,7 @@ pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
 /// Host and port of each server of a kubeconfig. A name may stand for several addresses.
 fn servers(text: &str) -> impl Iterator<Item = (String, u16)> {
     let documents = parse(text).unwrap_or_default();
-    let clusters = documents.iter().flat_map(|root| root.get("clusters").map(YamlNode::items).unwrap_or_default());
+    let clusters = documents.iter().flat_map(|root| root.list("clusters"));
     let urls = clusters.filter_map(|cluster| cluster.at(&["cluster", "server"])?.text());
     let places: Vec<_> = urls.filter_map(|url| Place::parse(url).ok()).map(|place| (place.host, place.port)).collect();
     places.into_iter()

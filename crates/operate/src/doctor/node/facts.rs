@@ -106,7 +106,7 @@ impl Facts {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         let container = manifest.container();
         let file = manifest.flag("authentication-config").and_then(|flag| container.on_node(flag.value));
-        let volumes = manifest.pod().get("volumes").map(YamlNode::items).unwrap_or_default();
+        let volumes = manifest.pod().list("volumes");
         let host_paths = volumes.iter().filter_map(host_path).map(|(path, ..)| (path.to_owned(), kind(&at(path))));
         let running = running(&root.join("proc"));
         let named = |name: &str| running.iter().filter(|process| process.name == name).cloned().collect();
@@ -235,7 +235,7 @@ fn leases(path: &Path) -> Option<(Vec<(BerthDir, Lease)>, usize)> {
 pub(super) fn host_path(volume: &YamlNode) -> Option<(&str, &str, usize)> {
     let host_path = volume.get("hostPath")?;
     let path = host_path.get("path")?;
-    Some((path.text()?, host_path.get("type").and_then(YamlNode::text).unwrap_or_default(), path.line))
+    Some((path.text()?, host_path.text_of("type").unwrap_or_default(), path.line))
 }
 
 /// What is there, as the type of a hostPath calls it.

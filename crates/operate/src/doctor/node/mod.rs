@@ -102,7 +102,7 @@ impl Examiner<'_> {
     }
 
     fn host_paths(&mut self) {
-        let volumes = self.case.manifest.pod().get("volumes").map(YamlNode::items).unwrap_or_default();
+        let volumes = self.case.manifest.pod().list("volumes");
         for (path, kind, line) in volumes.iter().filter_map(facts::host_path) {
             let found = self.facts.host_paths.get(path).copied().flatten();
             let fits = match kind {

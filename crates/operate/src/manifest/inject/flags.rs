@@ -51,7 +51,7 @@ impl Planner<'_> {
             if matches!(field, Some("metadata.uid" | "metadata.name")) {
                 return true;
             }
-            for further in references(variable.get("value").and_then(YamlNode::text).unwrap_or_default()) {
+            for further in references(variable.text_of("value").unwrap_or_default()) {
                 // They could go in circles.
                 if !names.contains(&further) {
                     names.push(further);

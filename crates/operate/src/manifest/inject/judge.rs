@@ -3,8 +3,8 @@
 
 use super::flags::{DRAIN, OWN};
 use super::{BINARY, Change, Edit, InjectOptions, Manifest, PROBES, Planner, YamlNode, basename};
-use crate::manifest::split;
 use crate::manifest::write::Style;
+use crate::manifest::{exec_words, split};
 use serde_json::{Map, Value};
 use std::time::Duration;
 
@@ -165,6 +165,5 @@ fn said(manifest: &Manifest, edit: &Edit) -> String {
 
 /// Whether a probe runs berth.
 fn asks_berth(probe: &YamlNode) -> bool {
-    let program = probe.at(&["exec", "command"]).and_then(|command| command.items().first());
-    program.and_then(YamlNode::text).is_some_and(|program| basename(program) == "berth")
+    exec_words(probe).first().is_some_and(|program| basename(program) == "berth")
 }

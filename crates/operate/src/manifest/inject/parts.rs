@@ -41,7 +41,7 @@ pub(super) fn added(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
         );
         return Err(Problem::new(shim.node().line, message));
     }
-    let all = shim.node().get("env").map(YamlNode::items).unwrap_or_default().iter().map(YamlNode::value);
+    let all = shim.node().list("env").iter().map(YamlNode::value);
     let own = |name: &str| VARIABLES.contains(&name) || [DIRECT, SERVICE, NODE_NAME].contains(&name);
     Ok(all.filter(|one| !one["name"].as_str().is_some_and(own) && *one != wait()).collect())
 }

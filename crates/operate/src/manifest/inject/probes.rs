@@ -1,6 +1,7 @@
 //! What the kubelet asks, what the shim asks, and the hook before the stop.
 
 use super::{Change, LEAST, Planner, Problem, YamlNode, basename, parts};
+use crate::manifest::exec_words;
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;
 
@@ -91,8 +92,7 @@ impl Planner<'_> {
     /// Lets a probe of berth without a timeout of its own wait as long as the kubelet does.
     pub(super) fn patience(&mut self, name: &str) {
         let Some(probe) = self.manifest.apiserver().get(name) else { return };
-        let words = probe.at(&["exec", "command"]).map(YamlNode::items).unwrap_or_default();
-        let mut words: Vec<_> = words.iter().filter_map(YamlNode::text).collect();
+        let mut words = exec_words(probe);
         let patient = words.iter().any(|word| word.starts_with("--timeout") || word.starts_with("--probe-timeout"));
         if patient || words.get(1) != Some(&"live") {
             return;
@@ -111,14 +111,8 @@ impl Planner<'_> {
     }
 
     fn asks(&self, probe: &YamlNode, port: u16) -> Asks {
-        if let Some(exec) = probe.get("exec") {
-            let words: Vec<_> = exec
-                .get("command")
-                .map(YamlNode::items)
-                .unwrap_or_default()
-                .iter()
-                .filter_map(YamlNode::text)
-                .collect();
+        if probe.get("exec").is_some() {
+            let words = exec_words(probe);
             return match words.first().map(|program| basename(program)) {
                 None | Some("berth") => Asks::Own,
                 Some(program) if words.iter().any(|word| is_shared(word, port)) => Asks::By(program.to_owned()),
@@ -184,7 +178,7 @@ impl Planner<'_> {
             self.wrong(line, format!("{file}, which the probe needs, is in no volumeMount of the container: mount it"));
             return None;
         };
-        let name = mount.get("name").and_then(YamlNode::text).unwrap_or_default();
+        let name = mount.text_of("name").unwrap_or_default();
         let volume = self.manifest.pod().get("volumes").and_then(|volumes| volumes.named(name));
         Some(parts::file_mount(
             &mount.value(),
@@ -212,8 +206,7 @@ impl Planner<'_> {
 
 /// Whether a hook runs `berth drain --if-sibling`, by itself or within something else.
 fn drains(hook: &YamlNode) -> bool {
-    let words = hook.at(&["exec", "command"]).map(YamlNode::items).unwrap_or_default();
-    let words: Vec<_> = words.iter().filter_map(YamlNode::text).flat_map(str::split_whitespace).collect();
+    let words: Vec<_> = exec_words(hook).into_iter().flat_map(str::split_whitespace).collect();
     let drain = words.windows(2).any(|pair| basename(pair[0]) == "berth" && pair[1] == "drain");
     drain && words.contains(&"--if-sibling")
 }
