@@ -184,7 +184,6 @@ fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
 }
 
 /// Runs a subcommand. Errors are printed here, once, with their causes.
-#[must_use]
 pub fn dispatch(cli: Cli) -> ExitCode {
     let _flush = init_log(&cli.log, matches!(cli.command, Command::InPod(PodCommand::Serve(_) | PodCommand::Run(_))));
     let result = match cli.command {
@@ -218,7 +217,6 @@ pub fn dispatch(cli: Cli) -> ExitCode {
 }
 
 /// Prints clap's message instead of running a subcommand: a mistake, the help or the version.
-#[must_use]
 pub fn explain(error: &clap::Error) -> ExitCode {
     let result = error.print().and_then(|()| io::stdout().flush());
     if error.use_stderr() { Exit::Usage.into() } else { ended(printed(result).map(|_| Exit::Ok)) }

@@ -155,7 +155,6 @@ fn age(expiry: &Expiry, name: &str, renewed: Option<SystemTime>, time: SystemTim
 }
 
 /// Why the cluster cannot be asked, and what fixes it.
-#[must_use]
 pub fn explain(error: &Error) -> String {
     report::explain(
         error,

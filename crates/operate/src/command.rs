@@ -38,7 +38,6 @@ pub(crate) fn strings(list: &[u8]) -> Vec<OsString> {
 }
 
 /// A program that can be executed, as a shell finds it.
-#[must_use]
 pub fn find(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(name)).filter(is_program);

@@ -20,7 +20,6 @@ pub enum Severity {
 }
 
 impl Severity {
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -91,13 +90,11 @@ impl Report {
     }
 
     /// Those that are errors, as text.
-    #[must_use]
     pub fn errors(&self) -> Vec<String> {
         self.texts(|severity| severity == Severity::Error)
     }
 
     /// Those that are none, as text.
-    #[must_use]
     pub fn notes(&self) -> Vec<String> {
         self.texts(|severity| severity != Severity::Error)
     }
@@ -131,12 +128,10 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    #[must_use]
     pub fn usage(mistakes: Vec<String>) -> Self {
         Self::Usage(Mistakes(mistakes))
     }
 
-    #[must_use]
     pub fn unavailable(why: &dyn Display) -> Self {
         Self::Unavailable(vec![why.to_string()])
     }

@@ -12,7 +12,6 @@ const NAME: &str = "berth-bridge";
 const CONTAINER: &str = "berth-bridge-kube-apiserver-";
 
 /// The name of the one of a container's that has this address: nodes that share a kernel share cgroups.
-#[must_use]
 pub fn of_container(address: Ipv4Addr) -> String {
     format!("{CONTAINER}{address}")
 }
@@ -77,7 +76,6 @@ fn try_enter(cgroup: &Path) -> io::Result<()> {
 }
 
 /// A bridge's and its container's, wherever there can be one: the cgroup.procs of what is above it, and its own directory.
-#[must_use]
 pub fn all(container: &str) -> Vec<(PathBuf, PathBuf)> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let all = hierarchies(&mounts, |_, _| true).flat_map(|root| {
@@ -122,7 +120,6 @@ fn hierarchies(mountinfo: &str, wanted: impl Fn(&str, &str) -> bool) -> impl Ite
 }
 
 /// Whether a process is in this one's cgroups: what ends them ends both.
-#[must_use]
 pub fn is_shared_with(pid: u32) -> bool {
     let of = |process: &str| fs::read_to_string(format!("/proc/{process}/cgroup")).ok();
     of(&pid.to_string()).is_some_and(|other| of("self") == Some(other))

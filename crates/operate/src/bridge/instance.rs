@@ -114,7 +114,6 @@ impl Template {
     }
 
     /// The signal that kills it: of a container all that is in it, with its cgroup.
-    #[must_use]
     pub fn kill(&self) -> Signal {
         match self.runs {
             Runs::Program { .. } => Signal::SIGKILL,
@@ -123,7 +122,6 @@ impl Template {
     }
 
     /// Files that it writes and that stay.
-    #[must_use]
     pub fn logs(&self) -> Vec<PathBuf> {
         [self.directory.join(logs::INSTANCE)].into_iter().chain(self.audit.clone()).collect()
     }

@@ -133,7 +133,6 @@ pub struct Machine {
 }
 
 impl Machine {
-    #[must_use]
     pub fn new(limits: Limits, on_failure: OnFailure) -> Self {
         Self {
             limits,
@@ -157,38 +156,32 @@ impl Machine {
         }
     }
 
-    #[must_use]
     pub fn step(&self) -> Step {
         self.step
     }
 
     /// Why clients stay on the bridge although COMMAND has ended.
-    #[must_use]
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
     /// Why new connections go to the node's own, which COMMAND may stop, although the bridge is on.
-    #[must_use]
     pub fn steering_error(&self) -> Option<&str> {
         self.steering_error.as_deref()
     }
 
     /// The node's own, which COMMAND has replaced, has not been ready for [`LATE`].
-    #[must_use]
     pub fn own_is_late(&self) -> bool {
         self.own_is_late
     }
 
     /// COMMAND runs.
-    #[must_use]
     pub fn is_commanding(&self) -> bool {
         self.commanding
     }
 
     /// The node's own process that gets what is steered while it is ready: one that was started since the bridge was begun, or any that
     /// is waited for.
-    #[must_use]
     pub fn preferred(&self) -> Option<u64> {
         let process = self.process?;
         let is_awaited = match self.step {

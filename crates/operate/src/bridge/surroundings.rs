@@ -37,7 +37,6 @@ pub(super) fn steering(report: &mut Report) {
 }
 
 /// Why this node may have a bridge although none is found in a directory.
-#[must_use]
 pub fn elsewhere() -> Option<&'static str> {
     attached().iter().any(is_bridges).then_some(ELSEWHERE)
 }

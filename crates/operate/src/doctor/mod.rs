@@ -64,7 +64,6 @@ impl Case<'_> {
 }
 
 /// All findings, the worst first, otherwise in the order of the file.
-#[must_use]
 pub fn examine(case: &Case<'_>) -> Vec<Finding> {
     let mut findings = manifest::examine(case);
     findings.extend(case.running.into_iter().flat_map(|running| pair::examine(case, running)));

@@ -127,7 +127,6 @@ pub struct ShimOf {
     pub server_name: Option<String>,
 }
 
-#[must_use]
 pub fn shim_of(manifest: &Manifest) -> ShimOf {
     let uid = uid(manifest.container());
     let Some(layout) = Layout::of(manifest) else {

@@ -10,7 +10,6 @@ use std::io::Write as _;
 const VERSION: u32 = 1;
 
 /// The findings in words, the sum of them last, where eyes are when a command has ended.
-#[must_use]
 pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
     let mut out = String::new();
     for Finding { id, severity, place, cause, fix } in findings {
@@ -40,7 +39,6 @@ pub fn gate(name: &str, mut findings: Vec<Finding>, ignore_errors: &[String]) ->
 }
 
 /// The findings as one JSON object.
-#[must_use]
 pub fn json(findings: &[Finding]) -> String {
     #[derive(Serialize)]
     struct Document<'a> {

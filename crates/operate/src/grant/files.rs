@@ -15,7 +15,6 @@ use std::os::unix::fs::fchown;
 use std::path::Path;
 
 /// A shim's kubeconfig, with a token in another file of the same directory.
-#[must_use]
 pub fn kubeconfig(account: &str, server: &str, server_name: &str, ca: &[u8]) -> String {
     let cluster = json!({
         "server": server,

@@ -201,7 +201,6 @@ pub async fn revoke(client: &Client, node: &str) -> Result<Vec<String>, GrantErr
 }
 
 /// Whether a certificate can carry it.
-#[must_use]
 pub fn is_server_name(text: &str) -> bool {
     ServerName::try_from(text).is_ok()
 }

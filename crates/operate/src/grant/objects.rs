@@ -76,7 +76,6 @@ pub struct Request {
 
 impl Request {
     /// A SelfSubjectAccessReview of it.
-    #[must_use]
     pub fn review(&self) -> Value {
         json!({
             "apiVersion": "authorization.k8s.io/v1",
@@ -99,7 +98,6 @@ impl fmt::Display for Request {
 }
 
 /// What is allowed in [`DEFAULT`]: on the slices of these nodes.
-#[must_use]
 pub fn in_default<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Vec<Rule> {
     let own = nodes.into_iter().flat_map(|node| Family::ALL.map(|family| slice_name(node, family))).collect();
     let (group, resource, subresource) = ("discovery.k8s.io", "endpointslices", "");
@@ -112,21 +110,18 @@ pub fn in_default<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Vec<Rule> {
 }
 
 /// What is allowed on Leases, whose names are not known before.
-#[must_use]
 pub fn on_leases() -> Rule {
     let verbs = &["list", "create", "patch", "delete"];
     Rule { group: "coordination.k8s.io", resource: "leases", subresource: "", names: Vec::new(), verbs }
 }
 
 /// That a node's service account gets its own next token.
-#[must_use]
 pub fn on_token(node: &str) -> Rule {
     let names = vec![account_name(node)];
     Rule { group: "", resource: "serviceaccounts", subresource: "token", names, verbs: &["create"] }
 }
 
 /// All that a node's shims ask for.
-#[must_use]
 pub fn requests(node: &str) -> Vec<Request> {
     let default = in_default([node]).into_iter().flat_map(|rule| rule.requests(DEFAULT));
     let own = [on_leases(), on_token(node)].into_iter().flat_map(|rule| rule.requests(NAMESPACE));
@@ -160,13 +155,11 @@ fn metadata(name: &str, namespace: Option<&str>) -> Value {
     metadata
 }
 
-#[must_use]
 pub fn namespace(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata(name, None)})
 }
 
 /// What is a node's alone, the service account first.
-#[must_use]
 pub fn of_node(node: &str) -> Vec<Value> {
     let name = account_name(node);
     let account = json!({
@@ -184,13 +177,11 @@ pub fn of_node(node: &str) -> Vec<Value> {
 }
 
 /// The Role that all nodes share.
-#[must_use]
 pub fn shared_role<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Value {
     role(SHARED, DEFAULT, &in_default(nodes))
 }
 
 /// The shared Role with one more node, if that is a change. Whatever else was in its rules is no shim's.
-#[must_use]
 pub fn with_node(role: &Value, node: &str) -> Option<Value> {
     let mut nodes = nodes_of(role);
     nodes.insert(node.to_owned());
@@ -213,7 +204,6 @@ fn nodes_of(role: &Value) -> BTreeSet<String> {
     names.filter_map(node).collect()
 }
 
-#[must_use]
 pub fn path(object: &Value) -> String {
     let of = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let metadata = &object["metadata"];

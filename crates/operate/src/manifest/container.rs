@@ -17,43 +17,36 @@ pub struct Container<'a> {
 
 impl<'a> Container<'a> {
     /// A container of a pod's `spec`.
-    #[must_use]
     pub fn new(node: &'a YamlNode, pod: &'a YamlNode) -> Self {
         Self { node, pod }
     }
 
-    #[must_use]
     pub fn node(self) -> &'a YamlNode {
         self.node
     }
 
-    #[must_use]
     pub fn name(self) -> &'a str {
         self.node.text_of("name").unwrap_or_default()
     }
 
     /// Its command line: `command`, then `args`.
-    #[must_use]
     pub fn arguments(self) -> Vec<&'a YamlNode> {
         self.node.list("command").iter().chain(self.node.list("args")).collect()
     }
 
     /// A variable of its environment; the last of that name, which is the one that counts.
-    #[must_use]
     pub fn variable(self, name: &str) -> Option<&'a YamlNode> {
         let all = self.node.list("env");
         all.iter().rev().find(|variable| variable.text_of("name") == Some(name))
     }
 
     /// A field of its security context, or of the pod's.
-    #[must_use]
     pub fn security(self, field: &str) -> Option<&'a YamlNode> {
         let own = self.node.at(&["securityContext", field]);
         own.or_else(|| self.pod.at(&["securityContext", field]))
     }
 
     /// The volume mount that a file is in: the one with the longest path.
-    #[must_use]
     pub fn mount_of(self, file: &str) -> Option<&'a YamlNode> {
         let mounts = self.node.list("volumeMounts");
         let path = |mount: &YamlNode| mount.text_of("mountPath").unwrap_or_default().trim_end_matches('/').to_owned();
@@ -65,14 +58,12 @@ impl<'a> Container<'a> {
     }
 
     /// The volume of the pod that a mount mounts.
-    #[must_use]
     pub fn volume_of(self, mount: &YamlNode) -> Option<&'a YamlNode> {
         let name = mount.text_of("name")?;
         Some(self.pod.get("volumes")?.named(name)?.1)
     }
 
     /// Where a path in it is on the node, if it is in a hostPath.
-    #[must_use]
     pub fn on_node(self, path: &str) -> Option<String> {
         let mount = self.mount_of(path)?;
         let field = |node: &YamlNode, key: &str| node.text_of(key).map(ToOwned::to_owned);

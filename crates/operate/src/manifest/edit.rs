@@ -57,19 +57,16 @@ pub enum Step {
 
 impl Path {
     /// One step further, into a mapping.
-    #[must_use]
     pub fn key(&self, key: &str) -> Self {
         self.step(Step::Key(key.to_owned()))
     }
 
     /// One step further, to an item by its name.
-    #[must_use]
     pub fn name(&self, name: &str) -> Self {
         self.step(Step::Name(name.to_owned()))
     }
 
     /// One step further, to an item.
-    #[must_use]
     pub fn index(&self, index: usize) -> Self {
         self.step(Step::Index(index))
     }

@@ -28,7 +28,6 @@ pub struct FileError {
 }
 
 /// The fix of what keeps a file from being used, behind a colon, if one is known.
-#[must_use]
 pub fn fix(what: &str, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound if what == "read" => ": give the path of the one that is there",
@@ -46,7 +45,6 @@ impl FileError {
     }
 
     /// Whether it could be read, and what is in it is no manifest.
-    #[must_use]
     pub fn is_content(&self) -> bool {
         self.source.kind() == io::ErrorKind::InvalidData
     }
@@ -89,7 +87,6 @@ pub struct Access {
 
 impl Access {
     /// Of a file that is there.
-    #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
         let meta = fs::metadata(path).ok()?;
         Some(Self { mode: meta.mode() & 0o777, uid: meta.uid(), gid: meta.gid() })
@@ -158,14 +155,12 @@ fn sync_directory(path: &Path) -> io::Result<()> {
 }
 
 /// Whether a file is there, and in this directory.
-#[must_use]
 pub fn is_in(file: &Path, directory: &Path) -> bool {
     let parent = file.canonicalize().ok().and_then(|file| file.parent().map(Path::to_owned));
     parent.is_some() && directory.canonicalize().ok() == parent
 }
 
 /// Time and version for the name of a kept manifest, for people; names sort by time. `time` is RFC 3339.
-#[must_use]
 pub fn stamp(time: &str, text: &str) -> String {
     let time: String = time.chars().filter(|c| !matches!(c, '-' | ':')).collect();
     let manifest = Manifest::parse(text).ok();
@@ -186,18 +181,15 @@ pub struct Backups {
 
 impl Backups {
     /// In this directory, which [`Backups::keep`] makes.
-    #[must_use]
     pub fn new(directory: &Path) -> Self {
         Self { directory: directory.to_owned() }
     }
 
-    #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// Whether the directory is the file's own, where a kubelet would read backups as manifests.
-    #[must_use]
     pub fn beside(&self, manifest: &Path) -> bool {
         is_in(manifest, &self.directory)
     }

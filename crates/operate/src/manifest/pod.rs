@@ -59,7 +59,6 @@ pub struct Flag<'a> {
 
 impl Flag<'_> {
     /// Whether it is a switch that is off, in one of the forms that Go's flags take.
-    #[must_use]
     pub fn is_false(&self) -> bool {
         matches!(self.value, "0" | "f" | "F" | "false" | "FALSE" | "False")
     }
@@ -108,83 +107,69 @@ impl Manifest {
         }
     }
 
-    #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
     /// Which of the file's documents it is.
-    #[must_use]
     pub fn document(&self) -> usize {
         self.document
     }
 
-    #[must_use]
     pub fn root(&self) -> &YamlNode {
         &self.root
     }
 
     /// `Pod`, `Deployment` and so on.
-    #[must_use]
     pub fn kind(&self) -> &str {
         self.root.text_of("kind").unwrap_or_default()
     }
 
     /// Whether kubeadm wrote it, and will write it again.
-    #[must_use]
     pub fn is_kubeadm(&self) -> bool {
         self.annotation(KUBEADM).is_some()
     }
 
     /// The pod or the pod template.
-    #[must_use]
     pub fn template(&self) -> &YamlNode {
         self.root.at(self.template).unwrap_or(&self.root)
     }
 
     /// Way to [`Manifest::template`].
-    #[must_use]
     pub fn template_path(&self) -> Path {
         Path(self.template.iter().map(|key| Step::Key((*key).to_owned())).collect())
     }
 
     /// The pod's `spec`.
-    #[must_use]
     pub fn pod(&self) -> &YamlNode {
         self.template().get("spec").unwrap_or(&self.root)
     }
 
     /// Way to [`Manifest::pod`].
-    #[must_use]
     pub fn pod_path(&self) -> Path {
         self.template_path().key("spec")
     }
 
-    #[must_use]
     pub fn apiserver(&self) -> &YamlNode {
         &self.pod().list("containers")[self.container]
     }
 
     /// Way to [`Manifest::apiserver`].
-    #[must_use]
     pub fn apiserver_path(&self) -> Path {
         self.pod_path().key("containers").name(&self.name)
     }
 
     /// Which of the pod's containers it is.
-    #[must_use]
     pub fn apiserver_index(&self) -> usize {
         self.container
     }
 
     /// An annotation of the pod.
-    #[must_use]
     pub fn annotation(&self, name: &str) -> Option<&YamlNode> {
         self.template().at(&["metadata", "annotations", name])
     }
 
     /// [`Manifest::apiserver`] as a container.
-    #[must_use]
     pub fn container(&self) -> Container<'_> {
         Container::new(self.apiserver(), self.pod())
     }
@@ -197,13 +182,11 @@ impl Manifest {
     }
 
     /// The arguments from the program on: `command`, then `args`.
-    #[must_use]
     pub fn arguments(&self) -> Vec<&YamlNode> {
         self.container().arguments()
     }
 
     /// Way to one of [`Manifest::arguments`].
-    #[must_use]
     pub fn argument_path(&self, argument: usize) -> Path {
         let command = self.apiserver().get("command").map_or(0, |command| command.items().len());
         match argument.checked_sub(command) {
@@ -213,13 +196,11 @@ impl Manifest {
     }
 
     /// A flag by its name without dashes; the last of that name, which is the one that counts.
-    #[must_use]
     pub fn flag(&self, name: &str) -> Option<Flag<'_>> {
         self.flags(name).pop()
     }
 
     /// All flags of a name without dashes, for one that may be given several times.
-    #[must_use]
     pub fn flags(&self, name: &str) -> Vec<Flag<'_>> {
         let arguments = self.arguments();
         let found = arguments.iter().enumerate().filter_map(|(at, node)| {
@@ -239,7 +220,6 @@ impl Manifest {
     }
 
     /// Major and minor number of the kube-apiserver, by its image's tag.
-    #[must_use]
     pub fn version(&self) -> Option<(u64, u64)> {
         let image = self.apiserver().text_of("image")?;
         let mut numbers = tag(image)?.strip_prefix('v')?.split('.').map(|number| number.parse().ok());
@@ -247,7 +227,6 @@ impl Manifest {
     }
 
     /// Its version, if Kubernetes drops `restartPolicy` of an init container there. A kubelet may be older still.
-    #[must_use]
     pub fn before_sidecars(&self) -> Option<String> {
         self.version().filter(|version| *version < (1, 29)).map(|(major, minor)| format!("v{major}.{minor}"))
     }
@@ -265,13 +244,11 @@ impl Manifest {
     }
 
     /// The one address that the apiserver listens on, if --bind-address names one; else it listens on all.
-    #[must_use]
     pub fn bound(&self) -> Option<IpAddr> {
         self.address("bind-address").filter(|ip| !ip.is_unspecified())
     }
 
     /// The address of --advertise-address, if it is given. That of a router need not be one of the node.
-    #[must_use]
     pub fn advertised(&self) -> Option<IpAddr> {
         self.address("advertise-address")
     }
@@ -281,7 +258,6 @@ impl Manifest {
     }
 
     /// A path from the apiserver's container on, or from the pod.
-    #[must_use]
     pub fn within(&self, path: &Path) -> String {
         let whole = path.to_string();
         let above = [self.apiserver_path(), self.pod_path(), self.template_path()];
@@ -290,7 +266,6 @@ impl Manifest {
     }
 
     /// Line of the last thing along a path that is there.
-    #[must_use]
     pub fn line_of(&self, path: &Path) -> usize {
         let (mut node, mut line) = (&self.root, self.root.line);
         for step in &path.0 {

@@ -29,7 +29,6 @@ pub(super) struct Style {
 }
 
 /// A whole document, as people write it.
-#[must_use]
 pub fn document(value: &Value) -> String {
     let style = Style { indented: false, sorted: false, json: false };
     value

@@ -66,7 +66,6 @@ pub struct UpgradeOptions {
 
 impl UpgradeOptions {
     /// What of the paths does not fit.
-    #[must_use]
     pub fn mistakes(&self) -> Vec<String> {
         let mut mistakes = Vec::new();
         if Backups::new(&self.backup_dir).beside(&self.canonical) {

@@ -500,7 +500,6 @@ impl OperatorSignals {
 }
 
 /// The plan in words, for `--dry-run` and before the first step.
-#[must_use]
 pub fn plan(state: &State, limits: &Limits, pod: &ApiserverPod) -> Vec<String> {
     let duration = |duration: Duration| humantime::format_duration(duration).to_string();
     let (ready, settle, stop) = (duration(limits.ready), duration(limits.settle), duration(limits.stop));

@@ -26,7 +26,6 @@ pub async fn image_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<Str
 }
 
 /// The node's name, which the kubelet adds to a static pod's: that of --hostname-override, else the machine's. `proc` is /proc.
-#[must_use]
 pub fn node_name(proc: &Path) -> Option<String> {
     let is_kubelet =
         |entry: &DirEntry| fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim_end() == "kubelet");

@@ -68,7 +68,6 @@ pub struct Holder {
 
 impl Holder {
     /// Understands the Lease. One that does not say that nothing was changed may have been written by a later berth.
-    #[must_use]
     pub fn parse(object: &Value) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
         let annotations = &object["metadata"]["annotations"];
@@ -83,7 +82,6 @@ impl Holder {
     }
 
     /// Text for people.
-    #[must_use]
     pub fn describe(&self) -> String {
         let Self { node, process, command, since, .. } = self;
         let since = since.split_once('.').map_or_else(|| since.clone(), |(seconds, _)| format!("{seconds}Z"));
@@ -91,7 +89,6 @@ impl Holder {
     }
 
     /// Why another node is not upgraded, and what to do.
-    #[must_use]
     pub fn refuses(&self, node: &str) -> String {
         let who = self.describe();
         if !self.changed {
@@ -137,7 +134,6 @@ pub struct Claim {
 
 impl Claim {
     /// Of an upgrade; `break_lock` takes the lock from its holder, once.
-    #[must_use]
     pub fn new(me: Holder, break_lock: bool) -> Self {
         Self { me, break_lock, expiry: Expiry::default(), first: None }
     }
@@ -222,7 +218,6 @@ pub struct Lock {
 
 impl Lock {
     /// Asked for as an administrator.
-    #[must_use]
     pub fn new(client: &Client, claim: Claim) -> Self {
         let client = client.clone().with_patience(PATIENCE);
         Self { client, began: Instant::now(), claim: Mutex::new(claim) }

@@ -23,7 +23,6 @@ pub enum LoggedPod<'a> {
 }
 
 /// The last lines of one of a pod's containers, and the file.
-#[must_use]
 pub fn last_lines(
     directory: &Path,
     pod: &LoggedPod<'_>,
@@ -49,7 +48,6 @@ pub fn last_lines(
 }
 
 /// The last lines of a file that is no container's; none, if it cannot be read.
-#[must_use]
 pub fn end_of(path: &Path, count: usize) -> Vec<String> {
     let lines = parse(&tail(path).unwrap_or_default());
     lines[lines.len().saturating_sub(count)..].to_vec()
@@ -82,7 +80,6 @@ fn tail(path: &Path) -> Option<String> {
 }
 
 /// The texts of a log file's lines.
-#[must_use]
 pub fn parse(text: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut open = String::new();

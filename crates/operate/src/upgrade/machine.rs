@@ -63,7 +63,6 @@ struct Since {
 impl Machine {
     /// Goes on from a position, which may be one of a run that was killed; `same` if the old and the new
     /// manifest are one text.
-    #[must_use]
     pub fn new(position: Position, limits: Limits, same: bool) -> Self {
         Self {
             position,
@@ -79,7 +78,6 @@ impl Machine {
         }
     }
 
-    #[must_use]
     pub fn position(&self) -> &Position {
         &self.position
     }
@@ -91,7 +89,6 @@ impl Machine {
     }
 
     /// Whether an interrupt now leads back.
-    #[must_use]
     pub fn goes_back(&self) -> bool {
         matches!(self.position.step, Step::StartTemporary | Step::SettleTemporary | Step::Withdraw)
             || self.position.target == Version::Old

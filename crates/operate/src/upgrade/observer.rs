@@ -59,7 +59,6 @@ pub struct NodeDetails {
 }
 
 impl NodeDetails {
-    #[must_use]
     pub fn of(&self, slot: Slot) -> &InstanceDetails {
         match slot {
             Slot::Canonical => &self.canonical,
@@ -109,7 +108,6 @@ impl ProcessHistory {
 }
 
 impl NodeObserver {
-    #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self { run_dir: run_dir.to_owned(), lives: BTreeMap::new(), watch: None }
     }

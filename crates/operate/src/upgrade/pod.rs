@@ -80,7 +80,6 @@ impl ApiserverPod {
     }
 
     /// The command that puts another manifest behind berth as this one is.
-    #[must_use]
     pub fn inject_command(&self, file: &str) -> String {
         let image = self.shim_image.as_deref().unwrap_or("IMAGE");
         let mut command = format!("berth inject {file} --image {image}");

@@ -27,7 +27,6 @@ impl Default for Progress {
 }
 
 impl Progress {
-    #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }

@@ -85,7 +85,6 @@ impl State {
     pub const FORMAT: u32 = VERSION;
 
     /// Text of a version's canonical file.
-    #[must_use]
     pub fn text(&self, version: Version) -> &str {
         match version {
             Version::Old => &self.old,
@@ -94,7 +93,6 @@ impl State {
     }
 
     /// Old and new are one text: a rolling restart.
-    #[must_use]
     pub fn same(&self) -> bool {
         self.old == self.new
     }
@@ -130,14 +128,12 @@ impl Store {
         }
     }
 
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Where the manifest that was there is kept, from before the first change on: what an operator puts back who gives up
     /// on berth.
-    #[must_use]
     pub fn before(&self, state: &State) -> PathBuf {
         let name = state.canonical.file_name().unwrap_or_default().to_string_lossy();
         self.path.with_file_name(format!("{name}.before-upgrade.{}", stamp(&state.started, &state.old)))
@@ -209,7 +205,6 @@ pub fn leave_alone(directory: &Path, file: &Path) -> Result<(), String> {
 }
 
 /// A sentence on an upgrade that was begun and not brought to an end, for the operator.
-#[must_use]
 pub fn interrupted(directory: &Path) -> Option<String> {
     match find(directory) {
         Ok(None) => None,

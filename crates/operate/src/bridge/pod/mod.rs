@@ -199,7 +199,6 @@ impl RunningPod {
     }
 
     /// The CA of its certificate, on the node: as kubeadm has it, beside the certificate.
-    #[must_use]
     pub fn ca(&self, command: &[OsString]) -> Option<PathBuf> {
         let path = |flag| args::value(command, flag).map(Path::new);
         let (ca, certificate) = (path("--client-ca-file")?, path("--tls-cert-file")?);
@@ -208,7 +207,6 @@ impl RunningPod {
     }
 
     /// The bridge's copy of a file of the node; that file itself, if there is none.
-    #[must_use]
     pub fn copy_of(&self, path: &Path, directory: &Path) -> PathBuf {
         let within = |(at, kept): (usize, &CopiedFile)| Some((at, path.strip_prefix(&kept.path).ok()?));
         match self.files.iter().enumerate().filter_map(within).min_by_key(|(_, rest)| rest.components().count()) {
@@ -219,7 +217,6 @@ impl RunningPod {
     }
 
     /// Sees to it that the audit log is where it stays: where it is on the node then.
-    #[must_use]
     pub fn keep_audit_log(&self, argv: &mut Vec<OsString>, directory: &Path) -> Option<PathBuf> {
         let path = audit_log(argv)?;
         let copied = self.instead(directory);
@@ -236,19 +233,16 @@ impl RunningPod {
     }
 
     /// SELinux's label of its files.
-    #[must_use]
     pub fn label(&self) -> Option<&str> {
         self.spec.label()
     }
 
     /// What the kubelet starts it from.
-    #[must_use]
     pub fn manifest(&self) -> &Path {
         &self.manifest
     }
 
     /// The end of its log: why it does not serve.
-    #[must_use]
     pub fn last_lines(&self) -> Vec<String> {
         let text = fs::read_to_string(&self.manifest).unwrap_or_default();
         let Ok(manifest) = Manifest::parse(&text) else { return Vec::new() };
@@ -260,7 +254,6 @@ impl RunningPod {
     }
 
     /// What it is started from and reads, its manifest last.
-    #[must_use]
     pub fn before(&self, command: &[OsString], directory: &Path) -> Vec<SavedFile> {
         // What the container may write to is not the node's configuration.
         let on_node =

@@ -42,7 +42,6 @@ const DIRECTORIES: [&str; 9] = [
 ];
 
 /// The container's ID, from /proc/PID/cgroup: the last 64 hexadecimal digits of a line.
-#[must_use]
 pub fn container(cgroup: &str) -> Option<&str> {
     let is_id = |word: &&str| word.len() == 64 && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     cgroup.lines().find_map(|line| line.rsplit(|c: char| !c.is_ascii_alphanumeric()).find(is_id))
@@ -57,7 +56,6 @@ pub struct Shim {
 
 impl Shim {
     /// That of the container that a process is in.
-    #[must_use]
     pub fn of(pid: i32) -> Option<Self> {
         let parents = std::iter::successors(Some(pid), |pid| parent(*pid)).skip(1).take(PARENTS);
         parents.take_while(|pid| *pid > 1).find_map(|pid| {
@@ -135,7 +133,6 @@ pub fn part(json: &[u8], keys: &[&str]) -> Result<Spec, String> {
 }
 
 /// The program that starts containers here.
-#[must_use]
 pub fn program(shim: Option<&Shim>) -> Option<PathBuf> {
     let shims = shim.map(Shim::programs).unwrap_or_default();
     let usual = in_each(DIRECTORIES.iter().map(PathBuf::from));

@@ -114,24 +114,20 @@ impl Spec {
         serde_json::from_slice(json)
     }
 
-    #[must_use]
     pub fn user(&self) -> &User {
         &self.process.user
     }
 
     /// SELinux's label of its files.
-    #[must_use]
     pub fn label(&self) -> Option<&str> {
         self.linux.mount_label.as_deref().filter(|label| !label.is_empty())
     }
 
-    #[must_use]
     pub fn has_namespace(&self, kind: &str) -> bool {
         self.linux.namespaces.iter().any(|namespace| namespace.kind == kind)
     }
 
     /// The mount of a directory or file of the node that a path in the container is in, and where on the node that is.
-    #[must_use]
     pub fn on_node(&self, path: &Path) -> Option<(&Mount, PathBuf)> {
         let binds = self.mounts.iter().filter(|mount| mount.is_bind() && path.starts_with(&mount.destination));
         let mount = binds.max_by_key(|mount| mount.destination.components().count())?;
@@ -182,12 +178,10 @@ impl Linux {
 
 impl Mount {
     /// Whether it is a directory or file of the node.
-    #[must_use]
     pub fn is_bind(&self) -> bool {
         self.kind.as_deref() == Some("bind") || self.has("bind") || self.has("rbind")
     }
 
-    #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.has("ro") || self.has("rro")
     }

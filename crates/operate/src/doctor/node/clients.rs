@@ -41,7 +41,6 @@ pub struct Uncovered {
 impl Clients {
     /// Those of this node's kubeconfigs (`/etc/kubernetes/*.conf` below `root`) and of the connections that are open to
     /// these ports.
-    #[must_use]
     pub fn gather(root: &Path, ports: &[u16]) -> Self {
         let mut clients = Self::default();
         let mut named: BTreeMap<(String, u16), Vec<String>> = BTreeMap::new();
@@ -88,7 +87,6 @@ impl Clients {
     }
 
     /// Those that the shim does not listen on; `own` are the addresses of the node.
-    #[must_use]
     pub fn uncovered(&self, listen: &[Listen], own: &[IpAddr]) -> Vec<Uncovered> {
         let mut found = Vec::new();
         for (address, by) in self.0.iter().filter(|(address, _)| !covered(**address, listen)) {
@@ -104,7 +102,6 @@ impl Clients {
 
 impl Uncovered {
     /// What is wrong, and what fixes it.
-    #[must_use]
     pub fn parts(&self) -> (String, String) {
         let Self { address, by, here } = self;
         if *here {

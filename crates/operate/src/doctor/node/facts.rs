@@ -101,7 +101,6 @@ pub struct RunningProcess {
 
 impl Facts {
     /// Looks at this node, whose files are below `root`.
-    #[must_use]
     pub fn gather(root: &Path, manifest: &Manifest) -> Self {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         let container = manifest.container();
@@ -148,7 +147,6 @@ impl Facts {
     }
 
     /// The addresses of this node by which clients come, and on which the shim of a manifest listens.
-    #[must_use]
     pub fn kept(&self, manifest: &Manifest) -> Vec<SocketAddr> {
         let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
         let own = self.addresses.as_deref().unwrap_or_default();

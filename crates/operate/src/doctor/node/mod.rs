@@ -76,7 +76,6 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
 
 /// What clients of this node dial and the shim of a manifest does not listen on. Empty if the manifest is another node's, as far
 /// as it names an address.
-#[must_use]
 pub fn uncovered(root: &Path, manifest: &Manifest) -> Vec<Uncovered> {
     let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
     let own = netdevice::addresses().unwrap_or_default();

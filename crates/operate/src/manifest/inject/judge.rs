@@ -90,7 +90,6 @@ impl Default for Wrapping<'_> {
 }
 
 /// Judges a manifest that is behind berth in this way; `words` is 0 then.
-#[must_use]
 pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     let options = InjectOptions::default();
     let mut judge = Judge { planner: Planner::new(manifest, &options, wrapping), lapses: Vec::new() };

@@ -69,7 +69,6 @@ pub struct Position {
 
 impl Position {
     /// The beginning of an upgrade.
-    #[must_use]
     pub fn begin() -> Self {
         Self { step: Step::StartTemporary, target: Version::New, why: None }
     }
@@ -125,7 +124,6 @@ pub struct InstanceObservation {
 
 impl InstanceObservation {
     /// It is in the group, as far as is known.
-    #[must_use]
     pub fn may_serve(&self) -> bool {
         self.in_group || self.silent
     }
