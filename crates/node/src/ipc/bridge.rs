@@ -144,10 +144,11 @@ impl fmt::Display for Step {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "why")]
 pub enum BridgeOutcome {
     /// The node's own instance serves.
+    #[default]
     Done,
     /// It serves as it did before, since it was put back, and why.
     Restored(String),

@@ -32,9 +32,10 @@ pub const LATE: Duration = Duration::from_secs(30);
 const ENDS: u32 = 3;
 
 /// What happens when COMMAND fails, or the node's own instance does not come back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum OnFailure {
     /// Clients stay on the bridge until `berth bridge end`
+    #[default]
     Stay,
     /// Put back the static pod's manifest and the files that it names, as they were; if that does not help, as stay
     Restore,
@@ -42,7 +43,7 @@ pub enum OnFailure {
     End,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Limits {
     /// Until an instance is ready.
     pub ready: Duration,
@@ -101,7 +102,7 @@ pub enum Action {
     Finish(BridgeOutcome),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Machine {
     limits: Limits,
     on_failure: OnFailure,
@@ -134,26 +135,7 @@ pub struct Machine {
 
 impl Machine {
     pub fn new(limits: Limits, on_failure: OnFailure) -> Self {
-        Self {
-            limits,
-            on_failure,
-            step: Step::Start,
-            since: None,
-            wanted: false,
-            commanding: false,
-            anew: false,
-            first: None,
-            process: None,
-            before: None,
-            own_ready: None,
-            lost: None,
-            own_lost: None,
-            own_is_late: false,
-            trouble: None,
-            steering_error: None,
-            restores: false,
-            outcome: BridgeOutcome::Done,
-        }
+        Self { limits, on_failure, ..Self::default() }
     }
 
     pub fn step(&self) -> Step {

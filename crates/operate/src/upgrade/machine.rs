@@ -32,7 +32,7 @@ const DRAINS: u32 = 3;
 /// Why it goes back if the operator wants it to.
 pub const INTERRUPTED: &str = "it was interrupted";
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Machine {
     position: Position,
     limits: Limits,
@@ -64,18 +64,7 @@ impl Machine {
     /// Goes on from a position, which may be one of a run that was killed; `same` if the old and the new
     /// manifest are one text.
     pub fn new(position: Position, limits: Limits, same: bool) -> Self {
-        Self {
-            position,
-            limits,
-            same,
-            interrupted: false,
-            since: None,
-            joined: false,
-            lost: None,
-            stopping: None,
-            drained: false,
-            drains_failed: 0,
-        }
+        Self { position, limits, same, ..Self::default() }
     }
 
     pub fn position(&self) -> &Position {

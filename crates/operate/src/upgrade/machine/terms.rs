@@ -4,12 +4,13 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Version {
     /// The one that was there.
     Old,
     /// The one that shall be there.
+    #[default]
     New,
 }
 
@@ -28,10 +29,11 @@ pub enum Slot {
     Temporary,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
     /// The temporary pod is placed and shall get ready.
+    #[default]
     StartTemporary,
     /// It is ready and is watched for a while.
     SettleTemporary,
@@ -57,7 +59,7 @@ impl fmt::Display for Step {
 }
 
 /// What is kept on disk of an upgrade's course.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     pub step: Step,
     /// What the canonical file shall hold in the end.
@@ -70,7 +72,7 @@ pub struct Position {
 impl Position {
     /// The beginning of an upgrade.
     pub fn begin() -> Self {
-        Self { step: Step::StartTemporary, target: Version::New, why: None }
+        Self::default()
     }
 }
 
@@ -166,7 +168,7 @@ pub enum UpgradeOutcome {
 }
 
 /// How long what may take.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Limits {
     /// To get ready.
     pub ready: Duration,
