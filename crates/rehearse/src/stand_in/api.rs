@@ -1,11 +1,9 @@
 //! From a request to its answer.
 
 use super::super::wire::{Call, Reason, Reply};
-use super::audit::Line;
 use super::body::{Body, Payload};
 use super::connection::Connection;
 use super::objects::{self, Kind, failure};
-use super::protobuf;
 use super::request::{Query, Resource};
 use super::server::Server;
 use super::store_client::unexpected;
@@ -16,22 +14,18 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Version};
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Largest request body (kube-apiserver's limit).
 const MAX_BODY: usize = 3 << 20;
 
 /// Answers one request. Never fails: what goes wrong is a `Status`.
 pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
-    let received = SystemTime::now();
     connection.request(request.headers());
     let resource = Resource::parse(request.uri().path());
     let query = Query::parse(request.uri());
     let watch = query.as_ref().is_ok_and(|q| q.watch) && resource.is_list();
-    let verb = verb(request.method(), &resource, watch);
     let (method, version) = (request.method().clone(), request.version());
-    let uri = request.uri().path_and_query().map_or("/", |p| p.as_str()).to_owned();
-    let user_agent = request.headers().get(header::USER_AGENT).cloned();
 
     // Watches and health checks are not waited for and not rejected, as in kube-apiserver.
     let under_way = if watch || resource.is_probe() { None } else { server.life.begin_request() };
@@ -43,34 +37,10 @@ pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request
         let asked = Asked { server, connection: &connection, resource, query };
         asked.answer(request).await
     };
-    if let Some(audit) = &server.audit {
-        audit.log(&Line {
-            peer: connection.peer,
-            user_agent: user_agent.as_ref().and_then(|v| v.to_str().ok()).unwrap_or_default(),
-            verb,
-            uri: &uri,
-            status: response.status().as_u16(),
-            received,
-            started_only: matches!(response.body(), Payload::Lines(_)),
-        });
-    }
     if method == Method::HEAD {
         *response.body_mut() = Payload::Whole(hyper::body::Bytes::new());
     }
     response.map(|payload| Body::new(payload, connection, under_way))
-}
-
-fn verb(method: &Method, resource: &Resource, watch: bool) -> &'static str {
-    match (method.as_str(), resource) {
-        ("GET" | "HEAD", _) if watch => "watch",
-        ("GET" | "HEAD", list) if list.is_list() => "list",
-        ("GET" | "HEAD", _) => "get",
-        ("POST", _) => "create",
-        ("PUT", _) => "update",
-        ("PATCH", _) => "patch",
-        ("DELETE", _) => "delete",
-        _ => "unknown",
-    }
 }
 
 /// What kube-apiserver says while it shuts down: 429 while it keeps listening
@@ -207,14 +177,10 @@ async fn write(
     name: Option<&str>,
 ) -> io::Result<Response<Payload>> {
     let kind = request.headers().get(header::CONTENT_TYPE).map_or(Ok("application/json"), HeaderValue::to_str);
-    let protobuf = match kind.unwrap_or_default().split(';').next().map(str::trim) {
-        Some("application/json") => false,
-        Some(protobuf::MEDIA_TYPE) => true,
-        _ => {
-            let message = "the body must be JSON or Kubernetes protobuf";
-            return Ok(failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message, ""));
-        }
-    };
+    if kind.unwrap_or_default().split(';').next().map(str::trim) != Some("application/json") {
+        let message = "the body must be JSON";
+        return Ok(failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message, ""));
+    }
     let body =
         tokio::time::timeout(Duration::from_secs(60), Limited::new(request.into_body(), MAX_BODY).collect()).await;
     let body = match body {
@@ -226,8 +192,8 @@ async fn write(
         Ok(Err(error)) => return Ok(failure(StatusCode::BAD_REQUEST, "BadRequest", &error.to_string(), "")),
         Err(_) => return Ok(failure(StatusCode::GATEWAY_TIMEOUT, "Timeout", "the body did not come", "")),
     };
-    let object = if protobuf { protobuf::config_map(&body) } else { serde_json::from_slice(&body).ok() };
-    let (object, given) = match objects::admit(object.unwrap_or_default(), namespace, name) {
+    let object = serde_json::from_slice(&body).unwrap_or_default();
+    let (object, given) = match objects::admit(object, namespace, name) {
         Ok(admitted) => admitted,
         Err((status, reason, message)) => return Ok(failure(status, reason, &message, "")),
     };

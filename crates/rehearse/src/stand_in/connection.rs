@@ -14,7 +14,7 @@ const LONGEST_NAME: usize = 128;
 /// What is known about a connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) peer: SocketAddr,
+    peer: SocketAddr,
     /// It showed a certificate that is trusted.
     pub(super) known: bool,
     stream: OnceLock<StreamId>,

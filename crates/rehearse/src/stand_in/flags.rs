@@ -37,6 +37,7 @@ pub(super) struct Flags {
     pub(super) shutdown_send_retry_after: bool,
     /// Time over which watches are ended; zero: all at once.
     pub(super) shutdown_watch_termination_grace_period: Duration,
+    /// Created as kube-apiserver creates it; it stays empty.
     pub(super) audit_log_path: Option<PathBuf>,
     /// Name by which it signs answers and reports; the temporary instance of a bridge has another than the one whose flags it has.
     pub(super) name: String,

@@ -178,7 +178,7 @@ mod tests {
         let tls = tls(&flags).unwrap();
         let store = StoreClient::connect(&socket, "it").await.unwrap();
         let cache = Cache::start(&store, 1).await.unwrap();
-        let server = Arc::new(Server::new(flags, store, cache, Life::default(), None));
+        let server = Arc::new(Server::new(flags, store, cache, Life::default()));
 
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut waiting = Vec::new();

@@ -9,7 +9,6 @@
 //! What it is not: authentication but by a certificate, authorization, objects of other kinds than ConfigMaps, and PATCH.
 
 mod api;
-mod audit;
 mod body;
 mod cache;
 mod connection;
@@ -17,7 +16,6 @@ mod flags;
 mod life;
 mod listener;
 mod objects;
-mod protobuf;
 mod request;
 mod server;
 mod store_client;
@@ -28,8 +26,10 @@ use cache::Cache;
 use flags::Flags;
 use life::{DRAIN, LINGER, Life};
 use server::Server;
+use std::fs::OpenOptions;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use store_client::StoreClient;
 use tokio::net::{TcpListener, TcpSocket};
@@ -64,10 +64,10 @@ fn fail(error: &str) -> u8 {
 async fn live(flags: Flags) -> io::Result<()> {
     let mut stop = Stop::new()?;
     let tls = listener::tls(&flags)?;
-    let audit = flags.audit_log_path.as_deref().map(|path| {
-        audit::Audit::open(path).map_err(|e| io::Error::other(format!("failed to open {}: {e}", path.display())))
-    });
-    let audit = audit.transpose()?;
+    if let Some(path) = &flags.audit_log_path {
+        let open = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+        open.map_err(|e| io::Error::other(format!("failed to open {}: {e}", path.display())))?;
+    }
     let store = StoreClient::connect(&flags.store, &flags.name).await?;
     let cache = Cache::start(&store, flags.watch_cache_size).await?;
     let address = SocketAddr::new(flags.bind_address, flags.secure_port);
@@ -75,7 +75,7 @@ async fn live(flags: Flags) -> io::Result<()> {
         .map_err(|e| io::Error::other(format!("failed to create listener: failed to listen on {address}: {e}")))?;
 
     let life = Life::default();
-    let server = Arc::new(Server::new(flags, store, cache, life.clone(), audit));
+    let server = Arc::new(Server::new(flags, store, cache, life.clone()));
     tracing::info!(%address, name = server.flags.name, version = server.flags.version, "serving securely");
     server.tasks.spawn(listener::accept(Arc::clone(&server), listener, tls));
     server.store.mark(MarkKind::Listening, Stamp::now()).await;

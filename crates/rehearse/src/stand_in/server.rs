@@ -1,6 +1,5 @@
 //! What all connections of a stand-in share, and which of them are open.
 
-use super::audit::Audit;
 use super::cache::Cache;
 use super::connection::Connection;
 use super::flags::Flags;
@@ -17,15 +16,14 @@ pub(super) struct Server {
     pub(super) store: StoreClient,
     pub(super) cache: Arc<Cache>,
     pub(super) life: Life,
-    pub(super) audit: Option<Audit>,
     open: Mutex<HashMap<u64, Arc<Connection>>>,
     /// One task a connection.
     pub(super) tasks: TaskTracker,
 }
 
 impl Server {
-    pub(super) fn new(flags: Flags, store: StoreClient, cache: Arc<Cache>, life: Life, audit: Option<Audit>) -> Self {
-        Self { flags, store, cache, life, audit, open: Mutex::default(), tasks: TaskTracker::new() }
+    pub(super) fn new(flags: Flags, store: StoreClient, cache: Arc<Cache>, life: Life) -> Self {
+        Self { flags, store, cache, life, open: Mutex::default(), tasks: TaskTracker::new() }
     }
 
     /// A connection is there.
