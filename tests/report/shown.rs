@@ -51,7 +51,7 @@ fn looks_right(browser: &mut Browser, shown: &str, scheme: &str, report: &Report
         browser.value("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).every(c => c < 60)");
     assert_eq!(dark, scheme == "dark", "{shown}");
 
-    // One of the two drawings is there, with a name, a description, and a label a mark.
+    // The drawing is there, with a name, a description, and a label a mark.
     let marks: usize = report.runs.iter().filter_map(|run| Some(run.ran()?.marks.len())).sum();
     let visible = "[...document.querySelectorAll('.timeline .plots')].filter(e => e.offsetWidth > 0)";
     let labels = browser.value(&format!(

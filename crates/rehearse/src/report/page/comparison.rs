@@ -31,7 +31,7 @@ fn gaps(ran: &Ran, which: fn(&Gap) -> bool) -> String {
 
 pub(super) fn section(runs: &[Run]) -> Markup {
     let made: Vec<&Ran> = runs.iter().filter_map(Run::ran).collect();
-    let frames = Frame::both(&made);
+    let frame = Frame::of(&made);
     let most = made.iter().map(|ran| plot::most_a_second(ran)).fold(0.0, f64::max);
     let gap = made.iter().any(|ran| ran.figures.endpoint_gap_ms.is_some());
     html! {
@@ -86,7 +86,7 @@ pub(super) fn section(runs: &[Run]) -> Markup {
                     h3 { (run.via.words()) " " (State::of_run(run).badge()) }
                     @match &run.outcome {
                         RunOutcome::Ran(ran) => div.plot-scroll {
-                            @for frame in frames { div class=(frame.class()) { (plot::small(frame, run, ran, most)) } }
+                            div.plots { (plot::small(frame, run, ran, most)) }
                         },
                         RunOutcome::Skipped(reason) => p.skipped { (run::sentence(reason)) },
                     }

@@ -121,7 +121,7 @@ fn timeline(ran: &Ran, id: &str) -> Markup {
     html! {
         figure.timeline {
             div.plot-scroll {
-                @for frame in Frame::both(&[ran]) { div class=(frame.class()) { (plot::all(frame, ran)) } }
+                div.plots { (plot::all(Frame::of(&[ran]), ran)) }
             }
             figcaption {
                 @if !ran.marks.is_empty() {

@@ -1,6 +1,6 @@
 //! Stacked areas, a look an instance.
 
-use super::{Frame, Key, Look, Sign, View, look, named};
+use super::{FONT, Frame, LEFT, RIGHT, View, look, named};
 use crate::data::Ran;
 use crate::report::format;
 use crate::report::svg::{self, Scale, px, text_width};
@@ -66,7 +66,7 @@ pub(super) fn names(frame: &Frame, run: &Ran, stack: &Stack<'_>, y: f64) -> Mark
         @for (name, values) in stack {
             @let version = run.instances.iter().find(|i| i.name == *name).map_or("", |i| &i.version);
             @let (text, (left, right)) = (named(name, version), longest(values));
-            @let width = text_width(&text, frame.font) + 14.0;
+            @let width = text_width(&text, FONT) + 14.0;
             @if right - left > width + 8.0 {
                 @let middle = f64::midpoint(left, right);
                 rect.pill x=(px(middle - width / 2.0)) y=(px(y - 10.0)) width=(px(width)) height="20" rx="10" {}
@@ -77,11 +77,11 @@ pub(super) fn names(frame: &Frame, run: &Ran, stack: &Stack<'_>, y: f64) -> Mark
 }
 
 /// Lines and numbers of the vertical axis.
-pub(super) fn axis(frame: &Frame, ticks: &[f64], y: &Scale, text: impl Fn(f64) -> String) -> Markup {
+pub(super) fn axis(ticks: &[f64], y: &Scale, text: impl Fn(f64) -> String) -> Markup {
     html! {
-        path.grid d=(ticks.iter().map(|t| format!("M{},{}H{}", px(frame.left), px(y.at(*t)), px(frame.right()))).collect::<String>()) {}
+        path.grid d=(ticks.iter().map(|t| format!("M{},{}H{}", px(LEFT), px(y.at(*t)), px(RIGHT))).collect::<String>()) {}
         @for tick in ticks {
-            text.tick x=(px(frame.left - 6.0)) y=(px(y.at(*tick) + 4.0)) text-anchor="end" { (text(*tick)) }
+            text.tick x=(px(LEFT - 6.0)) y=(px(y.at(*tick) + 4.0)) text-anchor="end" { (text(*tick)) }
         }
     }
 }
@@ -97,20 +97,18 @@ pub(super) fn connections(view: &View<'_>) -> Markup {
         format::count(most as u64),
         format::count(ends.iter().sum())
     );
-    over_time(view, title, &desc, &stack, &[])
+    over_time(view, title, &desc, &stack)
 }
 
-/// A stack with its axes. `more` are further keys.
-pub(super) fn over_time(view: &View<'_>, title: &str, desc: &str, stack: &Stack<'_>, more: &[(Sign, &str)]) -> Markup {
+/// A stack with its axes.
+pub(super) fn over_time(view: &View<'_>, title: &str, desc: &str, stack: &Stack<'_>) -> Markup {
     let frame = &view.frame;
-    let mut keys = view.keys();
-    keys.extend(more.iter().map(|(sign, text)| Key { look: Look::Sign(*sign), text: (*text).to_owned() }));
-    let (heading, top) = frame.heading(title, &keys);
-    let (height, bottom) = (if frame.wide { 90.0 } else { 80.0 }, 22.0);
+    let (heading, top) = frame.heading(title, &view.keys());
+    let (height, bottom) = (90.0, 22.0);
     let ticks = svg::ticks(totals(stack).into_iter().fold(0.0, f64::max), 3);
     let y = Scale::linear((0.0, *ticks.last().unwrap_or(&1.0)), (top + height, top));
     let body = html! {
-        (axis(frame, &ticks, &y, |tick| format::count(tick as u64)))
+        (axis(&ticks, &y, |tick| format::count(tick as u64)))
         (frame.grid(&view.marks, top, top + height))
         (areas(frame, view.run, stack, &y))
         (super::mark_lines(&view.marks, top, top + height))

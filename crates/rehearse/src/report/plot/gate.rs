@@ -31,14 +31,14 @@ fn over_time(view: &View<'_>, title: &str, desc: &str, lines: &[Line<'_>]) -> Ma
     let (frame, run) = (&view.frame, view.run);
     let keys = lines.iter().map(|(name, look, _)| Key { look: Look::Line(look), text: (*name).to_owned() });
     let (heading, top) = frame.heading(title, &keys.collect::<Vec<_>>());
-    let bottom = top + if frame.wide { 90.0 } else { 80.0 };
+    let bottom = top + 90.0;
     let most = lines.iter().flat_map(|(_, _, counts)| counts.iter().copied()).max().unwrap_or_default();
     let ticks = svg::ticks(most as f64, 3);
     let y = Scale::linear((0.0, *ticks.last().unwrap_or(&1.0)), (bottom, top));
     let edges = frame.edges(run);
     let at = |counts: &[u64]| counts.iter().map(|count| Some(y.at(*count as f64))).collect::<Vec<_>>();
     let body = html! {
-        (counts::axis(frame, &ticks, &y, |tick| format::count(tick as u64)))
+        (counts::axis(&ticks, &y, |tick| format::count(tick as u64)))
         (frame.grid(&view.marks, top, bottom))
         (super::mark_lines(&view.marks, top, bottom))
         @for (_, look, counts) in lines { path.line.(look) d=(svg::steps(&edges, &at(counts))) {} }

@@ -1,6 +1,6 @@
 //! The marks above all plots.
 
-use super::{Frame, format};
+use super::{FONT, Frame, WIDTH, format};
 use crate::data::{Mark, MarkKind};
 use crate::report::labels::{self, Label, Placed, Room, Side};
 use crate::report::svg::{px, text_width};
@@ -27,7 +27,7 @@ pub(super) fn header(frame: &Frame, marks: &[Mark]) -> (Markup, Vec<Placed>) {
     let body = html! {
         path.mark-line d=(placed.iter().map(|m| format!("M{},{}V{}", px(m.at), px(middle(m, height)), px(height))).collect::<String>()) {}
         @for (index, (mark, place)) in marks.iter().zip(&placed).enumerate() {
-            (badge(frame, index, mark, place, middle(place, height)))
+            (badge(index, mark, place, middle(place, height)))
         }
     };
     let told: Vec<String> = marks.iter().map(|m| format!("{} at {}", m.words(), format::moment(m.at_ms))).collect();
@@ -40,10 +40,8 @@ pub(super) fn matters(mark: &Mark) -> bool {
 }
 
 fn place(frame: &Frame, marks: &[Mark]) -> Vec<Placed> {
-    let label =
-        |mark: &Mark| Label { at: frame.x(mark.at_ms as f64), text: text_width(&mark.words(), frame.font) + 8.0 };
-    let rows = if frame.wide { ROWS } else { ROWS + 2 };
-    let room = Room { left: 0.0, right: frame.width, badge: BADGE, rows };
+    let label = |mark: &Mark| Label { at: frame.x(mark.at_ms as f64), text: text_width(&mark.words(), FONT) + 8.0 };
+    let room = Room { left: 0.0, right: WIDTH, badge: BADGE, rows: ROWS };
     labels::place(&marks.iter().map(label).collect::<Vec<_>>(), room)
 }
 
@@ -51,13 +49,13 @@ fn middle(place: &Placed, height: f64) -> f64 {
     height - BELOW - ROW * (place.row as f64 + 0.5)
 }
 
-fn badge(frame: &Frame, index: usize, mark: &Mark, place: &Placed, y: f64) -> Markup {
+fn badge(index: usize, mark: &Mark, place: &Placed, y: f64) -> Markup {
     let beside = BADGE / 2.0 + 4.0;
     let (x, anchor) = match place.side {
         Side::Left => (place.at - beside, "end"),
         _ => (place.at + beside, "start"),
     };
-    let baseline = px(y + frame.font * 0.36);
+    let baseline = px(y + FONT * 0.36);
     html! {
         g.mark.fault[mark.what == MarkKind::Fault].sigterm[mark.what == MarkKind::Sigterm] {
             title {

@@ -1,8 +1,7 @@
 //! The plots of a run. All of a width share their horizontal scale and the lines of the marks, so that
 //! they read as one instrument when they are put one below the other.
 //!
-//! Each is drawn twice: for wide pages and paper, and for narrow ones, where scaled text could not be
-//! read. A style sheet shows one of them. Instances differ by hatching as well as by colour.
+//! On a narrow page they are scrolled, as scaled text could not be read. Instances differ by hatching as well as by colour.
 
 mod counts;
 mod gate;
@@ -27,13 +26,17 @@ const LOOKS: usize = 5;
 /// its time is in the list.
 const BEYOND: f64 = 0.12;
 
-/// A width and a horizontal scale.
+/// Width of a drawing, and of its text.
+const WIDTH: f64 = 1040.0;
+const FONT: f64 = 12.0;
+
+/// Where a horizontal scale begins and ends.
+const LEFT: f64 = 52.0;
+const RIGHT: f64 = WIDTH - 12.0;
+
+/// A horizontal scale.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Frame {
-    wide: bool,
-    width: f64,
-    left: f64,
-    font: f64,
     /// In ms.
     span: (f64, f64),
     x: Scale,
@@ -41,7 +44,7 @@ pub(super) struct Frame {
 
 impl Frame {
     /// For all of these runs.
-    pub(super) fn both(runs: &[&Ran]) -> [Self; 2] {
+    pub(super) fn of(runs: &[&Ran]) -> Self {
         let end = |run: &Ran| (run.timeline.step_ms * steps(run) as u64).max(run.load_ms) as f64;
         let end = runs.iter().map(|run| end(run)).fold(1.0, f64::max);
         let marks = || runs.iter().flat_map(|run| &run.marks).map(|mark| mark.at_ms as f64);
@@ -49,23 +52,11 @@ impl Frame {
         let to = marks().fold(end, f64::max).min(end * (1.0 + BEYOND));
         // A little more, so that a mark at zero is not on the axis.
         let span = (from - end * 0.01, to + end * 0.01);
-        [true, false].map(|wide| {
-            let (width, left, right, font) = if wide { (1040.0, 52.0, 12.0, 12.0) } else { (340.0, 46.0, 6.0, 11.0) };
-            Self { wide, width, left, font, span, x: Scale::linear(span, (left, width - right)) }
-        })
-    }
-
-    /// The class that a page shows it by.
-    pub(super) fn class(&self) -> &'static str {
-        if self.wide { "plots wide" } else { "plots narrow" }
+        Self { span, x: Scale::linear(span, (LEFT, RIGHT)) }
     }
 
     fn x(&self, ms: f64) -> f64 {
         self.x.at(ms)
-    }
-
-    fn right(&self) -> f64 {
-        self.x.at(self.span.1)
     }
 
     /// Edges of a run's steps.
@@ -76,8 +67,8 @@ impl Frame {
     /// A drawing with its name and its words for those who cannot see it.
     fn svg(&self, height: f64, title: &str, desc: &str, body: &Markup) -> Markup {
         html! {
-            svg.plot viewBox={ "0 0 " (px(self.width)) " " (px(height)) } role="img"
-                xmlns="http://www.w3.org/2000/svg" font-size=(self.font) {
+            svg.plot viewBox={ "0 0 " (px(WIDTH)) " " (px(height)) } role="img"
+                xmlns="http://www.w3.org/2000/svg" font-size=(FONT) {
                 title { (title) }
                 desc { (desc) }
                 (body)
@@ -87,15 +78,15 @@ impl Frame {
 
     /// A title, and beside or below it what the looks mean. Also its height.
     fn heading(&self, title: &str, keys: &[Key]) -> (Markup, f64) {
-        let size = self.font + 1.0;
+        let size = FONT + 1.0;
         let mut at = (text_width(title, size) + 20.0, 15.0);
         let row = size + 6.0;
         let mut drawn = Vec::new();
         // Where each row ends.
         let mut rows = vec![at];
         for key in keys {
-            let width = 20.0 + text_width(&key.text, self.font) + 14.0;
-            if at.0 + width > self.width && at.0 > 0.0 {
+            let width = 20.0 + text_width(&key.text, FONT) + 14.0;
+            if at.0 + width > WIDTH && at.0 > 0.0 {
                 at = (0.0, at.1 + row);
                 rows.push(at);
             }
@@ -130,16 +121,16 @@ impl Frame {
     /// The horizontal axis below `y`.
     fn axis(&self, y: f64) -> Markup {
         html! {
-            path.axis d={ "M" (px(self.left)) "," (px(y)) "H" (px(self.right())) } {}
+            path.axis d={ "M" (px(LEFT)) "," (px(y)) "H" (px(RIGHT)) } {}
             @for (at, x) in self.seconds() {
-                text.tick x=(px(x)) y=(px(y + self.font + 3.0)) text-anchor="middle" { (at) }
+                text.tick x=(px(x)) y=(px(y + FONT + 3.0)) text-anchor="middle" { (at) }
             }
         }
     }
 
     /// Round seconds, and where they are.
     fn seconds(&self) -> impl Iterator<Item = (String, f64)> {
-        let step = svg::nice_step((self.span.1 - self.span.0) / 1e3, if self.wide { 12 } else { 5 });
+        let step = svg::nice_step((self.span.1 - self.span.0) / 1e3, 12);
         let first = (self.span.0 / 1e3 / step).ceil() as i64;
         let last = (self.span.1 / 1e3 / step).floor() as i64;
         let text = move |n: i64| {

@@ -1,7 +1,7 @@
 //! Requests/s, and below them what was lost when.
 
 use super::counts::{self, Stack};
-use super::{Frame, Sign, View};
+use super::{FONT, Frame, Sign, View, WIDTH};
 use crate::data::{Mark, Ran};
 use crate::report::format;
 use crate::report::labels::{self, Label, Placed, Room, Side};
@@ -25,14 +25,14 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
     let stack = rates(run);
     let title = "Successful requests/s, by instance";
     let (heading, top) = frame.heading(title, &view.keys());
-    let bottom = top + if frame.wide { 170.0 } else { 130.0 };
+    let bottom = top + 170.0;
     let ticks = svg::ticks(most(&stack), 4);
     let y = Scale::linear((0.0, *ticks.last().unwrap_or(&1.0)), (bottom, top));
     let lost = clusters(run);
     let (losses, below) = strip(frame, &lost, bottom + 24.0);
     let answered = format!("{} answers in all. ", format::count(run.timeline.answered.values().flatten().sum()));
     let body = html! {
-        (counts::axis(frame, &ticks, &y, |tick| format::count(tick as u64)))
+        (counts::axis(&ticks, &y, |tick| format::count(tick as u64)))
         (frame.grid(&view.marks, top, below))
         (counts::areas(frame, run, &stack, &y))
         (bands(frame, run, &lost, top, bottom))
@@ -49,9 +49,8 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
 /// The same without a heading, for a comparison.
 pub(super) fn small(frame: &Frame, name: &str, run: &Ran, words: &[&Mark], most: f64) -> Markup {
     let stack = rates(run);
-    let label =
-        |mark: &&Mark| Label { at: frame.x(mark.at_ms as f64), text: text_width(&mark.words(), frame.font) + 4.0 };
-    let room = Room { left: 0.0, right: frame.width, badge: 8.0, rows: if frame.wide { 2 } else { 3 } };
+    let label = |mark: &&Mark| Label { at: frame.x(mark.at_ms as f64), text: text_width(&mark.words(), FONT) + 4.0 };
+    let room = Room { left: 0.0, right: WIDTH, badge: 8.0, rows: 2 };
     let placed = labels::place(&words.iter().map(label).collect::<Vec<_>>(), room);
     let rows = placed.iter().map(|p| p.row + 1).max().unwrap_or(0);
     let top = rows as f64 * 16.0 + 6.0;
@@ -61,7 +60,7 @@ pub(super) fn small(frame: &Frame, name: &str, run: &Ran, words: &[&Mark], most:
     let lost = clusters(run);
     let (losses, below) = strip(frame, &lost, bottom + 24.0);
     let body = html! {
-        (counts::axis(frame, &ticks, &y, |tick| format::count(tick as u64)))
+        (counts::axis(&ticks, &y, |tick| format::count(tick as u64)))
         (frame.grid(&[], top, below))
         (counts::areas(frame, run, &stack, &y))
         (bands(frame, run, &lost, top, bottom))
@@ -70,7 +69,7 @@ pub(super) fn small(frame: &Frame, name: &str, run: &Ran, words: &[&Mark], most:
             @let middle = top - 2.0 - 16.0 * (place.row as f64 + 0.5);
             path.mark-line d={ "M" (px(place.at)) "," (px(middle + 3.0)) "V" (px(bottom)) } {}
             circle.dot cx=(px(place.at)) cy=(px(middle)) r="3" {}
-            (beside(frame, place, middle, 4.0, &mark.words()))
+            (beside(place, middle, 4.0, &mark.words()))
         }
         (frame.axis(bottom))
         (losses)
@@ -209,7 +208,7 @@ fn strip(frame: &Frame, clusters: &[Cluster], top: f64) -> (Markup, f64) {
             g.loss-sign {
                 title { (cluster.text) }
                 (cluster.sign.draw(place.at, *middle))
-                (beside(frame, place, *middle, 8.0, &cluster.text))
+                (beside(place, *middle, 8.0, &cluster.text))
             }
         }
     };
@@ -217,21 +216,19 @@ fn strip(frame: &Frame, clusters: &[Cluster], top: f64) -> (Markup, f64) {
 }
 
 fn place(frame: &Frame, clusters: &[&Cluster]) -> Vec<Placed> {
-    let label = |cluster: &&Cluster| Label {
-        at: frame.x(cluster.middle_ms),
-        text: text_width(&cluster.text, frame.font) + 6.0,
-    };
-    let room = Room { left: 0.0, right: frame.width, badge: 14.0, rows: ROWS };
+    let label =
+        |cluster: &&Cluster| Label { at: frame.x(cluster.middle_ms), text: text_width(&cluster.text, FONT) + 6.0 };
+    let room = Room { left: 0.0, right: WIDTH, badge: 14.0, rows: ROWS };
     labels::place(&clusters.iter().map(label).collect::<Vec<_>>(), room)
 }
 
-fn beside(frame: &Frame, place: &Placed, middle: f64, away: f64, text: &str) -> Markup {
+fn beside(place: &Placed, middle: f64, away: f64, text: &str) -> Markup {
     let (x, anchor) = match place.side {
         Side::None => return html! {},
         Side::Left => (place.at - away - 2.0, "end"),
         Side::Right => (place.at + away + 2.0, "start"),
     };
-    html! { text.sign-words x=(px(x)) y=(px(middle + frame.font * 0.36)) text-anchor=(anchor) { (text) } }
+    html! { text.sign-words x=(px(x)) y=(px(middle + FONT * 0.36)) text-anchor=(anchor) { (text) } }
 }
 
 fn told(clusters: &[Cluster]) -> String {

@@ -1,6 +1,6 @@
 //! How long answers took: half, 99 %, and the longest of each step, by powers of ten.
 
-use super::{Key, Look, View, counts};
+use super::{Key, Look, View, WIDTH, counts};
 use crate::report::format;
 use crate::report::svg::{self, Scale, px};
 use maud::{Markup, html};
@@ -18,7 +18,7 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
     let keys = lines.map(|(class, text, _)| Key { look: Look::Line(class), text: text.to_owned() });
     let title = "Time from due to answered";
     let (heading, top) = frame.heading(title, &keys);
-    let bottom = top + if frame.wide { 120.0 } else { 110.0 };
+    let bottom = top + 120.0;
     let values = || lines.iter().flat_map(|(_, _, line)| line.iter().flatten()).copied();
     let least = values().fold(f64::MAX, f64::min).clamp(SHORTEST_MS, 1e3).log10().floor();
     let most = values().fold(0.0, f64::max).max(1.0).log10().ceil().max(least + 1.0);
@@ -27,7 +27,7 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
     let edges = frame.edges(run);
     let at = |line: &[Option<f64>]| line.iter().map(|ms| ms.map(|ms| y.at(ms))).collect::<Vec<_>>();
     let body = html! {
-        (counts::axis(frame, &ticks, &y, power))
+        (counts::axis(&ticks, &y, power))
         (frame.grid(&view.marks, top, bottom))
         (super::mark_lines(&view.marks, top, bottom))
         path.line.max d=(svg::dashes(&edges, &at(&run.timeline.wait_max_ms))) {}
@@ -35,7 +35,7 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
         path.line.p50 d=(svg::steps(&edges, &at(&run.timeline.wait_p50_ms))) {}
         @if let Some((at, ms)) = longest(view) {
             @let x = frame.x(at);
-            @let (left, anchor) = if x > frame.width * 0.6 { (x - 8.0, "end") } else { (x + 8.0, "start") };
+            @let (left, anchor) = if x > WIDTH * 0.6 { (x - 8.0, "end") } else { (x + 8.0, "start") };
             circle.dot cx=(px(x)) cy=(px(y.at(ms))) r="3" {}
             text.note x=(px(left)) y=(px((y.at(ms) + 4.0).max(top + 10.0))) text-anchor=(anchor) { "longest: " (format::wait(ms)) }
         }

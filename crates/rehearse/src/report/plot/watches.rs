@@ -1,7 +1,7 @@
 //! A lane a watch: on which instance it was, and where it was on none.
 
 use super::counts::{self, Stack};
-use super::{Frame, Key, Look, Sign, View, look};
+use super::{Frame, Key, LEFT, Look, RIGHT, Sign, View, look};
 use crate::data::{Gap, Ran, Watch};
 use crate::report::format;
 use crate::report::svg::{px, text_width};
@@ -27,12 +27,11 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
     }
     let shown = shown(&run.watches);
     let all = shown.len() == run.watches.len();
-    let title = match (all, frame.wide) {
-        (true, _) => "Watches, a lane each".to_owned(),
-        (false, true) => {
+    let title = match all {
+        true => "Watches, a lane each".to_owned(),
+        false => {
             format!("{} of {} watches: those with the worst gaps", shown.len(), format::count(run.watches.len() as u64))
         }
-        (false, false) => format!("The worst {} watches", shown.len()),
     };
     let mut keys = view.keys();
     let gaps = || run.watches.iter().flat_map(|watch| &watch.gaps);
@@ -92,7 +91,7 @@ fn one(frame: &Frame, run: &Ran, watch: &Watch, y: f64, height: f64) -> Markup {
     let id: String = id.chars().take(7).collect();
     let middle = y + height / 2.0;
     html! {
-        text.tick x=(px(frame.left - 6.0)) y=(px(middle + 3.6)) text-anchor="end" font-size="10" { (id) }
+        text.tick x=(px(LEFT - 6.0)) y=(px(middle + 3.6)) text-anchor="end" font-size="10" { (id) }
         @for segment in &watch.segments {
             @let (left, right) = (x(segment.from_ms), x(segment.to_ms));
             @let look = look(run, &segment.instance);
@@ -113,8 +112,8 @@ fn one(frame: &Frame, run: &Ran, watch: &Watch, y: f64, height: f64) -> Markup {
         }
         @if !flaws.is_empty() {
             @let width = text_width(&flaws, 10.5) + 10.0;
-            rect.flaw-pill x=(px(frame.right() - 2.0 - width)) y=(px(y - 1.0)) width=(px(width)) height=(px(height + 2.0)) rx="4" {}
-            text.flaw x=(px(frame.right() - 7.0)) y=(px(middle + 3.8)) text-anchor="end" font-size="10.5" { (flaws) }
+            rect.flaw-pill x=(px(RIGHT - 2.0 - width)) y=(px(y - 1.0)) width=(px(width)) height=(px(height + 2.0)) rx="4" {}
+            text.flaw x=(px(RIGHT - 7.0)) y=(px(middle + 3.8)) text-anchor="end" font-size="10.5" { (flaws) }
         }
     }
 }
@@ -164,7 +163,7 @@ fn summary(view: &View<'_>) -> Markup {
     let counts = on_instances(view.run);
     let stack: Stack<'_> = counts::stack(view.run, &counts);
     let title = format!("All {} watches, by instance", format::count(view.run.watches.len() as u64));
-    counts::over_time(view, &title, &told(&view.run.watches), &stack, &[])
+    counts::over_time(view, &title, &told(&view.run.watches), &stack)
 }
 
 /// Watches that are open at the end of each step, by instance.
