@@ -13,7 +13,7 @@ usage() {
     cat <<'TEXT'
 usage: scripts/example-report.sh [--help]
 
-Rehearses an upgrade of stand-in apiservers through HAProxy, a shared port, nothing at all and berth,
+Rehearses an upgrade of simulated apiservers through HAProxy, a shared port, nothing at all and berth,
 with two faults, and writes examples/report.html. Takes about two minutes; needs haproxy in PATH, and
 cargo if BERTH is not given.
 

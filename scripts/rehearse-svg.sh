@@ -14,7 +14,7 @@ usage() {
     cat <<'TEXT'
 usage: scripts/rehearse-svg.sh [--help]
 
-Rehearses an upgrade of stand-in apiservers and draws what it prints into docs/rehearse.svg, if nothing was lost.
+Rehearses an upgrade of simulated apiservers and draws what it prints into docs/rehearse.svg, if nothing was lost.
 
 Variables:
   BERTH   the berth to run; built for release with cargo if not given

@@ -2,7 +2,7 @@
 
 use berth_node::terms::Speedup;
 use berth_options::shim::direct_modes;
-use berth_rehearse::plan::choice::{Topology, fault_names, via_names};
+use berth_rehearse::plan::choice::{Topology, compared_names, fault_names, via_names};
 use berth_shim::config::DirectMode;
 use clap::Args;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ const OUTPUT: &str = "Output";
 #[derive(Debug, Clone, Args)]
 pub struct RehearseArgs {
     /// Command of the apiserver that is replaced, split as a shell does it; flags that it lacks are
-    /// filled in. `stand-in FLAGS`: berth's own
+    /// filled in. `stand-in FLAGS`: the simulated apiserver that berth brings along
     #[arg(long, env = "BERTH_REHEARSE_OLD", hide_env_values = true, default_value = "stand-in", value_name = "CMD", help_heading = REHEARSED)]
     pub old: String,
     /// Command of the one that replaces it
@@ -109,7 +109,7 @@ pub struct RehearseArgs {
     #[arg(long, env = "BERTH_REHEARSE_VIA", hide_env_values = true, default_value = "berth", value_name = "VIA", value_parser = via_names(), help_heading = COMPARISON)]
     pub via: String,
     /// Rehearse through each of these, one after the other; the exit status is that of --via's
-    #[arg(long, env = "BERTH_REHEARSE_COMPARE", hide_env_values = true, value_name = "LIST", value_parser = via_names(), value_delimiter = ',', help_heading = COMPARISON)]
+    #[arg(long, env = "BERTH_REHEARSE_COMPARE", hide_env_values = true, value_name = "LIST", value_parser = compared_names(), value_delimiter = ',', help_heading = COMPARISON)]
     pub compare: Vec<String>,
     /// Write all figures here, as JSON
     #[arg(long, env = "BERTH_REHEARSE_JSON", hide_env_values = true, value_name = "FILE", help_heading = OUTPUT)]
@@ -119,7 +119,7 @@ pub struct RehearseArgs {
     pub report: Option<PathBuf>,
 }
 
-/// Arguments of the stand-in apiserver.
+/// Arguments of the simulated apiserver.
 #[derive(Debug, Clone, Args)]
 pub struct StandInArgs {
     /// kube-apiserver's flags

@@ -1,4 +1,4 @@
-//! `berth rehearse` and the stand-in apiserver that it starts.
+//! `berth rehearse` and the simulated apiserver that it starts.
 
 use super::{Exit, block_on, mistaken, print, say, unavailable};
 use crate::cli::{RehearseArgs, StandInArgs};

@@ -356,8 +356,8 @@ pub struct Figures {
     pub slow_reads: u64,
     /// Connections that failed because a certificate was not the right one.
     pub x509_errors: u64,
-    /// Lines of apiservers' logs that tell of a certificate that they do not trust; none: stand-ins
-    /// write no such lines.
+    /// Lines of apiservers' logs that tell of a certificate that they do not trust; none: simulated
+    /// ones write no such lines.
     pub logged_x509_errors: Option<u64>,
     /// Time for which the Service `kubernetes` named nobody: the sum of [`Ran::endpoint_gaps`].
     pub endpoint_gap_ms: Option<f64>,

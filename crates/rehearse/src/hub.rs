@@ -24,13 +24,13 @@ pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Reco
                 let (store, recorder) = (Arc::clone(&store), Arc::clone(&recorder));
                 connections.spawn(async move {
                     if let Err(error) = answer(stream, &store, &recorder).await {
-                        tracing::debug!(%error, "a stand-in's connection failed");
+                        tracing::debug!(%error, "the connection of a simulated apiserver failed");
                     }
                 });
             }
             // No descriptors left, most likely: the stand-in's call waits in the backlog meanwhile.
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a stand-in");
+                tracing::warn!(%error, "cannot accept a connection of a simulated apiserver");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }

@@ -27,7 +27,9 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let (old, new) = (apiserver("--old", &args.old, &mut checks), apiserver("--new", &args.new, &mut checks));
     let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
     if old.is_stand_in() != new.is_stand_in() {
-        checks.wrong("--old and --new: a stand-in and a real apiserver have no store in common; give both or neither");
+        checks.wrong(
+            "--old and --new: a simulated apiserver and a real one have no store in common; give both or neither",
+        );
     }
     let etcd = etcd(args, [&old, &new], &mut checks);
     let nodes = nodes(args, [&old, &new], &mut checks);
@@ -118,7 +120,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     for fault in plan.faults.iter().filter(|fault| fault.needs_a_second_shim() && plan.via == Via::Haproxy) {
         checks.wrong(format!("--fault {fault}: --via haproxy has no second shim; leave it out or give --via berth"));
     }
-    if matches!(plan.via, Via::PortSharing | Via::None) {
+    if plan.via == Via::None {
         for fault in plan.faults.iter().filter(|fault| fault.needs_a_shim()) {
             let via = plan.via;
             checks.wrong(format!(
@@ -130,7 +132,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
 }
 
 fn apiserver(option: &str, text: &str, checks: &mut Checks) -> Option<Apiserver> {
-    let fix = |why| format!("{option} {text:?}: {why}; give an apiserver's command, or stand-in");
+    let fix = |why| format!("{option} {text:?}: {why}; give an apiserver's command, or stand-in for a simulated one");
     let apiserver = checks.note(Apiserver::parse(text).map_err(fix))?;
     if let Apiserver::Command { program, flags } = &apiserver {
         checks.note(find_program(program).map_err(fix))?;
@@ -181,7 +183,9 @@ fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) 
         checks.wrong("--nodes: each needs a network namespace; give --netns, too");
     }
     if apiservers.iter().any(|apiserver| apiserver.is_stand_in()) {
-        checks.wrong("--nodes: a stand-in knows no Service; give --old and --new, the commands of kube-apiservers");
+        checks.wrong(
+            "--nodes: a simulated apiserver knows no Service; give --old and --new, the commands of kube-apiservers",
+        );
     }
     if !cfg!(feature = "operate") {
         checks.wrong("--nodes: it needs `berth grant`, which this build lacks; give a build with the feature operate");
@@ -374,7 +378,7 @@ mod tests {
         assert!(has(&errors(&["--fault=node-gone"]), "no other node"));
         assert!(has(&errors(&["--nodes=1", "--netns", "--fault=partition"]), "no other node"));
         let stand_ins = typed(&["--nodes=3", "--netns", "--kube-proxy=/bin/true"]).unwrap_err().0;
-        assert!(has(&stand_ins, "a stand-in knows no Service"), "{stand_ins:?}");
+        assert!(has(&stand_ins, "a simulated apiserver knows no Service"), "{stand_ins:?}");
         let right = errors(&["--nodes=3", "--netns", "--fault=node-gone,partition"]);
         assert!(right.iter().all(|error| error.contains("install ")), "{right:?}");
     }
@@ -441,7 +445,7 @@ mod tests {
         assert!(errors(&["--fault=beside-drain", "--via=haproxy"])[0].contains("no second shim"));
         let bridged = errors(&["--fault=calm-crash", "--topology=bridge", "--netns"]);
         assert!(bridged[0].contains("without a bridge"), "{bridged:?}");
-        for (via, wrong) in [("port-sharing", 2), ("none", 2), ("haproxy", 0)] {
+        for (via, wrong) in [("none", 2), ("haproxy", 0)] {
             let errors =
                 typed(&["--fault=hang,kill-shim,both-killed", "--via", via]).map_or_else(|e| e.0, |_| Vec::new());
             assert_eq!(errors.len(), wrong, "{errors:?}");

@@ -13,9 +13,15 @@ pub fn fault_names() -> PossibleValuesParser {
     PossibleValuesParser::new(std::iter::once(none).chain(faults))
 }
 
-/// What `--via` and `--compare` take: the names of [`Via`]s.
-pub fn via_names() -> PossibleValuesParser {
+/// What `--compare` takes: the names of [`Via`]s.
+pub fn compared_names() -> PossibleValuesParser {
     PossibleValuesParser::new(Via::value_variants().iter().filter_map(Via::to_possible_value))
+}
+
+/// What `--via` takes: the same, but for port sharing, which is only compared with.
+pub fn via_names() -> PossibleValuesParser {
+    let decides = Via::value_variants().iter().filter(|via| **via != Via::PortSharing);
+    PossibleValuesParser::new(decides.filter_map(Via::to_possible_value))
 }
 
 /// The way from clients to instances.

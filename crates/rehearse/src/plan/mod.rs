@@ -241,7 +241,9 @@ impl Plan {
         let sides = [("--old", &self.old), ("--new", &self.new)];
         for ((option, apiserver), version) in sides.into_iter().zip(&mut self.versions) {
             let asked = apiserver.version(version).await;
-            let fix = |why| format!("{option}: {why}; give a kube-apiserver's command that starts, or stand-in");
+            let fix = |why| {
+                format!("{option}: {why}; give a kube-apiserver's command that starts, or stand-in for a simulated one")
+            };
             if let Some(told) = checks.note(asked.map_err(fix)) {
                 *version = told;
             }

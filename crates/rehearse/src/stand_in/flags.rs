@@ -189,10 +189,15 @@ impl Typed {
         }
         let store = self.etcd_servers.strip_prefix("unix://").unwrap_or_default();
         if !self.etcd_servers.is_empty() && store.is_empty() {
-            errors.push("--etcd-servers of a stand-in must be unix:///PATH, the socket of a rehearsal's store".into());
+            errors.push(
+                "--etcd-servers of a simulated apiserver must be unix:///PATH, the socket of a rehearsal's store"
+                    .into(),
+            );
         }
         if self.tls_cert_file.as_os_str().is_empty() || self.tls_private_key_file.as_os_str().is_empty() {
-            errors.push("--tls-cert-file and --tls-private-key-file must be specified: a stand-in makes none".into());
+            errors.push(
+                "--tls-cert-file and --tls-private-key-file must be specified: a simulated apiserver makes none".into(),
+            );
         }
         if self.secure_port == Some(0) {
             errors
@@ -328,8 +333,8 @@ mod tests {
         unknown shorthand flag: 'x' in -x
         bad flag syntax: --=1
         "kube-apiserver" does not take any arguments, got ["serve"]
-        [--etcd-servers of a stand-in must be unix:///PATH, the socket of a rehearsal's store, --tls-cert-file and --tls-private-key-file must be specified: a stand-in makes none]
-        [--etcd-servers must be specified, --tls-cert-file and --tls-private-key-file must be specified: a stand-in makes none]
+        [--etcd-servers of a simulated apiserver must be unix:///PATH, the socket of a rehearsal's store, --tls-cert-file and --tls-private-key-file must be specified: a simulated apiserver makes none]
+        [--etcd-servers must be specified, --tls-cert-file and --tls-private-key-file must be specified: a simulated apiserver makes none]
         "#);
     }
 

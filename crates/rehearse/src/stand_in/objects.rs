@@ -98,7 +98,7 @@ pub(super) fn version(git: &str) -> Value {
     let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     json!({
         "major": major, "minor": minor, "gitVersion": git, "gitCommit": "", "gitTreeState": "clean",
-        "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none (berth stand-in)", "compiler": "rustc",
+        "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none (simulated by berth)", "compiler": "rustc",
         "platform": concat!("linux/", "berth"),
     })
 }

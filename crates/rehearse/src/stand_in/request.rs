@@ -101,8 +101,10 @@ impl Query {
                 }
                 "timeoutSeconds" => query.timeout_seconds = Some(value.parse().map_err(|_| bad())?).filter(|&v| v != 0),
                 "fieldSelector" => query.select(&value)?,
-                "labelSelector" if !value.is_empty() => return Err("a stand-in knows no label selectors".into()),
-                "sendInitialEvents" if flag() => return Err("a stand-in knows no streaming lists".into()),
+                "labelSelector" if !value.is_empty() => {
+                    return Err("a simulated apiserver knows no label selectors".into());
+                }
+                "sendInitialEvents" if flag() => return Err("a simulated apiserver knows no streaming lists".into()),
                 _ => {}
             }
         }
