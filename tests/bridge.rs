@@ -4,9 +4,9 @@
 mod support;
 
 use berth_os::process::ProcessAttributes;
-use berth_rehearse::record::Recorder;
+use berth_rehearse::log::Recorder;
 use berth_rehearse::store::Store;
-use berth_rehearse::{certs, hub};
+use berth_rehearse::{certs, store_server};
 use berth_shim::steering::self_test;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill, killpg};
@@ -71,7 +71,7 @@ impl Hub {
                 let listener = UnixListener::bind(socket).unwrap();
                 up.send(()).unwrap();
                 tokio::select! {
-                    () = hub::serve(listener, Arc::<Store>::default(), Arc::<Recorder>::default()) => {}
+                    () = store_server::serve(listener, Arc::<Store>::default(), Arc::<Recorder>::default()) => {}
                     _ = ended => {}
                 }
             });

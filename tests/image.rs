@@ -8,7 +8,7 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use berth_rehearse::{certs, hub, record::Recorder, store::Store};
+use berth_rehearse::{certs, log::Recorder, store::Store, store_server};
 use libtest_mimic::{Arguments, Completion, Trial};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -304,7 +304,7 @@ fn store(socket: &Path) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let listener = tokio::net::UnixListener::from_std(listener).unwrap();
-            hub::serve(listener, Arc::new(Store::with_history(8)), Arc::new(Recorder::default())).await;
+            store_server::serve(listener, Arc::new(Store::with_history(8)), Arc::new(Recorder::default())).await;
         });
     });
 }

@@ -3,11 +3,12 @@
 #![cfg(feature = "rehearse")]
 
 use berth_rehearse::load::{Anonymous, Closed, Instances, Joined, Load, Target};
+use berth_rehearse::log::{Dialed, Event, EventKind, Recorder, attempts};
 use berth_rehearse::plan::{LoadPlan, Plan};
-use berth_rehearse::record::{Answer, Attempt, Failure, Kind, MarkKind, Player, Record, Recorder, Signed, Stamp, What};
+use berth_rehearse::record::{Answer, Attempt, Failure, Kind, MarkKind, Record, Signed, Stamp, What};
 use berth_rehearse::store::Store;
 use berth_rehearse::verdict::{Loss, NEW, OLD, Verdict, judge};
-use berth_rehearse::{address, certs, hub};
+use berth_rehearse::{address, certs, store_server};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustls::pki_types::pem::PemObject;
@@ -256,14 +257,15 @@ struct Scene {
 impl Scene {
     /// How far the clients were behind their timetable at most.
     fn behind(&self) -> Duration {
-        self.recorder.look(|r| r.behind)
+        let behind = |event: &Event| if let EventKind::Behind(behind) = event.what { Some(behind) } else { None };
+        self.recorder.look(|log| log.iter().filter_map(behind).max().unwrap_or_default())
     }
 
     async fn start(&self, name: &str) -> (Child, SocketAddr) {
-        self.recorder.note(|r| r.players.push(Player { name: name.into(), version: None, serves: true, node: None }));
+        self.recorder.add(name, EventKind::Player { serves: true, node: None });
         let store = if name == OLD { "middle" } else { "store" };
         let (child, address) = stand_in(name, &self.dir.path().join(store), &self.certs, self.history);
-        until(|| self.recorder.look(|r| r.moments.first(name, MarkKind::Ready).is_some())).await;
+        until(|| self.recorder.last(name, MarkKind::Ready).is_some()).await;
         let joined = Joined::here(name, address);
         self.joined.send_modify(|instances| instances.push(joined));
         (child, address)
@@ -272,21 +274,21 @@ impl Scene {
     /// Whether a client saw a failure of this kind.
     fn failed(&self, is_of_kind: impl Fn(&Failure) -> bool) -> bool {
         let failed = |a: &Attempt| matches!(&a.answer, Answer::Failed(failure) if is_of_kind(failure));
-        self.recorder.look(|r| r.attempts.iter().any(failed))
+        self.recorder.look(|log| attempts(log).any(failed))
     }
 
     /// Whether a client's opening was refused.
     fn refused(&self, client: &str) -> bool {
         let refused = |a: &Attempt| a.answer == Answer::Failed(Failure::Refused);
         let its_own = |a: &&Attempt| a.stream.strip_prefix(client).is_some_and(|rest| rest.starts_with('-'));
-        self.recorder.look(|r| r.attempts.iter().filter(its_own).any(refused))
+        self.recorder.look(|log| attempts(log).filter(its_own).any(refused))
     }
 
     /// Attempts of a client's that an instance answered.
     fn answers(&self, client: &str, name: &str) -> usize {
         let its_own = |a: &&Attempt| a.stream.strip_prefix(client).is_some_and(|rest| rest.starts_with('-'));
         let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == name);
-        self.recorder.look(|r| r.attempts.iter().filter(its_own).filter(by).count())
+        self.recorder.look(|log| attempts(log).filter(its_own).filter(by).count())
     }
 
     /// Whether each client with a connection of its own has it: who watches has listed before.
@@ -297,10 +299,15 @@ impl Scene {
 
     /// Whether a slow reader has just begun to read an answer.
     fn reads(&self) -> bool {
-        self.recorder.look(|r| {
+        self.recorder.look(|log| {
             let good = |a: &&Attempt| a.stream.starts_with("slow-") && matches!(a.answer, Answer::Good { .. });
-            let begun: Vec<_> = r.attempts.iter().filter(good).collect();
-            let ended = r.slow_reads as usize + r.ends.iter().filter(|end| end.what == What::Slow).count();
+            let begun: Vec<_> = attempts(log).filter(good).collect();
+            let ended = log.iter().filter(|event| match &event.what {
+                EventKind::SlowRead => true,
+                EventKind::StreamEnd(Dialed::Front, end) => end.what == What::Slow,
+                _ => false,
+            });
+            let ended = ended.count();
             let just_now = |last: &&Attempt| Stamp::now().0 - last.done.0 < 500_000_000;
             begun.len() == ended + 1 && begun.last().is_some_and(just_now)
         })
@@ -310,7 +317,7 @@ impl Scene {
     fn served(&self, name: &str) -> usize {
         let by =
             |a: &&Attempt| a.kind == Kind::New && matches!(&a.answer, Answer::Good { instance } if instance == name);
-        self.recorder.look(|r| r.attempts.iter().filter(by).count())
+        self.recorder.look(|log| attempts(log).filter(by).count())
     }
 }
 
@@ -366,7 +373,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     let mut background = JoinSet::new();
     let bind = |name: &str| UnixListener::bind(scene.dir.path().join(name)).unwrap();
     let store = Arc::new(Store::default());
-    background.spawn(hub::serve(bind("store"), Arc::clone(&store), Arc::clone(&scene.recorder)));
+    background.spawn(store_server::serve(bind("store"), Arc::clone(&store), Arc::clone(&scene.recorder)));
     background.spawn(middle(bind("middle"), scene.dir.path().join("store"), plot.hears));
 
     let (old, backend) = scene.start(OLD).await;
@@ -384,7 +391,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     let plan = Plan { load: plot.load, ..Plan::default() };
     let target = Target::new(address, &scene.certs).unwrap();
     let load = Load::start(&plan.load, &target, &[], &scene.joined.subscribe(), &scene.recorder).await.unwrap();
-    scene.recorder.note(|r| r.began = Some(Stamp::now()));
+    scene.recorder.add("", EventKind::LoadBegan);
     let written = || {
         let number = |name: &str| name.rsplit_once("-write-")?.1.parse::<u64>().ok();
         let objects = store.list(Some("default")).1;
@@ -427,7 +434,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
             let other = directory();
             let certs = certs::make(other.path(), &[address.ip()]).unwrap();
             let (stranger, its) = stand_in("stranger", &scene.dir.path().join("store"), &certs, plot.history);
-            until(|| scene.recorder.look(|r| r.moments.first("stranger", MarkKind::Ready).is_some())).await;
+            until(|| scene.recorder.last("stranger", MarkKind::Ready).is_some()).await;
             *proxy.backend.lock().unwrap() = its;
             until(|| scene.failed(|failure| matches!(failure, Failure::X509(_)))).await;
             *proxy.backend.lock().unwrap() = backend;
@@ -455,10 +462,10 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     until(|| scene.served(NEW) > 20 && followers().all(|follower| scene.answers(&follower, NEW) > 0)).await;
     let moved = written();
     until(|| written() > moved + 1).await;
-    scene.recorder.note(|r| r.over = Some(Stamp::now()));
+    scene.recorder.add("", EventKind::LoadEnded);
     load.finish().await.unwrap();
     stop(new).await;
-    (scene.recorder.take(), plan)
+    (Record::of(scene.recorder.take()), plan)
 }
 
 /// The verdict, which is the same when instances report nothing, as real ones.
@@ -647,11 +654,11 @@ async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
     let certs = certs::make(dir.path(), &[]).unwrap();
     let store = UnixListener::bind(dir.path().join("store")).unwrap();
     let (recorder, mut background) = (Arc::<Recorder>::default(), JoinSet::new());
-    background.spawn(hub::serve(store, Arc::default(), Arc::clone(&recorder)));
+    background.spawn(store_server::serve(store, Arc::default(), Arc::clone(&recorder)));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = listener.local_addr().unwrap();
     let (child, backend) = stand_in(OLD, &dir.path().join("store"), &certs, 1_000);
-    until(|| recorder.look(|r| r.moments.first(OLD, MarkKind::Ready).is_some())).await;
+    until(|| recorder.last(OLD, MarkKind::Ready).is_some()).await;
     let accepted = Arc::<AtomicUsize>::default();
     let counter = Arc::clone(&accepted);
     background.spawn(async move {

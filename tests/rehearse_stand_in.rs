@@ -1,9 +1,10 @@
 //! A stand-in apiserver alone, as a process: its flags, its API, its phases on SIGTERM.
 #![cfg(feature = "rehearse")]
 
-use berth_rehearse::record::{EndedBy, MarkKind, Recorder, STREAM_HEADER};
+use berth_rehearse::log::{EventKind, Recorder};
+use berth_rehearse::record::{EndedBy, MarkKind, STREAM_HEADER};
 use berth_rehearse::store::Store;
-use berth_rehearse::{address, certs, hub};
+use berth_rehearse::{address, certs, store_server};
 use http_body_util::{BodyExt, Full, combinators::BoxBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::{Request, Response, StatusCode};
@@ -54,7 +55,7 @@ impl StandIn {
         let recorder = Arc::new(Recorder::default());
         let socket = dir.path().join("store");
         let mut hub = tokio::task::JoinSet::new();
-        hub.spawn(hub::serve(UnixListener::bind(&socket).unwrap(), Arc::clone(&store), Arc::clone(&recorder)));
+        hub.spawn(store_server::serve(UnixListener::bind(&socket).unwrap(), Arc::clone(&store), Arc::clone(&recorder)));
         let child = Command::new(env!("CARGO_BIN_EXE_berth"))
             .args(["stand-in", "--secure-port", &address.port().to_string(), "--stand-in-name=it"])
             .arg(format!("--bind_address={}", address.ip()))
@@ -84,19 +85,19 @@ impl StandIn {
     }
 
     async fn marked(&self, mark: MarkKind) {
-        until(|| {
-            let mut there = false;
-            self.recorder.note(|r| there = r.moments.first("it", mark).is_some());
-            there
-        })
-        .await;
+        until(|| self.recorder.last("it", mark).is_some()).await;
     }
 
     /// Who ended a stream, once the instance has reported it.
     async fn ended_by(&self, stream: &str) -> EndedBy {
         let mut by = None;
         until(|| {
-            self.recorder.note(|r| by = r.reports.iter().find(|(_, r)| r.stream == stream).map(|(_, r)| r.by));
+            by = self.recorder.look(|log| {
+                log.iter().find_map(|event| match &event.what {
+                    EventKind::EndReport(report) if report.stream == stream => Some(report.by),
+                    _ => None,
+                })
+            });
             by.is_some()
         })
         .await;

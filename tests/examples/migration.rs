@@ -7,10 +7,10 @@ use crate::support::load::{Load, Record, connect, failed};
 use crate::support::net::{fresh_ip, listening, queued_at};
 use crate::support::process::{Running, berth, said};
 use crate::{need, no_namespace, root};
+use berth_rehearse::log::Recorder;
 use berth_rehearse::netns;
-use berth_rehearse::record::Recorder;
 use berth_rehearse::store::Store;
-use berth_rehearse::{certs, hub};
+use berth_rehearse::{certs, store_server};
 use libtest_mimic::{Completion, Failed};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
@@ -207,7 +207,8 @@ impl Node {
         let socket = dir.path().join("store");
         // The stand-ins' store; its thread ends with the process.
         std::thread::spawn(move || {
-            runtime().block_on(async { hub::serve(UnixListener::bind(socket).unwrap(), store, recorder).await });
+            runtime()
+                .block_on(async { store_server::serve(UnixListener::bind(socket).unwrap(), store, recorder).await });
         });
         eventually("the store", || dir.path().join("store").exists().then_some(()));
         let tls = TlsConnector::from(Arc::new(certs.client_config().unwrap()));

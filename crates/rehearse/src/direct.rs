@@ -2,9 +2,9 @@
 //! run it was used. The shims are asked, so what one steered after the last time, before its SIGKILL, is not seen.
 
 use super::address::NETNS;
+use super::log::{EventKind, Recorder};
 use super::netns;
 use super::plan::Plan;
-use super::record::{Recorder, Stamp};
 use super::setting::Setting;
 use super::stage::{Error, of_shims};
 use berth_node::ipc::wire::{Ask, DirectStatus, Reply};
@@ -80,14 +80,13 @@ pub(crate) async fn calm(setting: &Setting, by: Option<&str>) -> bool {
     timeout(CALM_WITHIN, calm).await.is_ok()
 }
 
-/// Writes down what is steered, until it is dropped.
+/// Logs what is steered, until it is dropped.
 pub(crate) async fn watch(setting: Setting, recorder: Arc<Recorder>) {
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let shims = ask(&setting).await;
-        recorder.note(|r| r.direct.get_or_insert_default().look(Stamp::now(), &shims));
+        recorder.add("", EventKind::Steering(ask(&setting).await));
     }
 }
 
@@ -105,6 +104,7 @@ async fn ask(setting: &Setting) -> Vec<(String, DirectStatus)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Stamp;
     use crate::record::Steered;
 
     fn said(on: bool, opened: u64) -> DirectStatus {

@@ -1,14 +1,14 @@
 //! What can be made to go wrong in a rehearsal, and what berth promises then.
 
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// How long a new apiserver that starts slowly takes, beyond what it needs.
 pub const SLOW: Duration = Duration::from_secs(5);
 
 /// A thing that goes wrong. Several happen one after the other, in this order, before and in the first upgrade.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
     /// The new apiserver has a flag that it does not know, and ends at once
@@ -52,7 +52,7 @@ pub enum Fault {
 }
 
 /// Who else could serve when something goes wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Standby {
     /// Another instance.

@@ -2,11 +2,12 @@
 //! counted between the last look and a shim's end is not seen.
 
 use super::stamp::Stamp;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// What all gates said together.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {
     /// Clients that wait, by class.
     pub waiting: BTreeMap<String, u64>,
@@ -17,14 +18,14 @@ pub struct Look {
 }
 
 /// What one gate says: the same, and what it counted so far.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Said {
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GateMetrics {
     now: Look,
     counted: Counted,
 }
 
 /// What gates count.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
     /// Clients that waited and had their turn, by class.
     pub waited: BTreeMap<String, u64>,
@@ -45,9 +46,9 @@ pub struct Gates {
 
 impl Gates {
     /// Takes in what the shims said.
-    pub(crate) fn look(&mut self, at: Stamp, shims: Vec<(PathBuf, Said)>) {
+    pub(crate) fn look(&mut self, at: Stamp, shims: Vec<(PathBuf, GateMetrics)>) {
         let mut all = Look::default();
-        for (shim, Said { now, counted }) in shims {
+        for (shim, GateMetrics { now, counted }) in shims {
             all.openings += now.openings;
             all.limit += now.limit;
             add(&mut all.waiting, &now.waiting, &BTreeMap::new());
@@ -70,7 +71,7 @@ fn add(to: &mut BTreeMap<String, u64>, counted: &BTreeMap<String, u64>, before: 
     }
 }
 
-impl Said {
+impl GateMetrics {
     /// From a shim's metrics; none: it has no gate.
     pub(crate) fn parse(metrics: &str) -> Option<Self> {
         let mut said = None::<Self>;
@@ -122,20 +123,20 @@ berth_connections_total{shim=\"old\",outcome=\"gate_full\"} 2
 
     #[test]
     fn what_a_gate_says_is_read_from_its_shims_metrics() {
-        let said = Said::parse(METRICS).unwrap();
+        let said = GateMetrics::parse(METRICS).unwrap();
         assert_eq!(said.now, Look { waiting: counts(&[("first", 7), ("late", 0)]), openings: 3, limit: 4 });
         assert_eq!(said.counted, Counted { waited: counts(&[("first", 9)]), dropped: counts(&[("full", 2)]) });
-        assert_eq!(Said::parse("berth_shim_state{shim=\"old\"} 1\n# EOF\n"), None);
+        assert_eq!(GateMetrics::parse("berth_shim_state{shim=\"old\"} 1\n# EOF\n"), None);
     }
 
     #[test]
     fn what_gates_counted_is_added_up_over_their_lives() {
-        let said = |waiting, waited| Said {
+        let said = |waiting, waited| GateMetrics {
             now: Look { waiting: counts(&[("others", waiting)]), openings: 1, limit: 4 },
             counted: Counted { waited: counts(&[("others", waited)]), ..Counted::default() },
         };
         let mut gates = Gates::default();
-        let mut look = |at, shims: &[(&str, Said)]| {
+        let mut look = |at, shims: &[(&str, GateMetrics)]| {
             gates.look(Stamp(at), shims.iter().map(|(shim, said)| (PathBuf::from(shim), said.clone())).collect());
             gates.counted.waited.get("others").copied()
         };

@@ -3,15 +3,16 @@
 //! In the order of the flow:
 //!
 //! * [`plan`]: what will be rehearsed, in checked values; [`fault`]: what goes wrong meanwhile.
-//! * [`apiserver`]: what `--old` and `--new` say; berth's own is the [`stand_in`].
+//! * [`apiserver`]: what `--old` and `--new` say; the [`stand_in`] is the simulated one.
 //! * `instance`: one of them as a command line; it knows the `setting`.
 //! * `topology`: which processes an instance has and which gets SIGTERM when; `haproxy`: the
 //!   configuration of what berth replaces.
 //! * [`stage`]: the processes, certificates from [`certs`], an [`address`]; all on 127/8 and in one temporary directory.
-//! * [`store`]: the objects that stand-ins serve, in etcd's place; they reach it through [`hub`] in
+//! * [`store`]: the objects that simulated apiservers serve, in etcd's place; they reach it through [`store_server`] in
 //!   the language of `wire`. Real ones get an `etcd`.
 //! * [`load`]: clients through the berth that never retry.
-//! * [`record`]: what clients saw, and what instances report of themselves.
+//! * [`log`]: what clients, instances and the script saw, an event each, appended and never changed; [`record`]: the same, sorted by what it is
+//!   about when all is over.
 //! * `monitor`: what is asked beside the load; [`direct`]: the shims, how much they steer past themselves.
 //! * [`gate`]: the same, who waits before them.
 //! * [`netns`]: a network namespace for all of this; `network`: those of several nodes.
@@ -35,9 +36,9 @@ mod etcd;
 pub mod fault;
 pub mod gate;
 mod haproxy;
-pub mod hub;
 mod instance;
 pub mod load;
+pub mod log;
 mod loss;
 mod monitor;
 pub mod netns;
@@ -53,14 +54,16 @@ pub mod stage;
 mod stamp;
 pub mod stand_in;
 pub mod store;
+pub mod store_server;
 pub mod table;
 mod topology;
 pub mod verdict;
 mod wire;
 
 use berth_shim::steering::self_test;
+use log::Recorder;
 use plan::{Plan, Topology, Via, find_program};
-use record::{Record, Recorder};
+use record::Record;
 use stage::{Error, Stages};
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -156,7 +159,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
             _ = term.recv() => Err(Aborted::Signal(libc::SIGTERM)),
         };
         stages.close().await;
-        let record = recorder.take();
+        let record = Record::of(recorder.take());
         let verdict = verdict::judge(&record, plan);
         let failed = ended.as_ref().err().map(ToString::to_string);
         outcome.runs.push(Run { via, record, verdict, failed });

@@ -1,10 +1,12 @@
 //! What can be lost.
 
 use super::data::Tally;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A kind of loss.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Loss {
     /// A new connection was refused.
     Refused,

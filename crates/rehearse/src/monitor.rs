@@ -2,7 +2,8 @@
 //! `kubernetes` names. Each question is a connection of its own, and one without an answer says
 //! nothing: what is lost is the load's to say.
 
-use super::record::{Named, NamedFrom, Recorder, Stamp};
+use super::log::{EventKind, Recorder};
+use super::record::{Named, Stamp};
 use super::setting::Setting;
 use berth_cluster::lease::OF_INSTANCES;
 use berth_cluster::service::OF_SERVICE;
@@ -67,40 +68,17 @@ impl Monitor {
         version["gitVersion"].as_str().map(str::to_owned).ok_or_else(|| "it has no gitVersion".into())
     }
 
-    /// Notes whom the Service names, and the times for which that is nobody, from the first time on that it names
-    /// somebody, until it is dropped.
+    /// Logs whom the Service names, until it is dropped.
     pub(crate) async fn watch_service(self, recorder: Arc<Recorder>) {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut empty, mut before) = (None, Stamp::now());
+        let mut before = Stamp::now();
         loop {
             ticks.tick().await;
             let asked = Stamp::now();
             let Ok(body) = self.probe.get(self.address, OF_SERVICE).await else { continue };
             let Some(named) = named(&body) else { continue };
-            let (now, somebody) = (Stamp::now(), named.values().any(|addresses| !addresses.is_empty()));
-            recorder.note(|r| {
-                if r.named.last().is_none_or(|last| last.named != named) {
-                    r.named.push(NamedFrom { after: before, at: now, named: named.clone() });
-                }
-                match (&mut r.endpoint_gaps, somebody) {
-                    (None, true) => r.endpoint_gaps = Some(Vec::new()),
-                    (None, false) => {}
-                    (Some(gaps), false) if empty.is_none() => {
-                        empty = Some(gaps.len());
-                        gaps.push((now, now));
-                    }
-                    // Up to now, also when there is no later look.
-                    (Some(gaps), somebody) => {
-                        if let Some(gap) = empty.and_then(|at: usize| gaps.get_mut(at)) {
-                            gap.1 = now;
-                        }
-                        if somebody {
-                            empty = None;
-                        }
-                    }
-                }
-            });
+            recorder.add("kubernetes", EventKind::Service { after: before, named: named.clone() });
             before = asked;
             self.named.send_replace((asked, named));
         }
@@ -118,6 +96,11 @@ impl Monitor {
             }
             sleep(LOOK_EVERY).await;
         }
+    }
+
+    /// Whom the Service named when it was looked at last.
+    pub(crate) fn named(&self) -> Named {
+        self.named.borrow().1.clone()
     }
 
     /// Waits until the Service names whom it should, if it is watched. What was seen before does not count.

@@ -1,7 +1,8 @@
 //! What a person sees meanwhile, on standard error: a line a phase, and on a terminal live counters
 //! below. No colours, so there is nothing that `NO_COLOR` has to turn off.
 
-use super::record::Recorder;
+use super::log::{Recorder, attempts};
+use super::record::{Answer, Attempt};
 use super::report::format::count;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
@@ -15,6 +16,12 @@ const UPDATE: Duration = Duration::from_millis(500);
 /// Writes a line. Nobody need read it.
 pub(crate) fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Requests so far, and how many of them got no good answer.
+fn counts(recorder: &Recorder) -> (usize, usize) {
+    let bad = |attempt: &Attempt| usize::from(!matches!(attempt.answer, Answer::Good { .. }));
+    recorder.look(|log| attempts(log).fold((0, 0), |(all, failed), attempt| (all + 1, failed + bad(attempt))))
 }
 
 /// Progress of one rehearsal. Dropping it clears the counters.
@@ -38,7 +45,7 @@ impl Progress {
                 let mut before = (Instant::now(), 0);
                 loop {
                     tokio::time::sleep(UPDATE).await;
-                    let (all, bad) = recorder.counts();
+                    let (all, bad) = counts(&recorder);
                     let rate = all.saturating_sub(before.1) as f64 / before.0.elapsed().as_secs_f64();
                     before = (Instant::now(), all);
                     let (all, bad) = (count(all as u64), count(bad as u64));

@@ -1,7 +1,7 @@
-//! What a rehearsal writes down: every attempt of a client, every end that a client saw, and every
-//! end that an instance reports of itself. [`super::verdict`] judges it afterwards.
+//! What the [log](super::log) of a rehearsal says, sorted by what it is about: every attempt of a client, every end that a client saw,
+//! and every end that an instance reports of itself. [`super::verdict`] judges it.
 //!
-//! Nothing is judged here: while the load runs, nobody can know yet what the other side will report.
+//! Nothing is judged here: only the whole log shows what the other side reported.
 
 pub use super::data::MarkKind;
 pub use super::stamp::Stamp;
@@ -9,6 +9,7 @@ pub use super::stamp::Stamp;
 use super::data::Informer;
 use super::fault::{Fault, Standby};
 use super::gate::Gates;
+use super::log::{Dialed, Event, EventKind, FaultStep};
 use super::loss::Loss;
 use berth_node::ipc::wire::DirectStatus;
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Name of a stream: one client's one connection. It travels in the header [`STREAM_HEADER`].
@@ -26,7 +26,7 @@ pub type StreamId = String;
 pub const STREAM_HEADER: &str = "x-rehearse-stream";
 
 /// One request that a client had in its timetable.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
     /// On a new connection or a kept one.
     pub kind: Kind,
@@ -41,7 +41,8 @@ pub struct Attempt {
 }
 
 /// Whether an [`Attempt`] had to connect first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// Connect, TLS handshake, request.
     New,
@@ -50,7 +51,8 @@ pub enum Kind {
 }
 
 /// What came of an [`Attempt`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Answer {
     /// A whole answer with a status below 400.
     Good {
@@ -69,7 +71,8 @@ pub enum Answer {
 }
 
 /// Why there was no answer, or why a stream ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Failure {
     /// Connect was refused.
     Refused,
@@ -122,7 +125,7 @@ impl fmt::Display for Failure {
 }
 
 /// The end, not wanted by its client, of a connection whose TLS handshake was over.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamEnd {
     /// Which one.
     pub stream: StreamId,
@@ -143,7 +146,8 @@ pub struct StreamEnd {
 }
 
 /// What a stream was for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum What {
     /// One request. Its end is told by the [`Attempt`], too.
     New,
@@ -156,7 +160,8 @@ pub enum What {
 }
 
 /// HTTP version of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Protocol {
     /// HTTP/1.1
     Http1,
@@ -166,7 +171,8 @@ pub enum Protocol {
 
 /// How an instance tells that it ends a connection. All of it is said inside TLS, which nobody
 /// between it and the client can do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Signed {
     /// The end of an answer that could have gone on: a watch's.
     EndOfAnswer,
@@ -224,13 +230,9 @@ pub struct Moment {
 pub struct Moments(pub Vec<Moment>);
 
 impl Moments {
+    #[cfg(test)]
     pub(crate) fn add(&mut self, instance: &str, mark: MarkKind, at: Stamp) {
-        self.tell(instance, mark, at, String::new());
-    }
-
-    /// Adds one that has something to say.
-    pub(crate) fn tell(&mut self, instance: &str, mark: MarkKind, at: Stamp, text: String) {
-        self.0.push(Moment { instance: instance.to_owned(), mark, at, text });
+        self.0.push(Moment { instance: instance.to_owned(), mark, at, text: String::new() });
     }
 
     /// The first time that an instance came so far.
@@ -300,7 +302,7 @@ pub struct InjectedNode {
 }
 
 /// What one watch saw in all.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchSum {
     /// Name of its client: its streams are `CLIENT-1`, `CLIENT-2` and so on.
     pub client: String,
@@ -446,10 +448,6 @@ pub struct Record {
     pub notes: Vec<String>,
 }
 
-/// The shared notebook.
-#[derive(Debug, Default)]
-pub struct Recorder(Mutex<Record>);
-
 impl Record {
     /// When good answers came within the load, in order.
     pub(crate) fn good_answers(&self, load: &Range<Stamp>) -> Vec<Stamp> {
@@ -483,32 +481,132 @@ impl Record {
     }
 }
 
-impl Recorder {
-    /// Writes into the record.
-    pub fn note(&self, write: impl FnOnce(&mut Record)) {
-        write(&mut self.lock());
+/// A log while it is sorted.
+#[derive(Default)]
+struct Sorter {
+    record: Record,
+    /// Streams of the control that were answered, by instance.
+    controls: BTreeMap<String, BTreeSet<StreamId>>,
+    /// The Service named nobody when it was looked at last: the last gap goes on.
+    is_empty: bool,
+}
+
+impl Record {
+    /// What a log says.
+    pub fn of(log: Vec<Event>) -> Self {
+        let mut sorter = Sorter::default();
+        for event in log {
+            sorter.add(event);
+        }
+        let Sorter { mut record, controls, .. } = sorter;
+        record.control.streams = controls.into_iter().map(|(name, streams)| (name, streams.len() as u64)).collect();
+        record
+    }
+}
+
+impl Sorter {
+    fn add(&mut self, Event { at, who, what }: Event) {
+        let record = &mut self.record;
+        match what {
+            EventKind::LoadBegan => record.began = Some(at),
+            EventKind::LoadEnded => record.over = Some(at),
+            EventKind::NodeDialed(address) => {
+                record.nodes.push(AtNode { name: who, address, attempts: Vec::new(), ends: Vec::new() });
+            }
+            EventKind::Attempt(Dialed::Front, attempt) => record.attempts.push(attempt),
+            EventKind::Attempt(Dialed::Node(node), attempt) => {
+                self.at_node(&node, |node| node.attempts.push(attempt));
+            }
+            EventKind::Attempt(Dialed::Instance(name), Attempt { stream, answer: Answer::Good { .. }, .. }) => {
+                self.controls.entry(name).or_default().insert(stream);
+            }
+            EventKind::Attempt(Dialed::Instance(_), _) => {}
+            EventKind::StreamEnd(Dialed::Front, end) => record.ends.push(end),
+            EventKind::StreamEnd(Dialed::Node(node), end) => self.at_node(&node, |node| node.ends.push(end)),
+            EventKind::StreamEnd(Dialed::Instance(_), end) => record.control.ends.push(end),
+            EventKind::SlowRead => record.slow_reads += 1,
+            EventKind::Behind(behind) => record.behind = record.behind.max(behind),
+            EventKind::Watch(sum) => record.watches.push(sum),
+            EventKind::Informer(informer) => record.informers.push(informer),
+            EventKind::StormBegan(clients) => record.storm = Some(Storm { clients, at, ..Storm::default() }),
+            EventKind::StormTry(answer) => {
+                record.storm.iter_mut().for_each(|storm| storm.tries.push((at, answer.clone())));
+            }
+            EventKind::StormEnded => record.storm.iter_mut().for_each(|storm| storm.over = Some(at)),
+            EventKind::EndReport(report) => record.reports.push((who, report)),
+            EventKind::Mark { mark, text } => record.moments.0.push(Moment { instance: who, mark, at, text }),
+            EventKind::Player { .. } if record.players.iter().any(|player| player.name == who) => {}
+            EventKind::Player { serves, node } => {
+                record.players.push(Player { name: who, version: None, serves, node });
+            }
+            EventKind::Version(version) => {
+                record.players.iter_mut().filter(|player| player.name == who).for_each(|player| {
+                    player.version = Some(version.clone());
+                });
+            }
+            EventKind::Fault { fault, standby, node } => {
+                let node = node.map(|(name, address)| InjectedNode::new(name, address));
+                let (noticed, over, seen) = (None, None, Vec::new());
+                record.injected.push(Injected { fault, instance: who, node, standby, at, noticed, over, seen });
+            }
+            EventKind::FaultStep(number, step) => {
+                if let Some(injected) = record.injected.get_mut(number) {
+                    injected.step(at, step);
+                }
+            }
+            EventKind::Service { after, named } => self.service(after, at, named),
+            EventKind::Steering(shims) => record.direct.get_or_insert_default().look(at, &shims),
+            // Where there never was a gate, there is nothing to tell.
+            EventKind::Gates(shims) if record.gates.is_none() && shims.is_empty() => {}
+            EventKind::Gates(shims) => record.gates.get_or_insert_default().look(at, shims),
+            EventKind::UntrustedCertificate => record.logged_x509_errors += 1,
+            EventKind::Trouble(trouble) => record.troubles.push(trouble),
+            EventKind::Note(note) => record.notes.push(note),
+        }
     }
 
-    /// Reads in the record.
-    pub fn look<T>(&self, read: impl FnOnce(&Record) -> T) -> T {
-        read(&self.lock())
+    fn at_node(&mut self, name: &str, add: impl FnOnce(&mut AtNode)) {
+        self.record.nodes.iter_mut().find(|node| node.name == name).map(add).unwrap_or_default();
     }
 
-    /// Attempts so far, and how many of them got no good answer.
-    pub(crate) fn counts(&self) -> (usize, usize) {
-        let record = self.lock();
-        let bad = |a: &&Attempt| !matches!(a.answer, Answer::Good { .. });
-        (record.attempts.len(), record.attempts.iter().filter(bad).count())
+    /// Whom the Service names, and the times for which that is nobody, from the first time on that it names somebody.
+    fn service(&mut self, after: Stamp, at: Stamp, named: Named) {
+        let is_empty = named.values().all(BTreeSet::is_empty);
+        match &mut self.record.endpoint_gaps {
+            None if is_empty => {}
+            None => self.record.endpoint_gaps = Some(Vec::new()),
+            Some(gaps) => match gaps.last_mut().filter(|_| self.is_empty) {
+                // Up to now, also when there is no later look.
+                Some(gap) => gap.1 = at,
+                None if is_empty => gaps.push((at, at)),
+                None => {}
+            },
+        }
+        self.is_empty = is_empty && self.record.endpoint_gaps.is_some();
+        if self.record.named.last().is_none_or(|last| last.named != named) {
+            self.record.named.push(NamedFrom { after, at, named });
+        }
     }
+}
 
-    /// Takes the record out; what is written afterwards is not in it.
-    pub fn take(&self) -> Record {
-        std::mem::take(&mut *self.lock())
+impl InjectedNode {
+    fn new(name: String, address: SocketAddr) -> Self {
+        Self { name, address, unproxied: None, linked: None, named: None, listened: None }
     }
+}
 
-    /// A panic elsewhere does not spoil what was written: each note is whole.
-    fn lock(&self) -> MutexGuard<'_, Record> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Injected {
+    fn step(&mut self, at: Stamp, step: FaultStep) {
+        match (step, &mut self.node) {
+            (FaultStep::Noticed, _) => self.noticed = Some(at),
+            (FaultStep::Over, _) => self.over = Some(at),
+            (FaultStep::Seen(seen), _) => self.seen.push(seen),
+            (FaultStep::Unproxied, Some(node)) => node.unproxied = Some(at),
+            (FaultStep::Linked, Some(node)) => node.linked = Some(at),
+            (FaultStep::Named(earliest), Some(node)) => node.named = Some(earliest),
+            (FaultStep::Listened, Some(node)) => node.listened = Some(at),
+            (_, None) => {}
+        }
     }
 }
 
@@ -557,6 +655,86 @@ impl Steered {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use EventKind::{
+        Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, NodeDialed, Player as Plays, Service,
+    };
+
+    const NODE: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 3)), 6443);
+
+    /// What a log of these events says, each a moment after the one before, and read from what was written of it as JSON.
+    fn record(events: Vec<(&str, EventKind)>) -> Record {
+        let event = |(n, (who, what)): (usize, (&str, EventKind))| Event { at: Stamp(n as u64), who: who.into(), what };
+        let log: Vec<Event> = events.into_iter().enumerate().map(event).collect();
+        let lines: Vec<String> = log.iter().map(|event| serde_json::to_string(event).unwrap()).collect();
+        let read: Vec<Event> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(read, log);
+        Record::of(read)
+    }
+
+    #[test]
+    fn what_clients_saw_is_sorted_by_what_they_dialed() {
+        let attempt = |stream: &str, answer| {
+            let (kind, stream) = (Kind::New, stream.to_owned());
+            Attempt { kind, stream, due: Stamp(1), done: Stamp(2), answer }
+        };
+        let good = || Answer::Good { instance: "old".into() };
+        let control = |stream, answer| Attempted(Dialed::Instance("old".into()), attempt(stream, answer));
+        let refused = Answer::Failed(Failure::Refused);
+        let sorted = record(vec![
+            ("cp-3", NodeDialed(NODE)),
+            ("", EventKind::LoadBegan),
+            ("new-0", Attempted(Dialed::Front, attempt("new-0", Answer::Bad { instance: "old".into(), status: 429 }))),
+            ("cp-3-new-0", Attempted(Dialed::Node("cp-3".into()), attempt("cp-3-new-0", refused.clone()))),
+            ("control-old-1", control("control-old-1", good())),
+            ("control-old-1", control("control-old-1", good())),
+            ("control-old-2", control("control-old-2", refused)),
+            ("", EventKind::Behind(Duration::from_millis(7))),
+            ("slow-0", EventKind::SlowRead),
+            ("", EventKind::LoadEnded),
+        ]);
+        let streams = |attempts: &[Attempt]| attempts.iter().map(|a| a.stream.clone()).collect::<Vec<_>>();
+        assert_eq!((streams(&sorted.attempts), sorted.slow_reads), (vec!["new-0".to_owned()], 1));
+        assert_eq!(
+            (streams(&sorted.nodes[0].attempts), sorted.nodes[0].address),
+            (vec!["cp-3-new-0".to_owned()], NODE)
+        );
+        assert_eq!(sorted.control.streams, [("old".to_owned(), 1)].into());
+        assert_eq!(
+            (sorted.began, sorted.over, sorted.behind),
+            (Some(Stamp(1)), Some(Stamp(9)), Duration::from_millis(7))
+        );
+    }
+
+    #[test]
+    fn a_fault_has_what_was_seen_of_it() {
+        let node = Some(("cp-3".to_owned(), NODE));
+        let sorted = record(vec![
+            ("new", FaultBegan { fault: Fault::Hang, standby: Standby::Sibling, node: None }),
+            ("cp-3-new", FaultBegan { fault: Fault::NodeGone, standby: Standby::Sibling, node }),
+            ("", Step(1, FaultStep::Linked)),
+            ("", Step(1, FaultStep::Named(Stamp(1)))),
+            ("", Step(0, FaultStep::Seen("why".into()))),
+            ("", Step(0, FaultStep::Over)),
+            ("old", Plays { serves: true, node: None }),
+            ("old", Plays { serves: true, node: None }),
+            ("old", EventKind::Version("v1.33.0".into())),
+        ]);
+        let [hang, gone] = &sorted.injected[..] else { panic!("{sorted:?}") };
+        assert_eq!((hang.over, &hang.seen[..], hang.noticed), (Some(Stamp(5)), &["why".to_owned()][..], None));
+        let node = gone.node.as_ref().unwrap();
+        assert_eq!((node.linked, node.named, node.listened), (Some(Stamp(2)), Some(Stamp(1)), None));
+        assert_eq!((sorted.players.len(), sorted.players[0].version.as_deref()), (1, Some("v1.33.0")));
+    }
+
+    #[test]
+    fn the_service_is_empty_from_when_it_named_somebody_first() {
+        let named = |ips: &[&str]| [(RECONCILED.to_owned(), ips.iter().map(|ip| ip.parse().unwrap()).collect())].into();
+        let look = |ips: &[&str]| ("kubernetes", Service { after: Stamp(0), named: named(ips) });
+        let sorted = record(vec![look(&[]), look(&["10.0.0.3"]), look(&[]), look(&[]), look(&["10.0.0.3"]), look(&[])]);
+        assert_eq!(sorted.endpoint_gaps, Some(vec![(Stamp(2), Stamp(4)), (Stamp(5), Stamp(5))]));
+        assert_eq!(sorted.named.iter().map(|from| from.at.0).collect::<Vec<_>>(), [0, 1, 2, 4, 5]);
+        assert_eq!(record(vec![look(&[])]).endpoint_gaps, None);
+    }
 
     #[test]
     fn stamps_go_forward_and_do_not_overflow() {

@@ -1,10 +1,10 @@
 //! The rehearsal's own store of ConfigMaps, in the place of etcd: one revision for all, and a `Log`
-//! that watches read. Both stand-ins get their objects here (through [`super::hub`]), so both serve
+//! that watches read. Both stand-ins get their objects here (through [`super::store_server`]), so both serve
 //! the same objects with the same resourceVersions.
 //!
 //! What is a valid object is decided by the stand-in, not here.
 
-use super::hub::NOTIFY_EVERY;
+use super::store_server::NOTIFY_EVERY;
 use super::wire::{Change, ChangeKind, Reason};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};

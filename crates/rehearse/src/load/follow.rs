@@ -88,7 +88,7 @@ impl<V: View> Follower<V> {
         let too_late = async {
             let _ = told.wait_for(Option::is_some).await;
             // On a machine so busy that clients were behind their timetable, so may the last writes be.
-            let patience = catch_up + recorder.look(|r| r.behind);
+            let patience = catch_up + recorder.behind();
             while matches!(tokio::time::timeout(patience, news.changed()).await, Ok(Ok(()))) {}
         };
         tokio::select! {
@@ -146,7 +146,7 @@ impl<V: View> Follower<V> {
                 // On a connection that answered before, the end is judged as a stream's.
                 let what = if kind == Kind::New { What::New } else { What::Watch };
                 let end = link.end(what, failure.clone(), true, false);
-                self.client.recorder.note(|r| r.ends.push(end));
+                self.client.ended(end);
             }
             Ok(opened?.map(|response| (link, response)))
         });
@@ -197,8 +197,7 @@ impl<V: View> Follower<V> {
     }
 
     fn ended(&self, link: &Link, how: Failure, end_of_answer: bool) {
-        let end = link.end(What::Watch, how, true, end_of_answer);
-        self.client.recorder.note(|r| r.ends.push(end));
+        self.client.ended(link.end(What::Watch, how, true, end_of_answer));
     }
 
     fn listed(&mut self, body: &[u8]) -> bool {

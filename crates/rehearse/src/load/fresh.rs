@@ -2,17 +2,23 @@
 
 use super::timetable::{Entry, Seed, protocol};
 use super::{Client, Due};
+use crate::log::EventKind;
 use crate::record::Stamp;
 use std::panic::resume_unwind;
 use std::pin::pin;
+use std::time::Duration;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::sleep_until;
 
 /// Opens `rate` connections a second until the load stops, then waits for those under way.
 pub(super) async fn run(client: Client, seed: Seed, rate: u32) {
+    let mut most = Duration::ZERO;
     begin(client.stop.cancelled(), seed.fresh(rate), |entry, due| {
         let behind = Stamp::now().since(due.stamp);
-        client.recorder.note(|r| r.behind = r.behind.max(behind));
+        if behind > most {
+            most = behind;
+            client.recorder.add("", EventKind::Behind(behind));
+        }
         let client = client.clone();
         async move { drop(client.open(protocol(entry.number), client.name("new", entry.number), entry, due.stamp).await) }
     })

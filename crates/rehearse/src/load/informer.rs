@@ -10,6 +10,7 @@ use super::follow::{Follower, View};
 use super::objects::{ALL, Event, Object, READ, SECRETS, Tag, maps};
 use super::writer::Goal;
 use crate::data::Informer;
+use crate::log::EventKind;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::mpsc::Sender;
@@ -52,7 +53,6 @@ pub(super) async fn run(
     goal: Receiver<Option<Arc<Goal>>>,
     begun: Option<Sender<()>>,
 ) {
-    let recorder = Arc::clone(&client.recorder);
     let copy = Copy { tag: client.tag.clone(), scope, held: BTreeSet::new(), duplicated: 0, missed: 0 };
     let kind = if matches!(scope, Scope::All) { "informer" } else { "quiet" };
     let mut follower = Follower::new(client, kind, index, scope.path(), copy);
@@ -62,7 +62,7 @@ pub(super) async fn run(
     let Some(written) = goal.as_ref().and_then(|goal| follower.view.wanted(goal)) else { return };
     let held = &follower.view.held;
     let informer = Informer {
-        id: follower.name,
+        id: follower.name.clone(),
         written: written.len() as u64,
         held: held.len() as u64,
         missing: written.difference(held).count() as u64 + follower.view.missed,
@@ -71,7 +71,7 @@ pub(super) async fn run(
         relists: follower.relists,
         expired: follower.expired,
     };
-    recorder.note(|r| r.informers.push(informer));
+    follower.client.recorder.add(&follower.name, EventKind::Informer(informer));
 }
 
 /// The copy: names say it all, as no object is changed.

@@ -93,8 +93,7 @@ impl KeptConnection {
 
     fn ended(&mut self, how: Failure, in_flight: bool) {
         if let Some(link) = self.link.take() {
-            let end = link.end(What::Kept, how, in_flight, false);
-            self.client.recorder.note(|r| r.ends.push(end));
+            self.client.ended(link.end(What::Kept, how, in_flight, false));
         }
     }
 }
@@ -106,7 +105,7 @@ mod tests {
     use super::super::writer::Ledger;
     use super::*;
     use crate::certs;
-    use crate::record::Recorder;
+    use crate::log::{Recorder, attempts};
     use std::sync::Arc;
     use std::time::Duration;
     use tokio::net::TcpListener;
@@ -139,7 +138,7 @@ mod tests {
             drop(accepted);
         };
         tokio::join!(kept.open(entry, due), served);
-        let attempt = recorder.take().attempts.remove(0);
+        let attempt = recorder.look(|log| attempts(log).next().unwrap().clone());
         assert!(matches!(attempt.answer, Answer::Failed(Failure::Reset | Failure::Closed)), "{attempt:?}");
         assert_eq!(attempt.due, due, "it waited since then");
     }

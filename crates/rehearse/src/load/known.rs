@@ -4,8 +4,9 @@
 use super::dial::Target;
 use super::{Instances, Load};
 use crate::certs::{self, Identity};
+use crate::log::Recorder;
 use crate::plan::LoadPlan;
-use crate::record::{Record, Recorder};
+use crate::record::Record;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -39,6 +40,6 @@ impl Known {
         let load = Load::start(&plan, &target, &[], &instances, &recorder).await?;
         stop.await;
         load.finish().await?;
-        Ok(recorder.take())
+        Ok(Record::of(recorder.take()))
     }
 }

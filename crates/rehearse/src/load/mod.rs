@@ -47,13 +47,14 @@ pub use known::Known;
 pub(crate) use storm::Storm;
 pub use visitor::{Answer as Answered, Visit, Visitor};
 
+use super::log::{Dialed, EventKind, Recorder};
 use super::network::Node;
 use super::plan::{LoadPlan, RATE, UNANSWERED};
-use super::record::{Answer, AtNode, Attempt, Kind, Protocol, Recorder, Stamp, StreamId, What};
+use super::record::{Answer, Attempt, Kind, Protocol, Stamp, StreamEnd, StreamId, What};
 use dial::{Link, Unsent};
 use informer::Scope;
 use objects::Tag;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -217,8 +218,9 @@ async fn run(
         timed.spawn(slow::run(client.clone(), seed, index, plan.bytes_a_second));
     }
     timed.spawn(fresh::run(client.clone(), seed, plan.rate));
-    let nodes: Vec<Client> = nodes.into_iter().map(|(name, address)| client.at_node(name, address)).collect();
-    for at_node in &nodes {
+    for (name, address) in nodes {
+        client.recorder.add(&name, EventKind::NodeDialed(address));
+        let at_node = client.at_node(name, address);
         timed.spawn(fresh::run(at_node.clone(), seed, *RATE.start()));
         for index in 0..KEPT_AT_NODE {
             timed.spawn(kept::run(at_node.clone(), seed, index));
@@ -227,12 +229,11 @@ async fn run(
     let writer = tokio::spawn(writer.run());
     let _ = begin.send(());
 
-    let mut controlled: BTreeMap<(Stamp, String), Arc<Recorder>> = BTreeMap::new();
+    let mut controlled = BTreeSet::new();
     let (_never, no_goal) = channel::channel(None);
     while !client.stop.is_cancelled() {
         for joined in instances.borrow_and_update().iter() {
-            let key = (joined.at, joined.name.clone());
-            if controlled.contains_key(&key) {
+            if !controlled.insert((joined.at, joined.name.clone())) {
                 continue;
             }
             let control = client.control(joined);
@@ -240,7 +241,6 @@ async fn run(
                 controls.spawn(kept::run(control.clone(), seed, index));
                 controls.spawn(watch::run(control.clone(), index, no_goal.clone()));
             }
-            controlled.insert(key, control.recorder);
         }
         let changed = client.stop.run_until_cancelled(instances.changed()).await;
         if matches!(changed, Some(Err(_))) {
@@ -251,29 +251,12 @@ async fn run(
     let mut broken = 0;
     broken += ended(&mut timed).await;
     controls.shutdown().await;
-    for (name, address, recorder) in
-        nodes.into_iter().filter_map(|at| Some((at.node?, at.target.address(), at.recorder)))
-    {
-        let seen = recorder.take();
-        let at_node = AtNode { name, address, attempts: seen.attempts, ends: seen.ends };
-        client.recorder.note(|r| {
-            r.behind = r.behind.max(seen.behind);
-            r.nodes.push(at_node);
-        });
-    }
-    for ((_, name), recorder) in controlled {
-        let control = recorder.take();
-        let good = control.attempts.iter().filter(|a| matches!(a.answer, Answer::Good { .. }));
-        let streams: BTreeSet<_> = good.map(|a| &a.stream).collect();
-        client.recorder.note(|r| {
-            *r.control.streams.entry(name).or_default() += streams.len() as u64;
-            r.control.ends.extend(control.ends);
-        });
-    }
     match writer.await {
         Ok(writer) => {
             let (goal, trouble) = writer.goal().await;
-            client.recorder.note(|r| r.troubles.extend(trouble));
+            if let Some(trouble) = trouble {
+                client.recorder.trouble(trouble);
+            }
             tell.send_replace(Some(Arc::new(goal)));
         }
         Err(_) => broken += 1,
@@ -312,16 +295,16 @@ struct Client {
 }
 
 impl Client {
-    /// One that dials an instance itself, with a record of its own.
+    /// One that dials an instance itself.
     fn control(&self, instance: &Joined) -> Self {
         let target = self.target.at(instance);
-        Self { target, recorder: Arc::default(), control: Some(instance.clone()), ..self.clone() }
+        Self { target, control: Some(instance.clone()), ..self.clone() }
     }
 
-    /// One that dials a node, with a record of its own.
+    /// One that dials a node.
     fn at_node(&self, name: String, address: SocketAddr) -> Self {
         let target = self.target.node(address);
-        Self { target, recorder: Arc::default(), node: Some(name), ..self.clone() }
+        Self { target, node: Some(name), ..self.clone() }
     }
 
     /// Name of one client of a kind.
@@ -335,7 +318,20 @@ impl Client {
 
     fn attempt(&self, kind: Kind, stream: &StreamId, due: Stamp, answer: Answer) {
         let attempt = Attempt { kind, stream: stream.clone(), due, done: Stamp::now(), answer };
-        self.recorder.note(|r| r.attempts.push(attempt));
+        self.recorder.add_at(attempt.done, stream, EventKind::Attempt(self.dialed(), attempt));
+    }
+
+    /// A connection ended that should not have.
+    fn ended(&self, end: StreamEnd) {
+        self.recorder.add_at(end.at, &end.stream.clone(), EventKind::StreamEnd(self.dialed(), end));
+    }
+
+    fn dialed(&self) -> Dialed {
+        match (&self.control, &self.node) {
+            (Some(joined), _) => Dialed::Instance(joined.name.clone()),
+            (None, Some(node)) => Dialed::Node(node.clone()),
+            (None, None) => Dialed::Front,
+        }
     }
 
     /// Connects and sends a first request: an attempt of kind [`Kind::New`]. The link is there when
@@ -350,7 +346,7 @@ impl Client {
                 Err(Unsent::NeverSent) => link.ended().await,
             };
             let end = link.end(What::New, failure.clone(), true, false);
-            self.recorder.note(|r| r.ends.push(end));
+            self.ended(end);
             Err(failure)
         });
         let (link, answer) = match opened.await {

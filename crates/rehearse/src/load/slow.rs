@@ -1,9 +1,10 @@
 //! A client that reads a large answer slowly: whoever buffers or waits for it must not cut it.
 
-use super::dial::{self, Link};
+use super::dial;
 use super::objects::{self, LARGE};
 use super::timetable::Seed;
 use super::{Client, Due, START};
+use crate::log::EventKind;
 use crate::plan::UNANSWERED;
 use crate::record::{Answer, Failure, Kind, Protocol, What};
 use http_body_util::BodyExt;
@@ -42,14 +43,9 @@ async fn read(client: &Client, stream: String, bytes_a_second: u32) {
     };
     client.attempt(Kind::New, &stream, due.stamp, link.judge(response.status()));
     match slowly(response.into_body(), bytes_a_second).await {
-        Ok(()) => client.recorder.note(|r| r.slow_reads += 1),
-        Err(how) => ended(client, &link, how),
+        Ok(()) => client.recorder.add(&link.stream, EventKind::SlowRead),
+        Err(how) => client.ended(link.end(What::Slow, how, true, false)),
     }
-}
-
-fn ended(client: &Client, link: &Link, how: Failure) {
-    let end = link.end(What::Slow, how, true, false);
-    client.recorder.note(|r| r.ends.push(end));
 }
 
 /// Reads a body to its end.

@@ -5,6 +5,7 @@ use super::follow::{Follower, View};
 use super::objects::{Event, Object, WRITTEN, maps};
 use super::sequence::Sequence;
 use super::writer::Goal;
+use crate::log::EventKind;
 use crate::record::{Stamp, WatchSum};
 use crate::verdict::Loss;
 use std::collections::BTreeMap;
@@ -13,20 +14,23 @@ use tokio::sync::watch::Receiver;
 
 /// Watches until the load stops and the last write was seen.
 pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Goal>>>) {
-    let recorder = Arc::clone(&client.recorder);
     let mut follower = Follower::new(client, "watch", index, maps(WRITTEN), Counted::default());
     let goal = follower.run(goal).await;
     let mut counted = follower.view;
     let flaw = counted.sequence.finish(goal.map_or(0, |goal| goal.last));
     counted.note(flaw);
+    // What the control is for is how its streams end.
+    if follower.client.control.is_some() {
+        return;
+    }
     let sum = WatchSum {
-        client: follower.name,
+        client: follower.name.clone(),
         events: counted.events,
         flaws: counted.flaws,
         relists: follower.relists,
         expired: follower.expired,
     };
-    recorder.note(|r| r.watches.push(sum));
+    follower.client.recorder.add(&follower.name, EventKind::Watch(sum));
 }
 
 /// What it saw.

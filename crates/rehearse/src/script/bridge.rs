@@ -5,8 +5,8 @@
 
 use super::super::fault::{Fault, SLOW, Standby};
 use super::super::instance::Instance;
+use super::super::log::FaultStep;
 use super::super::plan::LEASE;
-use super::super::record::Stamp;
 use super::super::stage::{Error, Status};
 use super::super::topology::Limits;
 use super::harm::{BEYOND_LEASE, LONGEST_HANG};
@@ -30,7 +30,7 @@ impl Play<'_> {
         new: &Instance,
         faults: &[Fault],
     ) -> Result<(), Error> {
-        let ready = self.plan.timing.ready_within;
+        let ready = self.context.plan.timing.ready_within;
         self.bridge(old, ready).await?;
         // First those that concern the old one.
         for fault in faults {
@@ -71,9 +71,10 @@ impl Play<'_> {
 
     /// An upgrade in place to a version that cannot serve: clients stay on the bridge, and the operator brings the old one back.
     pub(super) async fn failing_bridged_upgrade(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
-        let new = Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.plan, None, 1) };
+        let new =
+            Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.context.plan, None, 1) };
         // Long enough for the temporary one; no longer, for clients wait for the end of it.
-        let ready = self.plan.timing.failing.max(self.plan.timing.ready_within / 2);
+        let ready = self.context.plan.timing.failing.max(self.context.plan.timing.ready_within / 2);
         self.bridge(old, ready).await?;
         self.say(&format!("stop {}", old.name));
         self.stop(old).await;
@@ -93,10 +94,12 @@ impl Play<'_> {
             None => Vec::new(),
         };
         self.say(&format!("{} does not serve: {}", new.name, why.join("; ")));
-        self.note(place, |i| i.seen = why);
+        for why in why {
+            self.context.step(place, FaultStep::Seen(why));
+        }
         self.settle().await;
         // How it ends is no matter.
-        self.stage.stop(&new.name, self.plan.timing.grace).await;
+        self.stage.stop(&new.name, self.context.plan.timing.grace).await;
         self.start_own(old).await?;
         self.stage.end_bridge()?;
         self.bridge_ends(old, 0).await?;
@@ -110,7 +113,7 @@ impl Play<'_> {
     async fn bridge(&mut self, running: &Instance, ready: Duration) -> Result<(), Error> {
         let temporary = running.temporary();
         self.say(&format!("berth bridge over {}", running.name));
-        let (limits, began) = (Limits { ready, settle: self.plan.timing.settle }, Instant::now());
+        let (limits, began) = (Limits { ready, settle: self.context.plan.timing.settle }, Instant::now());
         self.stage.bridge(running, limits, self.patience()).await?;
         self.check_version(&temporary).await;
         self.say(&format!(
@@ -135,7 +138,7 @@ impl Play<'_> {
     }
 
     fn patience(&self) -> Duration {
-        2 * (self.plan.timing.ready_within + self.plan.timing.settle) + BESIDES
+        2 * (self.context.plan.timing.ready_within + self.context.plan.timing.settle) + BESIDES
     }
 
     /// Starts one that has the port alone, as COMMAND.
@@ -170,11 +173,11 @@ impl Play<'_> {
     async fn kill_bridge(&mut self, old: &Instance) -> Result<(), Error> {
         let place = self.harms(Fault::KillShim, &old.temporary().name);
         self.stage.kill_bridge().await;
-        self.note(place, |i| i.noticed = Some(Stamp::now()));
+        self.context.step(place, FaultStep::Noticed);
         // Nothing is done without it.
         self.stage.command_ends(1)?;
         self.bridge_ends(old, 1).await?;
-        self.bridge(old, self.plan.timing.ready_within).await?;
+        self.bridge(old, self.context.plan.timing.ready_within).await?;
         self.is_over(place).await;
         Ok(())
     }
@@ -195,9 +198,9 @@ impl Play<'_> {
         if let Some(pid) = killed.and_then(|pid| i32::try_from(pid).ok()) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
-        let ready = self.plan.timing.ready_within;
+        let ready = self.context.plan.timing.ready_within;
         self.stage.bridge_is("it saw the end", ready, |status| status.temporary.pid != killed).await?;
-        self.note(place, |i| i.noticed = Some(Stamp::now()));
+        self.context.step(place, FaultStep::Noticed);
         let serves = |status: &Status| status.steering && status.temporary.ready && status.temporary.pid != killed;
         self.stage.bridge_is("another was ready", ready, serves).await?;
         self.stage.temporary_joined();
@@ -213,9 +216,9 @@ impl Play<'_> {
         if let Some(pid) = self.stage.apiserver(name) {
             self.stage.kill(name, pid).await;
         }
-        self.note(place, |i| i.noticed = Some(Stamp::now()));
+        self.context.step(place, FaultStep::Noticed);
         self.start_own(own).await?;
-        self.own_ready(own, before, self.plan.timing.ready_within).await?;
+        self.own_ready(own, before, self.context.plan.timing.ready_within).await?;
         self.is_over(place).await;
         Ok(())
     }
@@ -228,11 +231,11 @@ impl Play<'_> {
         }
         let noticed = self.stage.bridge_is("it saw it hang", LONGEST_HANG, |status| !status.own.ready).await;
         if noticed.is_ok() {
-            self.note(place, |i| i.noticed = Some(Stamp::now()));
+            self.context.step(place, FaultStep::Noticed);
             sleep(SETTLE).await;
         }
         self.stage.thaw();
-        self.own_ready(new, None, self.plan.timing.ready_within).await?;
+        self.own_ready(new, None, self.context.plan.timing.ready_within).await?;
         self.is_over(place).await;
         Ok(())
     }

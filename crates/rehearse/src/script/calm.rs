@@ -3,8 +3,8 @@
 use super::super::direct;
 use super::super::fault::{Fault, Standby};
 use super::super::instance::Instance;
+use super::super::log::FaultStep;
 use super::super::plan::{LEASE, Topology, Via};
-use super::super::record::Stamp;
 use super::super::stage::Error;
 use super::super::topology::BESIDE;
 use super::harm::{BEYOND_LEASE, LONGEST_HANG};
@@ -32,7 +32,7 @@ impl Play<'_> {
                 _ => self.stage.relay(name),
             };
             let Some(target) = target else {
-                self.recorder.note(|r| r.troubles.push(format!("{name} had ended before {fault} could happen")));
+                self.context.trouble(format!("{name} had ended before {fault} could happen"));
                 return Ok(());
             };
             // A unit ends with either of its processes.
@@ -55,7 +55,7 @@ impl Play<'_> {
                 }
                 _ => {
                     self.stage.kill(name, target).await;
-                    self.note(place, |i| i.noticed = Some(Stamp::now()));
+                    self.context.step(place, FaultStep::Noticed);
                     if fault == Fault::CalmCrash {
                         self.missed(name).await;
                     }
@@ -74,13 +74,13 @@ impl Play<'_> {
     /// What is done to a second shim, which steers if there is a direct path.
     async fn harm_beside(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
         self.say(&format!("start {BESIDE}, a second shim"));
-        self.stage.start_beside(&old.name, self.plan.timing.ready_within).await?;
+        self.stage.start_beside(&old.name, self.context.plan.timing.ready_within).await?;
         // Of two, the one that started last steers.
         self.steered_again(Some(BESIDE), "a second shim came").await;
         // What it accepted before it steered is answered.
         self.settle().await;
         let Some(target) = self.stage.beside() else {
-            self.recorder.note(|r| r.troubles.push(format!("{BESIDE} had ended before {fault} could happen")));
+            self.context.trouble(format!("{BESIDE} had ended before {fault} could happen"));
             return Ok(());
         };
         self.say(&format!("fault {fault} at {BESIDE}"));
@@ -95,7 +95,7 @@ impl Play<'_> {
             Fault::BesideDrain => self.stop_beside().await,
             _ => {
                 self.stage.signal_beside(Signal::SIGKILL);
-                self.stage.beside_gone(self.plan.timing.grace).await;
+                self.stage.beside_gone(self.context.plan.timing.grace).await;
             }
         }
         self.over(place);
@@ -109,9 +109,9 @@ impl Play<'_> {
     /// Ends it, as what it runs under does.
     async fn stop_beside(&self) {
         self.stage.signal_beside(Signal::SIGTERM);
-        if !self.stage.beside_gone(self.plan.timing.grace).await {
-            let trouble = format!("{BESIDE} was still there {:?} after SIGTERM", self.plan.timing.grace);
-            self.recorder.note(|r| r.troubles.push(trouble));
+        if !self.stage.beside_gone(self.context.plan.timing.grace).await {
+            let trouble = format!("{BESIDE} was still there {:?} after SIGTERM", self.context.plan.timing.grace);
+            self.context.trouble(trouble);
             self.stage.signal_beside(Signal::SIGKILL);
         }
     }
@@ -129,7 +129,7 @@ impl Play<'_> {
     async fn steered_again(&self, by: Option<&str>, after: &str) {
         if self.stage.setting.direct && !direct::calm(&self.stage.setting, by).await {
             let trouble = format!("{} was to steer again after this, and did not: {after}", by.unwrap_or("a shim"));
-            self.recorder.note(|r| r.troubles.push(trouble));
+            self.context.trouble(trouble);
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use super::super::fault::{Fault, Standby};
 use super::super::instance::Instance;
+use super::super::log::{FaultStep, attempts};
 use super::super::plan::{LEASE, Topology, UNANSWERED, Via};
-use super::super::record::{Attempt, Injected, InjectedNode, Kind, Stamp};
+use super::super::record::{Attempt, Kind, Stamp};
 use super::super::stage::Error;
 use super::{LOOK, Play, SETTLE};
 use nix::unistd::Pid;
@@ -22,7 +23,8 @@ pub(super) const BEYOND_LEASE: Duration = Duration::from_secs(3);
 impl Play<'_> {
     /// An upgrade to a version that cannot serve: it is given up after a while.
     pub(super) async fn failing_upgrade(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
-        let new = Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.plan, None, 1) };
+        let new =
+            Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.context.plan, None, 1) };
         let alone = self.stage.layout.via == Via::None;
         if alone {
             self.say(&format!("stop {}", old.name));
@@ -31,7 +33,7 @@ impl Play<'_> {
         let standby = if alone { Standby::Nobody } else { Standby::Sibling };
         let place = self.inject(fault, &new.name, standby);
         self.say(&format!("fault {fault}: start {}", new.name));
-        let timing = &self.plan.timing;
+        let timing = &self.context.plan.timing;
         let patience = Instant::now()
             + match fault {
                 // Until it has ended, which it does at once.
@@ -54,10 +56,10 @@ impl Play<'_> {
             },
         };
         self.say(&format!("{} does not serve: {why}", new.name));
-        self.note(place, |i| i.seen.push(why));
+        self.context.step(place, FaultStep::Seen(why));
         self.settle().await;
         // How it ends is no matter.
-        self.stage.stop(&new.name, self.plan.timing.grace).await;
+        self.stage.stop(&new.name, self.context.plan.timing.grace).await;
         if alone {
             self.start(old).await?;
             self.joined(old).await?;
@@ -83,7 +85,7 @@ impl Play<'_> {
             if fault.needs_a_shim() && self.stage.layout.relays().is_none() {
                 self.say(&format!("fault {fault}: {} has nothing that relays, skipped", self.stage.layout.via));
             } else {
-                self.recorder.note(|r| r.troubles.push(format!("{name} had ended before {fault} could happen")));
+                self.context.trouble(format!("{name} had ended before {fault} could happen"));
             }
             return Ok(());
         };
@@ -135,9 +137,9 @@ impl Play<'_> {
         self.settle().await;
         while Instant::now() < deadline {
             let since = Stamp::now();
-            sleep(self.plan.timing.speedup.of(LOOK * 10)).await;
-            let (served, slow) = self.recorder.look(|r| {
-                let lately = || r.attempts.iter().rev().take_while(|a| a.done >= since);
+            sleep(self.context.plan.timing.speedup.of(LOOK * 10)).await;
+            let (served, slow) = self.context.recorder.look(|log| {
+                let lately = || attempts(log).rev().take_while(|a| a.done >= since);
                 (lately().count(), lately().any(|a| a.done.since(a.due) > CALM))
             });
             if served > 0 && !slow {
@@ -153,11 +155,11 @@ impl Play<'_> {
         while Instant::now() < deadline {
             if self.stage.is_missed(name).await {
                 let noticed = Stamp::now();
-                self.note(place, |i| i.noticed = Some(noticed));
+                self.context.step(place, FaultStep::Noticed);
                 sleep(SETTLE).await;
                 // Whom the other one serves, is seen.
                 let since = |a: &Attempt| a.kind == Kind::New && a.due > noticed;
-                let seen = || self.recorder.look(|r| r.attempts.iter().any(since));
+                let seen = || self.context.recorder.look(|log| attempts(log).rev().any(since));
                 while Instant::now() < deadline && !seen() {
                     sleep(LOOK).await;
                 }
@@ -168,45 +170,13 @@ impl Play<'_> {
         self.stage.thaw();
     }
 
-    /// Writes a fault down; its place in the record.
+    /// Logs a fault; its number.
     pub(super) fn inject(&self, fault: Fault, instance: &str, standby: Standby) -> usize {
-        let mut place = 0;
-        self.recorder.note(|r| {
-            place = r.injected.len();
-            let (instance, at) = (instance.to_owned(), Stamp::now());
-            let (name, address) = (self.stage.node().map(|node| node.name.clone()), self.stage.setting.address);
-            let node = name.map(|name| InjectedNode {
-                name,
-                address,
-                unproxied: None,
-                linked: None,
-                named: None,
-                listened: None,
-            });
-            r.injected.push(Injected {
-                fault,
-                instance,
-                node,
-                standby,
-                at,
-                noticed: None,
-                over: None,
-                seen: Vec::new(),
-            });
-        });
-        place
+        let node = self.stage.node().map(|node| (node.name.clone(), self.stage.setting.address));
+        self.context.recorder.inject(instance, fault, standby, node)
     }
 
     pub(super) fn over(&self, place: usize) {
-        self.note(place, |i| i.over = Some(Stamp::now()));
-    }
-
-    /// A moment of the node at which a fault was injected.
-    pub(super) fn mark(&self, place: usize, write: impl FnOnce(&mut InjectedNode)) {
-        self.note(place, |i| i.node.as_mut().map(write).unwrap_or_default());
-    }
-
-    pub(super) fn note(&self, place: usize, write: impl FnOnce(&mut Injected)) {
-        self.recorder.note(|r| r.injected.get_mut(place).map(write).unwrap_or_default());
+        self.context.step(place, FaultStep::Over);
     }
 }

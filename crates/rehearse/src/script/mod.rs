@@ -3,23 +3,25 @@
 
 mod bridge;
 mod calm;
+mod context;
 mod harm;
 mod nodes;
 
 use super::direct;
 use super::fault::{Fault, SLOW, Standby};
-use super::hub;
 use super::instance::Instance;
 use super::load::{self, Load, Target, grant};
+use super::log::{Event, EventKind, Recorder, attempts};
 use super::monitor::Monitor;
 use super::plan::{Plan, UNANSWERED, Via};
-use super::progress::Progress;
-use super::record::{Answer, Attempt, Failure, Recorder, Stamp, Storm, names};
+use super::record::{Answer, Attempt, Failure, Stamp, names};
 use super::setting::Setting;
 use super::stage::{self, Error, Stage, Stages};
 use super::store::Store;
+use super::store_server;
 use super::topology::Role;
 use super::verdict::{NEW, OLD};
+use context::Context;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,28 +46,29 @@ pub(crate) async fn play(plan: &Plan, stages: &mut Stages, recorder: &Arc<Record
     })?;
     // Aborted with this future when it is dropped.
     let mut background = JoinSet::new();
-    let store = Store::default().telling_every(plan.timing.speedup.of(hub::NOTIFY_EVERY));
-    background.spawn(hub::serve(socket, Arc::new(store), Arc::clone(recorder)));
-    let progress = Progress::new(recorder);
+    let store = Store::default().telling_every(plan.timing.speedup.of(store_server::NOTIFY_EVERY));
+    background.spawn(store_server::serve(socket, Arc::new(store), Arc::clone(recorder)));
+    let context = Context::new(plan, recorder);
     if plan.etcd.is_none() && !plan.old.is_stand_in() {
-        progress.say("--etcd-servers is given: what this rehearsal writes stays there");
+        context.say("--etcd-servers is given: what this rehearsal writes stays there");
     }
     stages.front().start_etcd().await?;
     match &plan.nodes {
-        Some(nodes) => nodes::play(plan, nodes, stages, recorder, &progress).await,
-        None => one_node(plan, stages.front(), recorder, &progress).await,
+        Some(nodes) => nodes::play(&context, nodes, stages).await,
+        None => one_node(&context, stages.front()).await,
     }
 }
 
-async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, progress: &Progress) -> Result<(), Error> {
+async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error> {
+    let Context { plan, recorder, .. } = *context;
     let monitor = Monitor::new(&stage.setting);
     let mut background = JoinSet::new();
     let service = (plan.netns && !plan.old.is_stand_in())
         .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
     if service.is_none() && !plan.old.is_stand_in() {
-        progress.say("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
+        context.say("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
     }
-    let mut play = Play { plan, stage, recorder, progress, monitor };
+    let mut play = Play { context, stage, monitor };
 
     play.stage.open()?;
     let old = instance(plan, None, 0);
@@ -80,12 +83,12 @@ async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, prog
     }
     if play.stage.setting.direct {
         if !direct::calm(&play.stage.setting, None).await {
-            recorder.note(|r| r.troubles.push("no shim steered before the load began".into()));
+            context.trouble("no shim steered before the load began".into());
         }
         background.spawn(direct::watch(play.stage.setting.clone(), Arc::clone(recorder)));
     }
-    watch_gates(plan, &play.stage.setting, recorder, &mut background);
-    let load = start_load(plan, play.stage, &[], recorder, progress).await?;
+    watch_gates(context, &play.stage.setting, &mut background);
+    let load = start_load(context, play.stage, &[]).await?;
     for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
         match play.stage.layout.bridges() {
             true => play.failing_bridged_upgrade(&old, *fault).await?,
@@ -109,40 +112,34 @@ async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, prog
     if let Some(service) = service {
         service.abort();
     }
-    finish(load, recorder).await;
+    finish(load, context).await;
     play.say(&format!("load is over, stop {}", old.name));
     play.stop(&old).await;
     Ok(())
 }
 
 /// Starts the load at what clients dial, and at these nodes; returns when there was some.
-async fn start_load(
-    plan: &Plan,
-    front: &Stage,
-    nodes: &[(String, SocketAddr)],
-    recorder: &Arc<Recorder>,
-    progress: &Progress,
-) -> Result<Load, Error> {
+async fn start_load(context: &Context<'_>, front: &Stage, nodes: &[(String, SocketAddr)]) -> Result<Load, Error> {
+    let Context { plan, recorder, .. } = *context;
     let load = &plan.load;
     if let Some(why) = &plan.no_direct {
-        progress.say(why);
-        recorder.note(|r| r.notes.push(why.clone()));
+        context.note(why);
     }
-    progress.say(&format!(
+    context.say(&format!(
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed
     ));
     let target = target(&front.setting)?;
     let load = Load::start(load, &target, nodes, &front.instances(), recorder).await.map_err(Error::Unavailable)?;
-    recorder.note(|r| r.began = Some(Stamp::now()));
+    recorder.add("", EventKind::LoadBegan);
     sleep(plan.timing.phase).await;
     Ok(load)
 }
 
-/// Looks for whom a storm lets wait, if there is to be one.
-fn watch_gates(plan: &Plan, setting: &Setting, recorder: &Arc<Recorder>, background: &mut JoinSet<()>) {
-    if plan.load.storm > 0 {
-        background.spawn(stage::watch_gates(setting.clone(), Arc::clone(recorder)));
+/// Logs who waits at the gates, if there is to be a storm.
+fn watch_gates(context: &Context<'_>, setting: &Setting, background: &mut JoinSet<()>) {
+    if context.plan.load.storm > 0 {
+        background.spawn(stage::watch_gates(setting.clone(), Arc::clone(context.recorder)));
     }
 }
 
@@ -152,30 +149,30 @@ fn target(setting: &Setting) -> Result<Target, Error> {
 }
 
 /// The storm, if there is to be one and was none yet. Returns when each of its clients was served, or came in vain for long.
-async fn storm(plan: &Plan, setting: &Setting, recorder: &Recorder, progress: &Progress) -> Result<(), Error> {
-    let clients = plan.load.storm;
-    if clients == 0 || recorder.look(|r| r.storm.is_some()) {
+async fn storm(context: &Context<'_>, setting: &Setting) -> Result<(), Error> {
+    let (clients, recorder) = (context.plan.load.storm, context.recorder);
+    let began = |log: &[Event]| log.iter().any(|event| matches!(event.what, EventKind::StormBegan(_)));
+    if clients == 0 || recorder.look(began) {
         return Ok(());
     }
-    progress.say(&format!("storm: {clients} clients come at once"));
-    let began = Instant::now();
-    recorder.note(|r| r.storm = Some(Storm { clients, at: Stamp::now(), ..Storm::default() }));
+    context.say(&format!("storm: {clients} clients come at once"));
+    let (began, mut served) = (Instant::now(), 0);
+    recorder.add("", EventKind::StormBegan(clients));
     let mut storm = load::Storm::start(clients, &target(setting)?)
         .map_err(|e| Error::Unavailable(format!("no thread for the storm's clients: {e}")))?;
-    let note = |write: &dyn Fn(&mut Storm)| recorder.note(|r| r.storm.iter_mut().for_each(write));
-    while let Some(tried) = storm.tries.recv().await {
-        note(&|storm| storm.tries.push(tried.clone()));
+    while let Some((at, answer)) = storm.tries.recv().await {
+        served += u32::from(matches!(answer, Answer::Good { .. }));
+        recorder.add_at(at, "", EventKind::StormTry(answer));
     }
-    note(&|storm| storm.over = Some(Stamp::now()));
-    let served = recorder.look(|r| r.storm.iter().map(|storm| storm.served().count()).sum::<usize>());
-    progress.say(&format!("{served} of the storm's clients were served, within {:.1?}", began.elapsed()));
+    recorder.add("", EventKind::StormEnded);
+    context.say(&format!("{served} of the storm's clients were served, within {:.1?}", began.elapsed()));
     Ok(())
 }
 
-async fn finish(load: Load, recorder: &Recorder) {
-    recorder.note(|r| r.over = Some(Stamp::now()));
+async fn finish(load: Load, context: &Context<'_>) {
+    context.recorder.add("", EventKind::LoadEnded);
     if let Err(broken) = load.finish().await {
-        recorder.note(|r| r.troubles.push(broken));
+        context.trouble(broken);
     }
 }
 
@@ -197,27 +194,25 @@ fn next(plan: &Plan, node: Option<&str>, upgrade: u32, harmed: bool) -> (Instanc
     (Instance { fault, ..instance(plan, node, upgrade) }, faults)
 }
 
-/// What every step of the script has.
+/// What every step on one stage has.
 struct Play<'a> {
-    plan: &'a Plan,
+    context: &'a Context<'a>,
     stage: &'a mut Stage,
-    recorder: &'a Recorder,
-    progress: &'a Progress,
     monitor: Monitor,
 }
 
 impl Play<'_> {
     fn say(&self, what: &str) {
-        self.progress.say(what);
+        self.context.say(what);
     }
 
     /// Load after a fault.
     async fn settle(&self) {
-        sleep(self.plan.timing.speedup.of(SETTLE)).await;
+        sleep(self.context.plan.timing.speedup.of(SETTLE)).await;
     }
 
     async fn storm(&self) -> Result<(), Error> {
-        storm(self.plan, &self.stage.setting, self.recorder, self.progress).await
+        storm(self.context, &self.stage.setting).await
     }
 
     async fn upgrade(&mut self, old: &Instance, new: &Instance, faults: &[Fault]) -> Result<(), Error> {
@@ -239,7 +234,7 @@ impl Play<'_> {
         }
         self.joined(new).await?;
         slow.inspect(|place| self.over(*place));
-        sleep(self.plan.timing.settle).await;
+        sleep(self.context.plan.timing.settle).await;
         for fault in faults.iter().filter(|fault| **fault != Fault::SlowStart) {
             self.harm(old, new, *fault).await?;
         }
@@ -255,7 +250,7 @@ impl Play<'_> {
     async fn refuses(&self) {
         let (gone, deadline) = (Stamp::now(), Instant::now() + UNANSWERED);
         let refused = |a: &Attempt| a.done >= gone && a.answer == Answer::Failed(Failure::Refused);
-        let seen = || self.recorder.look(|r| r.attempts.iter().rev().any(refused));
+        let seen = || self.context.recorder.look(|log| attempts(log).rev().any(refused));
         // Of several nodes, others serve who dials the Service.
         while self.stage.node().is_none() && Instant::now() < deadline && !seen() {
             sleep(LOOK / 10).await;
@@ -265,7 +260,7 @@ impl Play<'_> {
     /// Waits until the first instance is ready, whatever joined means: what its start loses is not what
     /// an upgrade loses.
     async fn first(&mut self, old: &Instance) -> Result<(), Error> {
-        let within = self.plan.timing.ready_within;
+        let within = self.context.plan.timing.ready_within;
         if timeout(within, self.monitor.ready()).await.is_err() {
             let what = format!("was not ready within {within:?} of listening");
             let log = self.stage.log(&old.name).await;
@@ -278,15 +273,14 @@ impl Play<'_> {
     async fn service_back(&self) {
         let own = self.stage.setting.address.ip();
         if timeout(SERVICE_BACK_WITHIN, self.monitor.service_is(|named| names(named, own))).await.is_err() {
-            let trouble = format!("the Service kubernetes named nobody for {SERVICE_BACK_WITHIN:?} and more");
-            self.recorder.note(|r| r.troubles.push(trouble));
+            self.context.trouble(format!("the Service kubernetes named nobody for {SERVICE_BACK_WITHIN:?} and more"));
         }
     }
 
     /// Asks for the version through the berth, while one instance is there alone.
     async fn check_version(&self, alone: &Instance) {
         let (name, expected) = (&alone.name, &alone.version);
-        let deadline = Instant::now() + self.plan.timing.ready_within;
+        let deadline = Instant::now() + self.context.plan.timing.ready_within;
         let version = loop {
             match self.monitor.version().await {
                 // On a busy machine an answer may come too late.
@@ -299,10 +293,10 @@ impl Play<'_> {
             Ok(version) => Some(format!("{name} should be {expected}, and its /version says {version}")),
             Err(why) => Some(format!("{name} did not say its version: {why}")),
         };
-        self.recorder.note(|r| match trouble {
-            None => r.players.iter_mut().filter(|p| p.name == *name).for_each(|p| p.version = Some(expected.clone())),
-            Some(trouble) => r.troubles.push(trouble),
-        });
+        match trouble {
+            None => self.context.recorder.add(name, EventKind::Version(expected.clone())),
+            Some(trouble) => self.context.trouble(trouble),
+        }
     }
 
     /// Makes an apiserver slow that has no flag for it.
@@ -311,7 +305,7 @@ impl Play<'_> {
         while self.stage.ended(name).is_none() {
             if let Some(pid) = self.stage.apiserver(name) {
                 self.stage.freeze(pid);
-                sleep(self.plan.timing.speedup.of(SLOW)).await;
+                sleep(self.context.plan.timing.speedup.of(SLOW)).await;
                 return self.stage.thaw();
             }
             sleep(LOOK).await;
@@ -324,7 +318,7 @@ impl Play<'_> {
     }
 
     async fn joined(&mut self, instance: &Instance) -> Result<(), Error> {
-        let took = self.stage.joined(&instance.name, self.plan.timing.ready_within).await?;
+        let took = self.stage.joined(&instance.name, self.context.plan.timing.ready_within).await?;
         // Only a shim waits until it is ready.
         let what = if self.stage.layout.via == Via::Berth && !self.stage.layout.bridges() {
             "is ready and joined"
@@ -338,22 +332,21 @@ impl Play<'_> {
     /// Stops an instance; what is not as it should be goes into the record.
     async fn stop(&mut self, instance: &Instance) {
         let (name, began) = (&instance.name, Instant::now());
-        let stopped = self.stage.stop(name, self.plan.timing.grace).await;
+        let stopped = self.stage.stop(name, self.context.plan.timing.grace).await;
         let serves = |role: &Role| matches!(role, Role::Apiserver | Role::Unit);
         if !instance.apiserver.is_stand_in() && stopped.killed.iter().any(serves) {
-            let grace = humantime::format_duration(self.plan.timing.grace);
+            let grace = humantime::format_duration(self.context.plan.timing.grace);
             let note = format!(
                 "{name} was still there {grace} after SIGTERM and was killed, as a kubelet does: kube-apiserver waits up \
                  to a minute for watches, unless --shutdown-watch-termination-grace-period ends them before"
             );
-            self.say(&note);
-            self.recorder.note(|r| r.notes.push(note));
-            return;
+            return self.context.note(&note);
         }
         let trouble = match stopped.status {
-            _ if !stopped.killed.is_empty() => {
-                Some(format!("{name} was still there {:?} after SIGTERM and had to be killed", self.plan.timing.grace))
-            }
+            _ if !stopped.killed.is_empty() => Some(format!(
+                "{name} was still there {:?} after SIGTERM and had to be killed",
+                self.context.plan.timing.grace
+            )),
             Some(status) if stopped.early => Some(format!("{name} ended before it was told to ({status})")),
             Some(status) if !status.success() => Some(format!("{name} ended with {status}")),
             _ => None,
@@ -363,7 +356,7 @@ impl Play<'_> {
             Some(trouble) => {
                 let log = self.stage.log(name).await;
                 self.say(&format!("{trouble}; its last lines of log:\n{log}"));
-                self.recorder.note(|r| r.troubles.push(trouble));
+                self.context.trouble(trouble);
             }
         }
     }

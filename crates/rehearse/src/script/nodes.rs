@@ -4,17 +4,18 @@
 //! kube-proxy, and what is seen of the Service, come from one more kube-apiserver, the *observer*. It stays, and writes no
 //! address: through one that stops, they would be blind to what that does.
 
+use super::context::Context;
 use super::{LOOK, Play, SETTLE, instance, next, start_load, storm, watch_gates};
 use crate::apiserver::{flag, this};
 use crate::fault::{Fault, Standby};
 use crate::instance::Instance;
 use crate::load::{create_node, grant};
+use crate::log::{EventKind, FaultStep};
 use crate::monitor::Monitor;
 use crate::netns::Namespace;
 use crate::network::WORKER;
-use crate::plan::{Nodes, Plan, Via};
-use crate::progress::Progress;
-use crate::record::{Named, RECONCILED, Recorder, Stamp, names};
+use crate::plan::{Nodes, Via};
+use crate::record::{Named, RECONCILED, Stamp, names};
 use crate::setting::Setting;
 use crate::stage::{Error, Stage, Stages, forget_settings};
 use crate::topology::{Part, Role, listen};
@@ -40,31 +41,26 @@ const OBSERVER_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(WORKER), 6443);
 const SERVICE_WITHIN: Duration = Duration::from_secs(60);
 
 /// Plays it.
-pub(super) async fn play(
-    plan: &Plan,
-    nodes: &Nodes,
-    stages: &mut Stages,
-    recorder: &Arc<Recorder>,
-    progress: &Progress,
-) -> Result<(), Error> {
+pub(super) async fn play(context: &Context<'_>, nodes: &Nodes, stages: &mut Stages) -> Result<(), Error> {
+    let plan = context.plan;
     let monitor = Monitor::new(&stages.front().setting).at(OBSERVER_ADDRESS);
     let addresses: Vec<SocketAddr> = stages.nodes.iter().map(|stage| stage.setting.address).collect();
     let via = stages.front().layout.via;
     let Some(worker) = stages.front().node().map(|node| node.namespace.clone()) else { return Ok(()) };
     let (running, leases) = (Vec::new(), Vec::new());
-    let mut cluster = Cluster { plan, via, recorder, progress, monitor, worker, addresses, running, leases };
+    let mut cluster = Cluster { context, via, monitor, worker, addresses, running, leases };
     cluster.observe(stages.front()).await?;
     // Aborted with this future when it is dropped.
     let mut background = tokio::task::JoinSet::new();
-    let service = background.spawn(cluster.monitor.clone().watch_service(Arc::clone(recorder)));
+    let service = background.spawn(cluster.monitor.clone().watch_service(Arc::clone(context.recorder)));
 
     cluster.start(stages).await?;
     cluster.start_proxy(&nodes.kube_proxy, stages.front()).await?;
     cluster.settle().await?;
 
     let dialed: Vec<_> = stages.nodes.iter().map(|stage| (name(stage), stage.setting.address)).collect();
-    watch_gates(plan, &stages.front().setting, recorder, &mut background);
-    let load = start_load(plan, stages.front(), &dialed, recorder, progress).await?;
+    watch_gates(context, &stages.front().setting, &mut background);
+    let load = start_load(context, stages.front(), &dialed).await?;
     for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
         let old = cluster.running[0].clone();
         cluster.at(&mut stages.nodes[0]).failing_upgrade(&old, *fault).await?;
@@ -73,7 +69,7 @@ pub(super) async fn play(
         for number in 0..stages.nodes.len() {
             cluster.upgrade(number, upgrade, &mut stages.nodes[number]).await?;
         }
-        storm(plan, &stages.front().setting, recorder, progress).await?;
+        storm(context, &stages.front().setting).await?;
         sleep(plan.timing.phase).await;
     }
     let last = stages.nodes.len() - 1;
@@ -82,8 +78,8 @@ pub(super) async fn play(
         sleep(plan.timing.phase).await;
     }
     service.abort();
-    super::finish(load, recorder).await;
-    progress.say("load is over, stop all nodes");
+    super::finish(load, context).await;
+    context.say("load is over, stop all nodes");
     for (stage, running) in stages.nodes.iter_mut().zip(cluster.running.clone()) {
         cluster.at(stage).stop(&running).await;
     }
@@ -91,10 +87,8 @@ pub(super) async fn play(
 }
 
 struct Cluster<'a> {
-    plan: &'a Plan,
+    context: &'a Context<'a>,
     via: Via,
-    recorder: &'a Recorder,
-    progress: &'a Progress,
     monitor: Monitor,
     /// Where kube-proxy is.
     worker: Namespace,
@@ -109,12 +103,12 @@ impl Cluster<'_> {
     /// One node's part.
     fn at<'b>(&'b self, stage: &'b mut Stage) -> Play<'b> {
         let monitor = self.monitor.at(stage.setting.address);
-        Play { plan: self.plan, stage, recorder: self.recorder, progress: self.progress, monitor }
+        Play { context: self.context, stage, monitor }
     }
 
     /// Starts the observer, and waits until it is ready.
     async fn observe(&self, stage: &mut Stage) -> Result<(), Error> {
-        let observer = Instance { name: OBSERVER.into(), ..instance(self.plan, None, 1) };
+        let observer = Instance { name: OBSERVER.into(), ..instance(self.context.plan, None, 1) };
         stage.setting.certs.issue(OBSERVER)?;
         let mut argv = observer.command(&stage.setting);
         argv.extend(listen(OBSERVER_ADDRESS, OBSERVER_ADDRESS));
@@ -123,14 +117,14 @@ impl Cluster<'_> {
         let why = tokio::select! {
             () = self.monitor.ready() => return Ok(()),
             status = stage.over(OBSERVER) => format!("ended before it was ready ({status})"),
-            () = sleep(self.plan.timing.ready_within) => format!("was not ready within {:?}", self.plan.timing.ready_within),
+            () = sleep(self.context.plan.timing.ready_within) => format!("was not ready within {:?}", self.context.plan.timing.ready_within),
         };
         Err(unavailable(&stage.failed(OBSERVER, why).await))
     }
 
     /// Starts all nodes at once, and gives the shims of each what they may do.
     async fn start(&mut self, stages: &mut Stages) -> Result<(), Error> {
-        self.running = stages.nodes.iter().map(|stage| instance(self.plan, Some(&name(stage)), 0)).collect();
+        self.running = stages.nodes.iter().map(|stage| instance(self.context.plan, Some(&name(stage)), 0)).collect();
         for (stage, first) in stages.nodes.iter_mut().zip(&self.running) {
             stage.open()?;
             self.at(stage).start(first).await?;
@@ -174,7 +168,7 @@ impl Cluster<'_> {
         let by_service = self.monitor.at(service);
         let why = tokio::select! {
             () = by_service.ready() => {
-                self.progress.say(&format!("kube-proxy sends who dials {service} to them"));
+                self.context.say(&format!("kube-proxy sends who dials {service} to them"));
                 return Ok(());
             }
             status = stage.over(KUBE_PROXY) => format!("ended before it was of use ({status})"),
@@ -186,7 +180,7 @@ impl Cluster<'_> {
     /// Waits until each shim has its Lease, and the Service is as it is on any day.
     async fn settle(&self) -> Result<(), Error> {
         if self.via == Via::Berth {
-            self.progress.say("wait until each shim has its Lease");
+            self.context.say("wait until each shim has its Lease");
         }
         timeout(SERVICE_WITHIN, self.monitor.leases(&self.leases)).await.map_err(|_| {
             let leases = self.leases.join(", ");
@@ -204,7 +198,7 @@ impl Cluster<'_> {
         let alone = |named: &Named| one || named.iter().all(|(slice, all)| slice == RECONCILED || all.is_empty());
         let usual = self.monitor.service_is(|named| self.all_named(named) && alone(named));
         timeout(SERVICE_WITHIN, usual).await.map_err(|_| {
-            let seen = self.recorder.look(|r| r.named.last().map(|last| last.named.clone())).unwrap_or_default();
+            let seen = self.monitor.named();
             let slice = |(name, all): (&String, &BTreeSet<IpAddr>)| format!("{name}: {}", Vec::from_iter(all).len());
             Error::Unavailable(format!(
                 "after {SERVICE_WITHIN:?} the Service kubernetes does not name each node, by kube-apiserver's own slice alone; addresses \
@@ -223,14 +217,14 @@ impl Cluster<'_> {
         let back = timeout(SERVICE_WITHIN, self.monitor.service_is(|named| self.all_named(named))).await.is_ok();
         if !back {
             let trouble = format!("the Service kubernetes did not name all nodes for {SERVICE_WITHIN:?} and more");
-            self.recorder.note(|r| r.troubles.push(trouble));
+            self.context.trouble(trouble);
         }
         back
     }
 
     /// One node goes to the other version.
     async fn upgrade(&mut self, number: usize, upgrade: u32, stage: &mut Stage) -> Result<(), Error> {
-        let (new, faults) = next(self.plan, Some(&name(stage)), upgrade, upgrade == 1 && number == 0);
+        let (new, faults) = next(self.context.plan, Some(&name(stage)), upgrade, upgrade == 1 && number == 0);
         self.at(stage).upgrade(&self.running[number], &new, &faults).await?;
         self.running[number] = new;
         // An operator goes on when all is as before, too.
@@ -259,37 +253,45 @@ impl Cluster<'_> {
         // Of two nodes, the one that is not upgraded is there alone, and what it says of itself stays for a while.
         self.usual().await?;
         let failed = |error| Error::Unavailable(format!("cannot change the link of {}: {error}", node.name));
-        self.progress.say(&format!("fault {fault} at {}", node.name));
+        self.context.say(&format!("fault {fault} at {}", node.name));
         let mut play = self.at(stage);
         let place = play.inject(fault, &running.name, Standby::Sibling);
         node.link_down().map_err(failed)?;
         if fault == Fault::NodeGone {
             play.stage.kill_all().await;
         }
+        let mut gone = None;
         let forgotten = self.monitor.service_is(|named| !names(named, ip));
         if timeout(SERVICE_WITHIN, forgotten).await.is_ok() {
-            play.note(place, |i| i.noticed = Some(Stamp::now()));
-            self.progress.say(&format!("the Service does not name {ip} any more"));
+            gone = Some(Stamp::now());
+            self.context.step(place, FaultStep::Noticed);
+            self.context.say(&format!("the Service does not name {ip} any more"));
         }
         if timeout(SERVICE_WITHIN, self.unproxied(ip)).await.is_ok() {
-            play.mark(place, |node| node.unproxied = Some(Stamp::now()));
+            self.context.step(place, FaultStep::Unproxied);
         }
         // What is lost by the Service from here on, nothing excuses.
         sleep(SETTLE).await;
         node.link_up().map_err(failed)?;
-        play.mark(place, |node| node.linked = Some(Stamp::now()));
+        self.context.step(place, FaultStep::Linked);
         if fault == Fault::NodeGone {
             play.stage.open()?;
             play.start(running).await?;
         }
         play.joined(running).await?;
-        play.mark(place, |node| node.listened = Some(Stamp::now()));
+        self.context.step(place, FaultStep::Listened);
         if self.all_back().await {
-            let again = self.recorder.look(|r| {
-                let gone = r.injected.get(place)?.noticed?;
-                r.named.iter().find(|from| from.at > gone && names(&from.named, ip)).map(|from| from.after)
+            let again = gone.and_then(|gone| {
+                self.context.recorder.look(|log| {
+                    log.iter().find_map(|event| match &event.what {
+                        EventKind::Service { after, named } if event.at > gone && names(named, ip) => Some(*after),
+                        _ => None,
+                    })
+                })
             });
-            play.mark(place, |node| node.named = again);
+            if let Some(again) = again {
+                self.context.step(place, FaultStep::Named(again));
+            }
             play.over(place);
         }
         Ok(())

@@ -3,7 +3,8 @@
 
 use super::super::certs::Names;
 use super::super::instance::Instance;
-use super::super::record::{MarkKind, Recorder, Stamp};
+use super::super::log::{Event, EventKind, Recorder, last};
+use super::super::record::{MarkKind, Stamp};
 use super::super::setting::BRIDGE;
 use super::super::topology::Limits;
 use super::{Error, LOOK, Stage};
@@ -205,20 +206,20 @@ impl Marks {
             _ => {}
         }
         let own = self.own.borrow().clone();
-        self.recorder.note(|r| {
+        self.recorder.with(|log| {
             for (is_temporary, mark) in changes(before, now) {
                 let name = if is_temporary { &self.temporary } else { &own };
                 // What a stand-in tells itself is more exact, and may be known before.
-                let (started, ready) = (r.moments.last(name, MarkKind::Started), r.moments.last(name, MarkKind::Ready));
-                match mark {
-                    MarkKind::Ready if ready >= started && ready.is_some() => {}
+                let (started, ready) = (last(log, name, MarkKind::Started), last(log, name, MarkKind::Ready));
+                let at = match mark {
+                    MarkKind::Ready if ready >= started && ready.is_some() => continue,
                     MarkKind::Started => {
                         let before = ready.filter(|ready| started.is_none_or(|started| *ready > started));
-                        let before = before.filter(|_| r.moments.last(name, MarkKind::Exited) < ready);
-                        r.moments.add(name, mark, before.unwrap_or(at));
+                        before.filter(|_| last(log, name, MarkKind::Exited) < ready).unwrap_or(at)
                     }
-                    _ => r.moments.add(name, mark, at),
-                }
+                    _ => at,
+                };
+                log.push(Event { at, who: name.clone(), what: EventKind::Mark { mark, text: String::new() } });
             }
         });
     }

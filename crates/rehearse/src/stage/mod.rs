@@ -20,9 +20,10 @@ use super::etcd::{self, Etcd};
 use super::haproxy;
 use super::instance::Instance;
 use super::load::{Instances, Joined};
+use super::log::{EventKind, Recorder};
 use super::network::Node;
 use super::plan::Via;
-use super::record::{MarkKind, Player, Recorder, Stamp};
+use super::record::MarkKind;
 use super::setting::Setting;
 use super::topology::{BESIDE, Layout, NODE, Part, Role};
 use berth_os::proc_net;
@@ -192,7 +193,7 @@ impl Stage {
     pub(crate) async fn start(&mut self, instance: &Instance, serves: bool) -> Result<(), Error> {
         let name = &instance.name;
         self.plays(instance, serves);
-        self.recorder.note(|r| r.moments.add(name, MarkKind::Started, Stamp::now()));
+        self.recorder.mark(name, MarkKind::Started);
         self.setting.certs.issue(name)?;
         let own = self.own_address(name)?;
         if self.layout.via == Via::Haproxy {
@@ -215,12 +216,7 @@ impl Stage {
     /// Writes down who takes part.
     fn plays(&self, instance: &Instance, serves: bool) {
         let node = self.node().map(|node| node.name.clone());
-        let player = Player { name: instance.name.clone(), version: None, serves, node };
-        self.recorder.note(|r| {
-            if r.players.iter().all(|other| other.name != player.name) {
-                r.players.push(player);
-            }
-        });
+        self.recorder.add(&instance.name, EventKind::Player { serves, node });
     }
 
     pub(crate) fn spawn(&mut self, owner: &str, part: &Part) -> Result<(), Error> {
@@ -228,7 +224,7 @@ impl Stage {
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
         let over = move |status: ExitStatus| match role {
             Role::Apiserver | Role::Unit => {
-                recorder.note(|r| r.moments.tell(&name, MarkKind::Exited, Stamp::now(), status.to_string()));
+                recorder.add(&name, EventKind::Mark { mark: MarkKind::Exited, text: status.to_string() });
             }
             Role::Proxy | Role::Bridge | Role::Store | Role::Aside => {}
         };
@@ -339,8 +335,8 @@ impl Stage {
         if !seen::listens(process.pid(), address) {
             return Err(format!("it does not listen on {address}"));
         }
-        if self.recorder.look(|r| r.moments.last(name, MarkKind::Joined) < r.moments.last(name, MarkKind::Started)) {
-            self.recorder.note(|r| r.moments.add(name, MarkKind::Joined, Stamp::now()));
+        if self.recorder.last(name, MarkKind::Joined) < self.recorder.last(name, MarkKind::Started) {
+            self.recorder.mark(name, MarkKind::Joined);
         }
         Ok(())
     }
@@ -368,7 +364,7 @@ impl Stage {
     pub(crate) async fn stop(&mut self, name: &str, grace: Duration) -> Stopped {
         let early = self.ended(name).is_some();
         let deadline = Instant::now() + grace;
-        self.recorder.note(|r| r.moments.add(name, MarkKind::Sigterm, Stamp::now()));
+        self.recorder.mark(name, MarkKind::Sigterm);
         for group in self.layout.stop() {
             let told: Vec<_> =
                 group.iter().filter_map(|(role, signal)| self.process(name, *role).map(|p| (p, *signal))).collect();
@@ -404,8 +400,7 @@ impl Stage {
     /// Notes when an instance leaves the port, where no shim tells it.
     async fn leaves(&self, name: &str) -> Infallible {
         let role = if self.layout.via == Via::Haproxy { Role::Proxy } else { Role::Apiserver };
-        let left =
-            self.recorder.look(|r| r.moments.last(name, MarkKind::Left) > r.moments.last(name, MarkKind::Joined));
+        let left = self.recorder.last(name, MarkKind::Left) > self.recorder.last(name, MarkKind::Joined);
         if self.layout.via != Via::Berth
             && !left
             && let Some(process) = self.process(name, role)
@@ -413,7 +408,7 @@ impl Stage {
             while seen::listens(process.pid(), self.layout.bind(self.setting.address)) {
                 sleep(LOOK).await;
             }
-            self.recorder.note(|r| r.moments.add(name, MarkKind::Left, Stamp::now()));
+            self.recorder.mark(name, MarkKind::Left);
         }
         std::future::pending().await
     }
@@ -512,8 +507,7 @@ impl Stage {
         self.thaw();
         for process in self.processes.iter().filter(|p| matches!(p.role, Role::Store | Role::Aside)) {
             if let Some(status) = process.status() {
-                let trouble = format!("{} ended before it was told to ({status})", process.owner);
-                self.recorder.note(|r| r.troubles.push(trouble));
+                self.recorder.trouble(format!("{} ended before it was told to ({status})", process.owner));
             }
         }
         for wait in [ABORT / 2, ABORT / 2] {

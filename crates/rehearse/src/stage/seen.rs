@@ -1,8 +1,9 @@
 //! What can be seen of an instance from outside: in a shim's log, from a shim's answer, in /proc.
 
-use super::super::gate::Said;
+use super::super::gate::GateMetrics;
+use super::super::log::{Event, EventKind, Recorder, last};
 use super::super::plan::Via;
-use super::super::record::{MarkKind, Recorder, Stamp};
+use super::super::record::{MarkKind, Stamp};
 use super::super::setting::Setting;
 use super::super::topology::{Layout, NODE};
 use super::process::Listener;
@@ -47,17 +48,17 @@ pub(super) fn hear(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Lis
     Arc::new(move |line| {
         let at = Stamp::now();
         if line.contains(X509) {
-            recorder.note(|r| r.logged_x509_errors += 1);
+            recorder.add(&owner, EventKind::UntrustedCertificate);
         }
         if layout.via != Via::Berth {
             return;
         }
         if let Some((instance, mark)) = serde_json::from_str(line).ok().and_then(|line| told(&owner, &line)) {
-            recorder.note(|r| {
+            recorder.with(|log| {
                 // What the instance told itself is more exact.
-                let known = r.moments.last(&instance, mark) > r.moments.last(&instance, MarkKind::Started);
+                let known = last(log, &instance, mark) > last(log, &instance, MarkKind::Started);
                 if mark != MarkKind::Ready || !known {
-                    r.moments.add(&instance, mark, at);
+                    log.push(Event { at, who: instance, what: EventKind::Mark { mark, text: String::new() } });
                 }
             });
         }
@@ -127,12 +128,12 @@ pub(crate) async fn of_shims<T: Send + 'static>(
     asked.join_all().await.into_iter().flatten().collect()
 }
 
-/// Writes down how the gates are, until it is dropped.
+/// Logs how the gates are, until it is dropped.
 pub(crate) async fn watch_gates(setting: Setting, recorder: Arc<Recorder>) {
     let mut ticks = tokio::time::interval(GATES_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let take = |reply| match reply {
-        Reply::Metrics(metrics) => Said::parse(&metrics),
+        Reply::Metrics(metrics) => GateMetrics::parse(&metrics),
         _ => None,
     };
     let directories = [setting.run_dir(), setting.bridge_run_dir()];
@@ -142,12 +143,7 @@ pub(crate) async fn watch_gates(setting: Setting, recorder: Arc<Recorder>) {
         for directory in &directories {
             shims.extend(of_shims(directory, Ask::Metrics, take).await);
         }
-        recorder.note(|r| {
-            // Where there never was a gate, there is nothing to tell.
-            if r.gates.is_some() || !shims.is_empty() {
-                r.gates.get_or_insert_default().look(Stamp::now(), shims);
-            }
-        });
+        recorder.add("", EventKind::Gates(shims));
     }
 }
 

@@ -158,7 +158,7 @@ mod tests {
     use super::super::cache::Cache;
     use super::super::store_client::StoreClient;
     use super::*;
-    use crate::{certs, hub, record::Recorder, store::Store};
+    use crate::{certs, log::Recorder, store::Store, store_server};
     use tokio::io::AsyncReadExt;
 
     #[tokio::test]
@@ -166,7 +166,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("store");
         let listener = tokio::net::UnixListener::bind(&socket).unwrap();
-        let hub = tokio::spawn(hub::serve(listener, Arc::new(Store::default()), Arc::new(Recorder::default())));
+        let hub =
+            tokio::spawn(store_server::serve(listener, Arc::new(Store::default()), Arc::new(Recorder::default())));
         let certs = certs::make(dir.path(), &[]).unwrap();
         certs.issue("it").unwrap();
         let flags = Flags::parse(&[

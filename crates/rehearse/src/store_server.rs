@@ -1,6 +1,6 @@
 //! The socket where stand-ins reach the store and the record.
 
-use super::record::Recorder;
+use super::log::{EventKind, Recorder};
 use super::store::Store;
 use super::wire::{self, Call, Reason, Reply};
 use std::io;
@@ -57,11 +57,11 @@ async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::R
             }
             Call::Watch { after } => return stream_changes(store, after, reader, writer).await,
             Call::Mark { mark, at } => {
-                recorder.note(|r| r.moments.add(&instance, mark, at));
+                recorder.add_at(at, &instance, EventKind::Mark { mark, text: String::new() });
                 Reply::Noted
             }
             Call::Ended(report) => {
-                recorder.note(|r| r.reports.push((instance.clone(), report)));
+                recorder.add(&instance, EventKind::EndReport(report));
                 Reply::Noted
             }
             Call::Hello { .. } => Reply::Failed { reason: Reason::Protocol },
