@@ -54,11 +54,10 @@ impl Monitor {
         Self { address, ..self.clone() }
     }
 
-    /// Waits until `/readyz` is 200.
-    pub(crate) async fn ready(&self) {
-        while self.probe.ready(self.address).await.seen != Observation::Pass {
-            sleep(LOOK_EVERY).await;
-        }
+    /// Whether `/readyz` is 200, or why not.
+    pub(crate) async fn is_ready(&self) -> Result<(), String> {
+        let answer = self.probe.ready(self.address).await;
+        if answer.seen == Observation::Pass { Ok(()) } else { Err(answer.words) }
     }
 
     /// What `/version` says.

@@ -7,10 +7,10 @@ use super::super::fault::{Fault, SLOW, Standby};
 use super::super::instance::Instance;
 use super::super::log::FaultStep;
 use super::super::plan::LEASE;
-use super::super::stage::{Error, Status};
+use super::super::stage::{Error, Stage, Status};
 use super::super::topology::Limits;
 use super::harm::{BEYOND_LEASE, LONGEST_HANG};
-use super::{LOOK, Play, SETTLE};
+use super::{Play, SETTLE};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::time::Duration;
@@ -151,22 +151,13 @@ impl Play<'_> {
 
     /// Waits until the bridge says that the node's own is ready, and another process than the one with this listener.
     async fn own_ready(&mut self, own: &Instance, before: Option<u64>, within: Duration) -> Result<(), Error> {
-        let (name, began) = (&own.name, Instant::now());
-        loop {
-            let now = self.stage.bridge_status().own;
-            if now.ready && now.listener != before {
-                self.say(&format!("{name} is ready after {:.1?}", began.elapsed()));
-                return Ok(());
-            }
-            if let Some(status) = self.stage.ended(name) {
-                return Err(self.stage.failed(name, format!("ended before it was ready ({status})")).await);
-            }
-            if began.elapsed() > within {
-                let what = format!("was not ready within {within:?} ({})", now.probe);
-                return Err(self.stage.failed(name, what).await);
-            }
-            sleep(LOOK).await;
-        }
+        let ready = async |stage: &Stage| {
+            let now = stage.bridge_status().own;
+            if now.ready && now.listener != before { Ok(()) } else { Err(now.probe) }
+        };
+        let took = self.stage.until(&own.name, "ready", within, ready).await?;
+        self.say(&format!("{} is ready after {took:.1?}", own.name));
+        Ok(())
     }
 
     /// The bridge is killed while the old one is there; then there is another one.

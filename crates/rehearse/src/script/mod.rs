@@ -260,12 +260,8 @@ impl Play<'_> {
     /// Waits until the first instance is ready, whatever joined means: what its start loses is not what
     /// an upgrade loses.
     async fn first(&mut self, old: &Instance) -> Result<(), Error> {
-        let within = self.context.plan.timing.ready_within;
-        if timeout(within, self.monitor.ready()).await.is_err() {
-            let what = format!("was not ready within {within:?} of listening");
-            let log = self.stage.log(&old.name).await;
-            return Err(Error::Instance { instance: old.name.clone(), what, log });
-        }
+        let (monitor, within) = (&self.monitor, self.context.plan.timing.ready_within);
+        self.stage.until(&old.name, "ready", within, async |_| monitor.is_ready().await).await?;
         self.check_version(old).await;
         Ok(())
     }

@@ -114,12 +114,9 @@ impl Cluster<'_> {
         argv.extend(listen(OBSERVER_ADDRESS, OBSERVER_ADDRESS));
         argv.push("--endpoint-reconciler-type=none".into());
         stage.spawn(OBSERVER, &Part { role: Role::Aside, argv, awaits: None })?;
-        let why = tokio::select! {
-            () = self.monitor.ready() => return Ok(()),
-            status = stage.over(OBSERVER) => format!("ended before it was ready ({status})"),
-            () = sleep(self.context.plan.timing.ready_within) => format!("was not ready within {:?}", self.context.plan.timing.ready_within),
-        };
-        Err(unavailable(&stage.failed(OBSERVER, why).await))
+        let within = self.context.plan.timing.ready_within;
+        let ready = stage.until(OBSERVER, "ready", within, async |_| self.monitor.is_ready().await).await;
+        ready.map(drop).map_err(Error::into_unavailable)
     }
 
     /// Starts all nodes at once, and gives the shims of each what they may do.
@@ -166,15 +163,11 @@ impl Cluster<'_> {
         stage.spawn(KUBE_PROXY, &Part { role: Role::Aside, argv, awaits: None })?;
         let service = stage.setting.address;
         let by_service = self.monitor.at(service);
-        let why = tokio::select! {
-            () = by_service.ready() => {
-                self.context.say(&format!("kube-proxy sends who dials {service} to them"));
-                return Ok(());
-            }
-            status = stage.over(KUBE_PROXY) => format!("ended before it was of use ({status})"),
-            () = sleep(SERVICE_WITHIN) => format!("sent nobody to an apiserver within {SERVICE_WITHIN:?}"),
-        };
-        Err(unavailable(&stage.failed(KUBE_PROXY, why).await))
+        let sends = async |_: &Stage| by_service.is_ready().await;
+        let sends = stage.until(KUBE_PROXY, "sending clients to an apiserver", SERVICE_WITHIN, sends).await;
+        sends.map_err(Error::into_unavailable)?;
+        self.context.say(&format!("kube-proxy sends clients of {service} to them"));
+        Ok(())
     }
 
     /// Waits until each shim has its Lease, and the Service is as it is on any day.
@@ -300,11 +293,6 @@ impl Cluster<'_> {
 
 fn name(stage: &Stage) -> String {
     stage.node().map(|node| node.name.clone()).unwrap_or_default()
-}
-
-/// It says nothing about what is rehearsed.
-fn unavailable(error: &Error) -> Error {
-    Error::Unavailable(error.to_string())
 }
 
 /// An admin's kubeconfig for another program, at the observer; its file.

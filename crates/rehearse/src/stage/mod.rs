@@ -1,17 +1,17 @@
 //! The stage of a rehearsal: a directory, an address, certificates, and the processes that were started,
 //! asked and stopped there. `stages` are those of several nodes, `directory` is removed whatever happens, `process` is one of
-//! them, `seen` what can be seen of them from outside, `bridge` a `berth bridge`.
+//! them, `probe` what can be seen of them from outside, `bridge` a `berth bridge`.
 
 mod bridge;
 mod directory;
+mod probe;
 mod process;
-mod seen;
 mod stages;
 
 pub(crate) use bridge::Status;
 pub(crate) use directory::sweep;
+pub(crate) use probe::{of_shims, watch_gates};
 pub(crate) use process::forget_settings;
-pub(crate) use seen::{of_shims, watch_gates};
 pub(crate) use stages::Stages;
 
 use super::address::free_address;
@@ -62,6 +62,13 @@ pub enum Error {
         /// Its last lines of log.
         log: String,
     },
+}
+
+impl Error {
+    /// What fails is something that every rehearsal needs: that says nothing about what is rehearsed.
+    pub(crate) fn into_unavailable(self) -> Self {
+        Self::Unavailable(self.to_string())
+    }
 }
 
 impl From<certs::Error> for Error {
@@ -133,18 +140,33 @@ impl Stage {
     /// Starts a second shim, and waits until it has joined and knows that an instance is ready.
     pub(crate) async fn start_beside(&mut self, name: &str, within: Duration) -> Result<(), Error> {
         self.spawn(BESIDE, &self.layout.beside(&self.setting))?;
+        self.until(BESIDE, "joined", within, async |stage| probe::joined(&stage.setting, BESIDE, name).await).await?;
+        Ok(())
+    }
+
+    /// Waits until `so` says that an owner is what it should be; it says why not yet. How long that took.
+    ///
+    /// # Errors
+    /// One of the owner's processes ended before, or it was not so in time.
+    pub(crate) async fn until(
+        &mut self,
+        owner: &str,
+        what: &str,
+        within: Duration,
+        so: impl AsyncFn(&Self) -> Result<(), String>,
+    ) -> Result<Duration, Error> {
         let began = Instant::now();
         loop {
-            let Err(why) = seen::joined(&self.setting, BESIDE, name).await else { return Ok(()) };
-            let what = match self.ended(BESIDE) {
-                Some(status) => format!("ended before it had joined ({status})"),
-                None if began.elapsed() > within => format!("had not joined within {within:?} ({why})"),
+            let Err(why) = so(&*self).await else { return Ok(began.elapsed()) };
+            let failed = match self.ended(owner) {
+                Some(status) => format!("ended before it was {what} ({status})"),
+                None if began.elapsed() > within => format!("was not {what} within {within:?} ({why})"),
                 None => {
                     sleep(LOOK).await;
                     continue;
                 }
             };
-            return Err(self.failed(BESIDE, what).await);
+            return Err(self.failed(owner, failed).await);
         }
     }
 
@@ -170,23 +192,10 @@ impl Stage {
     pub(crate) async fn start_etcd(&mut self) -> Result<(), Error> {
         let Some((program, etcd)) = self.etcd.clone() else { return Ok(()) };
         self.spawn(etcd::NAME, &etcd.part(&program, &self.setting.dir))?;
-        let began = Instant::now();
-        loop {
-            let why = match timeout(etcd::UP_WITHIN, etcd.healthy()).await {
-                Ok(Ok(())) => return Ok(()),
-                Ok(Err(why)) => why,
-                Err(_) => "no answer".into(),
-            };
-            let what = match self.ended(etcd::NAME) {
-                Some(status) => format!("ended before it was up ({status})"),
-                None if began.elapsed() > etcd::UP_WITHIN => format!("was not up within {:?} ({why})", etcd::UP_WITHIN),
-                None => {
-                    sleep(LOOK).await;
-                    continue;
-                }
-            };
-            return Err(Error::Unavailable(self.failed(etcd::NAME, what).await.to_string()));
-        }
+        let healthy =
+            async |_: &Self| timeout(etcd::UP_WITHIN, etcd.healthy()).await.unwrap_or_else(|_| Err("no answer".into()));
+        self.until(etcd::NAME, "up", etcd::UP_WITHIN, healthy).await.map_err(Error::into_unavailable)?;
+        Ok(())
     }
 
     /// Starts the processes of an instance, again if they were there before and ended.
@@ -220,7 +229,7 @@ impl Stage {
     }
 
     pub(crate) fn spawn(&mut self, owner: &str, part: &Part) -> Result<(), Error> {
-        let hear = seen::hear(owner, self.layout, &self.recorder);
+        let hear = probe::hear(owner, self.layout, &self.recorder);
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
         let over = move |status: ExitStatus| match role {
             Role::Apiserver | Role::Unit => {
@@ -252,34 +261,19 @@ impl Stage {
     /// Waits until an instance listens on its own address.
     async fn until_open(&mut self, name: &str, address: SocketAddr) -> Result<(), Error> {
         let listens = |process: &Process| proc_net::listens(process.pid().as_raw(), address);
-        while !self.process(name, Role::Apiserver).is_some_and(listens) {
-            if let Some(status) = self.ended(name) {
-                return Err(self.failed(name, format!("ended before it listened ({status})")).await);
-            }
-            sleep(LOOK).await;
-        }
+        let open = async |stage: &Self| match stage.process(name, Role::Apiserver).is_some_and(listens) {
+            true => Ok(()),
+            false => Err(format!("it does not listen on {address}")),
+        };
+        self.until(name, "listening", Duration::MAX, open).await?;
         Ok(())
     }
 
     /// Waits until new connections come to an instance; how long that took.
     pub(crate) async fn joined(&mut self, name: &str, within: Duration) -> Result<Duration, Error> {
-        let began = Instant::now();
-        loop {
-            let why = match self.look(name).await {
-                Ok(()) => {
-                    self.tell_joined(name);
-                    return Ok(began.elapsed());
-                }
-                Err(why) => why,
-            };
-            if let Some(status) = self.ended(name) {
-                return Err(self.failed(name, format!("ended before it was ready ({status})")).await);
-            }
-            if began.elapsed() > within {
-                return Err(self.failed(name, format!("was not ready within {within:?} ({why})")).await);
-            }
-            sleep(LOOK).await;
-        }
+        let took = self.until(name, "ready", within, async |stage| stage.look(name).await).await?;
+        self.tell_joined(name);
+        Ok(took)
     }
 
     /// The instances that joined so far, and from now on.
@@ -299,7 +293,7 @@ impl Stage {
     pub(crate) async fn look(&self, name: &str) -> Result<(), String> {
         match self.layout.via {
             Via::Berth if self.layout.bridges() => self.listens(name, Role::Apiserver),
-            Via::Berth => seen::joined(&self.setting, self.shim_of(name), name).await,
+            Via::Berth => probe::joined(&self.setting, self.shim_of(name), name).await,
             Via::Haproxy => self.listens(name, Role::Proxy),
             Via::PortSharing | Via::None => self.listens(name, Role::Apiserver),
         }
@@ -308,7 +302,7 @@ impl Stage {
     /// Whether new connections do not come to an instance any more. A shim that does not answer in time says nothing.
     pub(crate) async fn is_missed(&self, name: &str) -> bool {
         match self.layout.via {
-            Via::Berth if !self.layout.bridges() => seen::is_missed(&self.setting, self.shim_of(name), name).await,
+            Via::Berth if !self.layout.bridges() => probe::is_missed(&self.setting, self.shim_of(name), name).await,
             _ => self.look(name).await.is_err(),
         }
     }
@@ -319,7 +313,7 @@ impl Stage {
         match self.layout.via {
             // Who dials it from loopback is not steered.
             Via::Berth if self.layout.bridges() => self.own.get(name).copied(),
-            Via::Berth => seen::record(&self.setting, name).map(|record| record.address),
+            Via::Berth => probe::record(&self.setting, name).map(|record| record.address),
             Via::Haproxy => self.own.get(name).copied(),
             Via::PortSharing | Via::None => Some(self.setting.address),
         }
@@ -332,7 +326,7 @@ impl Stage {
     fn listens(&self, name: &str, role: Role) -> Result<(), String> {
         let process = self.process(name, role).ok_or("it was not started")?;
         let address = self.layout.bind(self.setting.address);
-        if !seen::listens(process.pid(), address) {
+        if !probe::listens(process.pid(), address) {
             return Err(format!("it does not listen on {address}"));
         }
         if self.recorder.last(name, MarkKind::Joined) < self.recorder.last(name, MarkKind::Started) {
@@ -405,7 +399,7 @@ impl Stage {
             && !left
             && let Some(process) = self.process(name, role)
         {
-            while seen::listens(process.pid(), self.layout.bind(self.setting.address)) {
+            while probe::listens(process.pid(), self.layout.bind(self.setting.address)) {
                 sleep(LOOK).await;
             }
             self.recorder.mark(name, MarkKind::Left);
@@ -418,7 +412,7 @@ impl Stage {
         match self.process(name, Role::Apiserver) {
             Some(process) => process.status().is_none().then(|| process.pid()),
             // A child of `berth run`, in this process's own PID namespace.
-            None => seen::living(&self.setting, name)?.pid.and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw),
+            None => probe::living(&self.setting, name)?.pid.and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw),
         }
     }
 
@@ -442,7 +436,7 @@ impl Stage {
         if let Some(apiserver) = apiserver.filter(|apiserver| *apiserver != pid) {
             let _ = kill(apiserver, Signal::SIGKILL);
         }
-        while seen::living(&self.setting, name).is_some() {
+        while probe::living(&self.setting, name).is_some() {
             sleep(LOOK).await;
         }
     }
@@ -459,7 +453,7 @@ impl Stage {
             process.wait().await;
         }
         for (name, _) in units {
-            while seen::living(&self.setting, name).is_some() {
+            while probe::living(&self.setting, name).is_some() {
                 sleep(LOOK).await;
             }
         }
