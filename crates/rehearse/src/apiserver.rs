@@ -18,10 +18,7 @@ const VERSION_WITHIN: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Apiserver {
     /// berth's own.
-    StandIn {
-        /// Further flags.
-        flags: Vec<OsString>,
-    },
+    StandIn { flags: Vec<OsString> },
     /// A real one.
     Command {
         /// The program, looked up in PATH.

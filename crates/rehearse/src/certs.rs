@@ -46,7 +46,6 @@ pub struct Certs {
     pub account_public_key_file: PathBuf,
     /// PEM file with the private one.
     pub account_key_file: PathBuf,
-    /// The CA.
     pub ca: CertificateDer<'static>,
     /// Whose each serving certificate is.
     pub(crate) names: Names,

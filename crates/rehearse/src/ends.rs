@@ -20,7 +20,6 @@ use std::time::Duration;
 /// [`Record::behind`] shows: clients of both kinds share a thread.
 const LAG: Duration = Duration::from_millis(50);
 
-/// The evidence.
 #[derive(Debug)]
 pub(crate) struct Ends<'a> {
     record: &'a Record,
@@ -29,7 +28,6 @@ pub(crate) struct Ends<'a> {
 }
 
 impl<'a> Ends<'a> {
-    /// From a record.
     pub(crate) fn new(record: &'a Record) -> Self {
         let reports = record.reports.iter().map(|(_, report)| (report.stream.as_str(), report)).collect();
         Self { record, reports, lag: LAG + record.behind }

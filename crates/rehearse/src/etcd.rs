@@ -30,7 +30,6 @@ fn notify_flag(program: &Path) -> &'static str {
     if before { "experimental-watch-progress-notify-interval" } else { "watch-progress-notify-interval" }
 }
 
-/// Where an etcd listens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Etcd {
     clients: SocketAddr,
@@ -53,7 +52,6 @@ impl Etcd {
         format!("http://{}", self.clients)
     }
 
-    /// Its process.
     pub(crate) fn part(&self, program: &Path, dir: &Path) -> Part {
         let (clients, peers) = (self.url(), format!("http://{}", self.peers));
         let argv = vec![

@@ -23,6 +23,7 @@
 //! * [`report`] gathers both as `data`, which the page and the [`table`] show; `progress` entertains meanwhile.
 
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
 // They panic where a pipe is closed or a disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
@@ -84,10 +85,8 @@ pub struct Rehearsed {
     pub aborted: Option<Aborted>,
 }
 
-/// One run.
 #[derive(Debug)]
 pub struct Run {
-    /// What clients went through.
     pub via: Via,
     /// What was written down.
     pub record: Record,

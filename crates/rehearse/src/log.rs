@@ -19,21 +19,17 @@ use std::time::Duration;
 /// One thing that was seen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// When.
     pub at: Stamp,
     /// The client, instance or process that it is about; empty: the whole rehearsal.
     pub who: String,
-    /// What it was.
     pub what: EventKind,
 }
 
-/// What was seen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
     /// The timetables of the clients began.
     LoadBegan,
-    /// They ended.
     LoadEnded,
     /// Clients of their own dial a node.
     NodeDialed(SocketAddr),
@@ -59,12 +55,10 @@ pub enum EventKind {
     EndReport(EndReport),
     /// Something happened to an instance.
     Mark {
-        /// What.
         mark: MarkKind,
         /// More of it in words, such as an exit status; may be empty.
         text: String,
     },
-    /// An instance takes part.
     Player {
         /// Whether it is one of those that take over from one another; others are not to serve.
         serves: bool,
@@ -75,9 +69,7 @@ pub enum EventKind {
     Version(String),
     /// A fault was injected at an instance.
     Fault {
-        /// Which.
         fault: Fault,
-        /// Who could take over.
         standby: Standby,
         /// Name and address of the node, if there are several.
         node: Option<(String, SocketAddr)>,
@@ -175,7 +167,6 @@ impl Recorder {
         number
     }
 
-    /// Reads in the log.
     pub fn look<T>(&self, read: impl FnOnce(&[Event]) -> T) -> T {
         read(&self.lock())
     }

@@ -4,7 +4,6 @@ use super::data::Tally;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A kind of loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Loss {
@@ -16,9 +15,7 @@ pub enum Loss {
     Closed,
     /// No answer within 15 s.
     Unanswered,
-    /// TLS failed.
     Tls,
-    /// HTTP failed.
     Http,
     /// An error status that no shutdown explains.
     BadStatus,

@@ -36,7 +36,6 @@ const LINK: &str = "eth0";
 pub(crate) struct Node {
     /// Its name in the cluster.
     pub(crate) name: String,
-    /// What clients dial.
     pub(crate) address: SocketAddr,
     pub(crate) namespace: Namespace,
     /// The worker's end of its link.
@@ -121,7 +120,6 @@ fn node(worker: &Namespace, number: u8) -> io::Result<Node> {
 }
 
 impl Node {
-    /// Takes its link away.
     pub(crate) fn link_down(&self) -> io::Result<()> {
         ip(Some(&self.namespace), &format!("link set {LINK} down\n"))
     }

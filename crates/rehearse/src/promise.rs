@@ -61,7 +61,6 @@ pub struct Promise {
 }
 
 impl Promise {
-    /// Nothing broke it.
     pub(crate) fn held(&self) -> bool {
         self.broken.is_empty()
     }
@@ -82,7 +81,6 @@ impl Promise {
     }
 }
 
-/// Something that was lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lost<'a> {
     pub(crate) loss: Loss,

@@ -36,7 +36,6 @@ pub struct Attempt {
     pub due: Stamp,
     /// When the answer was complete, or the failure seen.
     pub done: Stamp,
-    /// What came of it.
     pub answer: Answer,
 }
 
@@ -56,17 +55,13 @@ pub enum Kind {
 pub enum Answer {
     /// A whole answer with a status below 400.
     Good {
-        /// Who answered.
         instance: String,
     },
     /// A whole answer with an error status.
     Bad {
-        /// Who answered.
         instance: String,
-        /// The HTTP status.
         status: u16,
     },
-    /// No answer.
     Failed(Failure),
 }
 
@@ -74,9 +69,7 @@ pub enum Answer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Failure {
-    /// Connect was refused.
     Refused,
-    /// The connection was reset.
     Reset,
     /// The connection was closed, with or without a TLS close before.
     Closed,
@@ -84,9 +77,7 @@ pub enum Failure {
     Unanswered,
     /// The certificate was not one that the client trusts for this address.
     X509(String),
-    /// TLS failed otherwise.
     Tls(String),
-    /// HTTP failed otherwise.
     Http(String),
     /// This process failed (no descriptors, no ports): says nothing about the berth.
     Local(String),
@@ -127,17 +118,13 @@ impl fmt::Display for Failure {
 /// The end, not wanted by its client, of a connection whose TLS handshake was over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamEnd {
-    /// Which one.
     pub stream: StreamId,
-    /// What it was.
     pub what: What,
-    /// Its HTTP version.
     pub protocol: Protocol,
     /// Whose certificate was seen on it.
     pub instance: String,
     /// When the client saw the end.
     pub at: Stamp,
-    /// How.
     pub how: Failure,
     /// A request was under way (always so for a watch).
     pub in_flight: bool,
@@ -153,7 +140,6 @@ pub enum What {
     New,
     /// One request after the other.
     Kept,
-    /// A watch.
     Watch,
     /// A large answer that is read slowly.
     Slow,
@@ -163,9 +149,7 @@ pub enum What {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Protocol {
-    /// HTTP/1.1
     Http1,
-    /// HTTP/2
     Http2,
 }
 
@@ -191,7 +175,6 @@ pub struct EndReport {
     pub stream: StreamId,
     /// The other end of the connection as the instance saw it.
     pub peer: SocketAddr,
-    /// Who ended it.
     pub by: EndedBy,
     /// When the instance began to end it, or saw that it was over.
     pub at: Stamp,
@@ -214,11 +197,8 @@ pub enum EndedBy {
 /// A mark of an instance, as it is written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Moment {
-    /// Whose.
     pub instance: String,
-    /// Which.
     pub mark: MarkKind,
-    /// When.
     pub at: Stamp,
     /// More of it in words, such as an exit status; may be empty.
     pub text: String,
@@ -253,7 +233,6 @@ impl Moments {
 /// An instance that took part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Player {
-    /// Its name.
     pub name: String,
     /// What its `/version` says, once it is known.
     pub version: Option<String>,
@@ -266,15 +245,11 @@ pub struct Player {
 /// A fault that was injected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Injected {
-    /// Which.
     pub fault: Fault,
-    /// At whom.
     pub instance: String,
     /// Where that is, if there are several nodes.
     pub node: Option<InjectedNode>,
-    /// Who could take over.
     pub standby: Standby,
-    /// When.
     pub at: Stamp,
     /// When it was noticed, where something waits for that; under a bridge, when what was killed was gone.
     pub noticed: Option<Stamp>,
@@ -289,7 +264,6 @@ pub struct Injected {
 pub struct InjectedNode {
     /// Its name, with which those of its instances begin.
     pub name: String,
-    /// Its address.
     pub address: SocketAddr,
     /// When kube-proxy sent nobody there any more.
     pub unproxied: Option<Stamp>,
@@ -336,13 +310,10 @@ pub struct Control {
 /// What clients saw that dialed a node by its address.
 #[derive(Debug, Clone)]
 pub struct AtNode {
-    /// The node.
     pub name: String,
-    /// What was dialed.
     pub address: SocketAddr,
     /// In the order in which they were done.
     pub attempts: Vec<Attempt>,
-    /// Ends that clients saw.
     pub ends: Vec<StreamEnd>,
 }
 
@@ -364,14 +335,12 @@ pub struct NamedFrom {
     pub after: Stamp,
     /// When it was seen.
     pub at: Stamp,
-    /// Whom.
     pub named: Named,
 }
 
 /// Clients that came at one moment, and again until they were served.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Storm {
-    /// How many.
     pub clients: u32,
     /// When they came.
     pub at: Stamp,
@@ -403,21 +372,17 @@ impl Storm {
 pub struct Record {
     /// In the order in which they were done.
     pub attempts: Vec<Attempt>,
-    /// Ends that clients saw.
     pub ends: Vec<StreamEnd>,
-    /// Reports by instance.
     pub reports: Vec<(String, EndReport)>,
     /// When the load began, and when its timetables ended; none before.
     pub began: Option<Stamp>,
     /// See `began`.
     pub over: Option<Stamp>,
-    /// Moments of instances.
     pub moments: Moments,
     /// The instances, in the order in which they were started.
     pub players: Vec<Player>,
     /// What went wrong on purpose.
     pub injected: Vec<Injected>,
-    /// One a watch.
     pub watches: Vec<WatchSum>,
     /// One a client that keeps a copy.
     pub informers: Vec<Informer>,
@@ -492,7 +457,6 @@ struct Sorter {
 }
 
 impl Record {
-    /// What a log says.
     pub fn of(log: Vec<Event>) -> Self {
         let mut sorter = Sorter::default();
         for event in log {

@@ -17,13 +17,11 @@ pub(crate) const BRIDGE: &str = "bridge";
 pub(crate) struct Setting {
     /// Directory of all that the rehearsal writes.
     pub(crate) dir: PathBuf,
-    /// The berth.
     pub(crate) address: SocketAddr,
     /// Where it is, if there are several.
     pub(crate) node: Option<Node>,
     /// The program that shims are processes of.
     pub(crate) berth: PathBuf,
-    /// The certificates.
     pub(crate) certs: Arc<Certs>,
     /// Value of `--etcd-servers` for real apiservers.
     pub(crate) etcd: Option<String>,

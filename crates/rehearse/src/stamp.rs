@@ -9,7 +9,6 @@ use std::time::Duration;
 pub struct Stamp(pub u64);
 
 impl Stamp {
-    /// This moment.
     pub fn now() -> Self {
         // The clock is part of every Linux; were it not, all stamps would be equal and the verdict
         // would find no real test.

@@ -179,7 +179,6 @@ impl Log {
     }
 }
 
-/// A reader of changes.
 #[derive(Debug)]
 pub(crate) struct Changes<'a> {
     log: &'a Log,

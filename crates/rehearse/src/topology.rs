@@ -38,9 +38,7 @@ pub(crate) enum Role {
 /// A process to be started.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
-    /// What it is for.
     pub(crate) role: Role,
-    /// Program and arguments.
     pub(crate) argv: Vec<OsString>,
     /// It is started when this address takes connections.
     pub(crate) awaits: Option<SocketAddr>,

@@ -35,7 +35,6 @@ const MOST_BEHIND: Duration = Duration::from_secs(1);
 /// Longest wait that the histogram tells apart, in microseconds: far beyond what a client waits.
 const LONGEST_WAIT: u64 = 120_000_000;
 
-/// The verdict.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Verdict {
     /// Sums, as a report has them.
@@ -74,7 +73,6 @@ pub struct LostAtNode {
 }
 
 impl Verdict {
-    /// All losses.
     pub fn lost(&self) -> u64 {
         self.lost.values().sum()
     }
@@ -106,7 +104,6 @@ impl Verdict {
     }
 }
 
-/// Judges a record.
 pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     let mut judge = Judge::new(record);
     judge.verdict.promises = promise::check(record, plan.timing.speedup);

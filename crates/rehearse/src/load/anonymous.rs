@@ -19,9 +19,7 @@ use std::time::{Duration, SystemTime};
 pub struct Anonymous {
     /// Where to connect to; its IP is to be in the certificate.
     pub server: SocketAddr,
-    /// Who is trusted.
     pub ca: Vec<CertificateDer<'static>>,
-    /// What to GET.
     pub path: String,
     /// New connections a second.
     pub rate: u32,
@@ -34,13 +32,11 @@ pub struct Anonymous {
 /// How one connection went.
 #[derive(Debug)]
 pub struct Connection {
-    /// When it began.
     pub began: SystemTime,
     /// Where from, with the port if it had one: that finds it in a shim's log.
     pub client: String,
     /// From when the timetable wanted it to the whole answer, or the failure.
     pub took: Duration,
-    /// Why it is lost.
     pub result: Result<(), String>,
 }
 

@@ -12,18 +12,13 @@ use std::net::SocketAddr;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Who asks for what.
 #[derive(Debug)]
 pub struct Closed {
     /// Where to connect to; its IP is to be in the certificate.
     pub server: SocketAddr,
-    /// Who is trusted.
     pub ca: Vec<CertificateDer<'static>>,
-    /// Who the clients are.
     pub cert: CertificateDer<'static>,
-    /// Its key.
     pub key: PrivatePkcs8KeyDer<'static>,
-    /// What to GET.
     pub path: String,
     /// How many ask at a time.
     pub clients: u32,

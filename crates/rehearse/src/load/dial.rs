@@ -83,12 +83,10 @@ impl Target {
         }
     }
 
-    /// A node's address.
     pub(super) fn node(&self, address: SocketAddr) -> Self {
         Self { address, ..self.clone() }
     }
 
-    /// An instance's own address.
     pub(super) fn at(&self, instance: &Joined) -> Self {
         let namespace = instance.node.as_ref().map(|node| node.namespace.clone());
         Self { address: instance.address, namespace, ..self.clone() }

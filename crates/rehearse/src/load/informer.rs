@@ -16,10 +16,8 @@ use std::sync::Arc;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch::Receiver;
 
-/// What it follows.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Scope {
-    /// All objects.
     All,
     /// A namespace that nobody writes into, of a resource that is written.
     QuietNamespace,

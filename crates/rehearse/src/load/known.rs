@@ -17,11 +17,8 @@ use tokio::sync::watch::channel;
 pub struct Known {
     /// Where to connect to; its IP is to be in the certificate.
     pub server: SocketAddr,
-    /// Who is trusted.
     pub ca: Vec<CertificateDer<'static>>,
-    /// Who the clients are.
     pub cert: CertificateDer<'static>,
-    /// Its key.
     pub key: PrivatePkcs8KeyDer<'static>,
     /// How many there are.
     pub plan: LoadPlan,

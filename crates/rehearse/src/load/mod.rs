@@ -74,9 +74,7 @@ pub type Instances = Vec<Joined>;
 pub struct Joined {
     /// When it joined. One that was started again joins again.
     pub at: Stamp,
-    /// Its name.
     pub name: String,
-    /// Its own address.
     pub address: SocketAddr,
     /// Where that address is, if not in this process's own network namespace.
     pub(crate) node: Option<Node>,

@@ -35,7 +35,6 @@ const SEQUENCE: &str = "sequence";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tag(String);
 
-/// A request.
 #[derive(Debug, Clone)]
 pub(super) struct Request {
     pub(super) method: Method,

@@ -9,7 +9,6 @@ use std::time::Duration;
 const CREATES: u64 = 20;
 const LISTS: u64 = 10;
 
-/// What is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ask {
     Get,

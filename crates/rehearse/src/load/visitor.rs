@@ -20,7 +20,6 @@ pub struct Visit(Link);
 
 /// An answer of which the head is there.
 pub struct Answer {
-    /// Its status.
     pub status: u16,
     body: Incoming,
 }

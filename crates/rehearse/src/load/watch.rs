@@ -33,7 +33,6 @@ pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Go
     follower.client.recorder.add(&follower.name, EventKind::Watch(sum));
 }
 
-/// What it saw.
 #[derive(Debug, Default)]
 struct Counted {
     sequence: Sequence,

@@ -59,7 +59,6 @@ impl Ledger {
     }
 }
 
-/// The writer.
 pub(super) struct Writer {
     client: Client,
     tag: Tag,

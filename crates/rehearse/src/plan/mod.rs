@@ -25,7 +25,6 @@ pub const RATE: RangeInclusive<u32> = 20..=1000;
 /// Clients with a kept connection: one each of HTTP/1.1 and HTTP/2 at least.
 pub const CLIENTS: RangeInclusive<u32> = 2..=200;
 
-/// Watches.
 pub const WATCHES: RangeInclusive<u32> = 1..=500;
 
 /// Clients that read a large answer slowly.
@@ -34,7 +33,6 @@ pub const SLOW_READERS: RangeInclusive<u32> = 0..=100;
 /// Clients of a storm: with more, one process that computes all of their handshakes is what is slow.
 pub const STORM: RangeInclusive<u32> = 0..=20_000;
 
-/// Consecutive upgrades.
 pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
 
 /// Nodes: each is a kube-apiserver or two, of 300 MiB and more.
@@ -91,7 +89,6 @@ pub struct Plan {
     pub timing: Timing,
     /// What concerns clients.
     pub load: LoadPlan,
-    /// The run that decides.
     pub via: Via,
     /// All runs, [`Plan::via`] among them, in this order.
     pub runs: Vec<Via>,
@@ -102,16 +99,12 @@ pub struct Plan {
 /// Where a rehearsal is written to, beside the terminal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Output {
-    /// All figures.
     pub json: Option<PathBuf>,
-    /// The page.
     pub report: Option<PathBuf>,
 }
 
-/// Nodes of one cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Nodes {
-    /// How many, in [`NODES`].
     pub count: u8,
     /// The kube-proxy by which clients dial the Service `kubernetes`.
     pub kube_proxy: PathBuf,

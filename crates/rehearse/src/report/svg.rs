@@ -11,7 +11,6 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// Even.
     pub(super) fn linear(from: (f64, f64), to: (f64, f64)) -> Self {
         Self { from, to, log: false }
     }

@@ -23,7 +23,6 @@ const AGAIN: i32 = 75;
 const BESIDES: Duration = Duration::from_secs(90);
 
 impl Play<'_> {
-    /// An upgrade in place.
     pub(super) async fn bridged_upgrade(
         &mut self,
         old: &Instance,

@@ -40,7 +40,6 @@ const OBSERVER_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(WORKER), 6443);
 /// for 15 s, and a slice of berth's goes 30 s after another node came.
 const SERVICE_WITHIN: Duration = Duration::from_secs(60);
 
-/// Plays it.
 pub(super) async fn play(context: &Context<'_>, nodes: &Nodes, stages: &mut Stages) -> Result<(), Error> {
     let plan = context.plan;
     let monitor = Monitor::new(&stages.front().setting).at(OBSERVER_ADDRESS);

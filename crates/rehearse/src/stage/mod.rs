@@ -55,7 +55,6 @@ pub enum Error {
     /// An instance did not do what it should.
     #[error("{instance} {what}; its last lines of log:\n{log}")]
     Instance {
-        /// Which.
         instance: String,
         /// What it did instead.
         what: String,
@@ -459,7 +458,6 @@ impl Stage {
         }
     }
 
-    /// Sends SIGSTOP.
     pub(crate) fn freeze(&mut self, pid: Pid) {
         if kill(pid, Signal::SIGSTOP).is_ok() {
             self.frozen.push(pid);

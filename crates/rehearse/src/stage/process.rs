@@ -27,7 +27,6 @@ pub(super) type Listener = Arc<dyn Fn(&str) + Send + Sync>;
 /// A process. It is killed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Process {
-    /// Its instance.
     pub(super) owner: String,
     pub(super) role: Role,
     pid: Pid,

@@ -26,7 +26,6 @@ pub(crate) struct Stages {
     /// What is apart from several nodes: etcd, kube-proxy, and the Service's address.
     worker: Option<Stage>,
     _network: Option<Network>,
-    /// Removed last.
     _dir: Directory,
 }
 

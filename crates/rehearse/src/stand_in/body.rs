@@ -13,7 +13,6 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 /// What is to be sent.
 #[derive(Debug)]
 pub(super) enum Payload {
-    /// All of it.
     Whole(Bytes),
     /// Lines until the sender is dropped.
     Lines(mpsc::Receiver<Bytes>),

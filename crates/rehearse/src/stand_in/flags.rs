@@ -15,9 +15,7 @@ const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 /// A stand-in's checked flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Flags {
-    /// Where it listens.
     pub(super) bind_address: IpAddr,
-    /// On which port.
     pub(super) secure_port: u16,
     /// Share the port with others of this user.
     pub(super) permit_port_sharing: bool,

@@ -129,7 +129,6 @@ async fn shut_down(server: &Server, mut stop: Stop) {
     server.store.mark(MarkKind::Drained, Stamp::now()).await;
 }
 
-/// SIGTERM and SIGINT.
 struct Stop {
     term: Signal,
     int: Signal,

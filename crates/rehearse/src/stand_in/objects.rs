@@ -6,7 +6,6 @@ use hyper::{Response, StatusCode, header};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// A JSON answer.
 pub(super) fn answer(status: StatusCode, object: &Value) -> Response<Payload> {
     with_type(status, "application/json", Bytes::from(object.to_string()))
 }

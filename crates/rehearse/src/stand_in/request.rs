@@ -24,7 +24,6 @@ pub(super) enum Resource {
     Secrets {
         namespace: Option<String>,
     },
-    /// One ConfigMap.
     Map {
         namespace: String,
         name: String,

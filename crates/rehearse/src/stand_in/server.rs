@@ -26,7 +26,6 @@ impl Server {
         Self { flags, store, cache, life, open: Mutex::default(), tasks: TaskTracker::new() }
     }
 
-    /// A connection is there.
     pub(super) fn opened(&self, id: u64, connection: &Arc<Connection>) {
         self.lock().insert(id, Arc::clone(connection));
     }

@@ -19,7 +19,6 @@ const STYLE: &str = include_str!("style.css");
 const POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
 
-/// The whole page.
 pub fn render(report: &Report) -> String {
     let main = main_run(report);
     let state = State::of_report(report, main);

@@ -376,7 +376,6 @@ fn tallies(tallies: &[Tally], control: Option<&[Tally]>) -> Markup {
     }
 }
 
-/// A bar an instance.
 fn shares(ran: &Ran) -> Markup {
     let by_instance = &ran.figures.new_connections_by_instance;
     let most = by_instance.values().copied().max().unwrap_or(0).max(1);

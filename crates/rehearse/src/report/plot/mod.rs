@@ -34,7 +34,6 @@ const FONT: f64 = 12.0;
 const LEFT: f64 = 52.0;
 const RIGHT: f64 = WIDTH - 12.0;
 
-/// A horizontal scale.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Frame {
     /// In ms.
@@ -150,7 +149,6 @@ impl Frame {
     }
 }
 
-/// Lines of marks.
 fn mark_lines(marks: &[Placed], top: f64, bottom: f64) -> Markup {
     let lines = marks.iter().map(|mark| format!("M{},{}V{}", px(mark.at), px(top), px(bottom)));
     html! { path.mark-line d=(lines.collect::<String>()) {} }

@@ -75,7 +75,6 @@ fn shown(watches: &[Watch]) -> Vec<&Watch> {
     order.into_iter().map(|(_, watch)| watch).collect()
 }
 
-/// It lost something.
 fn flawed(watch: &Watch) -> bool {
     watch.missed + watch.duplicated > 0 || watch.gaps.iter().any(Gap::lost)
 }
