@@ -570,6 +570,11 @@ impl Ran {
         self.promises.iter().flat_map(|promise| &promise.allowed).map(|tally| tally.count).sum()
     }
 
+    /// Promises that were not kept.
+    pub(crate) fn broken(&self) -> u64 {
+        self.promises.iter().filter(|promise| !promise.held).count() as u64
+    }
+
     /// The longest time for which the Service named a node that was away, in milliseconds: infinite if it named one to the
     /// end. None: no node was away.
     pub(crate) fn longest_named(&self) -> Option<f64> {

@@ -17,10 +17,12 @@
 //! * [`gate`]: the same, who waits before them.
 //! * [`netns`]: a network namespace for all of this; `network`: those of several nodes.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
-//! * [`data`]: what is said of it to others, with a version; as far as can be, that is what is gathered.
 //! * [`verdict`]: from the record to what was lost (`loss`), `ends`: who ended a stream, and `promise`:
 //!   whether what berth promises under faults was kept; pure.
-//! * [`report`] gathers both as `data`, which the page and the [`table`] show; `progress` entertains meanwhile.
+//! * `judges`, a file each: from both to the [`data`], which is the JSON and has a version, and from that to a `section`: rows, tiles, what runs
+//!   are compared by, grids.
+//! * The [`table`] and the [`report`]'s page draw sections, and do not know which judge said what; plots are drawn from the data's series.
+//! * `progress`: what a person sees meanwhile.
 
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
@@ -38,6 +40,7 @@ pub mod fault;
 pub mod gate;
 mod haproxy;
 mod instance;
+mod judges;
 pub mod load;
 pub mod log;
 mod loss;
@@ -50,6 +53,7 @@ mod promise;
 pub mod record;
 pub mod report;
 mod script;
+mod section;
 mod setting;
 pub mod stage;
 mod stamp;

@@ -1,97 +1,18 @@
 //! The verdict as a short table, for standard output.
 
-use super::data::{Away, ByAddress, Instance, Promise, Ran, Via, count_of};
-use super::report::format::{self, count, named, percent, wait};
+use super::data::{Promise, Ran, Via};
+use super::judges;
+use super::section::{self, Place, Row};
 use std::fmt::Write;
 
 /// The table and one line of verdict below.
 pub fn render(ran: &Ran) -> String {
     let mut text = String::new();
-    let mut row = |name: &str, value: String, note: String| {
+    for Row { name, value, note, .. } in judges::sections(ran).iter().flat_map(|section| section.rows(Place::Table)) {
         let line = format!("{name:<32}{value:>10}   {note}");
         let _ = writeln!(text, "{}", line.trim_end());
-    };
-    let Ran { figures, verdict, promises, .. } = ran;
-    row("requests", count(figures.requests), format!("{} on a new connection", count(figures.new_connections)));
-    row("lost", count(verdict.lost()), String::new());
-    for tally in &verdict.lost {
-        row(&format!("  {}", tally.text), count(tally.count), String::new());
     }
-    let waits = format!("median {}, 99 % within {}", wait(figures.wait_p50_ms), wait(figures.wait_p99_ms));
-    if !promises.is_empty() {
-        row("allowed under faults", count(ran.allowed()), String::new());
-    }
-    for promise in promises.iter().filter(|promise| !promise.allowed.is_empty()) {
-        let kinds: Vec<_> = promise.allowed.iter().map(|t| format!("{} {}", count(t.count), t.text)).collect();
-        let all = promise.allowed.iter().map(|t| t.count).sum();
-        row(&format!("  {}", promise.fault), count(all), kinds.join(", "));
-    }
-    row("longest wait", wait(figures.wait_max_ms), waits);
-    row("longest time without an answer", wait(figures.longest_silence_ms), String::new());
-    row("x509 errors", count(figures.x509_errors), String::new());
-    let control = || ran.control_streams.values();
-    let (opened, ended) = (control().map(|c| c.opened).sum(), control().map(|c| c.ended).sum());
-    let apart = format!("counted apart: it shut down; without berth {} of {}", count(ended), count(opened));
-    row("streams ended by the instance", count(count_of(&verdict.apart, "ended_by_instance")), apart);
-    row(
-        "rejected by the instance",
-        count(count_of(&verdict.apart, "rejected")),
-        "503 or 429 while it shut down".into(),
-    );
-    let gaps = ["event_missed", "event_duplicated"].iter().any(|kind| count_of(&verdict.lost, kind) > 0);
-    let seen = if gaps { "with gaps" } else { "no write missed or duplicated" };
-    row("watch events", count(figures.watch_events), seen.into());
-    let informers = || ran.informers.iter().filter(|informer| !informer.is_quiet());
-    let whole = informers().filter(|informer| informer.is_whole()).count() as u64;
-    row("informers", count(whole), format!("of {} hold exactly what was written", informers().count()));
-    let expired =
-        format!("{} after 410: their revision was older than the instance (--settle)", count(figures.expired));
-    row("lists again", count(figures.relists), expired);
-    for Instance { name, version } in &ran.instances {
-        let served = figures.new_connections_by_instance.get(name).copied().unwrap_or(0);
-        row(&format!("connections on {name}"), count(served), version.clone());
-    }
-    if let Some(errors) = figures.logged_x509_errors {
-        row("x509 errors of apiservers", count(errors), "in their logs: one met another's certificate".into());
-    }
-    if let Some(gap) = figures.endpoint_gap_ms {
-        row(
-            "Service kubernetes was empty for",
-            wait(gap),
-            "the one that stops empties it, whoever shares the port".into(),
-        );
-    }
-    if let Some(storm) = &ran.storm {
-        row("clients of the storm", count(storm.clients), format::storm(storm));
-    }
-    if let Some(gate) = &ran.gate {
-        row("most at a time at the gate", count(gate.most_waiting), format::gate(gate));
-    }
-    if let Some(direct) = &ran.direct {
-        let on = format!("by the kernel, past the shims, which was on for {} of the load", percent(direct.on_share));
-        row("connections steered", count(direct.steered), on);
-    }
-    let on_direct = count_of(&verdict.apart, "allowed_direct");
-    if on_direct > 0 {
-        row("  lost there", count(on_direct), "allowed: when the instance was killed that they were steered to".into());
-    }
-    for ByAddress { name, requests, new_connections, lost, allowed, wait_max_ms, .. } in &ran.by_address {
-        let lost: u64 = lost.iter().map(|tally| tally.count).sum();
-        let longest = wait(*wait_max_ms);
-        let (allowed, requests, new) = (count(*allowed), count(*requests), count(*new_connections));
-        let note = format!("of {requests} ({new} new), {allowed} more allowed, longest wait {longest}");
-        row(&format!("lost at {name}"), count(lost), note);
-    }
-    for Away { fault, node, reconciled_ms, named_ms, lost_ms, .. } in &ran.away {
-        let after = |ms: &Option<f64>| ms.map_or_else(|| "never".to_owned(), wait);
-        let own = after(reconciled_ms);
-        let lost = lost_ms.map_or_else(|| "nothing lost".to_owned(), |ms| format!("last lost after {}", wait(ms)));
-        row(
-            &format!("{node} out of the Service after"),
-            after(named_ms),
-            format!("{fault}; by kube-apiserver's own reconciler {own}; {lost}"),
-        );
-    }
+    let Ran { verdict, promises, .. } = ran;
     text.push('\n');
     for Promise { fault, instance, promise, held, what_happened, .. } in promises {
         // A version that is wrong on purpose is named by what is wrong with it.
@@ -112,7 +33,7 @@ pub fn render(ran: &Ran) -> String {
         }
     }
     text.push_str(match (verdict.lost(), verdict.objections.is_empty()) {
-        (0, _) if broken(ran) > 0 => "verdict: a promise was broken\n",
+        (0, _) if ran.broken() > 0 => "verdict: a promise was broken\n",
         (0, true) if ran.allowed() > 0 => "verdict: nothing was lost but what faults may cost, every promise held\n",
         (0, true) => "verdict: nothing was lost\n",
         (0, false) => "verdict: nothing was seen to be lost, but the run proves nothing\n",
@@ -121,50 +42,21 @@ pub fn render(ran: &Ran) -> String {
     text
 }
 
-fn broken(ran: &Ran) -> u64 {
-    ran.promises.iter().filter(|promise| !promise.held).count() as u64
-}
-
 /// Runs side by side, a column each.
 pub fn compare(runs: &[(Via, &Ran)]) -> String {
-    type Cell = fn(&Ran) -> String;
-    let mut rows: Vec<(&str, Cell)> = vec![
-        ("new connections", |r| count(r.figures.new_connections)),
-        ("lost", |r| count(r.verdict.lost())),
-        ("allowed under faults", |r| count(r.allowed())),
-        ("longest wait", |r| wait(r.figures.wait_max_ms)),
-        ("99 % within", |r| wait(r.figures.wait_p99_ms)),
-        ("streams ended by the instance", |r| count(count_of(&r.verdict.apart, "ended_by_instance"))),
-        ("rejected by the instance", |r| count(count_of(&r.verdict.apart, "rejected"))),
-    ];
-    if runs.iter().any(|(_, ran)| !ran.promises.is_empty()) {
-        rows.push(("promises broken", |r| count(broken(r))));
-    }
-    if runs.iter().any(|(_, ran)| ran.storm.is_some()) {
-        rows.push(("storm served within", |r| r.storm.as_ref().map_or("-".into(), |storm| named(storm.all_served_ms))));
-        rows.push(("most at a time at the gate", |r| {
-            r.gate.as_ref().map_or("-".into(), |gate| count(gate.most_waiting))
-        }));
-        rows.push(("storm: tries given up", |r| r.storm.as_ref().map_or("-".into(), |storm| count(storm.gave_up))));
-    }
-    if runs.iter().any(|(_, ran)| ran.direct.is_some()) {
-        rows.push(("connections steered", |r| r.direct.as_ref().map_or("-".into(), |direct| count(direct.steered))));
-    }
-    if runs.iter().any(|(_, ran)| !ran.away.is_empty()) {
-        rows.push(("a node out of the Service after", |r| named(r.longest_named())));
-    }
     let line = |name: &str, cells: &mut dyn Iterator<Item = String>| {
         cells.fold(format!("{name:<32}"), |line, cell| format!("{line}{cell:>14}")) + "\n"
     };
     let header = line("", &mut runs.iter().map(|(via, _)| via.to_string()));
-    let rows = rows.into_iter().map(|(name, cell)| line(name, &mut runs.iter().map(|(_, ran)| cell(ran))));
-    rows.fold(header, |text, row| text + &row)
+    let rows = section::compared(&runs.iter().map(|(_, ran)| Some(*ran)).collect::<Vec<_>>());
+    let cell = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
+    rows.into_iter().fold(header, |text, (name, cells)| text + &line(&name, &mut cells.into_iter().map(cell)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{ControlStreams, Figures, Gate, Informer, Storm, Tally, Verdict};
+    use crate::data::{Away, ByAddress, ControlStreams, Figures, Gate, Informer, Instance, Storm, Tally, Verdict};
     use crate::verdict::{Loss, NEW, OLD};
 
     fn instance(name: &str, version: &str) -> Instance {
@@ -203,7 +95,7 @@ mod tests {
         longest wait                         38 ms   median 1.2 ms, 99 % within 9.9 ms
         longest time without an answer        0 ms
         x509 errors                              0
-        streams ended by the instance           16   counted apart: it shut down; without berth 3 of 8
+        streams ended by the instance           16   closed as it shut down (normal); of the control 3 of 8
         rejected by the instance                 0   503 or 429 while it shut down
         watch events                           820   no write missed or duplicated
         informers                                2   of 3 hold exactly what was written
@@ -240,7 +132,7 @@ mod tests {
         longest wait                        15.0 s   median 0 ms, 99 % within 0 ms
         longest time without an answer        0 ms
         x509 errors                              0
-        streams ended by the instance            0   counted apart: it shut down; without berth 0 of 0
+        streams ended by the instance            0   closed as it shut down (normal); of the control 0 of 0
         rejected by the instance                 0   503 or 429 while it shut down
         watch events                             0   with gaps
         informers                                0   of 0 hold exactly what was written
@@ -329,13 +221,20 @@ mod tests {
         };
         insta::assert_snapshot!(compare(&[(Via::PortSharing, &ran(1_234)), (Via::Berth, &ran(0))]), @r"
                                           port-sharing         berth
+        requests                                     0             0
         new connections                          1,031         1,031
         lost                                     1,234             0
-        allowed under faults                         0             0
         longest wait                              0 ms          0 ms
         99 % within                               0 ms          0 ms
+        longest time without an answer            0 ms          0 ms
+        x509 errors                                  0             0
         streams ended by the instance                0             0
         rejected by the instance                     0             0
+        watch events missed or duplicated             0             0
+        watches cut                                  0             0
+        watches cut as promises allow                0             0
+        lists again                                  0             0
+        told 410                                     0             0
         ");
     }
 }

@@ -1,6 +1,6 @@
 //! Numbers for people: separators between thousands, and units.
 
-use crate::data::{Gate, Storm};
+use crate::data::Gate;
 
 /// A number with separators between thousands.
 pub fn count(number: u64) -> String {
@@ -51,18 +51,10 @@ pub fn bytes(bytes: u64) -> String {
     if gib < 1.0 { format!("{:.0} MiB", gib * 1024.0) } else { format!("{gib:.1} GiB") }
 }
 
-/// How a storm's clients were served, and what they met before.
-pub(crate) fn storm(storm: &Storm) -> String {
-    let served = match storm.all_served_ms {
-        Some(ms) => format!("all served within {}", wait(ms)),
-        None => format!("only {} were served", count(storm.served)),
-    };
-    let gave_up = (storm.gave_up > 0).then(|| of(storm.gave_up, "try given up", "tries given up"));
-    let failed = storm.failed.iter().map(|tally| format!("{} {}", count(tally.count), tally.text));
-    match &gave_up.into_iter().chain(failed).collect::<Vec<_>>()[..] {
-        [] => format!("{served}, at the first try"),
-        failed => format!("{served}; {}", failed.join(", ")),
-    }
+/// Words as a heading or a row of a page begins them.
+pub(crate) fn capital(words: &str) -> String {
+    let mut letters = words.chars();
+    letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }
 
 /// How many waited at the gates, and why some had no turn.

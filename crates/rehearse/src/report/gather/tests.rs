@@ -1,13 +1,15 @@
 use super::*;
-use crate::data::{Flaw, Gap, Segment, Timeline, Watch};
+use crate::data::{Away, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Segment, Timeline, Watch};
 use crate::fault::{Fault, Standby};
 use crate::gate::{Gates, Look};
 use crate::plan::{LoadPlan, Plan};
 use crate::record::{
     Answer, AtNode, Attempt, Control, EndReport, EndedBy, Failure, Injected, InjectedNode, Kind, NamedFrom, Player,
-    Protocol, StreamEnd, WatchSum, What,
+    Protocol, Record, Stamp, Storm as Stormed, StreamEnd, WatchSum, What,
 };
 use crate::verdict::{NEW, OLD, judge};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 const MS: u64 = 1_000_000;
 
@@ -470,7 +472,7 @@ fn what_was_dialed_and_who_went_away() {
         seen: Vec::new(),
     });
     let ran = gathered(away);
-    let lost_at = |d: &ByAddress| (d.name.clone(), d.lost.iter().map(|t| t.count).sum::<u64>(), d.allowed);
+    let lost_at = |d: &data::ByAddress| (d.name.clone(), d.lost.iter().map(|t| t.count).sum::<u64>(), d.allowed);
     let seen: Vec<_> = ran.by_address.iter().map(lost_at).collect();
     assert_eq!(seen, [("Service kubernetes".into(), 0, 1), ("cp-3".into(), 1, 1)]);
     let expected = Away {

@@ -2,38 +2,17 @@
 
 use super::run;
 use super::state::State;
-use crate::data::{Gap, Ran, Run, RunOutcome};
+use crate::data::{Ran, Run, RunOutcome};
 use crate::report::format;
 use crate::report::plot::{self, Frame};
+use crate::section;
 use maud::{Markup, html};
-
-type Measure = (&'static str, fn(&Ran) -> String);
-
-const MEASURES: [Measure; 13] = [
-    ("Requests", |r| format::count(r.figures.requests)),
-    ("New connections", |r| format::count(r.figures.new_connections)),
-    ("Lost", |r| format::count(r.verdict.lost())),
-    ("Allowed by promises", |r| format::count(r.allowed())),
-    ("Longest wait", |r| format::wait(r.figures.wait_max_ms)),
-    ("99 % within", |r| format::wait(r.figures.wait_p99_ms)),
-    ("Longest silence", |r| format::wait(r.figures.longest_silence_ms)),
-    ("Watch events missed or duplicated", |r| format::count(r.watches.iter().map(|w| w.missed + w.duplicated).sum())),
-    ("Watches cut", |r| gaps(r, Gap::lost)),
-    ("Watches cut as promises allow", |r| gaps(r, |gap| gap.allowed)),
-    ("Lists again", |r| format::count(r.figures.relists)),
-    ("Told 410", |r| format::count(r.figures.expired)),
-    ("Certificate errors", |r| format::count(r.figures.x509_errors)),
-];
-
-fn gaps(ran: &Ran, which: fn(&Gap) -> bool) -> String {
-    format::count(ran.watches.iter().flat_map(|watch| &watch.gaps).filter(|gap| which(gap)).count() as u64)
-}
 
 pub(super) fn section(runs: &[Run]) -> Markup {
     let made: Vec<&Ran> = runs.iter().filter_map(Run::ran).collect();
     let frame = Frame::of(&made);
     let most = made.iter().map(|ran| plot::most_a_second(ran)).fold(0.0, f64::max);
-    let gap = made.iter().any(|ran| ran.figures.endpoint_gap_ms.is_some());
+    let rows = section::compared(&runs.iter().map(Run::ran).collect::<Vec<_>>());
     html! {
         section.comparison aria-labelledby="comparison" {
             h2 #comparison { "Side by side" }
@@ -53,30 +32,8 @@ pub(super) fn section(runs: &[Run]) -> Markup {
                     }
                     tbody {
                         tr { th scope="row" { "Verdict" } @for run in runs { td { (State::of_run(run).badge()) } } }
-                        @for (name, measure) in MEASURES {
-                            tr { th scope="row" { (name) } @for run in runs { (cell(run, measure)) } }
-                        }
-                        @if made.iter().any(|ran| !ran.away.is_empty()) {
-                            tr {
-                                th scope="row" { "A node out of the Service after" }
-                                @for run in runs { (cell(run, |r| format::named(r.longest_named()))) }
-                            }
-                        }
-                        @if made.iter().any(|ran| ran.storm.is_some()) {
-                            tr {
-                                th scope="row" { "Storm served within" }
-                                @for run in runs { (cell(run, |r| r.storm.as_ref().map_or("–".into(), |storm| format::named(storm.all_served_ms)))) }
-                            }
-                            tr {
-                                th scope="row" { "Storm: tries given up" }
-                                @for run in runs { (cell(run, |r| r.storm.as_ref().map_or("–".into(), |storm| format::count(storm.gave_up)))) }
-                            }
-                        }
-                        @if gap {
-                            tr {
-                                th scope="row" { "Endpoints empty for" }
-                                @for run in runs { (cell(run, |r| r.figures.endpoint_gap_ms.map_or("not seen".into(), format::wait))) }
-                            }
+                        @for (name, cells) in rows {
+                            tr { th scope="row" { (format::capital(&name)) } @for cell in cells { (value(cell)) } }
                         }
                     }
                 }
@@ -102,6 +59,6 @@ fn same_way(runs: &[Run], run: &Run) -> bool {
     runs.iter().filter(|other| other.via == run.via).count() > 1
 }
 
-fn cell(run: &Run, measure: fn(&Ran) -> String) -> Markup {
-    html! { td.number { @if let Some(ran) = run.ran() { (measure(ran)) } @else { span.quiet { "–" } } } }
+fn value(value: Option<String>) -> Markup {
+    html! { td.number { @if let Some(value) = value { (value) } @else { span.quiet { "–" } } } }
 }

@@ -15,7 +15,7 @@ const STEPS: u64 = 200;
 /// Lengths of a step from which the first that makes few enough is taken, in ms.
 const LENGTHS: [u64; 9] = [50, 100, 200, 250, 500, 1_000, 2_000, 5_000, 10_000];
 
-pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, span: &Span) -> Timeline {
+pub(super) fn judge(record: &Record, verdict: &Verdict, lives: &Lives<'_>, span: &Span) -> Timeline {
     let steps = Steps::of(span);
     let mut timeline = Timeline {
         step_ms: steps.length_ms,

@@ -1,0 +1,56 @@
+//! Watches and informers: whether they saw each write once, and how often they listed again.
+
+use crate::data::{Gap, Informer, Ran, count_of};
+use crate::record::Record;
+use crate::report::format::count;
+use crate::section::Place::{Table, Tile};
+use crate::section::{Grid, Row, Section};
+
+/// In the order of their names: they are logged as they come to their end.
+pub(super) fn informers(record: &Record) -> Vec<Informer> {
+    let mut informers = record.informers.clone();
+    informers.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+    informers
+}
+
+pub(super) fn section(ran: &Ran) -> Section {
+    let figures = &ran.figures;
+    let missed: u64 = ran.watches.iter().map(|watch| watch.missed + watch.duplicated).sum();
+    let gaps = ["event_missed", "event_duplicated"].iter().any(|kind| count_of(&ran.verdict.lost, kind) > 0);
+    let seen = if gaps { "with gaps" } else { "no write missed or duplicated" };
+    let cut = |which: fn(&Gap) -> bool| {
+        count(ran.watches.iter().flat_map(|watch| &watch.gaps).filter(|gap| which(gap)).count() as u64)
+    };
+    let informers = || ran.informers.iter().filter(|informer| !informer.is_quiet());
+    let whole = informers().filter(|informer| informer.is_whole()).count() as u64;
+    let (again, expired) = (count(figures.relists), count(figures.expired));
+    let mut rows = vec![
+        Row::at(&[Table, Tile], "watch events", count(figures.watch_events), seen),
+        Row::compared("watch events missed or duplicated", count(missed)),
+        Row::compared("watches cut", cut(Gap::lost)),
+        Row::compared("watches cut as promises allow", cut(|gap| gap.allowed)),
+        Row::table("informers", count(whole), format!("of {} hold exactly what was written", informers().count())),
+        Row::both(
+            "lists again",
+            again.clone(),
+            format!("{expired} after 410: their revision was older than the instance (--settle)"),
+        ),
+        Row::compared("told 410", expired.clone()),
+    ];
+    if figures.relists > 0 {
+        rows.push(Row::page("lists again of watches and informers", again));
+        rows.push(Row::page("of those after 410: a revision older than the instance", expired));
+    }
+    let row = |i: &Informer| {
+        let counts = [i.written, i.held, i.missing, i.stale, i.duplicated, i.relists, i.expired];
+        (i.id.clone(), counts.map(count).into())
+    };
+    let grid = Grid {
+        title: "Informers",
+        columns: &["Client", "Written", "Held at the end", "Missing", "Stale", "Duplicated", "Lists again", "410"],
+        rows: ran.informers.iter().map(row).collect(),
+        note: "Clients that list, watch and list again, against the objects that were written. Those named quiet follow what nothing \
+               writes meanwhile: only bookmarks tell them a revision that a younger instance knows. They show who lists again.",
+    };
+    Section { rows, grids: vec![grid], ..Section::default() }
+}

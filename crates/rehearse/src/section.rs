@@ -1,0 +1,104 @@
+//! What a judge says of a run, in a form that the table, the comparison and the page draw without knowing which judge it was.
+
+use crate::data::Ran;
+use crate::judges;
+use Place::{Compared, Page, Table, Tile};
+
+/// Where a row is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the table on standard output.
+    Table,
+    /// Large, at the head of a page.
+    Tile,
+    /// Where runs are compared, in a column each.
+    Compared,
+    /// In a table of the page.
+    Page,
+}
+
+/// A name, a value, and more of it in words.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    places: &'static [Place],
+    pub(crate) name: String,
+    pub(crate) value: String,
+    /// Not drawn where runs are compared.
+    pub(crate) note: String,
+}
+
+impl Row {
+    pub(crate) fn at(
+        places: &'static [Place],
+        name: impl Into<String>,
+        value: impl Into<String>,
+        note: impl Into<String>,
+    ) -> Self {
+        Self { places, name: name.into(), value: value.into(), note: note.into() }
+    }
+
+    pub(crate) fn table(name: impl Into<String>, value: impl Into<String>, note: impl Into<String>) -> Self {
+        Self::at(&[Table], name, value, note)
+    }
+
+    pub(crate) fn page(name: impl Into<String>, value: impl Into<String>) -> Self {
+        Self::at(&[Page], name, value, "")
+    }
+
+    pub(crate) fn compared(name: impl Into<String>, value: impl Into<String>) -> Self {
+        Self::at(&[Compared], name, value, "")
+    }
+
+    /// In the table and where runs are compared.
+    pub(crate) fn both(name: impl Into<String>, value: impl Into<String>, note: impl Into<String>) -> Self {
+        Self::at(&[Table, Compared], name, value, note)
+    }
+
+    /// At the head of a page, too.
+    pub(crate) fn main(name: impl Into<String>, value: impl Into<String>, note: impl Into<String>) -> Self {
+        Self::at(&[Table, Tile, Compared], name, value, note)
+    }
+}
+
+/// A table with more than one value a row.
+#[derive(Debug, Clone)]
+pub(crate) struct Grid {
+    pub(crate) title: &'static str,
+    /// Names of the columns; the first is that of the rows' names.
+    pub(crate) columns: &'static [&'static str],
+    pub(crate) rows: Vec<(String, Vec<String>)>,
+    /// What a reader has to know.
+    pub(crate) note: &'static str,
+}
+
+/// What one judge says.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Section {
+    /// Heading of its rows on a page; empty: it has none of its own.
+    pub(crate) title: &'static str,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) grids: Vec<Grid>,
+}
+
+impl Section {
+    /// Its rows that are drawn in one place.
+    pub(crate) fn rows(&self, place: Place) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(move |row| row.places.contains(&place))
+    }
+}
+
+/// Runs side by side: a name, and a value for each run that has one.
+pub(crate) fn compared(runs: &[Option<&Ran>]) -> Vec<(String, Vec<Option<String>>)> {
+    let mut rows: Vec<(String, Vec<Option<String>>)> = Vec::new();
+    for (index, run) in runs.iter().enumerate() {
+        let sections = run.map(judges::sections).unwrap_or_default();
+        for row in sections.iter().flat_map(|section| section.rows(Compared)) {
+            let place = rows.iter().position(|(name, _)| *name == row.name).unwrap_or_else(|| {
+                rows.push((row.name.clone(), vec![None; runs.len()]));
+                rows.len() - 1
+            });
+            rows[place].1[index] = Some(row.value.clone());
+        }
+    }
+    rows
+}
