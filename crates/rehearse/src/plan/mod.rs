@@ -241,30 +241,27 @@ impl Plan {
                 *version = told;
             }
         }
-        if let (Some(_), Some(berth)) = (&self.nodes, &self.berth) {
-            let help = tokio::process::Command::new(berth).args(["serve", "--help"]).output().await;
-            if !help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--cluster")) {
-                checks.wrong(format!(
-                    "--berth {}: its serve knows no --cluster, which --nodes needs; give a newer one",
-                    berth.display()
-                ));
-            }
-        }
-        if let (DirectMode::On, Some(berth)) = (self.direct, &self.berth) {
-            let help = tokio::process::Command::new(berth).args(["serve", "--help"]).output().await;
-            if !help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--direct")) {
-                let berth = berth.display();
-                checks
-                    .wrong(format!("--berth {berth}: its serve knows no --direct; give a newer one, or --direct off"));
-            }
-        }
-        if let (Topology::Bridge, Some(berth)) = (self.topology, &self.berth) {
-            let help = tokio::process::Command::new(berth).args(["bridge", "--help"]).output().await;
-            if !help.is_ok_and(|help| help.status.success()) {
-                let berth = berth.display();
-                checks.wrong(format!(
-                    "--berth {berth}: it knows no bridge, which --topology bridge needs; give a newer one"
-                ));
+        let direct = self.direct == DirectMode::On;
+        let needed = [
+            (
+                self.nodes.is_some(),
+                "serve",
+                "--cluster",
+                "its serve has no --cluster, which --nodes needs; give a newer one",
+            ),
+            (direct, "serve", "--direct", "its serve has no --direct; give a newer one, or --direct off"),
+            (
+                self.topology == Topology::Bridge,
+                "bridge",
+                "--settle",
+                "it has no bridge, which --topology bridge needs; give a newer one",
+            ),
+        ];
+        for (_, command, option, why) in needed.into_iter().filter(|(needed, ..)| *needed) {
+            let Some(berth) = &self.berth else { break };
+            let help = tokio::process::Command::new(berth).args([command, "--help"]).output().await;
+            if !help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains(option)) {
+                checks.wrong(format!("--berth {}: {why}", berth.display()));
             }
         }
         checks.finish(Some(()))

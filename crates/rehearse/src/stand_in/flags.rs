@@ -6,7 +6,7 @@
 
 use super::super::store::HISTORY;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time between two bookmarks of a watch, as in kube-apiserver.
@@ -27,8 +27,8 @@ pub(super) struct Flags {
     pub(super) client_ca_file: Option<PathBuf>,
     /// Answer clients without a certificate, too.
     pub(super) anonymous_auth: bool,
-    /// Socket of the rehearsal's store.
-    pub(super) store: PathBuf,
+    /// `unix://` and the socket of the rehearsal's store.
+    etcd_servers: String,
     /// From SIGTERM to the end of listening.
     pub(super) shutdown_delay_duration: Duration,
     /// Go on listening while draining, and answer 429.
@@ -37,8 +37,10 @@ pub(super) struct Flags {
     pub(super) shutdown_watch_termination_grace_period: Duration,
     /// Created as kube-apiserver creates it; it stays empty.
     pub(super) audit_log_path: Option<PathBuf>,
-    /// Name by which it signs answers and reports; the temporary instance of a bridge has another than the one whose flags it has.
+    /// Name by which it signs answers and reports.
     pub(super) name: String,
+    /// The same of the temporary instance that a bridge makes of it.
+    bridge_name: Option<String>,
     /// What `/version` says.
     pub(super) version: String,
     /// From listening to `/readyz` 200.
@@ -49,34 +51,36 @@ pub(super) struct Flags {
     pub(super) bookmark_period: Duration,
 }
 
-/// What was typed, one field a flag.
-#[derive(Debug, Default)]
-struct Typed {
-    bind_address: Option<IpAddr>,
-    secure_port: Option<u16>,
-    permit_port_sharing: bool,
-    advertise_address: Option<IpAddr>,
-    tls_cert_file: PathBuf,
-    tls_private_key_file: PathBuf,
-    client_ca_file: PathBuf,
-    anonymous_auth: bool,
-    etcd_servers: String,
-    shutdown_delay_duration: Duration,
-    shutdown_send_retry_after: bool,
-    shutdown_watch_termination_grace_period: Duration,
-    audit_log_path: PathBuf,
-    stand_in_name: Option<String>,
-    stand_in_bridge_name: Option<String>,
-    stand_in_version: Option<String>,
-    stand_in_start_delay: Duration,
-    default_watch_cache_size: Option<usize>,
-    stand_in_bookmark_period: Option<Duration>,
+impl Default for Flags {
+    fn default() -> Self {
+        Self {
+            bind_address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            secure_port: 6443,
+            permit_port_sharing: false,
+            advertise_address: None,
+            tls_cert_file: PathBuf::new(),
+            tls_private_key_file: PathBuf::new(),
+            client_ca_file: None,
+            anonymous_auth: true,
+            etcd_servers: String::new(),
+            shutdown_delay_duration: Duration::ZERO,
+            shutdown_send_retry_after: false,
+            shutdown_watch_termination_grace_period: Duration::ZERO,
+            audit_log_path: None,
+            name: "stand-in".into(),
+            bridge_name: None,
+            version: "v1.33.0".into(),
+            start_delay: Duration::ZERO,
+            watch_cache_size: HISTORY,
+            bookmark_period: BOOKMARK_PERIOD,
+        }
+    }
 }
 
 impl Flags {
     /// Reads a command line. The error is the text after `Error: `, in kube-apiserver's words.
     pub(super) fn parse(args: &[String]) -> Result<Self, String> {
-        let mut typed = Typed { anonymous_auth: true, ..Typed::default() };
+        let mut flags = Self::default();
         let mut positional = Vec::new();
         let mut args = args.iter();
         while let Some(arg) = args.next() {
@@ -102,12 +106,17 @@ impl Flags {
                 None if !FLAGS.contains(&known.as_str()) => return Err(format!("unknown flag: --{name}")),
                 None => args.next().ok_or_else(|| format!("flag needs an argument: --{name}"))?,
             };
-            typed.set(&known, name, value)?;
+            flags.set(&known, name, value)?;
         }
         if !positional.is_empty() {
             return Err(format!("\"kube-apiserver\" does not take any arguments, got {positional:?}"));
         }
-        typed.check()
+        flags.check()
+    }
+
+    /// Socket of the rehearsal's store.
+    pub(super) fn store(&self) -> &Path {
+        Path::new(self.etcd_servers.strip_prefix("unix://").unwrap_or_default())
     }
 }
 
@@ -135,7 +144,7 @@ const FLAGS: [&str; 17] = [
     "stand-in-bookmark-period",
 ];
 
-impl Typed {
+impl Flags {
     fn set(&mut self, known: &str, name: &str, value: &str) -> Result<(), String> {
         let invalid = |why: String| format!("invalid argument {value:?} for \"--{name}\" flag: {why}");
         let ip = || value.trim().parse().map_err(|_| invalid(format!("failed to parse IP: {value:?}")));
@@ -146,33 +155,34 @@ impl Typed {
             _ => Err(invalid(format!("strconv.ParseBool: parsing {value:?}: invalid syntax"))),
         };
         match known {
-            "bind-address" => self.bind_address = Some(ip()?),
+            "bind-address" => self.bind_address = ip()?,
             "advertise-address" => self.advertise_address = Some(ip()?),
             "secure-port" => {
-                let port = value.parse().map_err(|_| {
+                self.secure_port = value.parse().map_err(|_| {
                     invalid(format!("strconv.ParseInt: parsing {value:?}: not a port between 1 and 65535"))
                 })?;
-                self.secure_port = Some(port);
             }
             "tls-cert-file" => self.tls_cert_file = value.into(),
             "tls-private-key-file" => self.tls_private_key_file = value.into(),
-            "client-ca-file" => self.client_ca_file = value.into(),
+            "client-ca-file" => self.client_ca_file = path(value),
             "anonymous-auth" => self.anonymous_auth = truth()?,
             "etcd-servers" => self.etcd_servers = value.into(),
             // It knows no Service.
             "endpoint-reconciler-type" => {}
             "shutdown-delay-duration" => self.shutdown_delay_duration = time()?,
             "shutdown-watch-termination-grace-period" => self.shutdown_watch_termination_grace_period = time()?,
-            "audit-log-path" => self.audit_log_path = value.into(),
-            "stand-in-name" => self.stand_in_name = Some(value.into()),
-            "stand-in-bridge-name" => self.stand_in_bridge_name = Some(value.into()),
-            "stand-in-version" => self.stand_in_version = Some(value.into()),
-            "stand-in-start-delay" => self.stand_in_start_delay = time()?,
+            "audit-log-path" => self.audit_log_path = path(value),
+            "stand-in-name" => self.name = value.into(),
+            "stand-in-bridge-name" => self.bridge_name = Some(value.into()),
+            "stand-in-version" => self.version = value.into(),
+            "stand-in-start-delay" => self.start_delay = time()?,
             "default-watch-cache-size" => {
                 let why = || format!("strconv.ParseInt: parsing {value:?}: invalid syntax");
-                self.default_watch_cache_size = Some(value.parse().map_err(|_| invalid(why()))?);
+                self.watch_cache_size = value.parse().map_err(|_| invalid(why()))?;
             }
-            "stand-in-bookmark-period" => self.stand_in_bookmark_period = Some(time()?).filter(|time| !time.is_zero()),
+            "stand-in-bookmark-period" => {
+                self.bookmark_period = Some(time()?).filter(|time| !time.is_zero()).unwrap_or(BOOKMARK_PERIOD);
+            }
             "shutdown-send-retry-after" => self.shutdown_send_retry_after = truth()?,
             "permit-port-sharing" => self.permit_port_sharing = truth()?,
             _ => return Err(format!("unknown flag: --{name}")),
@@ -180,13 +190,12 @@ impl Typed {
         Ok(())
     }
 
-    fn check(self) -> Result<Flags, String> {
+    fn check(mut self) -> Result<Self, String> {
         let mut errors = Vec::new();
         if self.etcd_servers.is_empty() {
             errors.push("--etcd-servers must be specified".to_owned());
         }
-        let store = self.etcd_servers.strip_prefix("unix://").unwrap_or_default();
-        if !self.etcd_servers.is_empty() && store.is_empty() {
+        if !self.etcd_servers.is_empty() && self.store().as_os_str().is_empty() {
             errors.push(
                 "--etcd-servers of a simulated apiserver must be unix:///PATH, the socket of a rehearsal's store"
                     .into(),
@@ -197,7 +206,7 @@ impl Typed {
                 "--tls-cert-file and --tls-private-key-file must be specified: a simulated apiserver makes none".into(),
             );
         }
-        if self.secure_port == Some(0) {
+        if self.secure_port == 0 {
             errors
                 .push("--secure-port 0 must be between 1 and 65535, inclusive. It cannot be turned off with 0".into());
         }
@@ -206,30 +215,17 @@ impl Typed {
             1 => return Err(errors.remove(0)),
             _ => return Err(format!("[{}]", errors.join(", "))),
         }
-        let bind_address = self.bind_address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         // A bridge changes its copy's address, and no flag that it does not know.
-        let name = self.stand_in_bridge_name.filter(|_| bind_address.is_loopback()).or(self.stand_in_name);
-        Ok(Flags {
-            bind_address,
-            secure_port: self.secure_port.unwrap_or(6443),
-            permit_port_sharing: self.permit_port_sharing,
-            advertise_address: self.advertise_address,
-            tls_cert_file: self.tls_cert_file,
-            tls_private_key_file: self.tls_private_key_file,
-            client_ca_file: Some(self.client_ca_file).filter(|p| !p.as_os_str().is_empty()),
-            anonymous_auth: self.anonymous_auth,
-            store: store.into(),
-            shutdown_delay_duration: self.shutdown_delay_duration,
-            shutdown_send_retry_after: self.shutdown_send_retry_after,
-            shutdown_watch_termination_grace_period: self.shutdown_watch_termination_grace_period,
-            audit_log_path: Some(self.audit_log_path).filter(|p| !p.as_os_str().is_empty()),
-            name: name.unwrap_or_else(|| "stand-in".into()),
-            version: self.stand_in_version.unwrap_or_else(|| "v1.33.0".into()),
-            start_delay: self.stand_in_start_delay,
-            watch_cache_size: self.default_watch_cache_size.unwrap_or(HISTORY),
-            bookmark_period: self.stand_in_bookmark_period.unwrap_or(BOOKMARK_PERIOD),
-        })
+        if let Some(name) = self.bridge_name.take().filter(|_| self.bind_address.is_loopback()) {
+            self.name = name;
+        }
+        Ok(self)
     }
+}
+
+/// None if it is empty, as in kube-apiserver.
+fn path(value: &str) -> Option<PathBuf> {
+    (!value.is_empty()).then(|| value.into())
 }
 
 /// A duration in Go's syntax: `1m30s`, `1.5s`, `0`. Negative ones make no sense here.
@@ -285,7 +281,7 @@ mod tests {
         assert_eq!((flags.secure_port, flags.bind_address), (7443, "127.1.2.3".parse().unwrap()));
         assert!(flags.shutdown_send_retry_after);
         assert_eq!(flags.shutdown_delay_duration, Duration::from_millis(61_500));
-        assert_eq!((flags.store, flags.name), ("/s".into(), "--x".into()));
+        assert_eq!((flags.store(), flags.name.as_str()), (Path::new("/s"), "--x"));
     }
 
     #[test]
