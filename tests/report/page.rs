@@ -223,7 +223,7 @@ fn what_was_seen_beside_the_requests_is_shown() {
     );
 
     let mut beside = run(&Model::clean(Via::Berth));
-    assert!(!render(&report(vec![beside.clone()])).contains("Seen beside"));
+    assert!(!render(&report(vec![beside.clone()])).contains("Also seen"));
     let RunOutcome::Ran(ran) = &mut beside.outcome else { unreachable!() };
     ran.control_streams.insert("old".into(), ControlStreams { opened: 8, ended: 7 });
     ran.figures.slow_reads = 2;

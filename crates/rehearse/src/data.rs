@@ -350,7 +350,7 @@ pub struct Figures {
     pub watch_events: u64,
     /// Times that watches and informers listed again.
     pub relists: u64,
-    /// Times that they were told 410: their revision was older than what the instance knew.
+    /// Times that they got 410: their revision was older than what the instance knew.
     pub expired: u64,
     /// Large answers that were read slowly to their end.
     pub slow_reads: u64,
@@ -467,7 +467,7 @@ pub struct Watch {
     pub duplicated: u64,
     /// Times that it listed again.
     pub relists: u64,
-    /// Times that it was told 410: its revision was older than what the instance knew.
+    /// Times that it got 410: its revision was older than what the instance knew.
     pub expired: u64,
     /// When it was open, and on which instance.
     pub segments: Vec<Segment>,
@@ -536,7 +536,7 @@ pub struct Informer {
     pub duplicated: u64,
     /// Times that it listed again.
     pub relists: u64,
-    /// Times that it was told 410: its revision was older than what the instance knew.
+    /// Times that it got 410: its revision was older than what the instance knew.
     pub expired: u64,
 }
 

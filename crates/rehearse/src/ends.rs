@@ -41,7 +41,7 @@ impl<'a> Ends<'a> {
             Some(_) => Ok(()),
             None if !self.stopping(&end.instance, end.at) => Err("its instance was not stopping"),
             None if end.signed.is_some() || self.as_control(end) => Ok(()),
-            None => Err("its instance said nothing, and connections without berth went on"),
+            None => Err("its instance announced nothing, and connections without berth stayed open"),
         }
     }
 

@@ -15,7 +15,7 @@ pub enum Fault {
     BadFlag,
     /// The new apiserver never gets ready
     NeverReady,
-    /// Before the upgrade, a second shim beside the only instance gets SIGKILL; with a direct path, while it steers
+    /// Before the upgrade, a second shim of the only instance gets SIGKILL; with a direct path, while it steers
     BesideKillShim,
     /// The same gets SIGSTOP, for longer than its lease
     BesideHangShim,
@@ -74,10 +74,10 @@ impl Fault {
         match (self, standby) {
             (Self::BadFlag | Self::NeverReady, Bridge) => {
                 "the new version never gets a connection, clients stay on the bridge until the old one is back, nothing is lost, and \
-                 it is said why"
+                 the reason is given"
             }
             (Self::BadFlag | Self::NeverReady, _) => {
-                "the new version never gets a connection, the old one serves on, nothing is lost, and it is said why"
+                "the new version never gets a connection, the old one serves on, nothing is lost, and the reason is given"
             }
             (Self::SlowStart, _) => "the new version gets connections only when it is ready, and nothing is lost",
             (Self::CrashAfterReady | Self::Hang, Bridge) => "clients stay on the bridge, and nothing is lost",
@@ -160,7 +160,7 @@ impl Fault {
             || self.needs_a_second_shim()
     }
 
-    /// Whether it is done to a shim that stands beside another one of the same instance.
+    /// Whether it is done to a second shim of an instance.
     pub fn needs_a_second_shim(self) -> bool {
         matches!(self, Self::BesideKillShim | Self::BesideHangShim | Self::BesideDrain)
     }

@@ -297,7 +297,7 @@ impl Check<'_> {
             self.broken.push("it joined".into());
         }
         if self.injected.seen.is_empty() {
-            self.broken.push("nothing said why it does not get ready".into());
+            self.broken.push("no reason was seen why it does not get ready".into());
         }
     }
 
@@ -358,7 +358,7 @@ impl Check<'_> {
             self.broken.push("kube-proxy went on sending clients there".into());
             return;
         };
-        self.seen.push(format!("kube-proxy sent nobody there after {:.1?}", unproxied.since(at)));
+        self.seen.push(format!("kube-proxy sent no client there after {:.1?}", unproxied.since(at)));
         let (all, lost) = self.lost_between(at, unproxied);
         self.seen.push(format!("of the Service's {all} new connections meanwhile {lost} were lost"));
         let share = 1.0 / self.record.nodes.len().max(1) as f64;
@@ -757,7 +757,7 @@ mod tests {
                 broken(injected(fault), |r| r.attempts.push(attempt(2_000, 2_001, true)))[0].contains("answered 1")
             );
             assert_eq!(broken(injected(fault), |r| r.moments.add("new", MarkKind::Joined, ms(2_000))), ["it joined"]);
-            assert!(broken(injected(fault), |r| r.injected[0].seen.clear())[0].contains("nothing said why"));
+            assert!(broken(injected(fault), |r| r.injected[0].seen.clear())[0].contains("no reason was seen why"));
             assert!(broken(Injected { over: None, ..injected(fault) }, |_| {})[0].contains("not seen to be over"));
         }
     }

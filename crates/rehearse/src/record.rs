@@ -265,7 +265,7 @@ pub struct InjectedNode {
     /// Its name, with which those of its instances begin.
     pub name: String,
     pub address: SocketAddr,
-    /// When kube-proxy sent nobody there any more.
+    /// When kube-proxy sent no client there any more.
     pub unproxied: Option<Stamp>,
     /// When its link was back.
     pub linked: Option<Stamp>,
@@ -287,7 +287,7 @@ pub struct WatchSum {
     pub flaws: Vec<(Stamp, Loss, u64)>,
     /// Times that it listed again.
     pub relists: u64,
-    /// Times that it was told 410: its revision was older than what the instance knew.
+    /// Times that it got 410: its revision was older than what the instance knew.
     pub expired: u64,
 }
 

@@ -103,7 +103,7 @@ mod tests {
         connections on old                     600   v1.35.4
         connections on new                     431   v1.36.3
         x509 errors of apiservers                4   in their logs: one met another's certificate
-        Service kubernetes was empty for     9.6 s   the one that stops empties it, whoever shares the port
+        Service kubernetes was empty for     9.6 s   the instance that stops removes the address, even if another serves
 
         note: old had to be killed
         verdict: nothing was lost
@@ -234,7 +234,7 @@ mod tests {
         watches cut                                  0             0
         watches cut as promises allow                0             0
         lists again                                  0             0
-        told 410                                     0             0
+        got 410                                      0             0
         ");
     }
 }

@@ -174,7 +174,7 @@ fn etcd(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -
 fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<Nodes> {
     let Some(count) = &args.nodes else {
         if args.kube_proxy.is_some() {
-            checks.wrong("--kube-proxy: without --nodes nobody dials a Service; give --nodes, or leave it out");
+            checks.wrong("--kube-proxy: without --nodes no client dials a Service; give --nodes, or leave it out");
         }
         return None;
     };

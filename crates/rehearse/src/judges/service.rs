@@ -15,7 +15,7 @@ pub(super) fn section(ran: &Ran) -> Section {
         let from = format!("Service kubernetes empty, from {}", moment(gap.from_ms));
         Row::page(from, wait((gap.to_ms - gap.from_ms) as f64))
     };
-    let note = "the one that stops empties it, whoever shares the port";
+    let note = "the instance that stops removes the address, even if another serves";
     let all = ran.figures.endpoint_gap_ms.map(|gap| Row::main("Service kubernetes was empty for", wait(gap), note));
     Section {
         rows: all.into_iter().chain(ran.endpoint_gaps.iter().flatten().map(empty)).collect(),

@@ -35,7 +35,7 @@ pub(super) fn section(ran: &Ran) -> Section {
             again.clone(),
             format!("{expired} after 410: their revision was older than the instance (--settle)"),
         ),
-        Row::compared("told 410", expired.clone()),
+        Row::compared("got 410", expired.clone()),
     ];
     if figures.relists > 0 {
         rows.push(Row::page("lists again of watches and informers", again));

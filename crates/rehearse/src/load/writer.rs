@@ -115,7 +115,7 @@ impl Writer {
     pub(super) async fn goal(mut self) -> (Goal, Option<String>) {
         let Ok(list) = timeout(PATIENCE, self.list()).await else {
             let trouble =
-                format!("the objects could not be listed at the end, so nobody knows what is there: {}", self.why);
+                format!("the objects could not be listed at the end, so it is unknown what is there: {}", self.why);
             return (Goal { last: self.last, objects: None }, Some(trouble));
         };
         let lost = self.client.ledger.lock().difference(&list).count();

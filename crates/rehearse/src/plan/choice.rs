@@ -32,7 +32,7 @@ pub enum Via {
     /// Through shims.
     #[value(help = "berth")]
     Berth,
-    /// Through a HAProxy beside each instance.
+    /// Through a HAProxy as a sidecar of each instance.
     #[value(help = "HAProxy as a sidecar that shares the port, as Lokomotive had it")]
     Haproxy,
     /// Straight to instances that share the port (`--permit-port-sharing`).

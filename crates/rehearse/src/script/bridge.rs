@@ -85,7 +85,9 @@ impl Play<'_> {
         self.bridge_ends(old, AGAIN).await?;
         let status = self.stage.bridge_status();
         let ended = match self.stage.ended(&new.name) {
-            Some(status) => format!("it ended with {status}; last said:\n{}", self.stage.last_words(&new.name).await),
+            Some(status) => {
+                format!("it ended with {status}; its last line of log:\n{}", self.stage.last_words(&new.name).await)
+            }
             None => status.own.probe,
         };
         let why = match status.trouble {

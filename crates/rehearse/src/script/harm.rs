@@ -49,9 +49,11 @@ impl Play<'_> {
             sleep(LOOK).await;
         }
         let why = match self.stage.ended(&new.name) {
-            Some(status) => format!("it ended with {status}; last said:\n{}", self.stage.last_words(&new.name).await),
+            Some(status) => {
+                format!("it ended with {status}; its last line of log:\n{}", self.stage.last_words(&new.name).await)
+            }
             None => match self.stage.look(&new.name).await {
-                Ok(()) => "it is said to be ready".into(),
+                Ok(()) => "it reports that it is ready".into(),
                 Err(why) => why,
             },
         };

@@ -113,7 +113,7 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
         service.abort();
     }
     finish(load, context).await;
-    play.say(&format!("load is over, stop {}", old.name));
+    play.say(&format!("load ended, stop {}", old.name));
     play.stop(&old).await;
     Ok(())
 }
@@ -269,7 +269,7 @@ impl Play<'_> {
     async fn service_back(&self) {
         let own = self.stage.setting.address.ip();
         if timeout(SERVICE_BACK_WITHIN, self.monitor.service_is(|named| names(named, own))).await.is_err() {
-            self.context.trouble(format!("the Service kubernetes named nobody for {SERVICE_BACK_WITHIN:?} and more"));
+            self.context.trouble(format!("the Service kubernetes was empty for {SERVICE_BACK_WITHIN:?} and more"));
         }
     }
 
@@ -343,7 +343,7 @@ impl Play<'_> {
                 "{name} was still there {:?} after SIGTERM and had to be killed",
                 self.context.plan.timing.grace
             )),
-            Some(status) if stopped.early => Some(format!("{name} ended before it was told to ({status})")),
+            Some(status) if stopped.early => Some(format!("{name} ended before it was stopped ({status})")),
             Some(status) if !status.success() => Some(format!("{name} ended with {status}")),
             _ => None,
         };

@@ -78,7 +78,7 @@ pub(super) async fn play(context: &Context<'_>, nodes: &Nodes, stages: &mut Stag
     }
     service.abort();
     super::finish(load, context).await;
-    context.say("load is over, stop all nodes");
+    context.say("load ended, stop all nodes");
     for (stage, running) in stages.nodes.iter_mut().zip(cluster.running.clone()) {
         cluster.at(stage).stop(&running).await;
     }

@@ -135,7 +135,7 @@ impl Stage {
     pub(crate) fn command_ends(&mut self, status: u8) -> Result<(), Error> {
         let Some(bridge) = &mut self.bridge else { return Ok(()) };
         let written = bridge.command.write_all(format!("{status}\n").as_bytes());
-        written.map_err(|e| Error::Unavailable(format!("cannot tell COMMAND to end: {e}")))
+        written.map_err(|e| Error::Unavailable(format!("cannot make COMMAND end: {e}")))
     }
 
     /// Wants the bridge to end, as an operator does.

@@ -101,7 +101,7 @@ pub(crate) struct Stopped {
     /// Exit status of its apiserver (of `berth run`: its own, which is the same); none if it had to
     /// be killed.
     pub(crate) status: Option<ExitStatus>,
-    /// It had ended before it was told to.
+    /// It had ended before it was stopped.
     pub(crate) early: bool,
     /// Those that had to be killed.
     pub(crate) killed: Vec<Role>,
@@ -499,7 +499,7 @@ impl Stage {
         self.thaw();
         for process in self.processes.iter().filter(|p| matches!(p.role, Role::Store | Role::Aside)) {
             if let Some(status) = process.status() {
-                self.recorder.trouble(format!("{} ended before it was told to ({status})", process.owner));
+                self.recorder.trouble(format!("{} ended before it was stopped ({status})", process.owner));
             }
         }
         for wait in [ABORT / 2, ABORT / 2] {

@@ -85,7 +85,7 @@ fn told(owner: &str, line: &Line) -> Option<(String, MarkKind)> {
 
 /// Whether a shim says that it listens and that an instance is ready, or why not.
 pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<(), String> {
-    let berth = berth(setting).ok_or("nobody was in the run directory yet")?;
+    let berth = berth(setting).ok_or("the run directory is still empty")?;
     let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
     let path = berth.socket_path(&shim).map_err(|error| error.to_string())?;
     let status = match ipc::ask(&path, Ask::Status, ipc::PATIENCE).await {

@@ -210,17 +210,17 @@ fn sums(ran: &Ran) -> Markup {
                 h3 { "New connections by instance" }
                 (shares(ran))
             }
-            (beside(&judges::sections(ran)))
+            (also_seen(&judges::sections(ran)))
         }
     }
 }
 
-/// What was seen beside the requests and the watches.
-fn beside(sections: &[Section]) -> Markup {
+/// Rows of judges that have no heading of their own.
+fn also_seen(sections: &[Section]) -> Markup {
     let untitled = sections.iter().filter(|section| section.title.is_empty());
     let mut seen = untitled.flat_map(|section| section.rows(Place::Page)).peekable();
     html! {
-        @if seen.peek().is_some() { div { h3 { "Seen beside" } (rows(seen)) } }
+        @if seen.peek().is_some() { div { h3 { "Also seen" } (rows(seen)) } }
     }
 }
 
