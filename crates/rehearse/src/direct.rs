@@ -100,35 +100,3 @@ async fn ask(setting: &Setting) -> Vec<(String, DirectStatus)> {
     let name = |socket: PathBuf| socket.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     shims.into_iter().map(|(socket, direct)| (name(socket), direct)).collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::record::Stamp;
-    use crate::record::Steered;
-
-    fn said(on: bool, opened: u64) -> DirectStatus {
-        DirectStatus { on, opened, ..DirectStatus::default() }
-    }
-
-    #[test]
-    fn what_shims_steered_is_added_up_over_their_lives() {
-        let mut used = Steered::default();
-        let look = |used: &mut Steered, at: u64, shims: &[(&str, bool, u64)]| {
-            let shims: Vec<_> = shims.iter().map(|(shim, on, opened)| (shim.to_string(), said(*on, *opened))).collect();
-            used.look(Stamp(at), &shims);
-        };
-        // What was steered before the first look was before the load.
-        look(&mut used, 100, &[("old", true, 7)]);
-        look(&mut used, 200, &[("old", true, 10)]);
-        look(&mut used, 300, &[("old", false, 12), ("new", false, 0)]);
-        assert_eq!((used.steered, used.on.clone()), (5, vec![(Stamp(100), Stamp(200))]));
-        // Another life of the first, and one that does not answer.
-        look(&mut used, 400, &[("old", true, 1)]);
-        look(&mut used, 500, &[("old", true, 3), ("new", false, 4)]);
-        assert_eq!(used.steered, 12);
-        assert_eq!(used.on_within(Stamp(150), Stamp(450)), Duration::from_nanos(100));
-        look(&mut used, 600, &[]);
-        assert!(!used.was_on && used.on.len() == 2);
-    }
-}

@@ -17,10 +17,8 @@
 //! * [`gate`]: the same, who waits before them.
 //! * [`netns`]: a network namespace for all of this; `network`: those of several nodes.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
-//! * [`verdict`]: from the record to what was lost (`loss`), `ends`: who ended a stream, and `promise`:
-//!   whether what berth promises under faults was kept; pure.
-//! * `judges`, a file each: from both to the [`data`], which is the JSON and has a version, and from that to a `section`: rows, tiles, what runs
-//!   are compared by, grids.
+//! * `judges`, a file each: from the record to the [`verdict`] (what was lost, by kinds of `loss`, and whether each promise was kept), to
+//!   the [`data`], which is the JSON and has a version, and from that to a `section`: rows, tiles, what runs are compared by, grids.
 //! * The [`table`] and the [`report`]'s page draw sections, and do not know which judge said what; plots are drawn from the data's series.
 //! * `progress`: what a person sees meanwhile.
 
@@ -34,7 +32,6 @@ pub mod apiserver;
 pub mod certs;
 pub mod data;
 pub mod direct;
-mod ends;
 mod etcd;
 pub mod fault;
 pub mod gate;
@@ -49,7 +46,6 @@ pub mod netns;
 mod network;
 pub mod plan;
 mod progress;
-mod promise;
 pub mod record;
 pub mod report;
 mod script;

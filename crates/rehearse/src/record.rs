@@ -8,10 +8,8 @@ pub use super::stamp::Stamp;
 
 use super::data::Informer;
 use super::fault::{Fault, Standby};
-use super::gate::Gates;
 use super::log::{Dialed, Event, EventKind, FaultStep};
 use super::loss::Loss;
-use berth_node::ipc::wire::DirectStatus;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -302,7 +300,7 @@ impl WatchSum {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Control {
     /// Their streams, by instance.
-    pub streams: BTreeMap<String, u64>,
+    pub streams: BTreeMap<String, BTreeSet<StreamId>>,
     /// The ends of these.
     pub ends: Vec<StreamEnd>,
 }
@@ -328,45 +326,6 @@ pub(crate) fn names(named: &Named, address: IpAddr) -> bool {
     named.values().any(|addresses| addresses.contains(&address))
 }
 
-/// Whom the Service `kubernetes` named from some moment on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NamedFrom {
-    /// When it was not so yet.
-    pub after: Stamp,
-    /// When it was seen.
-    pub at: Stamp,
-    pub named: Named,
-}
-
-/// Clients that came at one moment, and again until they were served.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Storm {
-    pub clients: u32,
-    /// When they came.
-    pub at: Stamp,
-    /// When the last had been served, or come in vain for too long; none: not seen.
-    pub over: Option<Stamp>,
-    /// What came of each try, and when: a client's last is the one that was answered well.
-    pub tries: Vec<(Stamp, Answer)>,
-}
-
-impl Storm {
-    /// When each client was served that was.
-    pub(crate) fn served(&self) -> impl Iterator<Item = Stamp> {
-        self.tries.iter().filter(|(_, answer)| matches!(answer, Answer::Good { .. })).map(|(at, _)| *at)
-    }
-
-    /// When all had been served.
-    pub(crate) fn all_served(&self) -> Option<Stamp> {
-        self.served().max().filter(|_| self.served().count() == self.clients as usize)
-    }
-
-    /// Tries that ended because a client would not wait any longer.
-    pub(crate) fn gave_up(&self) -> u64 {
-        self.tries.iter().filter(|(_, answer)| *answer == Answer::Failed(Failure::Unanswered)).count() as u64
-    }
-}
-
 /// All that was written down.
 #[derive(Debug, Default)]
 pub struct Record {
@@ -386,42 +345,19 @@ pub struct Record {
     pub watches: Vec<WatchSum>,
     /// One a client that keeps a copy.
     pub informers: Vec<Informer>,
-    /// Large answers that were read slowly to their end.
-    pub slow_reads: u64,
-    /// The reconnect storm, once it began.
-    pub storm: Option<Storm>,
     /// What others saw, who dialed the nodes: one each, if there are several.
     pub nodes: Vec<AtNode>,
     /// The same without berth.
     pub control: Control,
-    /// Whom the Service `kubernetes` named, each time that it changed.
-    pub named: Vec<NamedFrom>,
-    /// Times for which the Service `kubernetes` named nobody; none if it never named anybody, as
-    /// without real apiservers in a network namespace.
-    pub endpoint_gaps: Option<Vec<(Stamp, Stamp)>>,
-    /// What was seen of the direct path; none: the shims have none.
-    pub direct: Option<Steered>,
-    /// What was seen of the shims' gates; none: they have none, or there was no storm to look for.
-    pub gates: Option<Gates>,
-    /// Lines of apiservers' logs that tell of a certificate that they do not trust.
-    pub logged_x509_errors: u64,
     /// How far the clients were behind their timetable at most.
     pub behind: Duration,
     /// What went wrong with processes and should not have, in words.
     pub troubles: Vec<String>,
-    /// What is worth knowing and is nothing against the run, in words.
-    pub notes: Vec<String>,
+    /// All that one judge alone reads, in the order of the log.
+    pub events: Vec<Event>,
 }
 
 impl Record {
-    /// When good answers came within the load, in order.
-    pub(crate) fn good_answers(&self, load: &Range<Stamp>) -> Vec<Stamp> {
-        let good = self.attempts.iter().filter(|a| matches!(a.answer, Answer::Good { .. }));
-        let mut answers: Vec<Stamp> = good.map(|a| a.done).filter(|at| load.contains(at)).collect();
-        answers.sort_unstable();
-        answers
-    }
-
     /// From when to when the load was. An aborted run did not come to its end, and perhaps not to its beginning.
     pub(crate) fn load(&self) -> Range<Stamp> {
         let first = self.attempts.iter().map(|a| a.due).min();
@@ -429,127 +365,64 @@ impl Record {
         let began = self.began.or(first).unwrap_or(Stamp(0));
         began..self.over.or(last).unwrap_or(began).max(began)
     }
-
-    /// The whole seconds of the load without a good answer.
-    pub(crate) fn silent_s(&self, load: &Range<Stamp>) -> u64 {
-        let seconds = load.end.since(load.start).as_secs();
-        let mut answered: Vec<u64> = self.good_answers(load).iter().map(|at| at.since(load.start).as_secs()).collect();
-        answered.dedup();
-        seconds - answered.iter().filter(|second| **second < seconds).count() as u64
-    }
-
-    /// The longest time within the load without a good answer.
-    pub(crate) fn longest_silence(&self, load: &Range<Stamp>) -> Duration {
-        let answers = self.good_answers(load).into_iter().chain([load.end]);
-        let silences = answers.scan(load.start, |before, at| Some(at.since(std::mem::replace(before, at))));
-        silences.max().unwrap_or_default()
-    }
-}
-
-/// A log while it is sorted.
-#[derive(Default)]
-struct Sorter {
-    record: Record,
-    /// Streams of the control that were answered, by instance.
-    controls: BTreeMap<String, BTreeSet<StreamId>>,
-    /// The Service named nobody when it was looked at last: the last gap goes on.
-    is_empty: bool,
 }
 
 impl Record {
     pub fn of(log: Vec<Event>) -> Self {
-        let mut sorter = Sorter::default();
-        for event in log {
-            sorter.add(event);
-        }
-        let Sorter { mut record, controls, .. } = sorter;
-        record.control.streams = controls.into_iter().map(|(name, streams)| (name, streams.len() as u64)).collect();
+        let mut record = Self::default();
+        log.into_iter().for_each(|event| record.add(event));
         record
     }
-}
 
-impl Sorter {
     fn add(&mut self, Event { at, who, what }: Event) {
-        let record = &mut self.record;
         match what {
-            EventKind::LoadBegan => record.began = Some(at),
-            EventKind::LoadEnded => record.over = Some(at),
+            EventKind::LoadBegan => self.began = Some(at),
+            EventKind::LoadEnded => self.over = Some(at),
             EventKind::NodeDialed(address) => {
-                record.nodes.push(AtNode { name: who, address, attempts: Vec::new(), ends: Vec::new() });
+                self.nodes.push(AtNode { name: who, address, attempts: Vec::new(), ends: Vec::new() });
             }
-            EventKind::Attempt(Dialed::Front, attempt) => record.attempts.push(attempt),
+            EventKind::Attempt(Dialed::Front, attempt) => self.attempts.push(attempt),
             EventKind::Attempt(Dialed::Node(node), attempt) => {
                 self.at_node(&node, |node| node.attempts.push(attempt));
             }
             EventKind::Attempt(Dialed::Instance(name), Attempt { stream, answer: Answer::Good { .. }, .. }) => {
-                self.controls.entry(name).or_default().insert(stream);
+                self.control.streams.entry(name).or_default().insert(stream);
             }
             EventKind::Attempt(Dialed::Instance(_), _) => {}
-            EventKind::StreamEnd(Dialed::Front, end) => record.ends.push(end),
+            EventKind::StreamEnd(Dialed::Front, end) => self.ends.push(end),
             EventKind::StreamEnd(Dialed::Node(node), end) => self.at_node(&node, |node| node.ends.push(end)),
-            EventKind::StreamEnd(Dialed::Instance(_), end) => record.control.ends.push(end),
-            EventKind::SlowRead => record.slow_reads += 1,
-            EventKind::Behind(behind) => record.behind = record.behind.max(behind),
-            EventKind::Watch(sum) => record.watches.push(sum),
-            EventKind::Informer(informer) => record.informers.push(informer),
-            EventKind::StormBegan(clients) => record.storm = Some(Storm { clients, at, ..Storm::default() }),
-            EventKind::StormTry(answer) => {
-                record.storm.iter_mut().for_each(|storm| storm.tries.push((at, answer.clone())));
-            }
-            EventKind::StormEnded => record.storm.iter_mut().for_each(|storm| storm.over = Some(at)),
-            EventKind::EndReport(report) => record.reports.push((who, report)),
-            EventKind::Mark { mark, text } => record.moments.0.push(Moment { instance: who, mark, at, text }),
-            EventKind::Player { .. } if record.players.iter().any(|player| player.name == who) => {}
+            EventKind::StreamEnd(Dialed::Instance(_), end) => self.control.ends.push(end),
+            EventKind::Behind(behind) => self.behind = self.behind.max(behind),
+            EventKind::Watch(sum) => self.watches.push(sum),
+            EventKind::Informer(informer) => self.informers.push(informer),
+            EventKind::EndReport(report) => self.reports.push((who, report)),
+            EventKind::Mark { mark, text } => self.moments.0.push(Moment { instance: who, mark, at, text }),
+            EventKind::Player { .. } if self.players.iter().any(|player| player.name == who) => {}
             EventKind::Player { serves, node } => {
-                record.players.push(Player { name: who, version: None, serves, node });
+                self.players.push(Player { name: who, version: None, serves, node });
             }
             EventKind::Version(version) => {
-                record.players.iter_mut().filter(|player| player.name == who).for_each(|player| {
+                self.players.iter_mut().filter(|player| player.name == who).for_each(|player| {
                     player.version = Some(version.clone());
                 });
             }
             EventKind::Fault { fault, standby, node } => {
                 let node = node.map(|(name, address)| InjectedNode::new(name, address));
                 let (noticed, over, seen) = (None, None, Vec::new());
-                record.injected.push(Injected { fault, instance: who, node, standby, at, noticed, over, seen });
+                self.injected.push(Injected { fault, instance: who, node, standby, at, noticed, over, seen });
             }
             EventKind::FaultStep(number, step) => {
-                if let Some(injected) = record.injected.get_mut(number) {
+                if let Some(injected) = self.injected.get_mut(number) {
                     injected.step(at, step);
                 }
             }
-            EventKind::Service { after, named } => self.service(after, at, named),
-            EventKind::Steering(shims) => record.direct.get_or_insert_default().look(at, &shims),
-            // Where there never was a gate, there is nothing to tell.
-            EventKind::Gates(shims) if record.gates.is_none() && shims.is_empty() => {}
-            EventKind::Gates(shims) => record.gates.get_or_insert_default().look(at, shims),
-            EventKind::UntrustedCertificate => record.logged_x509_errors += 1,
-            EventKind::Trouble(trouble) => record.troubles.push(trouble),
-            EventKind::Note(note) => record.notes.push(note),
+            EventKind::Trouble(trouble) => self.troubles.push(trouble),
+            what => self.events.push(Event { at, who, what }),
         }
     }
 
     fn at_node(&mut self, name: &str, add: impl FnOnce(&mut AtNode)) {
-        self.record.nodes.iter_mut().find(|node| node.name == name).map(add).unwrap_or_default();
-    }
-
-    /// Whom the Service names, and the times for which that is nobody, from the first time on that it names somebody.
-    fn service(&mut self, after: Stamp, at: Stamp, named: Named) {
-        let is_empty = named.values().all(BTreeSet::is_empty);
-        match &mut self.record.endpoint_gaps {
-            None if is_empty => {}
-            None => self.record.endpoint_gaps = Some(Vec::new()),
-            Some(gaps) => match gaps.last_mut().filter(|_| self.is_empty) {
-                // Up to now, also when there is no later look.
-                Some(gap) => gap.1 = at,
-                None if is_empty => gaps.push((at, at)),
-                None => {}
-            },
-        }
-        self.is_empty = is_empty && self.record.endpoint_gaps.is_some();
-        if self.record.named.last().is_none_or(|last| last.named != named) {
-            self.record.named.push(NamedFrom { after, at, named });
-        }
+        self.nodes.iter_mut().find(|node| node.name == name).map(add).unwrap_or_default();
     }
 }
 
@@ -574,54 +447,10 @@ impl Injected {
     }
 }
 
-/// What was seen of the direct path.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Steered {
-    /// Connections that were steered during the load.
-    pub steered: u64,
-    /// When a shim said that it steers.
-    pub on: Vec<(Stamp, Stamp)>,
-    /// What each shim had counted when it was asked last.
-    counted: BTreeMap<String, u64>,
-    looks: u64,
-    pub(crate) was_on: bool,
-}
-
-impl Steered {
-    /// Takes in what the shims said.
-    pub(crate) fn look(&mut self, at: Stamp, shims: &[(String, DirectStatus)]) {
-        for (shim, direct) in shims {
-            let before = self.counted.insert(shim.clone(), direct.opened);
-            self.steered += match before {
-                // From before the load.
-                None if self.looks == 0 => 0,
-                Some(before) if before <= direct.opened => direct.opened - before,
-                // It was started since.
-                _ => direct.opened,
-            };
-        }
-        let is_on = shims.iter().any(|(_, direct)| direct.on);
-        match self.on.last_mut().filter(|_| self.was_on) {
-            Some(period) if is_on => period.1 = at,
-            None if is_on => self.on.push((at, at)),
-            _ => {}
-        }
-        self.was_on = is_on;
-        self.looks += 1;
-    }
-
-    /// How long it was on between two moments.
-    pub(crate) fn on_within(&self, from: Stamp, to: Stamp) -> Duration {
-        self.on.iter().map(|(began, ended)| ended.min(&to).since(*began.max(&from))).sum()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use EventKind::{
-        Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, NodeDialed, Player as Plays, Service,
-    };
+    use EventKind::{Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, NodeDialed, Player as Plays};
 
     const NODE: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 3)), 6443);
 
@@ -657,12 +486,12 @@ mod tests {
             ("", EventKind::LoadEnded),
         ]);
         let streams = |attempts: &[Attempt]| attempts.iter().map(|a| a.stream.clone()).collect::<Vec<_>>();
-        assert_eq!((streams(&sorted.attempts), sorted.slow_reads), (vec!["new-0".to_owned()], 1));
+        assert_eq!((streams(&sorted.attempts), sorted.events.len()), (vec!["new-0".to_owned()], 1));
         assert_eq!(
             (streams(&sorted.nodes[0].attempts), sorted.nodes[0].address),
             (vec!["cp-3-new-0".to_owned()], NODE)
         );
-        assert_eq!(sorted.control.streams, [("old".to_owned(), 1)].into());
+        assert_eq!(sorted.control.streams, [("old".to_owned(), ["control-old-1".to_owned()].into())].into());
         assert_eq!(
             (sorted.began, sorted.over, sorted.behind),
             (Some(Stamp(1)), Some(Stamp(9)), Duration::from_millis(7))
@@ -688,16 +517,6 @@ mod tests {
         let node = gone.node.as_ref().unwrap();
         assert_eq!((node.linked, node.named, node.listened), (Some(Stamp(2)), Some(Stamp(1)), None));
         assert_eq!((sorted.players.len(), sorted.players[0].version.as_deref()), (1, Some("v1.33.0")));
-    }
-
-    #[test]
-    fn the_service_is_empty_from_when_it_named_somebody_first() {
-        let named = |ips: &[&str]| [(RECONCILED.to_owned(), ips.iter().map(|ip| ip.parse().unwrap()).collect())].into();
-        let look = |ips: &[&str]| ("kubernetes", Service { after: Stamp(0), named: named(ips) });
-        let sorted = record(vec![look(&[]), look(&["10.0.0.3"]), look(&[]), look(&[]), look(&["10.0.0.3"]), look(&[])]);
-        assert_eq!(sorted.endpoint_gaps, Some(vec![(Stamp(2), Stamp(4)), (Stamp(5), Stamp(5))]));
-        assert_eq!(sorted.named.iter().map(|from| from.at.0).collect::<Vec<_>>(), [0, 1, 2, 4, 5]);
-        assert_eq!(record(vec![look(&[])]).endpoint_gaps, None);
     }
 
     #[test]

@@ -1,11 +1,104 @@
-//! The gates of the shims: who waited there. Their plot is `report/plot/gate.rs`.
+//! The gates of the shims: the clients that waited there. Their plot is `report/plot/gate.rs`.
 
-use crate::data::Ran;
+use super::timeline::Steps;
+use super::{Case, JUDGE, Judge};
+use crate::data::{Gate, Ran};
+use crate::gate::{Counted, GateMetrics, Look};
+use crate::log::{Event, EventKind};
+use crate::record::{Record, Stamp};
 use crate::report::format::{self, count};
 use crate::section::Place::{Compared, Page, Table};
 use crate::section::{Row, Section};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
-pub(super) fn section(ran: &Ran) -> Section {
+pub(super) const GATE: Judge = Judge { fill, section, ..JUDGE };
+
+/// What was seen of all gates.
+#[derive(Debug, Default)]
+struct Gates {
+    /// In order.
+    looks: Vec<(Stamp, Look)>,
+    /// Since the first look.
+    counted: Counted,
+    /// What each shim had counted when it was asked last.
+    before: BTreeMap<PathBuf, Counted>,
+}
+
+impl Gates {
+    /// None: the shims have no gate, or there was no storm to look for.
+    fn of(record: &Record) -> Option<Self> {
+        let mut gates = None::<Self>;
+        for Event { at, what, .. } in &record.events {
+            match what {
+                // Where there never was a gate, there is nothing to tell.
+                EventKind::Gates(shims) if gates.is_some() || !shims.is_empty() => {
+                    gates.get_or_insert_default().look(*at, shims);
+                }
+                _ => {}
+            }
+        }
+        gates
+    }
+
+    /// Takes in what the shims said.
+    fn look(&mut self, at: Stamp, shims: &[(PathBuf, GateMetrics)]) {
+        let mut all = Look::default();
+        for (shim, GateMetrics { now, counted }) in shims {
+            all.openings += now.openings;
+            all.limit += now.limit;
+            add(&mut all.waiting, &now.waiting, &BTreeMap::new());
+            let before = self.before.insert(shim.clone(), counted.clone());
+            // What the first look finds is from before the load; later, a shim is new.
+            let before =
+                before.unwrap_or_else(|| if self.looks.is_empty() { counted.clone() } else { Counted::default() });
+            add(&mut self.counted.waited, &counted.waited, &before.waited);
+            add(&mut self.counted.dropped, &counted.dropped, &before.dropped);
+        }
+        self.looks.push((at, all));
+    }
+}
+
+/// Adds what is counted to what was. One that counts from 0 again was started since.
+fn add(to: &mut BTreeMap<String, u64>, counted: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) {
+    for (key, count) in counted {
+        let before = before.get(key).copied().unwrap_or_default();
+        *to.entry(key.clone()).or_default() += count.checked_sub(before).unwrap_or(*count);
+    }
+}
+
+fn fill(case: &Case<'_>, ran: &mut Ran) {
+    let Some(gates) = Gates::of(case.record) else { return };
+    let span = &case.span;
+    let steps = Steps::of(span);
+    let over = |value: &dyn Fn(&Look) -> u64| {
+        let mut seen = vec![Vec::new(); steps.count];
+        for (at, look) in &gates.looks {
+            if let Some(step) = steps.at(*at) {
+                seen[step].push(value(look));
+            }
+        }
+        let most = seen.into_iter().scan(0, |last, seen| {
+            let most = seen.iter().copied().max().unwrap_or(*last);
+            *last = seen.last().copied().unwrap_or(*last);
+            Some(most)
+        });
+        most.collect::<Vec<u64>>()
+    };
+    let looks = || gates.looks.iter().filter(|(at, _)| *at >= span.began).map(|(_, look)| look);
+    let classes: BTreeSet<&String> = looks().flat_map(|look| look.waiting.keys()).collect();
+    let of_class = |look: &Look, class: &String| look.waiting.get(class).copied().unwrap_or_default();
+    ran.gate = Some(Gate {
+        waited: gates.counted.waited.clone(),
+        dropped: gates.counted.dropped.clone(),
+        most_waiting: looks().map(|look| look.waiting.values().sum()).max().unwrap_or_default(),
+        waiting: classes.into_iter().map(|class| (class.clone(), over(&|look| of_class(look, class)))).collect(),
+        openings: over(&|look| look.openings),
+        limit: over(&|look| look.limit),
+    });
+}
+
+fn section(ran: &Ran) -> Section {
     let Some(gate) = &ran.gate else { return Section::default() };
     let most = &[Table, Compared, Page];
     let mut rows = vec![Row::at(most, "most at a time at the gate", count(gate.most_waiting), format::gate(gate))];
@@ -13,4 +106,35 @@ pub(super) fn section(ran: &Ran) -> Section {
     let dropped = gate.dropped.iter().map(|(reason, n)| (format!("waited and had none: {reason}"), n));
     rows.extend(waited.chain(dropped).map(|(name, clients)| Row::page(name, count(*clients))));
     Section { title: "The gate, with all clients, of the storm or not", rows, ..Section::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(of: &[(&str, u64)]) -> BTreeMap<String, u64> {
+        of.iter().map(|(key, count)| ((*key).to_owned(), *count)).collect()
+    }
+
+    #[test]
+    fn what_gates_counted_is_added_up_over_their_lives() {
+        let said = |waiting, waited| GateMetrics {
+            now: Look { waiting: counts(&[("others", waiting)]), openings: 1, limit: 4 },
+            counted: Counted { waited: counts(&[("others", waited)]), ..Counted::default() },
+        };
+        let mut gates = Gates::default();
+        let mut look = |at, shims: &[(&str, GateMetrics)]| {
+            gates.look(
+                Stamp(at),
+                &shims.iter().map(|(shim, said)| (PathBuf::from(shim), said.clone())).collect::<Vec<_>>(),
+            );
+            gates.counted.waited.get("others").copied()
+        };
+        assert_eq!(look(1, &[("old", said(0, 5))]), Some(0), "from before the load");
+        assert_eq!(look(2, &[("old", said(3, 7)), ("new", said(4, 1))]), Some(3));
+        assert_eq!(look(3, &[("new", said(0, 9))]), Some(11));
+        assert_eq!(look(4, &[("new", said(0, 2))]), Some(13), "it was started again");
+        let both = Look { waiting: counts(&[("others", 7)]), openings: 2, limit: 8 };
+        assert_eq!(gates.looks[1], (Stamp(2), both));
+    }
 }

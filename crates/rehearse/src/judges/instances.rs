@@ -1,20 +1,85 @@
 //! What is known of the instances: what each served, and what they logged of certificates.
 
+use super::{Case, Judge};
 use crate::data::{ControlStreams, Instance, Ran};
-use crate::record::{Player, Record};
+use crate::log::EventKind;
+use crate::plan::Plan;
+use crate::record::{Answer, Attempt, MarkKind, Player, Record, Stamp};
 use crate::report::format::count;
 use crate::section::{Row, Section};
+use crate::verdict::Verdict;
 use std::collections::BTreeMap;
 
-pub(super) fn judge(player: &Player) -> Instance {
-    Instance { name: player.name.clone(), version: player.version.clone().unwrap_or_default() }
+pub(super) const INSTANCES: Judge = Judge { weigh, fill, section };
+
+/// Fewest new connections that each instance has to serve for a verdict.
+const FEWEST: u64 = 20;
+
+/// Whether each node was upgraded, and each instance was used.
+fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
+    let untrusted = record.events.iter().filter(|event| event.what == EventKind::UntrustedCertificate).count();
+    verdict.figures.logged_x509_errors = (!plan.old.is_stand_in()).then_some(untrusted as u64);
+    let mut nodes: BTreeMap<Option<&str>, Vec<&str>> = BTreeMap::new();
+    for player in record.players.iter().filter(|player| player.serves) {
+        nodes.entry(player.node.as_deref()).or_default().push(&player.name);
+    }
+    if nodes.is_empty() || nodes.values().any(|turns| turns.len() < 2) {
+        verdict.object("there was no upgrade".into());
+    }
+    for name in nodes.values().flatten() {
+        let served = verdict.figures.new_connections_by_instance.get(*name).copied().unwrap_or(0);
+        if served < FEWEST {
+            verdict.doubt(format!("{name} served only {served} new connections"));
+        }
+    }
+    for pair in nodes.values().flat_map(|turns| turns.windows(2)) {
+        upgrade(record, pair[0], pair[1], verdict);
+    }
+}
+
+/// Whether an upgrade happened, in the right order.
+fn upgrade(record: &Record, old: &str, new: &str, verdict: &mut Verdict) {
+    let moments = &record.moments;
+    // What a real apiserver does not tell is seen from outside, a little later.
+    let ready = moments.first(new, MarkKind::Ready).or(moments.first(new, MarkKind::Joined));
+    let told = moments.last(old, MarkKind::Terminating).or(moments.last(old, MarkKind::Sigterm));
+    let gone = moments.last(old, MarkKind::Drained).or(moments.last(old, MarkKind::Exited));
+    let served = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == new);
+    let early = record.attempts.iter().filter(served).filter(|a| ready.is_none_or(|r| a.done < r)).count();
+    let after = |gone: Stamp| record.attempts.iter().filter(served).any(|a| a.due > gone);
+    let objection = match (told, gone, ready) {
+        (None, ..) => Some(format!("{old} was never sent SIGTERM")),
+        (_, None, _) => Some(format!("{old} did not come to the end of its drain")),
+        (_, _, None) => Some(format!("{new} never got ready")),
+        (Some(told), _, Some(ready)) if told < ready => Some(format!("{old} was stopped before {new} was ready")),
+        (_, Some(gone), _) if !after(gone) => {
+            verdict.doubt(format!("{new} served nothing after {old} was gone"));
+            None
+        }
+        _ => None,
+    };
+    if let Some(objection) = objection {
+        verdict.object(objection);
+    }
+    if early > 0 {
+        verdict.object(format!("{new} answered {early} requests before its /readyz was 200"));
+    }
+}
+
+fn fill(case: &Case<'_>, ran: &mut Ran) {
+    let instance = |Player { name, version, .. }: &Player| Instance {
+        name: name.clone(),
+        version: version.clone().unwrap_or_default(),
+    };
+    ran.instances = case.record.players.iter().map(instance).collect();
+    ran.control_streams = control(case.record);
 }
 
 /// Connections to the instances themselves, and how many of them ended.
-pub(super) fn control(record: &Record) -> BTreeMap<String, ControlStreams> {
+fn control(record: &Record) -> BTreeMap<String, ControlStreams> {
     let mut streams: BTreeMap<String, ControlStreams> = BTreeMap::new();
     for (instance, opened) in &record.control.streams {
-        streams.entry(instance.clone()).or_default().opened = *opened;
+        streams.entry(instance.clone()).or_default().opened = opened.len() as u64;
     }
     for end in &record.control.ends {
         streams.entry(end.instance.clone()).or_default().ended += 1;
@@ -22,7 +87,7 @@ pub(super) fn control(record: &Record) -> BTreeMap<String, ControlStreams> {
     streams
 }
 
-pub(super) fn section(ran: &Ran) -> Section {
+fn section(ran: &Ran) -> Section {
     let served = |Instance { name, version }: &Instance| {
         let served = ran.figures.new_connections_by_instance.get(name).copied().unwrap_or(0);
         Row::table(format!("connections on {name}"), count(served), version.clone())

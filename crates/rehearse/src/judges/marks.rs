@@ -1,13 +1,14 @@
 //! What happened to the instances, in order.
 
-use super::Span;
-use crate::data::{Mark, MarkKind};
-use crate::record::Record;
-use crate::verdict::Verdict;
+use super::{Case, JUDGE, Judge};
+use crate::data::{Mark, MarkKind, Ran};
 use std::collections::{BTreeMap, BTreeSet};
 
+pub(super) const MARKS: Judge = Judge { fill, ..JUDGE };
+
 /// Each once, in order. Where the script told an instance to stop, it need not say so itself.
-pub(super) fn judge(record: &Record, judged: &Verdict, span: &Span) -> Vec<Mark> {
+fn fill(case: &Case<'_>, ran: &mut Ran) {
+    let Case { record, verdict, span, .. } = case;
     let moments = &record.moments;
     let mut marks: BTreeMap<(i64, &str, MarkKind), String> = BTreeMap::new();
     for moment in &moments.0 {
@@ -18,7 +19,7 @@ pub(super) fn judge(record: &Record, judged: &Verdict, span: &Span) -> Vec<Mark>
         };
         marks.insert((span.ms(moment.at), &moment.instance, what), moment.text.clone());
     }
-    for promised in &judged.promises {
+    for promised in &verdict.promises {
         marks.insert((span.ms(promised.at), &promised.instance, MarkKind::Fault), promised.fault.clone());
     }
     // What both an instance and the script saw is told once, until something happens to the instance.
@@ -35,5 +36,5 @@ pub(super) fn judge(record: &Record, judged: &Verdict, span: &Span) -> Vec<Mark>
         what,
         text,
     };
-    marks.into_iter().map(mark).collect()
+    ran.marks = marks.into_iter().map(mark).collect();
 }

@@ -1,14 +1,16 @@
-//! Judges, a file each: what the record has of one thing becomes its part of the [data](crate::data), and that a
-//! [section](crate::section). Pure.
+//! Judges, a file each. A judge reads the record: it adds sums, promises and objections to the [verdict](crate::verdict), its part to
+//! the [data](crate::data), and draws that as a [section](crate::section). Pure.
 //!
-//! A new kind of client, or a new figure, is a judge, its events in the [log](crate::log) and its field in the data. `streams` makes lives of
-//! connections out of attempts and ends, `timeline` cuts all into steps.
+//! A new kind of client, or a new figure, is a judge, its events in the [log](crate::log) and its field in the data. `ends` decides
+//! which end ended a stream, `streams` makes lives of connections out of attempts and ends.
 
+mod ends;
+mod faults;
 mod gate;
 mod instances;
+mod losses;
 mod marks;
 mod nodes;
-mod promises;
 mod requests;
 mod service;
 mod steering;
@@ -18,48 +20,77 @@ mod timeline;
 mod watches;
 
 use crate::data::{Period, Ran};
+use crate::log::EventKind;
+use crate::plan::Plan;
 use crate::record::{Record, Stamp};
 use crate::section::Section;
 use crate::verdict::Verdict;
 use std::time::Duration;
 
-/// All of a run but what is said of it as a whole.
-pub(crate) fn judge(record: &Record, judged: &Verdict) -> Ran {
-    let span = &Span::of(record);
-    let lives = streams::lives(record, span);
-    Ran {
-        load_ms: span.over.since(span.began).as_millis() as u64,
-        instances: record.players.iter().map(instances::judge).collect(),
-        figures: judged.figures.clone(),
-        promises: judged.promises.iter().map(|promise| promises::judge(promise, span)).collect(),
-        timeline: timeline::judge(record, judged, &lives, span),
-        marks: marks::judge(record, judged, span),
-        watches: streams::watches(record, judged, &lives, span),
-        gate: record.gates.as_ref().map(|gates| timeline::gate(gates, span)),
-        informers: watches::informers(record),
-        control_streams: instances::control(record),
-        endpoint_gaps: service::gaps(record, span),
-        storm: record.storm.as_ref().map(|storm| storm::judge(storm, span)),
-        direct: steering::judge(record, span),
-        by_address: nodes::by_address(record, judged),
-        away: nodes::away(record, span),
-        ..Ran::default()
-    }
+/// What a judge does.
+struct Judge {
+    /// Adds its sums, its promises, what was lost, and its objections.
+    weigh: fn(&Record, &Plan, &mut Verdict),
+    /// Adds its part of the data.
+    fill: fn(&Case<'_>, &mut Ran),
+    section: fn(&Ran) -> Section,
 }
 
-/// What each judge says of a run, in the order in which it is drawn.
+/// One that does nothing.
+const JUDGE: Judge = Judge {
+    weigh: |_, _, _| {},
+    fill: |_, _| {},
+    section: |_| Section { title: "", rows: Vec::new(), grids: Vec::new() },
+};
+
+/// In the order in which sections are drawn. What is lost is excused by promises, so that these come before it.
+const JUDGES: [Judge; 12] = [
+    requests::REQUESTS,
+    faults::FAULTS,
+    losses::LOSSES,
+    watches::WATCHES,
+    instances::INSTANCES,
+    service::SERVICE,
+    storm::STORM,
+    gate::GATE,
+    steering::STEERING,
+    nodes::NODES,
+    marks::MARKS,
+    timeline::TIMELINE,
+];
+
+/// A run whose verdict is known.
+struct Case<'a> {
+    record: &'a Record,
+    verdict: &'a Verdict,
+    span: Span,
+    lives: streams::Lives<'a>,
+}
+
+/// Adds what each judge has to say to a verdict.
+pub(crate) fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
+    record.troubles.iter().for_each(|trouble| verdict.object(trouble.clone()));
+    for event in &record.events {
+        if let EventKind::Note(note) = &event.what {
+            verdict.notes.push(note.clone());
+        }
+    }
+    JUDGES.iter().for_each(|judge| (judge.weigh)(record, plan, verdict));
+}
+
+/// All of a run but what is said of it as a whole.
+pub(crate) fn judge(record: &Record, verdict: &Verdict) -> Ran {
+    let span = Span::of(record);
+    let case = Case { record, verdict, span, lives: streams::lives(record, &span) };
+    let load_ms = span.over.since(span.began).as_millis() as u64;
+    let mut ran = Ran { load_ms, figures: verdict.figures.clone(), ..Ran::default() };
+    JUDGES.iter().for_each(|judge| (judge.fill)(&case, &mut ran));
+    ran
+}
+
+/// What each judge says of a run.
 pub(crate) fn sections(ran: &Ran) -> Vec<Section> {
-    let all = [
-        requests::section,
-        watches::section,
-        instances::section,
-        service::section,
-        storm::section,
-        gate::section,
-        steering::section,
-        nodes::section,
-    ];
-    all.map(|section| section(ran)).into()
+    JUDGES.iter().map(|judge| (judge.section)(ran)).collect()
 }
 
 /// The load, and all that came of it.

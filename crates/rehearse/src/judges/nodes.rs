@@ -1,17 +1,24 @@
 //! Several nodes: what clients saw at each address, and when the Service forgot a node that went away.
 
-use super::Span;
+use super::service::Service;
+use super::{Case, JUDGE, Judge};
 use crate::data::{Away, ByAddress, Ran, Tally};
 use crate::network::SERVICE;
-use crate::promise::Forgotten;
 use crate::record::{Answer, Attempt, Injected, Kind, Record, Stamp};
 use crate::report::format::{count, moment, named, wait};
 use crate::section::{Grid, Row, Section};
 use crate::verdict::{LostAtNode, Verdict, millis};
 use std::net::SocketAddr;
 
+pub(super) const NODES: Judge = Judge { fill, section, ..JUDGE };
+
+fn fill(case: &Case<'_>, ran: &mut Ran) {
+    ran.by_address = by_address(case.record, case.verdict);
+    ran.away = away(case);
+}
+
 /// The Service first: what was lost there is what is left of all.
-pub(super) fn by_address(record: &Record, judged: &Verdict) -> Vec<ByAddress> {
+fn by_address(record: &Record, judged: &Verdict) -> Vec<ByAddress> {
     if record.nodes.is_empty() {
         return Vec::new();
     }
@@ -36,11 +43,13 @@ pub(super) fn by_address(record: &Record, judged: &Verdict) -> Vec<ByAddress> {
     [service].into_iter().chain(nodes.map(|(node, seen)| at(&node.name, node.address, &node.attempts, seen))).collect()
 }
 
-pub(super) fn away(record: &Record, span: &Span) -> Vec<Away> {
+fn away(case: &Case<'_>) -> Vec<Away> {
+    let Case { record, span, .. } = case;
+    let service = Service::of(record);
     let one = |injected: &Injected| {
         let Injected { fault, node, at, over, .. } = injected;
         let node = node.as_ref().filter(|_| fault.is_of_a_node())?;
-        let seen = Forgotten::of(record, *at, node.address.ip());
+        let seen = service.forgot(*at, node.address.ip());
         let after = |moment: Stamp| millis(moment.since(*at));
         let failed = |a: &&Attempt| a.kind == Kind::New && matches!(a.answer, Answer::Failed(_));
         let meanwhile = |a: &&Attempt| a.due >= *at && over.is_none_or(|over| a.due < over);
@@ -57,7 +66,7 @@ pub(super) fn away(record: &Record, span: &Span) -> Vec<Away> {
     record.injected.iter().filter_map(one).collect()
 }
 
-pub(super) fn section(ran: &Ran) -> Section {
+fn section(ran: &Ran) -> Section {
     let after = |ms: Option<f64>, never: &str| ms.map_or_else(|| never.to_owned(), wait);
     let sum = |lost: &[Tally]| count(lost.iter().map(|tally| tally.count).sum());
     let (mut rows, mut at, mut away) = (Vec::new(), Vec::new(), Vec::new());

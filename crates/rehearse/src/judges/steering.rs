@@ -1,20 +1,87 @@
 //! The direct path: how many connections went past the shims, and when a shim steered.
 
-use super::Span;
+use super::{Case, Judge};
 use crate::data::{Direct, Ran, count_of};
-use crate::record::Record;
+use crate::log::{Event, EventKind};
+use crate::plan::Plan;
+use crate::record::{Record, Stamp};
 use crate::report::format::{count, moment, percent, wait};
 use crate::section::{Row, Section};
+use crate::verdict::Verdict;
+use berth_node::ipc::wire::DirectStatus;
+use std::collections::BTreeMap;
+use std::time::Duration;
 
-pub(super) fn judge(record: &Record, span: &Span) -> Option<Direct> {
-    let used = record.direct.as_ref()?;
-    let load = span.over.since(span.began).as_secs_f64();
-    let share = used.on_within(span.began, span.over).as_secs_f64() / load;
-    let on = used.on.iter().map(|on| span.period(on)).collect();
-    Some(Direct { steered: used.steered, on_share: if load > 0.0 { share } else { 0.0 }, on })
+pub(super) const STEERING: Judge = Judge { weigh, fill, section };
+
+/// What was seen of the direct path.
+#[derive(Debug, Default)]
+struct Steered {
+    /// Connections that were steered during the load.
+    steered: u64,
+    /// When a shim said that it steers.
+    on: Vec<(Stamp, Stamp)>,
+    /// What each shim had counted when it was asked last.
+    counted: BTreeMap<String, u64>,
+    looks: u64,
+    was_on: bool,
 }
 
-pub(super) fn section(ran: &Ran) -> Section {
+impl Steered {
+    /// None: the shims have no direct path.
+    fn of(record: &Record) -> Option<Self> {
+        let mut steered = None::<Self>;
+        for Event { at, what, .. } in &record.events {
+            if let EventKind::Steering(shims) = what {
+                steered.get_or_insert_default().look(*at, shims);
+            }
+        }
+        steered
+    }
+
+    /// Takes in what the shims said.
+    fn look(&mut self, at: Stamp, shims: &[(String, DirectStatus)]) {
+        for (shim, direct) in shims {
+            let before = self.counted.insert(shim.clone(), direct.opened);
+            self.steered += match before {
+                // From before the load.
+                None if self.looks == 0 => 0,
+                Some(before) if before <= direct.opened => direct.opened - before,
+                // It was started since.
+                _ => direct.opened,
+            };
+        }
+        let is_on = shims.iter().any(|(_, direct)| direct.on);
+        match self.on.last_mut().filter(|_| self.was_on) {
+            Some(period) if is_on => period.1 = at,
+            None if is_on => self.on.push((at, at)),
+            _ => {}
+        }
+        self.was_on = is_on;
+        self.looks += 1;
+    }
+
+    /// How long it was on between two moments.
+    fn on_within(&self, from: Stamp, to: Stamp) -> Duration {
+        self.on.iter().map(|(began, ended)| ended.min(&to).since(*began.max(&from))).sum()
+    }
+}
+
+fn weigh(record: &Record, _: &Plan, verdict: &mut Verdict) {
+    if Steered::of(record).is_some_and(|direct| direct.steered == 0) {
+        verdict.doubt("nothing was steered: the direct path was never used".into());
+    }
+}
+
+fn fill(case: &Case<'_>, ran: &mut Ran) {
+    let Some(used) = Steered::of(case.record) else { return };
+    let load = case.span.over.since(case.span.began).as_secs_f64();
+    let share = used.on_within(case.span.began, case.span.over).as_secs_f64() / load;
+    let on = used.on.iter().map(|on| case.span.period(on)).collect();
+    ran.direct = Some(Direct { steered: used.steered, on_share: if load > 0.0 { share } else { 0.0 }, on });
+}
+
+fn section(ran: &Ran) -> Section {
     let Some(direct) = &ran.direct else { return Section::default() };
     let share = percent(direct.on_share);
     let note = format!("by the kernel, past the shims, {share} of the time");
@@ -29,4 +96,34 @@ pub(super) fn section(ran: &Ran) -> Section {
         Row::page(from, wait((on.to_ms - on.from_ms) as f64))
     }));
     Section { rows, ..Section::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(on: bool, opened: u64) -> DirectStatus {
+        DirectStatus { on, opened, ..DirectStatus::default() }
+    }
+
+    #[test]
+    fn what_shims_steered_is_added_up_over_their_lives() {
+        let mut used = Steered::default();
+        let look = |used: &mut Steered, at: u64, shims: &[(&str, bool, u64)]| {
+            let shims: Vec<_> = shims.iter().map(|(shim, on, opened)| (shim.to_string(), said(*on, *opened))).collect();
+            used.look(Stamp(at), &shims);
+        };
+        // What was steered before the first look was before the load.
+        look(&mut used, 100, &[("old", true, 7)]);
+        look(&mut used, 200, &[("old", true, 10)]);
+        look(&mut used, 300, &[("old", false, 12), ("new", false, 0)]);
+        assert_eq!((used.steered, used.on.clone()), (5, vec![(Stamp(100), Stamp(200))]));
+        // Another life of the first, and one that does not answer.
+        look(&mut used, 400, &[("old", true, 1)]);
+        look(&mut used, 500, &[("old", true, 3), ("new", false, 4)]);
+        assert_eq!(used.steered, 12);
+        assert_eq!(used.on_within(Stamp(150), Stamp(450)), Duration::from_nanos(100));
+        look(&mut used, 600, &[]);
+        assert!(!used.was_on && used.on.len() == 2);
+    }
 }

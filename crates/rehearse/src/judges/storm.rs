@@ -1,18 +1,127 @@
 //! A storm: when its clients were served, and what their tries met before.
 
-use super::Span;
+use super::{Case, Judge};
 use crate::data::{self, Ran};
+use crate::log::{Event, EventKind};
 use crate::loss::Loss;
-use crate::record::{Answer, Failure, Stamp, Storm};
+use crate::plan::Plan;
+use crate::record::{Answer, Failure, Record, Stamp};
 use crate::report::format::{self, count, named, wait};
 use crate::section::Place::{Page, Table, Tile};
 use crate::section::{Row, Section};
-use crate::verdict::millis;
+use crate::verdict::{Promise, Verdict, millis};
 use std::collections::BTreeMap;
 
-pub(super) fn judge(storm: &Storm, span: &Span) -> data::Storm {
-    let mut served: Vec<Stamp> = storm.served().collect();
-    served.sort_unstable();
+pub(super) const STORM: Judge = Judge { weigh, fill, section };
+
+/// What it is called where a fault's name is expected.
+const NAME: &str = "storm";
+
+/// Clients that came at one moment, and again until they were served.
+#[derive(Debug)]
+struct Storm<'a> {
+    clients: u32,
+    /// When they came.
+    at: Stamp,
+    /// When the last had been served, or come in vain for too long; none: not seen.
+    over: Option<Stamp>,
+    /// What came of each try, and when: a client's last is the one that was answered well.
+    tries: Vec<(Stamp, &'a Answer)>,
+}
+
+impl<'a> Storm<'a> {
+    fn of(record: &'a Record) -> Option<Self> {
+        let mut storm = None::<Self>;
+        for Event { at, what, .. } in &record.events {
+            match (what, &mut storm) {
+                (EventKind::StormBegan(clients), _) => {
+                    storm = Some(Self { clients: *clients, at: *at, over: None, tries: Vec::new() });
+                }
+                (EventKind::StormTry(answer), Some(storm)) => storm.tries.push((*at, answer)),
+                (EventKind::StormEnded, Some(storm)) => storm.over = Some(*at),
+                _ => {}
+            }
+        }
+        storm
+    }
+
+    /// When each client was served that was, in order.
+    fn served(&self) -> Vec<Stamp> {
+        let good = self.tries.iter().filter(|(_, answer)| matches!(answer, Answer::Good { .. }));
+        let mut served: Vec<Stamp> = good.map(|(at, _)| *at).collect();
+        served.sort_unstable();
+        served
+    }
+
+    /// When all had been served.
+    fn all_served(&self) -> Option<Stamp> {
+        let served = self.served();
+        served.last().copied().filter(|_| served.len() == self.clients as usize)
+    }
+
+    /// Tries that failed, each with its reason.
+    fn failures(&self) -> impl Iterator<Item = &Failure> {
+        self.tries
+            .iter()
+            .filter_map(|(_, answer)| if let Answer::Failed(failure) = answer { Some(failure) } else { None })
+    }
+
+    /// Tries that ended because a client would not wait any longer.
+    fn gave_up(&self) -> u64 {
+        self.failures().filter(|failure| **failure == Failure::Unanswered).count() as u64
+    }
+
+    /// Who gives up and comes again is served in the end.
+    fn promise(&self) -> Promise {
+        let (clients, served) = (self.clients, self.served().len());
+        let mut broken = Vec::new();
+        let mut seen = Vec::new();
+        match self.all_served() {
+            Some(last) => seen.push(format!("all {clients} were served within {:.1?}", last.since(self.at))),
+            None => broken.push(format!("of {clients} only {served} were served")),
+        }
+        let x509 = self.failures().filter(|failure| matches!(failure, Failure::X509(_))).count();
+        if x509 > 0 {
+            broken.push(format!("{x509} met a certificate that they do not trust"));
+        }
+        let failed = self.tries.len() - served;
+        seen.push(format!("{failed} tries failed, of which {} were given up", self.gave_up()));
+        Promise {
+            fault: NAME.to_owned(),
+            instance: NAME.to_owned(),
+            text: "each of its clients is served, if it comes again as long as it is not",
+            at: self.at,
+            over: self.over,
+            seen,
+            broken,
+            ..Promise::default()
+        }
+    }
+}
+
+/// What its clients met is told by its promise.
+fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
+    let Some(storm) = Storm::of(record) else {
+        if plan.load.storm > 0 {
+            verdict.doubt("there was no storm".into());
+        }
+        return;
+    };
+    let mut local: BTreeMap<&str, u64> = BTreeMap::new();
+    for failure in storm.failures() {
+        match failure {
+            Failure::Local(why) => *local.entry(why).or_default() += 1,
+            Failure::X509(_) => verdict.figures.x509_errors += 1,
+            _ => {}
+        }
+    }
+    verdict.doubt_machine(local);
+    verdict.promises.push(storm.promise());
+}
+
+fn fill(case: &Case<'_>, ran: &mut Ran) {
+    let Some(storm) = Storm::of(case.record) else { return };
+    let served = storm.served();
     let after = |at: &Stamp| millis(at.since(storm.at));
     let mut failed: BTreeMap<Loss, u64> = BTreeMap::new();
     for (_, answer) in &storm.tries {
@@ -23,18 +132,18 @@ pub(super) fn judge(storm: &Storm, span: &Span) -> data::Storm {
         };
         loss.inspect(|loss| *failed.entry(*loss).or_default() += 1);
     }
-    data::Storm {
-        from_ms: span.ms(storm.at),
+    ran.storm = Some(data::Storm {
+        from_ms: case.span.ms(storm.at),
         clients: storm.clients.into(),
         served: served.len() as u64,
         half_served_ms: served.get((storm.clients as usize).div_ceil(2).saturating_sub(1)).map(after),
         all_served_ms: storm.all_served().as_ref().map(after),
         gave_up: storm.gave_up(),
         failed: failed.into_iter().map(|(loss, count)| loss.tally(count)).collect(),
-    }
+    });
 }
 
-pub(super) fn section(ran: &Ran) -> Section {
+fn section(ran: &Ran) -> Section {
     let Some(storm) = &ran.storm else { return Section::default() };
     let after = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), wait);
     let failed = |tally: &data::Tally| Row::page(format!("tries that failed: {}", tally.text), count(tally.count));
@@ -62,5 +171,29 @@ fn words(storm: &data::Storm) -> String {
     match &gave_up.into_iter().chain(failed).collect::<Vec<_>>()[..] {
         [] => format!("{served}, at the first try"),
         failed => format!("{served}; {}", failed.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_storm_is_over_when_each_of_its_clients_was_served() {
+        let ms = |ms: u64| Stamp(ms * 1_000_000);
+        let good = Answer::Good { instance: "new".into() };
+        let tried = |tries: &[(u64, &Answer)]| {
+            let tries = tries.iter().map(|(at, answer)| (ms(*at), *answer)).collect();
+            let promise = Storm { clients: 2, at: ms(1_000), over: Some(ms(9_000)), tries }.promise();
+            (promise.broken, promise.seen)
+        };
+        let [gave_up, reset, x509] =
+            [Failure::Unanswered, Failure::Reset, Failure::X509("other".into())].map(Answer::Failed);
+        let (broken, seen) = tried(&[(1_100, &good), (1_200, &reset), (2_000, &gave_up), (3_500, &good)]);
+        assert_eq!(broken, [""; 0]);
+        assert_eq!(seen, ["all 2 were served within 2.5s", "2 tries failed, of which 1 were given up"]);
+        let (broken, seen) = tried(&[(1_100, &good), (2_000, &gave_up)]);
+        assert_eq!((broken, seen.len()), (vec!["of 2 only 1 were served".to_owned()], 1));
+        assert_eq!(tried(&[(1_100, &good), (1_200, &x509), (2_000, &good)]).0.len(), 1);
     }
 }

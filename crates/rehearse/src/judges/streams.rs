@@ -3,10 +3,10 @@
 //! A stream's name is its client's name and a number that counts the client's connections. It is open
 //! from its first good answer to the end that its client saw, or to the end of the load.
 
-use super::Span;
+use super::{Case, Span};
 use crate::data::{Flaw, Gap, Segment, Watch};
 use crate::record::{Answer, Record, Stamp, StreamEnd, WatchSum};
-use crate::verdict::{Loss, Verdict};
+use crate::verdict::Loss;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Clients of these names make one request a connection: they keep none, and tell no end that was wanted.
@@ -54,7 +54,8 @@ pub(super) fn lives<'a>(record: &'a Record, span: &Span) -> Lives<'a> {
 }
 
 /// A lane for each watch, those that never came to be too.
-pub(super) fn watches(record: &Record, verdict: &Verdict, lives: &Lives<'_>, span: &Span) -> Vec<Watch> {
+pub(super) fn watches(case: &Case<'_>) -> Vec<Watch> {
+    let Case { record, verdict, span, lives } = case;
     let ends = Ends {
         by_instance: verdict.ends_by_instance.iter().map(|(_, stream)| stream.as_str()).collect(),
         allowed: verdict.ends_allowed.iter().map(String::as_str).collect(),

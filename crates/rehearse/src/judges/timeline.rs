@@ -1,13 +1,13 @@
 //! A run cut into steps.
 
-use super::Span;
-use super::streams::Lives;
-use crate::data::{Gate, Timeline};
-use crate::gate::{Gates, Look};
-use crate::record::{Answer, Record, Stamp};
-use crate::verdict::{Verdict, millis};
-use std::collections::{BTreeMap, BTreeSet};
+use super::{Case, JUDGE, Judge, Span};
+use crate::data::{Ran, Timeline};
+use crate::record::{Answer, Stamp};
+use crate::verdict::millis;
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+pub(super) const TIMELINE: Judge = Judge { fill, ..JUDGE };
 
 /// Steps that a timeline has at most: about as many as a plot can show.
 const STEPS: u64 = 200;
@@ -15,7 +15,8 @@ const STEPS: u64 = 200;
 /// Lengths of a step from which the first that makes few enough is taken, in ms.
 const LENGTHS: [u64; 9] = [50, 100, 200, 250, 500, 1_000, 2_000, 5_000, 10_000];
 
-pub(super) fn judge(record: &Record, verdict: &Verdict, lives: &Lives<'_>, span: &Span) -> Timeline {
+fn fill(case: &Case<'_>, ran: &mut Ran) {
+    let Case { record, verdict, span, lives } = case;
     let steps = Steps::of(span);
     let mut timeline = Timeline {
         step_ms: steps.length_ms,
@@ -60,47 +61,18 @@ pub(super) fn judge(record: &Record, verdict: &Verdict, lives: &Lives<'_>, span:
         let open = (0..steps.count).filter(|step| (life.from..life.to).contains(&steps.end(*step, span)));
         open.for_each(|step| steps.count(&mut timeline.open_connections, life.instance, step, 1));
     }
-    timeline
-}
-
-pub(super) fn gate(gates: &Gates, span: &Span) -> Gate {
-    let steps = Steps::of(span);
-    let over = |value: &dyn Fn(&Look) -> u64| {
-        let mut seen = vec![Vec::new(); steps.count];
-        for (at, look) in &gates.looks {
-            if let Some(step) = steps.at(*at) {
-                seen[step].push(value(look));
-            }
-        }
-        let most = seen.into_iter().scan(0, |last, seen| {
-            let most = seen.iter().copied().max().unwrap_or(*last);
-            *last = seen.last().copied().unwrap_or(*last);
-            Some(most)
-        });
-        most.collect::<Vec<u64>>()
-    };
-    let looks = || gates.looks.iter().filter(|(at, _)| *at >= span.began).map(|(_, look)| look);
-    let classes: BTreeSet<&String> = looks().flat_map(|look| look.waiting.keys()).collect();
-    let of_class = |look: &Look, class: &String| look.waiting.get(class).copied().unwrap_or_default();
-    Gate {
-        waited: gates.counted.waited.clone(),
-        dropped: gates.counted.dropped.clone(),
-        most_waiting: looks().map(|look| look.waiting.values().sum()).max().unwrap_or_default(),
-        waiting: classes.into_iter().map(|class| (class.clone(), over(&|look| of_class(look, class)))).collect(),
-        openings: over(&|look| look.openings),
-        limit: over(&|look| look.limit),
-    }
+    ran.timeline = timeline;
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Steps {
+pub(super) struct Steps {
     began: Stamp,
     length_ms: u64,
-    count: usize,
+    pub(super) count: usize,
 }
 
 impl Steps {
-    fn of(span: &Span) -> Self {
+    pub(super) fn of(span: &Span) -> Self {
         let all = u64::try_from(span.last.since(span.began).as_millis()).unwrap_or(u64::MAX);
         let few_enough = LENGTHS.into_iter().find(|length| all / length < STEPS);
         let length_ms = few_enough.unwrap_or_else(|| (all / STEPS).next_multiple_of(10_000));
@@ -108,7 +80,7 @@ impl Steps {
         Self { began: span.began, length_ms, count: usize::try_from(all / length_ms).unwrap_or(0) + 1 }
     }
 
-    fn at(self, at: Stamp) -> Option<usize> {
+    pub(super) fn at(self, at: Stamp) -> Option<usize> {
         let step = at.since(self.began).as_millis() / u128::from(self.length_ms);
         usize::try_from(step).ok().filter(|step| at >= self.began && *step < self.count)
     }

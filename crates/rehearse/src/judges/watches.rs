@@ -1,19 +1,54 @@
 //! Watches and informers: whether they saw each write once, and how often they listed again.
 
+use super::{Case, Judge, streams};
 use crate::data::{Gap, Informer, Ran, count_of};
-use crate::record::Record;
+use crate::log::EventKind;
+use crate::loss::Loss;
+use crate::plan::Plan;
+use crate::record::{Record, WatchSum};
 use crate::report::format::count;
 use crate::section::Place::{Table, Tile};
 use crate::section::{Grid, Row, Section};
+use crate::verdict::Verdict;
 
-/// In the order of their names: they are logged as they come to their end.
-pub(super) fn informers(record: &Record) -> Vec<Informer> {
-    let mut informers = record.informers.clone();
-    informers.sort_unstable_by(|a, b| a.id.cmp(&b.id));
-    informers
+pub(super) const WATCHES: Judge = Judge { weigh, fill, section };
+
+fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
+    let Record { watches, informers, .. } = record;
+    let both = |watch: fn(&WatchSum) -> u64, informer: fn(&Informer) -> u64| -> u64 {
+        watches.iter().map(watch).chain(informers.iter().map(informer)).sum()
+    };
+    let slow_reads = record.events.iter().filter(|event| event.what == EventKind::SlowRead).count() as u64;
+    let figures = &mut verdict.figures;
+    figures.relists = both(|w| w.relists, |i| i.relists);
+    figures.expired = both(|w| w.expired, |i| i.expired);
+    figures.watch_events = watches.iter().flat_map(|w| w.events.values()).sum();
+    figures.slow_reads = slow_reads;
+    for (_, loss, count) in watches.iter().flat_map(|w| &w.flaws) {
+        verdict.lose(*loss, *count);
+    }
+    // An object too many is an event that was missed: that of its end.
+    verdict.lose(Loss::EventMissed, informers.iter().map(|i| i.missing + i.stale).sum());
+    verdict.lose(Loss::EventDuplicated, informers.iter().map(|i| i.duplicated).sum());
+    if watches.len() < plan.load.watches as usize {
+        verdict.object(format!("only {} of {} watches came to their end", watches.len(), plan.load.watches));
+    }
+    if plan.load.slow_readers > 0 && slow_reads == 0 {
+        verdict.doubt("no slow reader came to the end of an answer".into());
+    }
+    if !watches.iter().any(|w| w.events.values().filter(|events| **events > 0).count() > 1) {
+        verdict.doubt("no watch saw events from more than one instance".into());
+    }
 }
 
-pub(super) fn section(ran: &Ran) -> Section {
+fn fill(case: &Case<'_>, ran: &mut Ran) {
+    ran.watches = streams::watches(case);
+    // They are logged as they come to their end.
+    ran.informers.clone_from(&case.record.informers);
+    ran.informers.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+}
+
+fn section(ran: &Ran) -> Section {
     let figures = &ran.figures;
     let missed: u64 = ran.watches.iter().map(|watch| watch.missed + watch.duplicated).sum();
     let gaps = ["event_missed", "event_duplicated"].iter().any(|kind| count_of(&ran.verdict.lost, kind) > 0);

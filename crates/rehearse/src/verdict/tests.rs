@@ -1,7 +1,12 @@
 use super::*;
+use crate::data::Informer;
+use crate::log::{Event, EventKind};
 use crate::plan::LoadPlan;
-use crate::record::{EndReport, EndedBy, Player, Protocol, Signed, WatchSum};
-use crate::record::{Steered, Storm};
+use crate::record::{
+    Answer, AtNode, Attempt, EndReport, EndedBy, Failure, Kind, MarkKind, Player, Protocol, Signed, StreamEnd,
+    WatchSum, What,
+};
+use berth_node::ipc::wire::DirectStatus;
 
 fn plan() -> Plan {
     Plan { load: LoadPlan { watches: 1, ..LoadPlan::default() }, ..Plan::default() }
@@ -72,9 +77,10 @@ fn a_good_run_holds() {
 fn a_storm_is_judged_by_whether_it_came_and_who_was_served() {
     let plan = Plan { load: LoadPlan { storm: 2, ..plan().load }, ..plan() };
     let with = |answers: &[Answer]| {
-        let tries = answers.iter().map(|answer| (Stamp(2_300_000_000), answer.clone())).collect();
-        let storm = Storm { clients: 2, at: Stamp(2_200_000_000), over: Some(Stamp(2_400_000_000)), tries };
-        judge(&Record { storm: Some(storm), ..good() }, &plan)
+        let event = |ms: u64, what| Event { at: Stamp(ms * 1_000_000), who: String::new(), what };
+        let tries = answers.iter().map(|answer| event(2_300, EventKind::StormTry(answer.clone())));
+        let (began, over) = (event(2_200, EventKind::StormBegan(2)), event(2_400, EventKind::StormEnded));
+        judge(&Record { events: [began].into_iter().chain(tries).chain([over]).collect(), ..good() }, &plan)
     };
     let served = || Answer::Good { instance: NEW.into() };
     let [gave_up, local] = [Failure::Unanswered, Failure::Local("no port".into())].map(Answer::Failed);
@@ -89,10 +95,12 @@ fn a_storm_is_judged_by_whether_it_came_and_who_was_served() {
 
 #[test]
 fn a_direct_path_that_was_never_used_proves_nothing() {
-    let with = |steered| {
-        let mut used = Steered::default();
-        used.steered = steered;
-        judge(&Record { direct: Some(used), ..good() }, &plan())
+    let with = |steered: u64| {
+        let look = |opened| {
+            let shims = vec![("old".to_owned(), DirectStatus { opened, ..DirectStatus::default() })];
+            Event { at: Stamp(opened), who: String::new(), what: EventKind::Steering(shims) }
+        };
+        judge(&Record { events: vec![look(7), look(7 + steered)], ..good() }, &plan())
     };
     assert!(with(1).held());
     assert_eq!(with(0).objections, ["nothing was steered: the direct path was never used"]);

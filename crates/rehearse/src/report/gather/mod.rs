@@ -6,9 +6,8 @@ use super::{environment, format};
 use crate::data::{self, Command, Program, Ran, Report, Run, RunOutcome, Tally, Verdict};
 use crate::judges;
 use crate::plan::{Plan, Via};
-use crate::promise::Promise as Promised;
 use crate::record::Kind;
-use crate::verdict::{Loss, Verdict as Judged, millis};
+use crate::verdict::{Loss, Promise as Promised, Verdict as Judged, millis};
 use crate::{Rehearsed, Run as Played};
 use std::collections::BTreeSet;
 

@@ -1,11 +1,12 @@
 use super::*;
 use crate::data::{Away, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Segment, Timeline, Watch};
 use crate::fault::{Fault, Standby};
-use crate::gate::{Gates, Look};
+use crate::gate::{Counted, GateMetrics, Look};
+use crate::log::{Event, EventKind};
 use crate::plan::{LoadPlan, Plan};
 use crate::record::{
-    Answer, AtNode, Attempt, Control, EndReport, EndedBy, Failure, Injected, InjectedNode, Kind, NamedFrom, Player,
-    Protocol, Record, Stamp, Storm as Stormed, StreamEnd, WatchSum, What,
+    Answer, AtNode, Attempt, Control, EndReport, EndedBy, Failure, Injected, InjectedNode, Kind, Player, Protocol,
+    Record, Stamp, StreamEnd, WatchSum, What,
 };
 use crate::verdict::{NEW, OLD, judge};
 use std::collections::BTreeMap;
@@ -80,6 +81,10 @@ fn end(stream: &str, ms: i64) -> StreamEnd {
 fn end_report(stream: &str, ms: i64) -> (String, EndReport) {
     let peer = ([127, 0, 0, 1], 1).into();
     (OLD.into(), EndReport { stream: stream.into(), peer, by: EndedBy::Instance, at: at(ms), rejected: 0 })
+}
+
+fn event(ms: i64, what: EventKind) -> Event {
+    Event { at: at(ms), who: String::new(), what }
 }
 
 fn gathered(record: Record) -> Ran {
@@ -246,8 +251,9 @@ fn a_storm_is_told_by_when_its_clients_were_served_and_what_failed_before() {
     let bad = Answer::Bad { instance: NEW.into(), status: 429 };
     let tries =
         [(2_110, good(NEW)), (2_100, reset), (2_120, bad), (2_400, gave_up), (2_900, good(NEW)), (2_600, good(NEW))];
-    let tries = tries.map(|(ms, answer)| (at(ms), answer)).into();
-    record.storm = Some(Stormed { clients: 3, at: at(2_100), over: Some(at(2_900)), tries });
+    record.events.push(event(2_100, EventKind::StormBegan(3)));
+    record.events.extend(tries.map(|(ms, answer)| event(ms, EventKind::StormTry(answer))));
+    record.events.push(event(2_900, EventKind::StormEnded));
     let ran = gathered(record);
     let storm = ran.storm.unwrap();
     assert_eq!((storm.from_ms, storm.clients, storm.served, storm.gave_up), (2_100, 3, 3, 1));
@@ -260,18 +266,20 @@ fn a_storm_is_told_by_when_its_clients_were_served_and_what_failed_before() {
 #[test]
 fn who_waits_at_the_gate_is_told_in_the_steps_of_the_timeline() {
     let mut record = record();
-    let mut gates = Gates::default();
     let look = |others, first, openings| Look {
         waiting: [("first", first), ("others", others)].map(|(class, count)| (class.to_owned(), count)).into(),
         openings,
         limit: 4,
     };
     // Before the load, twice in a step, and after some in which nobody was asked.
-    gates.looks = [(-10, look(99, 0, 9)), (100, look(7, 1, 4)), (110, look(5, 2, 3)), (270, look(0, 0, 1))]
-        .map(|(ms, look)| (at(ms), look))
+    record.events = [(-10, look(99, 0, 9)), (100, look(7, 1, 4)), (110, look(5, 2, 3)), (270, look(0, 0, 1))]
+        .map(|(ms, now)| {
+            // Three since the first look.
+            let dropped = [("left".to_owned(), if ms < 0 { 0 } else { 3 })].into();
+            let counted = Counted { dropped, ..Counted::default() };
+            event(ms, EventKind::Gates(vec![("old".into(), GateMetrics { now, counted })]))
+        })
         .into();
-    gates.counted.dropped.insert("left".into(), 3);
-    record.gates = Some(gates);
     let ran = gathered(record);
     let gate = ran.gate.unwrap();
     assert_eq!(ran.timeline.step_ms, 50);
@@ -344,10 +352,17 @@ fn what_clients_beside_the_requests_saw() {
     let kept =
         |id: &str, stale| Informer { id: id.into(), written: 30, held: 30 + stale, stale, ..Informer::default() };
     record.informers = vec![kept("quiet-0", 0), kept("informer-1", 0), kept("informer-0", 0)];
-    record.slow_reads = 4;
-    record.control = Control { streams: [(OLD.to_owned(), 8)].into(), ends: vec![end("control-old-1-1", 2_001)] };
-    record.endpoint_gaps = Some(vec![(at(2_000), at(2_400)), (at(2_500), at(2_600))]);
-    record.notes = vec!["worth knowing".into()];
+    record.events = vec![event(100, EventKind::SlowRead); 4];
+    let streams = (1..=8).map(|n| format!("control-old-{n}")).collect();
+    record.control = Control { streams: [(OLD.to_owned(), streams)].into(), ends: vec![end("control-old-1-1", 2_001)] };
+    let service = |ms, ips: &[&str]| {
+        let named = [("kubernetes".to_owned(), ips.iter().map(|ip| ip.parse().unwrap()).collect())].into();
+        event(ms, EventKind::Service { after: at(ms - 100), named })
+    };
+    let (there, gone) = (&["10.0.0.3"][..], &[][..]);
+    let looks = [(0, there), (2_000, gone), (2_400, there), (2_500, gone), (2_600, there)];
+    record.events.extend(looks.map(|(ms, ips)| service(ms, ips)));
+    record.events.push(event(0, EventKind::Note("worth knowing".into())));
     let ran = gathered(record);
     assert!(ran.verdict.held, "{:#?}", ran.verdict);
     assert!(ran.verdict.summary.ends_with(" 2 informers hold exactly what was written."), "{}", ran.verdict.summary);
@@ -452,8 +467,8 @@ fn what_was_dialed_and_who_went_away() {
         [("kubernetes".to_owned(), addresses(own)), ("berth-cp-3-ipv4".to_owned(), addresses(berth))].into()
     };
     let (there, gone) = (&["10.0.0.3"][..], &[][..]);
-    let from = |ms, named| NamedFrom { after: at(ms - 100), at: at(ms), named };
-    away.named = vec![from(0, named(there, there)), from(2_200, named(gone, there)), from(2_300, named(gone, gone))];
+    let from = |ms, named| event(ms, EventKind::Service { after: at(ms - 100), named });
+    away.events = vec![from(0, named(there, there)), from(2_200, named(gone, there)), from(2_300, named(gone, gone))];
     away.injected.push(Injected {
         fault: Fault::NodeGone,
         instance: NEW.into(),

@@ -3,7 +3,7 @@
 //! There are three kinds of evidence, the strongest first:
 //!
 //! 1. The instance's own report, which only stand-ins make. Where there is one, it decides.
-//! 2. What the instance said inside TLS ([`Signed`](super::record::Signed)): nobody in between can say
+//! 2. What the instance said inside TLS ([`Signed`](crate::record::Signed)): nobody in between can say
 //!    that. It counts when the instance was stopping, as a server says goodbye, too, to a client whose
 //!    connection is half closed by another.
 //! 3. The control: connections to the instance itself. A process that is killed, or ends with
@@ -12,7 +12,7 @@
 //!
 //! Whatever is left was ended by something in between.
 
-use super::record::{EndReport, EndedBy, MarkKind, Protocol, Record, Stamp, StreamEnd, What};
+use crate::record::{EndReport, EndedBy, MarkKind, Protocol, Record, Stamp, StreamEnd, What};
 use std::collections::HashMap;
 use std::time::Duration;
 

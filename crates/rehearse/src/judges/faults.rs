@@ -1,18 +1,22 @@
-//! Whether berth's promises under faults held, judged from the record. Pure.
+//! What berth promises under faults, and what came of it.
 //!
 //! A loss is excused by a fault only if the promise names it: what was accepted before, ends at that
 //! moment, and was on the one that was harmed. What is excused is counted under the fault.
 
-use super::fault::{Fault, SLOW, Standby};
-use super::loss::Loss;
-use super::plan::{GONE_WITHIN, LEASE};
-use super::record::{
-    Answer, Attempt, Failure, Injected, InjectedNode, Kind, MarkKind, Named, RECONCILED, Record, Stamp, Storm, names,
-};
+use super::service::{Forgotten, Service};
+use super::{Case, JUDGE, Judge};
+use crate::data::{self, Ran};
+use crate::fault::{Fault, SLOW, Standby};
+use crate::loss::Loss;
+use crate::plan::{GONE_WITHIN, LEASE, Plan};
+use crate::record::{Answer, Attempt, Injected, InjectedNode, Kind, MarkKind, Record, Stamp};
+use crate::report::format;
+use crate::verdict::{Promise, Verdict};
 use berth_node::terms::Speedup;
-use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
+
+pub(super) const FAULTS: Judge = Judge { weigh, fill, ..JUDGE };
 
 /// How long after a kill its clients may see it.
 const NOTICE: Duration = Duration::from_secs(1);
@@ -35,50 +39,40 @@ const SETTLED: Duration = Duration::from_secs(10);
 /// How far from its share of the Service's connections, which kube-proxy sends at random, a node may be: standard deviations.
 const LUCK: f64 = 5.0;
 
-/// What a storm is called where a fault's name is expected.
-pub(crate) const STORM: &str = "storm";
-
-/// A promise and what came of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Promise {
-    /// As `--fault` names it, or [`STORM`].
-    pub(crate) fault: String,
-    /// To which instance it was done; a storm comes to whoever serves.
-    pub(crate) instance: String,
-    pub(crate) text: &'static str,
-    /// When the fault was injected.
-    pub(crate) at: Stamp,
-    /// When all was as before again; none: never.
-    pub(crate) over: Option<Stamp>,
-    /// What was seen, in words.
-    pub(crate) seen: Vec<String>,
-    /// Losses that the promise allows, and when they were seen.
-    pub(crate) allowed: Vec<(Stamp, Loss)>,
-    /// It was done to the instance that new connections were steered to.
-    pub(crate) on_direct: bool,
-    /// Why it did not hold; empty: it held. What was lost beyond is counted as lost and not here.
-    pub(crate) broken: Vec<String>,
+/// Looks at every promise under a fault, in their order. Losses are added by their judge, as it excuses them.
+fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
+    verdict.promises.extend(check(record, plan.timing.speedup));
 }
 
-impl Promise {
-    pub(crate) fn held(&self) -> bool {
-        self.broken.is_empty()
-    }
+fn check(record: &Record, speedup: Speedup) -> Vec<Promise> {
+    let slack = slack(record);
+    let check = |injected| {
+        let attempts = attempts(record, injected);
+        Check { record, attempts, injected, speedup, slack, broken: Vec::new(), seen: Vec::new() }.run()
+    };
+    record.injected.iter().map(check).collect()
+}
 
-    /// How many new connections were lost since the instance was killed to which they were steered.
-    pub(crate) fn lost_on_direct(&self) -> u64 {
-        let new = self.allowed.iter().filter(|(_, loss)| self.on_direct && *loss != Loss::StreamEnded);
-        new.count() as u64
-    }
-
-    /// How many losses of each kind it allows.
-    pub(crate) fn allowed_by_kind(&self) -> BTreeMap<Loss, u64> {
-        let mut kinds = BTreeMap::new();
-        for (_, loss) in &self.allowed {
-            *kinds.entry(*loss).or_default() += 1;
+/// A storm's promise is drawn as those under faults are.
+fn fill(case: &Case<'_>, ran: &mut Ran) {
+    let promise = |promised: &Promise| {
+        let broken = promised.broken.iter().map(|why| format!("broken: {why}"));
+        let direct = promised.on_direct.then(|| {
+            let lost = format::of(promised.lost_on_direct(), "new connection", "new connections");
+            format!("{lost} lost on the direct path when the instance was killed")
+        });
+        data::Promise {
+            fault: promised.fault.clone(),
+            instance: promised.instance.clone(),
+            from_ms: case.span.ms(promised.at),
+            to_ms: promised.over.map(|over| case.span.ms(over)),
+            promise: promised.text.to_owned(),
+            held: promised.held(),
+            what_happened: broken.chain(promised.seen.iter().cloned()).chain(direct).collect(),
+            allowed: promised.allowed_by_kind().into_iter().map(|(loss, count)| loss.tally(count)).collect(),
         }
-        kinds
-    }
+    };
+    ran.promises = case.verdict.promises.iter().map(promise).collect();
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -170,72 +164,10 @@ fn is_away(injected: &Injected, node: &InjectedNode, lost: &Lost<'_>) -> bool {
     silent && sent_there && due <= listened
 }
 
-/// Looks at every promise: those under faults in their order, then that of a storm. Losses are added by the caller, as it excuses
-/// them; a storm excuses none.
-pub(crate) fn check(record: &Record, speedup: Speedup) -> Vec<Promise> {
-    let slack = slack(record);
-    let check = |injected| {
-        let attempts = attempts(record, injected);
-        Check { record, attempts, injected, speedup, slack, broken: Vec::new(), seen: Vec::new() }.run()
-    };
-    record.injected.iter().map(check).chain(record.storm.as_ref().map(storm)).collect()
-}
-
-/// Who gives up and comes again is served in the end.
-fn storm(storm: &Storm) -> Promise {
-    let (clients, served) = (storm.clients, storm.served().count());
-    let mut broken = Vec::new();
-    let mut seen = Vec::new();
-    match storm.all_served() {
-        Some(last) => seen.push(format!("all {clients} were served within {:.1?}", last.since(storm.at))),
-        None => broken.push(format!("of {clients} only {served} were served")),
-    }
-    let x509 = storm.tries.iter().filter(|(_, answer)| matches!(answer, Answer::Failed(Failure::X509(_)))).count();
-    if x509 > 0 {
-        broken.push(format!("{x509} met a certificate that they do not trust"));
-    }
-    let failed = storm.tries.len() - served;
-    seen.push(format!("{failed} tries failed, of which {} were given up", storm.gave_up()));
-    Promise {
-        fault: STORM.to_owned(),
-        instance: STORM.to_owned(),
-        text: "each of its clients is served, if it comes again as long as it is not",
-        at: storm.at,
-        over: storm.over,
-        seen,
-        allowed: Vec::new(),
-        on_direct: false,
-        broken,
-    }
-}
-
 /// What clients saw who dialed where it happened.
 fn attempts<'a>(record: &'a Record, injected: &Injected) -> &'a [Attempt] {
     let at_node = |node: &InjectedNode| record.nodes.iter().find(|seen| seen.address == node.address);
     injected.node.as_ref().and_then(at_node).map_or(&record.attempts, |seen| &seen.attempts)
-}
-
-/// When the Service stopped naming a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Forgotten {
-    /// In the slice that kube-apiserver's own reconciler writes.
-    pub(crate) reconciled: Option<Stamp>,
-    /// In all slices.
-    pub(crate) named: Option<Stamp>,
-}
-
-impl Forgotten {
-    /// After `at`.
-    pub(crate) fn of(record: &Record, at: Stamp, node: IpAddr) -> Self {
-        let first = |gone: &dyn Fn(&Named) -> bool| {
-            let mut after = record.named.iter().filter(|named| named.at >= at);
-            after.find(|from| gone(&from.named)).map(|from| from.at)
-        };
-        Self {
-            reconciled: first(&|named| named.get(RECONCILED).is_none_or(|all| !all.contains(&node))),
-            named: first(&|named| !names(named, node)),
-        }
-    }
 }
 
 struct Check<'a> {
@@ -341,7 +273,7 @@ impl Check<'_> {
     fn forgotten(&mut self) {
         let Injected { at, over, ref node, .. } = *self.injected;
         let Some(node) = node else { return };
-        let Forgotten { reconciled, named } = Forgotten::of(self.record, at, node.address.ip());
+        let Forgotten { reconciled, named } = Service::of(self.record).forgot(at, node.address.ip());
         let (Some(reconciled), Some(named)) = (reconciled, named) else {
             self.broken.push("its address was not seen to leave the Service".into());
             return;
@@ -475,7 +407,9 @@ impl Check<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{AtNode, NamedFrom};
+    use crate::log::{Event, EventKind};
+    use crate::record::{AtNode, Failure};
+    use std::net::IpAddr;
 
     /// As it is on an idle machine.
     fn excuse(injected: &[Injected], lost: &Lost<'_>) -> Option<usize> {
@@ -518,25 +452,6 @@ mod tests {
         let mut record = Record { injected: vec![fault], ..Record::default() };
         write(&mut record);
         check(&record).remove(0).broken
-    }
-
-    #[test]
-    fn a_storm_is_over_when_each_of_its_clients_was_served() {
-        let good = Answer::Good { instance: "new".into() };
-        let tried = |tries: &[(u64, &Answer)]| {
-            let tries = tries.iter().map(|(at, answer)| (ms(*at), (*answer).clone())).collect();
-            let storm = Storm { clients: 2, at: ms(1_000), over: Some(ms(9_000)), tries };
-            let promise = check(&Record { storm: Some(storm), ..Record::default() }).remove(0);
-            (promise.broken, promise.seen)
-        };
-        let [gave_up, reset, x509] =
-            [Failure::Unanswered, Failure::Reset, Failure::X509("other".into())].map(Answer::Failed);
-        let (broken, seen) = tried(&[(1_100, &good), (1_200, &reset), (2_000, &gave_up), (3_500, &good)]);
-        assert_eq!(broken, [""; 0]);
-        assert_eq!(seen, ["all 2 were served within 2.5s", "2 tries failed, of which 1 were given up"]);
-        let (broken, seen) = tried(&[(1_100, &good), (2_000, &gave_up)]);
-        assert_eq!((broken, seen.len()), (vec!["of 2 only 1 were served".to_owned()], 1));
-        assert_eq!(tried(&[(1_100, &good), (1_200, &x509), (2_000, &good)]).0.len(), 1);
     }
 
     #[test]
@@ -700,9 +615,11 @@ mod tests {
         let both = |own: &[&str], berth: &[&str]| [("kubernetes".into(), slice(own)), ("berth-x".into(), slice(berth))];
         let broken = |named: Vec<(u64, _)>, lost: u64| {
             broken(gone(Fault::NodeGone), |r| {
-                let from =
-                    |(at, slices): (u64, [_; 2])| NamedFrom { after: ms(at - 100), at: ms(at), named: slices.into() };
-                r.named = named.into_iter().map(from).collect();
+                let from = |(at, slices): (u64, [_; 2])| {
+                    let what = EventKind::Service { after: ms(at - 100), named: slices.into() };
+                    Event { at: ms(at), who: "kubernetes".into(), what }
+                };
+                r.events = named.into_iter().map(from).collect();
                 for name in ["cp-1", "cp-2"] {
                     let (attempts, ends) = (Vec::new(), Vec::new());
                     r.nodes.push(AtNode { name: name.into(), address: NODE, attempts, ends });
