@@ -20,7 +20,7 @@
 //! * `judges`, a file each: from the record to the [`verdict`] (what was lost, by kinds of `loss`, and whether each promise was kept), to
 //!   the [`data`], which is the JSON and has a version, and from that to a `section`: rows, tiles, what runs are compared by, grids.
 //! * The [`table`] and the [`report`]'s page draw sections, and do not know which judge said what; plots are drawn from the data's series.
-//! * `progress`: what a person sees meanwhile.
+//! * `progress`: what a person sees meanwhile. `context` has it, the plan and the log of one run.
 
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
@@ -30,6 +30,7 @@
 pub mod address;
 pub mod apiserver;
 pub mod certs;
+mod context;
 pub mod data;
 pub mod direct;
 mod etcd;
@@ -62,14 +63,13 @@ pub mod verdict;
 mod wire;
 
 use berth_shim::steering::self_test;
-use log::Recorder;
+use context::Context;
 use plan::{Plan, Topology, Via, find_program};
 use record::Record;
 use stage::{Error, Stages};
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::Arc;
 use std::task::Poll;
 use tokio::signal::unix::{SignalKind, signal};
 use verdict::Verdict;
@@ -141,8 +141,8 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
             outcome.skipped.push((via, why));
             continue;
         }
-        let recorder = Arc::new(Recorder::default());
-        let mut stages = match Stages::new(plan, via, &recorder) {
+        let context = Context::new(plan, via);
+        let mut stages = match Stages::new(&context) {
             Ok(stages) => stages,
             Err(error) => {
                 outcome.aborted = Some(error.into());
@@ -153,12 +153,12 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
             progress::say(&format!("\nvia {via}"));
         }
         let ended = tokio::select! {
-            ended = caught(script::play(plan, &mut stages, &recorder)) => ended,
+            ended = caught(script::play(&context, &mut stages)) => ended,
             _ = int.recv() => Err(Aborted::Signal(libc::SIGINT)),
             _ = term.recv() => Err(Aborted::Signal(libc::SIGTERM)),
         };
         stages.close().await;
-        let record = Record::of(recorder.take());
+        let record = Record::of(context.recorder.take());
         let verdict = verdict::judge(&record, plan);
         let failed = ended.as_ref().err().map(ToString::to_string);
         outcome.runs.push(Run { via, record, verdict, failed });

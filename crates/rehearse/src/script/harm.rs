@@ -25,7 +25,7 @@ impl Play<'_> {
     pub(super) async fn failing_upgrade(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
         let new =
             Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.context.plan, None, 1) };
-        let alone = self.stage.layout.via == Via::None;
+        let alone = self.context.via == Via::None;
         if alone {
             self.say(&format!("stop {}", old.name));
             self.stop(old).await;
@@ -76,7 +76,7 @@ impl Play<'_> {
         let hit = if matches!(fault, Fault::KillShim | Fault::HangShim) { old } else { new };
         let name = &hit.name;
         if fault.needs_a_bridge() {
-            self.say(&format!("fault {fault}: {} has no bridge, skipped", self.stage.layout.via));
+            self.say(&format!("fault {fault}: {} has no bridge, skipped", self.context.via));
             return Ok(());
         }
         let target = match fault {
@@ -85,13 +85,13 @@ impl Play<'_> {
         };
         let Some(target) = target else {
             if fault.needs_a_shim() && self.stage.layout.relays().is_none() {
-                self.say(&format!("fault {fault}: {} has nothing that relays, skipped", self.stage.layout.via));
+                self.say(&format!("fault {fault}: {} has nothing that relays, skipped", self.context.via));
             } else {
                 self.context.trouble(format!("{name} had ended before {fault} could happen"));
             }
             return Ok(());
         };
-        let alone = match self.stage.layout.via {
+        let alone = match self.context.via {
             Via::None => true,
             Via::Berth if self.stage.layout.topology == Topology::Node => fault.needs_a_shim(),
             _ => fault == Fault::BothKilled,

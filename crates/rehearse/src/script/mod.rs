@@ -3,15 +3,15 @@
 
 mod bridge;
 mod calm;
-mod context;
 mod harm;
 mod nodes;
 
+use super::context::Context;
 use super::direct;
 use super::fault::{Fault, SLOW, Standby};
 use super::instance::Instance;
 use super::load::{self, Load, Target, grant};
-use super::log::{Event, EventKind, Recorder, attempts};
+use super::log::{Event, EventKind, attempts};
 use super::monitor::Monitor;
 use super::plan::{Plan, UNANSWERED, Via};
 use super::record::{Answer, Attempt, Failure, Stamp, names};
@@ -21,7 +21,6 @@ use super::store::Store;
 use super::store_server;
 use super::topology::Role;
 use super::verdict::{NEW, OLD};
-use context::Context;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +38,8 @@ const SETTLE: Duration = Duration::from_millis(1500);
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Plays it. What clients and instances did is in the record afterwards.
-pub(crate) async fn play(plan: &Plan, stages: &mut Stages, recorder: &Arc<Recorder>) -> Result<(), Error> {
+pub(crate) async fn play(context: &Context<'_>, stages: &mut Stages) -> Result<(), Error> {
+    let Context { plan, ref recorder, .. } = *context;
     let path = stages.front().setting.store();
     let socket = UnixListener::bind(&path).map_err(|e| {
         Error::Unavailable(format!("cannot make the socket {} (TMPDIR names another place): {e}", path.display()))
@@ -48,19 +48,18 @@ pub(crate) async fn play(plan: &Plan, stages: &mut Stages, recorder: &Arc<Record
     let mut background = JoinSet::new();
     let store = Store::default().telling_every(plan.timing.speedup.of(store_server::NOTIFY_EVERY));
     background.spawn(store_server::serve(socket, Arc::new(store), Arc::clone(recorder)));
-    let context = Context::new(plan, recorder);
     if plan.etcd.is_none() && !plan.old.is_stand_in() {
         context.say("--etcd-servers is given: what this rehearsal writes stays there");
     }
     stages.front().start_etcd().await?;
     match &plan.nodes {
-        Some(nodes) => nodes::play(&context, nodes, stages).await,
-        None => one_node(&context, stages.front()).await,
+        Some(nodes) => nodes::play(context, nodes, stages).await,
+        None => one_node(context, stages.front()).await,
     }
 }
 
 async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error> {
-    let Context { plan, recorder, .. } = *context;
+    let Context { plan, ref recorder, .. } = *context;
     let monitor = Monitor::new(&stage.setting);
     let mut background = JoinSet::new();
     let service = (plan.netns && !plan.old.is_stand_in())
@@ -120,7 +119,7 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
 
 /// Starts the load at what clients dial, and at these nodes; returns when there was some.
 async fn start_load(context: &Context<'_>, front: &Stage, nodes: &[(String, SocketAddr)]) -> Result<Load, Error> {
-    let Context { plan, recorder, .. } = *context;
+    let Context { plan, ref recorder, .. } = *context;
     let load = &plan.load;
     if let Some(why) = &plan.no_direct {
         context.note(why);
@@ -139,7 +138,7 @@ async fn start_load(context: &Context<'_>, front: &Stage, nodes: &[(String, Sock
 /// Logs who waits at the gates, if there is to be a storm.
 fn watch_gates(context: &Context<'_>, setting: &Setting, background: &mut JoinSet<()>) {
     if context.plan.load.storm > 0 {
-        background.spawn(stage::watch_gates(setting.clone(), Arc::clone(context.recorder)));
+        background.spawn(stage::watch_gates(setting.clone(), Arc::clone(&context.recorder)));
     }
 }
 
@@ -150,7 +149,7 @@ fn target(setting: &Setting) -> Result<Target, Error> {
 
 /// The storm, if there is to be one and was none yet. Returns when each of its clients was served, or came in vain for long.
 async fn storm(context: &Context<'_>, setting: &Setting) -> Result<(), Error> {
-    let (clients, recorder) = (context.plan.load.storm, context.recorder);
+    let (clients, recorder) = (context.plan.load.storm, &context.recorder);
     let began = |log: &[Event]| log.iter().any(|event| matches!(event.what, EventKind::StormBegan(_)));
     if clients == 0 || recorder.look(began) {
         return Ok(());
@@ -219,7 +218,7 @@ impl Play<'_> {
         if self.stage.layout.bridges() {
             return self.bridged_upgrade(old, new, faults).await;
         }
-        let alone = self.stage.layout.via == Via::None;
+        let alone = self.context.via == Via::None;
         if alone {
             // The port is for one of them alone.
             self.say(&format!("stop {}", old.name));
@@ -316,7 +315,7 @@ impl Play<'_> {
     async fn joined(&mut self, instance: &Instance) -> Result<(), Error> {
         let took = self.stage.joined(&instance.name, self.context.plan.timing.ready_within).await?;
         // Only a shim waits until it is ready.
-        let what = if self.stage.layout.via == Via::Berth && !self.stage.layout.bridges() {
+        let what = if self.context.via == Via::Berth && !self.stage.layout.bridges() {
             "is ready and joined"
         } else {
             "listens"

@@ -4,9 +4,9 @@
 //! kube-proxy, and what is seen of the Service, come from one more kube-apiserver, the *observer*. It stays, and writes no
 //! address: through one that stops, they would be blind to what that does.
 
-use super::context::Context;
 use super::{LOOK, Play, SETTLE, instance, next, start_load, storm, watch_gates};
 use crate::apiserver::{flag, this};
+use crate::context::Context;
 use crate::fault::{Fault, Standby};
 use crate::instance::Instance;
 use crate::load::{create_node, grant};
@@ -44,14 +44,13 @@ pub(super) async fn play(context: &Context<'_>, nodes: &Nodes, stages: &mut Stag
     let plan = context.plan;
     let monitor = Monitor::new(&stages.front().setting).at(OBSERVER_ADDRESS);
     let addresses: Vec<SocketAddr> = stages.nodes.iter().map(|stage| stage.setting.address).collect();
-    let via = stages.front().layout.via;
     let Some(worker) = stages.front().node().map(|node| node.namespace.clone()) else { return Ok(()) };
     let (running, leases) = (Vec::new(), Vec::new());
-    let mut cluster = Cluster { context, via, monitor, worker, addresses, running, leases };
+    let mut cluster = Cluster { context, monitor, worker, addresses, running, leases };
     cluster.observe(stages.front()).await?;
     // Aborted with this future when it is dropped.
     let mut background = tokio::task::JoinSet::new();
-    let service = background.spawn(cluster.monitor.clone().watch_service(Arc::clone(context.recorder)));
+    let service = background.spawn(cluster.monitor.clone().watch_service(Arc::clone(&context.recorder)));
 
     cluster.start(stages).await?;
     cluster.start_proxy(&nodes.kube_proxy, stages.front()).await?;
@@ -87,7 +86,6 @@ pub(super) async fn play(context: &Context<'_>, nodes: &Nodes, stages: &mut Stag
 
 struct Cluster<'a> {
     context: &'a Context<'a>,
-    via: Via,
     monitor: Monitor,
     /// Where kube-proxy is.
     worker: Namespace,
@@ -136,7 +134,7 @@ impl Cluster<'_> {
         for (name, ip) in stages.nodes.iter().map(node).chain([worker]) {
             create_node(OBSERVER_ADDRESS, &certs, &name, ip).await.map_err(Error::Unavailable)?;
         }
-        if self.via == Via::Berth {
+        if self.context.via == Via::Berth {
             for (stage, first) in stages.nodes.iter().zip(&self.running) {
                 grant_shims(&stage.setting).await?;
                 self.leases.push(lease_name(&name(stage), &first.name));
@@ -171,7 +169,7 @@ impl Cluster<'_> {
 
     /// Waits until each shim has its Lease, and the Service is as it is on any day.
     async fn settle(&self) -> Result<(), Error> {
-        if self.via == Via::Berth {
+        if self.context.via == Via::Berth {
             self.context.say("wait until each shim has its Lease");
         }
         timeout(SERVICE_WITHIN, self.monitor.leases(&self.leases)).await.map_err(|_| {

@@ -537,13 +537,14 @@ impl Drop for Stage {
 #[cfg(test)]
 mod tests {
     use super::super::apiserver::Apiserver;
+    use super::super::context::Context;
     use super::super::plan::{Plan, Topology};
     use super::*;
 
     #[tokio::test]
     async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {
         let plan = Plan { etcd: Some("/bin/false".into()), ..Plan::default() };
-        let mut stages = Stages::new(&plan, Via::None, &Arc::default()).unwrap();
+        let mut stages = Stages::new(&Context::new(&plan, Via::None)).unwrap();
         let error = stages.front().start_etcd().await.unwrap_err();
         assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(error.to_string().starts_with("etcd ended before it was up (exit status: 1); its last"), "{error}");
@@ -554,7 +555,7 @@ mod tests {
     #[tokio::test]
     async fn an_instance_that_cannot_start_is_shown_with_its_log() {
         let plan = Plan { topology: Topology::Run, ..Plan::default() };
-        let mut stages = Stages::new(&plan, Via::Berth, &Arc::default()).unwrap();
+        let mut stages = Stages::new(&Context::new(&plan, Via::Berth)).unwrap();
         let stage = stages.front();
         let dir = stage.setting.dir.clone();
         let old = Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1".into(), fault: None };

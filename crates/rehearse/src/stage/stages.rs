@@ -5,10 +5,10 @@ use super::{Error, Stage};
 use crate::address::{NETNS, free_address};
 use crate::apiserver::this;
 use crate::certs;
+use crate::context::Context;
 use crate::etcd::Etcd;
-use crate::log::Recorder;
 use crate::network::{Network, Node, WORKER};
-use crate::plan::{Plan, Via};
+use crate::plan::Via;
 use crate::setting::Setting;
 use crate::topology::Layout;
 use berth_shim::config::DirectMode;
@@ -31,7 +31,8 @@ pub(crate) struct Stages {
 
 impl Stages {
     /// Makes the directory, the certificates, and the network or an address in that which is there.
-    pub(crate) fn new(plan: &Plan, via: Via, recorder: &Arc<Recorder>) -> Result<Self, Error> {
+    pub(crate) fn new(context: &Context<'_>) -> Result<Self, Error> {
+        let Context { plan, via, ref recorder, .. } = *context;
         let missing = |what: &str, error: io::Error| Error::Unavailable(format!("{what}: {error}"));
         let no_address = |error| missing("no free address in 127.0.0.0/8", error);
         let dir = Directory::new()

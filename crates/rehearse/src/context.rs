@@ -1,0 +1,42 @@
+//! What everything that acts in one run has: the plan, the way that is rehearsed, the log, and what a person sees meanwhile.
+
+use super::log::{EventKind, FaultStep, Recorder};
+use super::plan::{Plan, Via};
+use super::progress::Progress;
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(crate) struct Context<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) via: Via,
+    pub(crate) recorder: Arc<Recorder>,
+    progress: Progress,
+}
+
+impl<'a> Context<'a> {
+    pub(crate) fn new(plan: &'a Plan, via: Via) -> Self {
+        let recorder = Arc::default();
+        Self { plan, via, progress: Progress::new(&recorder), recorder }
+    }
+
+    /// Prints what begins or has ended.
+    pub(crate) fn say(&self, what: &str) {
+        self.progress.say(what);
+    }
+
+    /// Logs what is not as it should be.
+    pub(crate) fn trouble(&self, trouble: String) {
+        self.recorder.trouble(trouble);
+    }
+
+    /// Logs what is worth knowing, and prints it.
+    pub(crate) fn note(&self, note: &str) {
+        self.say(note);
+        self.recorder.add("", EventKind::Note(note.to_owned()));
+    }
+
+    /// Logs what is seen of a fault.
+    pub(crate) fn step(&self, fault: usize, step: FaultStep) {
+        self.recorder.add("", EventKind::FaultStep(fault, step));
+    }
+}
