@@ -292,7 +292,7 @@ measure_cost() {
 
 end_load() {
     stop load 20
-    expect "new connections a second that this machine kept up" "$(paced)" -ge "$rate" load.log
+    expect "new connections a second that this machine kept up" "$(pace | cut -d' ' -f1)" -ge "$rate" load.log
 }
 
 main "$@"

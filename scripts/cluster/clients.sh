@@ -181,55 +181,14 @@ count_lost() {
     for name in "${!WORDS[@]}"; do lost[$name]=$(wc -l <"$work/$name.lost"); done
 }
 
-# An instance that stops answers 503 or 429 to what comes on the connections that it has, and closes them: by that it tells the
-# client, which is no loss. It is one if the connection was new, or goes on.
+# What an instance that stops answered with 503 or 429 before it closed the connection is told, and not lost.
 know_told() {
-    awk '
-        { line[NR] = $0 }
-        $3 == "ok" {
-            had[$2] = 1
-            delete told[$2]
-        }
-        $3 == "lost" && had[$2] && ($5 == 503 || $5 == 429) { told[$2] = told[$2] " " NR }
-        $3 == "ended" {
-            count = split(told[$2], which)
-            for (i = 1; i <= count; i++) sub(/ lost /, " told ", line[which[i]])
-        }
-        END { for (i = 1; i <= NR; i++) print line[i] }' "$work/kept.out" >"$work/kept.told"
+    "$TLS_LOAD" judge told "$work/kept.out" >"$work/kept.told"
     mv "$work/kept.told" "$work/kept.out"
 }
 
-# What awk calls a lost one.
-# shellcheck disable=SC2016
-readonly KIND='function kind_of(why) {
-    sub(/^[^ ]+ [^ ]+ [^ ]+ [^ ]+ /, "", why)
-    if (why ~ /refused/) return "refused"
-    if (why ~ /reset/) return "reset"
-    if (why ~ /nanswered|[Tt]imeout|timed out|deadline/) return "unanswered"
-    if (why ~ /closed|EOF/) return "closed"
-    if (why ~ /Forbidden/) return "403"
-    return match(why, /[45][0-9][0-9]/) ? substr(why, RSTART, 3) : "other"
-}'
-
 # figures WAY: as the heading says
-figures() {
-    awk -v from="${at[begin]}" "$KIND"'
-        $1 < from { next }
-        $3 == "ok" || $3 == "lost" { if ($4 > longest) longest = $4 }
-        $3 == "ok" { ok++ }
-        $3 == "lost" {
-            if (!lost++) first = $1
-            last = $1 + $4
-            kinds[kind_of($0)]++
-        }
-        END {
-            printf "%8d %6d %7.1fs %8.1fs  ", ok, lost, (last - first) / 1e6, longest / 1e6
-            for (kind in kinds) {
-                printf "%s%s %d", separator, kind, kinds[kind]
-                separator = ", "
-            }
-        }' "$work/$1.out"
-}
+figures() { "$TLS_LOAD" judge kinds "$work/$1.out" "${at[begin]}"; }
 
 # began_in_vain STREAM: those that gave nothing
 began_in_vain() { awk -v from="${at[begin]}" -v to="${at[end]}" '$1 >= from && $3 <= to && !$2' "$work/$1.out"; }

@@ -93,39 +93,13 @@ is_there() (
 
 # unexcused WAY: of its lost ones, how many neither were under way nor began while one of the excuses was away, nor for as long again
 # and 2 s: gRPC, which kube-apiserver has to etcd, dials again after 1 s, then after 1.6 times as long each time.
-unexcused() (
-    cd "$work"
-    awk 'FILENAME ~ /away$/ {
-            from[++n] = $1
-            to[n] = 2 * $2 - $1 + 2e6
-            next
-        }
-        {
-            for (i = 1; i <= n; i++) if ($2 >= from[i] && $1 <= to[i]) next
-            left++
-        }
-        END { print left + 0 }' "${excuses[@]/%/.away}" "$1.lost"
-)
+unexcused() (cd "$work" && "$TLS_LOAD" judge unexcused "$1.lost" "${excuses[@]/%/.away}")
 
 # away_for NAME: and what was lost meanwhile, and until when
 away_for() {
-    local name
-    for name in "${!WORDS[@]}"; do [[ $name == "$exempt" ]] || cat "$work/$name.lost"; done |
-        awk 'FILENAME ~ /away$/ {
-                from[++n] = $1
-                to[n] = $2
-                away += $2 - $1
-                next
-            }
-            {
-                for (i = 1; i <= n; i++) if ($2 >= from[i] && $1 <= 2 * to[i] - from[i] + 2e6) {
-                    lost++
-                    if ($1 - to[i] > last) last = $1 - to[i]
-                    break
-                }
-            }
-            END { printf "%s%.1f s; %d lost then, the last one %.1f s after it was back", n == 1 ? "" : n " times, ", away / 1e6, lost, last / 1e6 }' \
-            "$work/$1.away" -
+    local name lost=()
+    for name in "${!WORDS[@]}"; do [[ $name == "$exempt" ]] || lost+=("$work/$name.lost"); done
+    "$TLS_LOAD" judge away "$work/$1.away" "${lost[@]}"
 }
 
 # How often each Lease got another holder.
@@ -150,18 +124,7 @@ renewed() { comm -13 "$work/certificates.before" <(certificates) | cut -d' ' -f1
 
 seconds() { awk -v from="$1" -v to="$2" 'BEGIN { printf "%.1f s", (to - from) / 1e6 }'; }
 
-longest_between() {
-    awk -v from="${at[begin]}" -v to="${at[end]}" '
-        function until(now) { if (last && now - last > longest) longest = now - last }
-        $3 == "ok" {
-            if ($1 >= from) until($1 + $4)
-            last = $1 + $4
-        }
-        END {
-            until(to)
-            printf "%.1f s", longest / 1e6
-        }' "$work/$1.out"
-}
+longest_between() { "$TLS_LOAD" judge silence "$work/$1.out" "${at[begin]}" "${at[end]}"; }
 
 # By the node, microseconds.
 cpu_used() {

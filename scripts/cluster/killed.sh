@@ -156,21 +156,5 @@ killed_judges() {
 # victim's end; never answered or refused in time since the node's own is ready; seconds until each way is answered again;
 # the longest wait in seconds; lost how
 kill_figures() {
-    (cd "$work" && awk -v killed="$1" -v gone="$2" -v back="$3" -v end="$4" -v bound=$LONGEST_WAIT "$KIND"'
-        $1 + $4 < killed || $1 > end { next }
-        $4 > longest { longest = $4 }
-        $3 == "lost" {
-            lost++
-            if ($1 > gone) later++
-            kinds[kind_of($0)]++
-            again[FILENAME] = 0
-        }
-        $1 > gone && $3 == "ok" && !again[FILENAME] { again[FILENAME] = $1 + $4 - killed }
-        $1 > back && ($4 > bound || $3 == "lost" && kind_of($0) == "unanswered") { swallowed++ }
-        END {
-            for (way in again) if (again[way] > most) most = again[way]
-            printf "%d %d %d %.1f %.1f", lost, later, swallowed, most / 1e6, longest / 1e6
-            for (kind in kinds) printf " %s %d", kind, kinds[kind]
-            print ""
-        }' {service,address,vip,ipv6,node}.out)
+    "$TLS_LOAD" judge killed "$@" $LONGEST_WAIT "$work"/{service,address,vip,ipv6,node}.out
 }

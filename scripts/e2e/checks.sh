@@ -54,11 +54,7 @@ audit() {
 check_load() {
     local all paced least
     all=$(window "${at[load]}" "${at[load-end]}")
-    paced=$(awk 'NR == 1 || $1 < first { first = $1 } $1 > last { last = $1 }
-        END { printf "%.0f", (NR - 1) * 1e6 / (last - first) }' "$work/load.out")
-    # The first and the last second are no whole ones.
-    least=$(awk '{ n[int($1 / 1e6)]++ } END { for (s in n) print s, n[s] }' "$work/load.out" |
-        sort -n | sed '1d;$d' | awk 'NR == 1 || $2 < least { least = $2 } END { print least + 0 }')
+    read -r paced least <<<"$(pace)"
     row "new TLS connections" "$(words "$all"); $paced a second, at least $least"
     expect "new connections a second that this machine kept up" "$paced" -ge "$rate" load.log
     # They begin by the clock, and those that were late all at once: a machine with a pause of half a second

@@ -196,10 +196,10 @@ part() {
 }
 
 # window FROM TO [LOAD]: of the connections that began in it: number, lost, longest in microseconds
-window() {
-    awk -v from="$1" -v to="$2" '$1 >= from && $1 < to { n++; lost += $3 != "ok"; if ($4 > longest) longest = $4 }
-        END { print n + 0, lost + 0, longest + 0 }' "$work/${3:-load}.out"
-}
+window() { "$TLS_LOAD" judge window "$work/${3:-load}.out" "$1" "$2"; }
+
+# pace: new connections a second, and in the second in which the fewest began, but for the first and the last one
+pace() { "$TLS_LOAD" judge pace "$work/load.out"; }
 
 lost() { cut -d' ' -f2 <<<"$1"; }
 

@@ -198,15 +198,7 @@ lost_since() { [[ -n $(awk -v from="$1" '$1 >= from && $3 != "ok"' "$work/load.o
 served_since() { [[ -n $(awk -v from="${1/./}" '$1 >= from && $3 == "ok"' "$work/load.out") ]]; }
 
 # gap FROM TO: from the first connection that was lost to the next that was answered after the last lost one
-gap() {
-    awk -v from="$1" -v to="$2" '$1 < from || $1 > to { next }
-        $3 != "ok" { if (!n++) first = $1; last = $1 }
-        $3 == "ok" { ok[++m] = $1 }
-        END {
-            for (i = m; i && ok[i] > last; i--) end = ok[i]
-            printf "%.1f s, %d connections lost", ((end ? end : to) - first) / 1e6, n
-        }' "$work/load.out"
-}
+gap() { "$TLS_LOAD" judge gap "$work/load.out" "$1" "$2"; }
 
 # What the Service kubernetes has for addresses, each change in a line: its time, and empty or whole.
 watch_service() {

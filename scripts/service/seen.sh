@@ -167,11 +167,6 @@ answered() {
         | (.stageTimestamp | us) | select(. >= $since)' "$work/audit-$instance.json" | head -n 1
 }
 
-paced() {
-    awk 'NR == 1 || $1 < first { first = $1 } $1 > last { last = $1 }
-        END { printf "%.0f", (NR - 1) * 1e6 / (last - first) }' "$work/load.out"
-}
-
 # written_in SECONDS: what etcd was given in that time, by its own count
 written_in() {
     local before after

@@ -23,15 +23,20 @@
 //!   often it listed again.
 //!
 //! With `--closed` it measures how many requests are answered, and writes one line: `ANSWERS SECONDS`.
+//!
+//! `tls-load judge` reads such lines for scripts; see [`lines`].
 
 #![forbid(unsafe_code)]
+
+mod lines;
 
 use anyhow::{Context, Result, anyhow};
 use berth_rehearse::load::{Anonymous, Closed, Connection, Known};
 use berth_rehearse::plan::LoadPlan;
 use berth_rehearse::record::{Answer, Attempt, Failure, Kind, Record, Stamp, StreamEnd};
 use berth_rehearse::verdict::Loss;
-use clap::Parser;
+use clap::{Parser, Subcommand};
+use lines::Judge;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use std::io::Write;
@@ -42,13 +47,16 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Open new TLS connections at a steady rate, never again for one that failed
 #[derive(Debug, Parser)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Where to connect to
-    #[arg(long)]
-    server: SocketAddr,
+    #[arg(long, required = true)]
+    server: Option<SocketAddr>,
     /// PEM file with the CA of the server's certificate
-    #[arg(long)]
-    ca: PathBuf,
+    #[arg(long, required = true)]
+    ca: Option<PathBuf>,
     /// What to GET; anything but 200 is a failure
     #[arg(long, default_value = "/version", conflicts_with = "client_certificate")]
     path: String,
@@ -78,12 +86,25 @@ struct Args {
     fresh: bool,
 }
 
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Say what lines of tls-load mean
+    #[command(subcommand)]
+    Judge(Judge),
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let args = Args::parse();
-    let read = CertificateDer::pem_file_iter(&args.ca).and_then(Iterator::collect);
-    let (server, rate) = (args.server, args.rate.unwrap_or_default());
-    let ca: Vec<_> = read.with_context(|| args.ca.display().to_string())?;
+    if let Some(Command::Judge(judge)) = &args.command {
+        println!("{}", judge.run()?);
+        return Ok(());
+    }
+    // clap requires both.
+    let (Some(server), Some(ca)) = (args.server, &args.ca) else { return Ok(()) };
+    let read = CertificateDer::pem_file_iter(ca).and_then(Iterator::collect);
+    let rate = args.rate.unwrap_or_default();
+    let ca: Vec<_> = read.with_context(|| ca.display().to_string())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let stop = async { _ = terminate.recv().await };
     let (Some(cert), Some(key)) = (&args.client_certificate, &args.client_key) else {
