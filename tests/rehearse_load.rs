@@ -258,7 +258,7 @@ impl Scene {
     /// How far the clients were behind their timetable at most.
     fn behind(&self) -> Duration {
         let behind = |event: &Event| if let EventKind::Behind(behind) = event.what { Some(behind) } else { None };
-        self.recorder.look(|log| log.iter().filter_map(behind).max().unwrap_or_default())
+        self.recorder.read(|log| log.iter().filter_map(behind).max().unwrap_or_default())
     }
 
     async fn start(&self, name: &str) -> (Child, SocketAddr) {
@@ -274,21 +274,21 @@ impl Scene {
     /// Whether a client saw a failure of this kind.
     fn failed(&self, is_of_kind: impl Fn(&Failure) -> bool) -> bool {
         let failed = |a: &Attempt| matches!(&a.answer, Answer::Failed(failure) if is_of_kind(failure));
-        self.recorder.look(|log| attempts(log).any(failed))
+        self.recorder.read(|log| attempts(log).any(failed))
     }
 
     /// Whether a client's opening was refused.
     fn refused(&self, client: &str) -> bool {
         let refused = |a: &Attempt| a.answer == Answer::Failed(Failure::Refused);
         let its_own = |a: &&Attempt| a.stream.strip_prefix(client).is_some_and(|rest| rest.starts_with('-'));
-        self.recorder.look(|log| attempts(log).filter(its_own).any(refused))
+        self.recorder.read(|log| attempts(log).filter(its_own).any(refused))
     }
 
     /// Attempts of a client's that an instance answered.
     fn answers(&self, client: &str, name: &str) -> usize {
         let its_own = |a: &&Attempt| a.stream.strip_prefix(client).is_some_and(|rest| rest.starts_with('-'));
         let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == name);
-        self.recorder.look(|log| attempts(log).filter(its_own).filter(by).count())
+        self.recorder.read(|log| attempts(log).filter(its_own).filter(by).count())
     }
 
     /// Whether each client with a connection of its own has it: who watches has listed before.
@@ -299,7 +299,7 @@ impl Scene {
 
     /// Whether a slow reader has just begun to read an answer.
     fn reads(&self) -> bool {
-        self.recorder.look(|log| {
+        self.recorder.read(|log| {
             let good = |a: &&Attempt| a.stream.starts_with("slow-") && matches!(a.answer, Answer::Good { .. });
             let begun: Vec<_> = attempts(log).filter(good).collect();
             let ended = log.iter().filter(|event| match &event.what {
@@ -317,7 +317,7 @@ impl Scene {
     fn served(&self, name: &str) -> usize {
         let by =
             |a: &&Attempt| a.kind == Kind::New && matches!(&a.answer, Answer::Good { instance } if instance == name);
-        self.recorder.look(|log| attempts(log).filter(by).count())
+        self.recorder.read(|log| attempts(log).filter(by).count())
     }
 }
 

@@ -92,7 +92,7 @@ impl StandIn {
     async fn ended_by(&self, stream: &str) -> EndedBy {
         let mut by = None;
         until(|| {
-            by = self.recorder.look(|log| {
+            by = self.recorder.read(|log| {
                 log.iter().find_map(|event| match &event.what {
                     EventKind::EndReport(report) if report.stream == stream => Some(report.by),
                     _ => None,

@@ -1,4 +1,4 @@
-//! Addresses that nobody uses.
+//! Unused addresses.
 
 use berth_exec::address::random;
 use socket2::{Domain, Socket, Type};
@@ -12,10 +12,10 @@ pub const NETNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 123, 0, 5), 
 /// namespace are none of the node's own ([`netns`](super::netns) has the network).
 pub(crate) const STORM: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 124, 0, 0), Ipv4Addr::new(10, 124, 0, 0)];
 
-/// Addresses that are tried before it is said that none is free.
+/// How many addresses are tried before none counts as free.
 const TRIES: usize = 100;
 
-/// A random address as instances have it, that nobody uses, and a port below the range of outgoing connections.
+/// A random unused address as instances have it, and a port below the range of outgoing connections.
 pub fn free_address() -> io::Result<SocketAddr> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for _ in 0..TRIES {

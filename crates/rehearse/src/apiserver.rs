@@ -1,4 +1,4 @@
-//! What `--old` and `--new` say: which apiserver, and with which flags.
+//! The values of `--old` and `--new`: which apiserver, and with which flags.
 
 use std::ffi::{OsStr, OsString};
 use std::process::Stdio;
@@ -76,7 +76,7 @@ impl Apiserver {
         }
     }
 
-    /// Whether it may refuse who shows no certificate: it says so, or a file says it that is not read here.
+    /// Whether it may refuse clients without a certificate: its flags turn anonymous access off, or name a file that may.
     pub(crate) fn wants_certificates(&self) -> bool {
         let (Self::StandIn { flags } | Self::Command { flags, .. }) = self;
         let off = flags.iter().rev().find_map(|flag| {

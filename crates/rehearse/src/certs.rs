@@ -1,8 +1,8 @@
 //! Throw-away certificates of one rehearsal: a CA, a serving certificate for each instance,
-//! client certificates, one of them for the shims' probe, and the keys of service accounts. Nobody outside trusts them, and their directory
+//! client certificates, one of them for the shims' probe, and the keys of service accounts. Nothing outside trusts them, and their directory
 //! goes with the rehearsal.
 //!
-//! As berth opens no TLS, the certificate that a client meets tells which instance it talks to, real
+//! As berth opens no TLS, the certificate that a client sees shows which instance it talks to, real
 //! or not: `Names`.
 
 use rcgen::{
@@ -64,7 +64,7 @@ pub(crate) struct Identity {
     pub(crate) key: PrivatePkcs8KeyDer<'static>,
 }
 
-/// Tells instances apart by the certificates that they serve.
+/// Instances by the certificates that they serve.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Names(Arc<Mutex<HashMap<CertificateDer<'static>, String>>>);
 
@@ -75,7 +75,7 @@ impl Names {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&served).cloned()
     }
 
-    /// From now on, who serves the certificate of one instance counts as another, which has a copy of it.
+    /// From now on, the certificate of one instance stands for another, which has a copy of it.
     pub(crate) fn rename(&self, from: &str, to: &str) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.values_mut().filter(|name| *name == from).for_each(|name| to.clone_into(name));
@@ -193,7 +193,7 @@ impl Certs {
         .to_string()
     }
 
-    /// TLS of a client that trusts the CA and nobody else, and is of the group `CLIENTS`.
+    /// TLS of a client that trusts this CA alone, and is of the group `CLIENTS`.
     pub fn client_config(&self) -> Result<ClientConfig, rustls::Error> {
         client_config([self.ca.clone()], Some(&self.client))
     }
@@ -204,7 +204,7 @@ impl Certs {
     }
 }
 
-/// TLS of a client that trusts these CAs and nobody else, and that may be known by a certificate.
+/// TLS of a client that trusts these CAs alone, and that may be known by a certificate.
 pub(crate) fn client_config(
     ca: impl IntoIterator<Item = CertificateDer<'static>>,
     identity: Option<&Identity>,

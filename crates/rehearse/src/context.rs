@@ -20,8 +20,8 @@ impl<'a> Context<'a> {
     }
 
     /// Prints what begins or has ended.
-    pub(crate) fn say(&self, what: &str) {
-        self.progress.say(what);
+    pub(crate) fn print(&self, what: &str) {
+        self.progress.print(what);
     }
 
     /// Logs what is not as it should be.
@@ -31,7 +31,7 @@ impl<'a> Context<'a> {
 
     /// Logs what is worth knowing, and prints it.
     pub(crate) fn note(&self, note: &str) {
-        self.say(note);
+        self.print(note);
         self.recorder.add("", EventKind::Note(note.to_owned()));
     }
 

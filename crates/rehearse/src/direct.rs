@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::time::{MissedTickBehavior, sleep, timeout};
 
 /// Time between two looks: for each, shims ask the kernel for all connections of the node.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const POLL_EVERY: Duration = Duration::from_millis(250);
 
 /// How long shims may take to find that it is calm: 8 s after it was not, a lease, and as long again on a busy machine.
 const CALM_WITHIN: Duration = Duration::from_secs(30);
@@ -74,7 +74,7 @@ pub(crate) async fn calm(setting: &Setting, by: Option<&str>) -> bool {
     };
     let calm = async {
         while !steers(ask(setting).await) {
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_EVERY).await;
         }
     };
     timeout(CALM_WITHIN, calm).await.is_ok()
@@ -82,7 +82,7 @@ pub(crate) async fn calm(setting: &Setting, by: Option<&str>) -> bool {
 
 /// Logs what is steered, until it is dropped.
 pub(crate) async fn watch(setting: Setting, recorder: Arc<Recorder>) {
-    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    let mut ticks = tokio::time::interval(POLL_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
@@ -90,7 +90,7 @@ pub(crate) async fn watch(setting: Setting, recorder: Arc<Recorder>) {
     }
 }
 
-/// What the shims that answer say.
+/// The status of the shims that answer.
 async fn ask(setting: &Setting) -> Vec<(String, DirectStatus)> {
     let take = |reply| match reply {
         Reply::Status(status) => status.direct,

@@ -1,5 +1,5 @@
-//! The etcd of real apiservers: one a run, on addresses that nobody uses, with all it writes in the
-//! rehearsal's directory. It listens to whoever is on this machine, as nobody else is told of it.
+//! The etcd of real apiservers: one a run, on unused addresses, with all it writes in the
+//! rehearsal's directory. It listens on this machine alone.
 
 use super::address::free_address;
 use super::apiserver::flag;
@@ -47,7 +47,7 @@ impl Etcd {
         Self { clients: (ip, 2379).into(), peers: (ip, 2380).into() }
     }
 
-    /// What `--etcd-servers` says.
+    /// The value of `--etcd-servers`.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.clients)
     }
@@ -63,7 +63,7 @@ impl Etcd {
             flag("listen-peer-urls", &peers),
             flag("initial-advertise-peer-urls", &peers),
             flag("initial-cluster", format!("rehearsal={peers}")),
-            // What kubeadm sets: a watch of what nobody writes is told how far the store has come.
+            // What kubeadm sets: a watch without events gets the store's revision.
             flag(notify_flag(program), "5s"),
             // What it writes need not outlive the machine.
             "--unsafe-no-fsync".into(),
@@ -72,7 +72,7 @@ impl Etcd {
         Part { role: Role::Store, argv, awaits: None }
     }
 
-    /// Whether it says that it is up, or why not.
+    /// Whether it is healthy, or why not.
     pub(crate) async fn healthy(&self) -> Result<(), String> {
         let told = |error: &dyn std::fmt::Display| format!("GET {}/health: {error}", self.url());
         let io = TcpStream::connect(self.clients).await.map_err(|e| told(&e))?;

@@ -51,7 +51,7 @@ pub enum Fault {
     Partition,
 }
 
-/// Who else could serve when something goes wrong.
+/// What else could serve when something goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Standby {
@@ -59,11 +59,11 @@ pub enum Standby {
     Sibling,
     /// The temporary one of a bridge; or, if it is hit itself, the node's own.
     Bridge,
-    /// Nobody, but its shim holds clients until it is back.
+    /// Nothing, but its shim holds clients until it is back.
     Shim,
     /// The direct path: an instance without a shim, or a sibling that steers. What is queued or unanswered at an instance, no shim holds.
     Direct,
-    /// Nobody.
+    /// Nothing.
     Nobody,
 }
 

@@ -1,24 +1,24 @@
-//! What the gates of the shims in a rehearsal say by their metrics: who waits there, and for how many openings. What is
-//! counted between the last look and a shim's end is not seen.
+//! Metrics of the shims' gates in a rehearsal: how many clients wait there, and how many TLS handshakes are in flight. What is
+//! counted between the last poll and a shim's end is not seen.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What all gates said together.
+/// What all gates had together at a poll.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Look {
+pub struct Sample {
     /// Clients that wait, by class.
     pub waiting: BTreeMap<String, u64>,
-    /// Openings in flight.
+    /// TLS handshakes in flight.
     pub openings: u64,
     /// How many there may be.
     pub limit: u64,
 }
 
-/// What one gate says: the same, and what it counted so far.
+/// One gate: the same, and what it counted so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateMetrics {
-    pub(crate) now: Look,
+    pub(crate) now: Sample,
     pub(crate) counted: Counted,
 }
 
@@ -84,7 +84,7 @@ berth_connections_total{shim=\"old\",outcome=\"gate_full\"} 2
     #[test]
     fn what_a_gate_says_is_read_from_its_shims_metrics() {
         let said = GateMetrics::parse(METRICS).unwrap();
-        assert_eq!(said.now, Look { waiting: counts(&[("first", 7), ("late", 0)]), openings: 3, limit: 4 });
+        assert_eq!(said.now, Sample { waiting: counts(&[("first", 7), ("late", 0)]), openings: 3, limit: 4 });
         assert_eq!(said.counted, Counted { waited: counts(&[("first", 9)]), dropped: counts(&[("full", 2)]) });
         assert_eq!(GateMetrics::parse("berth_shim_state{shim=\"old\"} 1\n# EOF\n"), None);
     }

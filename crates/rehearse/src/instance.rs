@@ -14,7 +14,7 @@ pub(crate) struct Instance {
     /// Its name among them all.
     pub(crate) name: String,
     pub(crate) apiserver: Apiserver,
-    /// What its `/version` should say.
+    /// What its `/version` should be.
     pub(crate) version: String,
     /// What is wrong with it from the start.
     pub(crate) fault: Option<Fault>,
@@ -82,7 +82,7 @@ impl Instance {
             }
             Apiserver::Command { .. } => {
                 match self.fault {
-                    // Nobody listens on port 1.
+                    // Nothing listens on port 1.
                     Some(Fault::NeverReady) => flags.push(("etcd-servers", "http://127.0.0.1:1".into())),
                     _ => flags.extend(setting.etcd.iter().map(|etcd| ("etcd-servers", etcd.into()))),
                 }
@@ -94,7 +94,7 @@ impl Instance {
                     ("service-account-signing-key-file", path(&setting.certs.account_key_file)),
                     ("cert-dir", path(&setting.dir.join(format!("certs-{}", self.name)))),
                 ]);
-                // It cannot put a loopback address into the Service `kubernetes`, and says so for ever.
+                // It cannot put a loopback address into the Service `kubernetes`, and logs that for ever.
                 if setting.address.ip().is_loopback() {
                     flags.push(("endpoint-reconciler-type", "none".into()));
                 }

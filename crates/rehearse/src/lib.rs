@@ -3,7 +3,7 @@
 //! In the order of the flow:
 //!
 //! * [`plan`]: what will be rehearsed, in checked values; [`fault`]: what goes wrong meanwhile.
-//! * [`apiserver`]: what `--old` and `--new` say; the [`stand_in`] is the simulated one.
+//! * [`apiserver`]: the values of `--old` and `--new`; the [`stand_in`] is the simulated one.
 //! * `instance`: one of them as a command line; it knows the `setting`.
 //! * `topology`: which processes an instance has and which gets SIGTERM when; `haproxy`: the
 //!   configuration of what berth replaces.
@@ -13,13 +13,12 @@
 //! * [`load`]: clients through the berth that never retry.
 //! * [`log`]: what clients, instances and the script saw, an event each, appended and never changed; [`record`]: the same, sorted by what it is
 //!   about when all is over.
-//! * `monitor`: what is asked beside the load; [`direct`]: the shims, how much they steer past themselves.
-//! * [`gate`]: the same, who waits before them.
+//! * `monitor`: requests in addition to the load; [`direct`]: how many connections go past the shims; [`gate`]: the metrics of their gates.
 //! * [`netns`]: a network namespace for all of this; `network`: those of several nodes.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
 //! * `judges`, a file each: from the record to the [`verdict`] (what was lost, by kinds of `loss`, and whether each promise was kept), to
 //!   the [`data`], which is the JSON and has a version, and from that to a `section`: rows, tiles, what runs are compared by, grids.
-//! * The [`table`] and the [`report`]'s page draw sections, and do not know which judge said what; plots are drawn from the data's series.
+//! * The [`table`] and the [`report`]'s page draw sections, and do not know which judge made which.
 //! * `progress`: what a person sees meanwhile. `context` has it, the plan and the log of one run.
 
 #![forbid(unsafe_code)]
@@ -127,7 +126,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
         }
     };
     for left in stage::sweep() {
-        progress::say(&format!("removed {}, which a rehearsal left that was killed", left.display()));
+        progress::print(&format!("removed {}, which a rehearsal left that was killed", left.display()));
     }
     if let Err(why) = available(plan, plan.via).await {
         let why = format!("{why}: {} cannot be rehearsed", plan.via);
@@ -137,7 +136,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
     for &via in &plan.runs {
         if let Err(why) = available(plan, via).await {
             let why = format!("{why}: {via} cannot be rehearsed");
-            progress::say(&format!("skipped: {why}"));
+            progress::print(&format!("skipped: {why}"));
             outcome.skipped.push((via, why));
             continue;
         }
@@ -150,7 +149,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
             }
         };
         if plan.runs.len() > 1 {
-            progress::say(&format!("\nvia {via}"));
+            progress::print(&format!("\nvia {via}"));
         }
         let ended = tokio::select! {
             ended = caught(script::play(&context, &mut stages)) => ended,
@@ -164,8 +163,8 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
         outcome.runs.push(Run { via, record, verdict, failed });
         match ended {
             Ok(()) => {}
-            // A comparison that fails says something about what is compared.
-            Err(Aborted::Failed(error)) if via != plan.via => progress::say(&format!("via {via}: {error}")),
+            // When a comparison fails, that is a result about what is compared.
+            Err(Aborted::Failed(error)) if via != plan.via => progress::print(&format!("via {via}: {error}")),
             Err(aborted) => {
                 outcome.aborted = Some(aborted);
                 return outcome;

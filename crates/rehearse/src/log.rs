@@ -78,7 +78,7 @@ pub enum EventKind {
     FaultStep(usize, FaultStep),
     /// The Service `kubernetes` was looked at.
     Service {
-        /// When the look before was, which saw what the event before says.
+        /// When the poll before was, which saw what the event before has.
         after: Stamp,
         /// The addresses in its EndpointSlices.
         named: Named,
@@ -167,19 +167,19 @@ impl Recorder {
         number
     }
 
-    pub fn look<T>(&self, read: impl FnOnce(&[Event]) -> T) -> T {
+    pub fn read<T>(&self, read: impl FnOnce(&[Event]) -> T) -> T {
         read(&self.lock())
     }
 
     /// The last time that an instance came so far.
     pub fn last(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
-        self.look(|log| last(log, instance, mark))
+        self.read(|log| last(log, instance, mark))
     }
 
     /// How far the clients were behind their timetable at most.
     pub(crate) fn behind(&self) -> Duration {
         let behind = |event: &Event| if let EventKind::Behind(behind) = event.what { Some(behind) } else { None };
-        self.look(|log| log.iter().filter_map(behind).max().unwrap_or_default())
+        self.read(|log| log.iter().filter_map(behind).max().unwrap_or_default())
     }
 
     /// Takes the log out; what is added afterwards is not in it.
@@ -192,7 +192,7 @@ impl Recorder {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does several things at once: nobody else appends meanwhile.
+    /// Does several things at once: no other event is appended meanwhile.
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Vec<Event>) -> T) -> T {
         act(&mut self.lock())
     }
@@ -205,7 +205,7 @@ pub(crate) fn last(log: &[Event], instance: &str, wanted: MarkKind) -> Option<St
     log.iter().filter(marked).map(|event| event.at).max()
 }
 
-/// The requests of those who dial what is under test.
+/// The requests of the clients that dial what is under test.
 pub fn attempts(log: &[Event]) -> impl DoubleEndedIterator<Item = &Attempt> {
     log.iter().filter_map(|event| match &event.what {
         EventKind::Attempt(Dialed::Front, attempt) => Some(attempt),

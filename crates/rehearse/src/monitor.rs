@@ -1,6 +1,6 @@
-//! What is asked through the berth beside the load: for versions, and for whom the Service
-//! `kubernetes` names. Each question is a connection of its own, and one without an answer says
-//! nothing: what is lost is the load's to say.
+//! Requests through the berth in addition to the load: for versions, and for the addresses of the Service
+//! `kubernetes`. Each is a connection of its own, and one without an answer is ignored: only the
+//! load counts losses.
 
 use super::log::{EventKind, Recorder};
 use super::record::{Named, Stamp};
@@ -18,14 +18,14 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, sleep};
 
 /// Time between two looks.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_EVERY: Duration = Duration::from_millis(100);
 
 /// Asks as an admin.
 #[derive(Debug, Clone)]
 pub(crate) struct Monitor {
     address: SocketAddr,
     probe: Arc<Probe>,
-    /// Whom the Service names, and when that was asked.
+    /// The addresses of the Service, and when that was asked.
     named: Arc<watch::Sender<(Stamp, Named)>>,
 }
 
@@ -60,16 +60,16 @@ impl Monitor {
         if answer.seen == Observation::Pass { Ok(()) } else { Err(answer.words) }
     }
 
-    /// What `/version` says.
+    /// The answer of `/version`.
     pub(crate) async fn version(&self) -> Result<String, String> {
         let body = self.probe.get(self.address, "/version").await.map_err(|answer| answer.words)?;
         let version: Value = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
         version["gitVersion"].as_str().map(str::to_owned).ok_or_else(|| "it has no gitVersion".into())
     }
 
-    /// Logs whom the Service names, until it is dropped.
+    /// Logs the addresses of the Service, until it is dropped.
     pub(crate) async fn watch_service(self, recorder: Arc<Recorder>) {
-        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        let mut ticks = tokio::time::interval(POLL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut before = Stamp::now();
         loop {
@@ -93,16 +93,16 @@ impl Monitor {
             if wanted.iter().all(there) {
                 return;
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_EVERY).await;
         }
     }
 
-    /// Whom the Service named when it was looked at last.
+    /// The addresses that the Service had at the last poll.
     pub(crate) fn named(&self) -> Named {
         self.named.borrow().1.clone()
     }
 
-    /// Waits until the Service names whom it should, if it is watched. What was seen before does not count.
+    /// Waits until the Service has the right addresses, if it is watched. Earlier polls do not count.
     pub(crate) async fn service_is(&self, right: impl Fn(&Named) -> bool) {
         let now = Stamp::now();
         // An error is impossible: this very value can send.

@@ -1,5 +1,5 @@
 //! A network namespace of this process's own: nothing outside can be reached from it, and nothing in
-//! it from outside. And further ones, for nodes. The kernel removes each when nobody is in it and nobody holds it.
+//! it from outside. And further ones, for nodes. The kernel removes each when no process is in it or holds it.
 
 use super::address;
 use berth_os::netdevice::{self, Setting};
@@ -39,7 +39,7 @@ pub enum Error {
 }
 
 /// Moves this process, which must have one thread only, to a new network namespace whose loopback
-/// interface is up and has `address` beside 127.0.0.0/8. Without the privilege, it comes with a user
+/// interface is up and has `address` in addition to 127.0.0.0/8. Without the privilege, it comes with a user
 /// namespace in which this user is the same.
 ///
 /// # Errors
@@ -79,7 +79,7 @@ fn set_up(address: Ipv4Addr) -> io::Result<()> {
     netdevice::set(STORM_ALIAS, Setting::Netmask(Ipv4Addr::new(255, 255, 0, 0)))
 }
 
-/// A network namespace beside this process's own, whose host has a name of its own: kube-apiservers know one another
+/// A network namespace in addition to this process's own, whose host has a name of its own: kube-apiservers know one another
 /// by that. Clones are the same.
 #[derive(Debug, Clone)]
 pub(crate) struct Namespace {
@@ -122,7 +122,7 @@ impl Namespace {
     }
 }
 
-/// On a thread of its own, which alone changes its namespaces. Its panic is a bug, which is told as one.
+/// On a thread of its own, which alone changes its namespaces. Its panic is a bug, which is reported as one.
 fn aside<T: Send>(act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     thread::scope(|scope| scope.spawn(act).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
@@ -130,13 +130,13 @@ fn aside<T: Send>(act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
 /// Runs lines of ip(8), in a namespace or in this process's own.
 pub(crate) fn ip(namespace: Option<&Namespace>, lines: &str) -> io::Result<()> {
     let mut command = Command::new("ip");
-    // Not in the terminal's group: who presses Ctrl-C wants an end of the rehearsal, not half a network.
+    // Not in the terminal's group: Ctrl-C must end the rehearsal, and not leave half a network.
     command.process_group(0).args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     if let Some(namespace) = namespace {
         namespace.enter(&mut command);
     }
     let mut child = command.spawn()?;
-    // Taken, so that it is closed. What ip does not read any more, it tells of.
+    // Taken, so that it is closed. If ip ends before it has read all, its status is the error.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(lines.as_bytes()));
     let output = child.wait_with_output()?;
     match output.status.success() {

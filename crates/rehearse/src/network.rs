@@ -6,7 +6,7 @@
 //!                                               └─ …
 //! ```
 //!
-//! Each line is a pair of veth. A node whose link is down is as one without power: nobody says that it is gone. So the
+//! Each line is a pair of veth. A node whose link is down is as one without power: nothing reports that it is gone. So the
 //! worker knows the nodes' link addresses once and for all, and never has to ask for one.
 
 use super::address;
@@ -58,7 +58,7 @@ impl Drop for Network {
 }
 
 impl Network {
-    /// Makes one of so many nodes. Needs root in this process's own namespace.
+    /// Makes one of this many nodes. Needs root in this process's own namespace.
     pub(crate) fn new(nodes: u8) -> io::Result<Self> {
         // conntrack remembers where a client's port was sent, for minutes. With the usual range a port comes again after some
         // 3,000 connections.
@@ -81,12 +81,12 @@ impl Network {
         )?;
         worker.within(|| {
             set("ip_forward", "1")?;
-            // Each client hears that the Service has nobody: by default the kernel says it once a second.
+            // Each client is answered that the Service has no endpoint: by default the kernel limits these answers to one a second.
             set("icmp_ratelimit", "0")
         })?;
         let nodes: Vec<_> = (1..=nodes).map(|number| node(&worker, number)).collect::<io::Result<_>>()?;
         if let Some(first) = nodes.first() {
-            // What goes to an address that nobody has is forwarded on any node, and so meets kube-proxy's rule that rejects.
+            // Packets to an address without a host are forwarded on any node, and so meets kube-proxy's rule that rejects.
             ip(Some(&worker), &format!("route add default via {}\n", first.address.ip()))?;
         }
         Ok(Self {

@@ -13,15 +13,15 @@ use tokio::task::JoinHandle;
 /// Time between two updates of the counters.
 const UPDATE: Duration = Duration::from_millis(500);
 
-/// Writes a line. Nobody need read it.
-pub(crate) fn say(line: &str) {
+/// Prints a line; it is no error when standard error is closed.
+pub(crate) fn print(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Requests so far, and how many of them got no good answer.
 fn counts(recorder: &Recorder) -> (usize, usize) {
     let bad = |attempt: &Attempt| usize::from(!matches!(attempt.answer, Answer::Good { .. }));
-    recorder.look(|log| attempts(log).fold((0, 0), |(all, failed), attempt| (all + 1, failed + bad(attempt))))
+    recorder.read(|log| attempts(log).fold((0, 0), |(all, failed), attempt| (all + 1, failed + bad(attempt))))
 }
 
 /// Progress of one rehearsal. Dropping it clears the counters.
@@ -58,11 +58,11 @@ impl Progress {
     }
 
     /// A phase began or ended.
-    pub(crate) fn say(&self, what: &str) {
+    pub(crate) fn print(&self, what: &str) {
         let line = format!("{:5.1} s  {what}", self.began.elapsed().as_secs_f64());
         match &self.bar {
             Some(bar) => bar.println(line),
-            None => say(&line),
+            None => print(&line),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the [log](super::log) of a rehearsal says, sorted by what it is about: every attempt of a client, every end that a client saw,
+//! The [log](super::log) of a rehearsal, sorted by what it is about: every attempt of a client, every end that a client saw,
 //! and every end that an instance reports of itself. [`super::verdict`] judges it.
 //!
 //! Nothing is judged here: only the whole log shows what the other side reported.
@@ -77,7 +77,7 @@ pub enum Failure {
     X509(String),
     Tls(String),
     Http(String),
-    /// This process failed (no descriptors, no ports): says nothing about the berth.
+    /// This process failed (no descriptors, no ports), and not the berth.
     Local(String),
 }
 
@@ -126,7 +126,7 @@ pub struct StreamEnd {
     pub how: Failure,
     /// A request was under way (always so for a watch).
     pub in_flight: bool,
-    /// How its instance told the end, if it did.
+    /// How its instance announced the end, if it did.
     pub signed: Option<Signed>,
 }
 
@@ -134,7 +134,7 @@ pub struct StreamEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
-    /// One request. Its end is told by the [`Attempt`], too.
+    /// One request. Its end is in the [`Attempt`], too.
     New,
     /// One request after the other.
     Kept,
@@ -151,8 +151,8 @@ pub enum Protocol {
     Http2,
 }
 
-/// How an instance tells that it ends a connection. All of it is said inside TLS, which nobody
-/// between it and the client can do.
+/// How an instance announces that it ends a connection. All of these are inside TLS, so that a relay
+/// cannot forge them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Signed {
@@ -166,7 +166,7 @@ pub enum Signed {
     CloseNotify,
 }
 
-/// An instance's own report about a connection that is over.
+/// An instance's own report about a connection that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndReport {
     /// As the client named it.
@@ -180,7 +180,7 @@ pub struct EndReport {
     pub rejected: u32,
 }
 
-/// Who ended a connection, seen from the instance.
+/// Which end closed a connection, seen from the instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndedBy {
@@ -232,7 +232,7 @@ impl Moments {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Player {
     pub name: String,
-    /// What its `/version` says, once it is known.
+    /// Its `/version`, once it is known.
     pub version: Option<String>,
     /// Whether it is one of those that take over from one another; others are not to serve.
     pub serves: bool,
@@ -345,7 +345,7 @@ pub struct Record {
     pub watches: Vec<WatchSum>,
     /// One a client that keeps a copy.
     pub informers: Vec<Informer>,
-    /// What others saw, who dialed the nodes: one each, if there are several.
+    /// What clients saw that dialed the nodes: one each, if there are several.
     pub nodes: Vec<AtNode>,
     /// The same without berth.
     pub control: Control,

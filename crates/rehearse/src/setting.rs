@@ -25,7 +25,7 @@ pub(crate) struct Setting {
     pub(crate) certs: Arc<Certs>,
     /// Value of `--etcd-servers` for real apiservers.
     pub(crate) etcd: Option<String>,
-    /// The shims' probes show a certificate: an apiserver refuses, or may refuse, who has none.
+    /// The shims' probes show a certificate: an apiserver refuses, or may refuse, clients without one.
     pub(crate) probe_with_certificate: bool,
     /// kube-apiserver's flags for its way out.
     pub(crate) shutdown: Shutdown,
@@ -38,7 +38,7 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Socket of the stand-ins' store.
+    /// Socket of the simulated apiservers' store.
     pub(crate) fn store(&self) -> PathBuf {
         self.dir.join("store")
     }

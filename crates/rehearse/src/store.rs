@@ -21,7 +21,7 @@ type Key = (String, String);
 #[derive(Debug)]
 pub struct Store {
     inner: Mutex<Inner>,
-    /// Written under the lock of what it tells of.
+    /// Written under the lock of the objects.
     log: Log,
     tells_every: Duration,
 }
@@ -46,7 +46,7 @@ impl Store {
         Self { inner: Mutex::new(inner), log: Log::new(1, keep), tells_every: NOTIFY_EVERY }
     }
 
-    /// One that tells watches so often how far they have come.
+    /// One that sends watches their progress at this interval.
     pub(crate) fn telling_every(self, tells_every: Duration) -> Self {
         Self { tells_every, ..self }
     }
@@ -112,7 +112,7 @@ impl Store {
         object
     }
 
-    /// Gives an object the next revision, and tells watches.
+    /// Gives an object the next revision, and notifies watches.
     fn change(&self, inner: &mut Inner, mut object: Value, kind: ChangeKind) -> Value {
         inner.revision += 1;
         object["metadata"]["resourceVersion"] = json!(inner.revision.to_string());
@@ -150,7 +150,7 @@ impl Log {
         Self { kept: Mutex::new(kept), added: watch::Sender::new(0), keep }
     }
 
-    /// Adds the next change and tells who waits for it.
+    /// Adds the next change and notifies those that wait for it.
     pub(crate) fn add(&self, change: Change) {
         let mut kept = self.lock();
         kept.changes.push_back(change);

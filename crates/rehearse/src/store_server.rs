@@ -1,4 +1,4 @@
-//! The socket where stand-ins reach the store and the record.
+//! The socket where simulated apiservers reach the store and the log.
 
 use super::log::{EventKind, Recorder};
 use super::store::Store;
@@ -15,7 +15,7 @@ use tokio::time::MissedTickBehavior;
 /// (`--watch-progress-notify-interval`).
 pub(crate) const NOTIFY_EVERY: Duration = Duration::from_secs(5);
 
-/// Serves stand-ins until the future is dropped.
+/// Serves simulated apiservers until the future is dropped.
 pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Recorder>) {
     let mut connections = tokio::task::JoinSet::new();
     loop {
@@ -88,7 +88,7 @@ async fn stream_changes(
                 wire::write(&mut writer, &Reply::Progress { revision: told }).await?;
                 continue;
             }
-            // The stand-in has nothing more to say: whatever comes, this watch is over.
+            // Whatever comes from the simulated apiserver ends its watch.
             _ = wire::read::<Call>(&mut reader) => return Ok(()),
         };
         match batch {

@@ -1,4 +1,4 @@
-//! Which processes an instance has, in the order in which they are started, and who of them is told
+//! Which processes an instance has, in the order in which they are started, and which of them gets a signal
 //! to stop when.
 
 use super::apiserver::flag;
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Name of the one shim of [`Topology::Node`], where an instance's name is expected.
 pub(crate) const NODE: &str = "node";
 
-/// Name of a second shim beside the one of an instance.
+/// Name of a second shim of an instance.
 pub(crate) const BESIDE: &str = "beside";
 
 /// What a process is for.
@@ -193,7 +193,7 @@ impl Layout {
                 vec![vec![apiserver]]
             }
             (Via::Berth, Topology::Run) => vec![vec![(Role::Unit, Signal::SIGTERM)]],
-            // A kubelet does not tell an init container that restarts before the others have ended.
+            // A kubelet stops a restartable init container only when the others have ended.
             (_, Topology::NativeSidecar) => vec![vec![apiserver], vec![proxy]],
             _ => vec![vec![apiserver, proxy]],
         }

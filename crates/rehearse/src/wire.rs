@@ -1,4 +1,4 @@
-//! What a stand-in says to the rehearsal over a Unix socket, and what it hears: one JSON object a
+//! Calls of a simulated apiserver to the rehearsal over a Unix socket, and their replies: one JSON object a
 //! line, the version in the first.
 //!
 //! A connection carries calls in turn, or, after [`Call::Watch`], changes until it is closed.
@@ -9,13 +9,13 @@ use serde_json::Value;
 use std::io;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Version of this protocol. Both ends are the same binary; a difference is said and not guessed at.
+/// Version of this protocol. Both ends are the same binary; a difference is an error.
 pub(crate) const VERSION: u32 = 1;
 
 /// Longest line. A list of some ten thousand small ConfigMaps fits.
 const MAX_LINE: u64 = 64 << 20;
 
-/// What a stand-in says.
+/// A call of a simulated apiserver.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "call", rename_all = "kebab-case")]
 pub(crate) enum Call {
@@ -51,15 +51,15 @@ pub(crate) enum Call {
     },
     /// A moment in the instance's life.
     Mark { mark: MarkKind, at: Stamp },
-    /// A connection is over.
+    /// A connection has ended.
     Ended(EndReport),
 }
 
-/// What it hears.
+/// The reply.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "kebab-case")]
 pub(crate) enum Reply {
-    /// Done, nothing to tell.
+    /// Done.
     Noted,
     /// To get, create, update and delete.
     Object {
@@ -74,7 +74,7 @@ pub(crate) enum Reply {
     },
     /// To watch: one change.
     Change(Change),
-    /// To watch, now and then: all changes up to this revision were told.
+    /// To watch, now and then: all changes up to this revision were sent.
     Progress { revision: u64 },
     /// It cannot be done.
     Failed { reason: Reason },

@@ -25,7 +25,7 @@ impl Setting {
         Self {
             date: environment::now(),
             command: command.to_owned(),
-            environment: environment::look(peers.iter().map(program).collect()),
+            environment: environment::read(peers.iter().map(program).collect()),
             rounds,
             warm_up_seconds: pace.warm_up.as_secs_f64(),
             window_seconds: pace.window.as_secs_f64(),

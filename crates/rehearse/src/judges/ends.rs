@@ -3,12 +3,12 @@
 //! There are three kinds of evidence, the strongest first:
 //!
 //! 1. The instance's own report, which only stand-ins make. Where there is one, it decides.
-//! 2. What the instance said inside TLS ([`Signed`](crate::record::Signed)): nobody in between can say
-//!    that. It counts when the instance was stopping, as a server says goodbye, too, to a client whose
+//! 2. What the instance said inside TLS ([`Signed`](crate::record::Signed)): nothing in between can
+//!    forge that. It counts when the instance was stopping, as a server says goodbye, too, to a client whose
 //!    connection is half closed by another.
 //! 3. The control: connections to the instance itself. A process that is killed, or ends with
-//!    connections open, says nothing; but then all of its connections end at once. So an end without a
-//!    word is the instance's if the control's connections of the same kind ended no later.
+//!    connections open, announces nothing; but then all of its connections end at once. So an end without an
+//!    announcement is the instance's if the control's connections of the same kind ended no later.
 //!
 //! Whatever is left was ended by something in between.
 
@@ -16,8 +16,8 @@ use crate::record::{EndReport, EndedBy, MarkKind, Protocol, Record, Stamp, Strea
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// How much later than others a client may be told of the same moment, besides what
-/// [`Record::behind`] shows: clients of both kinds share a thread.
+/// How much later than others a client may see the same event, in addition to
+/// [`Record::behind`]: clients of both kinds share a thread.
 const LAG: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]

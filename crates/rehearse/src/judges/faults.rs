@@ -106,7 +106,7 @@ fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
     if lost.seen < *at || !injected.node.as_ref().is_none_or(|node| concerns(node, lost)) {
         return false;
     }
-    // What a bridge's part accepts while it is being killed is lost with it: nobody has a guard of its listener.
+    // What a bridge's process accepts while it is being killed is lost with it: no other process has a guard of its listener.
     // So is what is steered to an instance.
     let alone = matches!(injected.standby, Standby::Bridge | Standby::Direct);
     let killed = injected.noticed.filter(|_| alone).unwrap_or(*at);
@@ -118,7 +118,7 @@ fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
         Fault::BothKilled | Fault::KillShim | Fault::CrashAfterReady | Fault::CalmKillShim | Fault::CalmCrash
             if all || *fault == Fault::CalmKillShim =>
         {
-            // Who was due before it was over may see it a little later.
+            // A request that was due before it was over may fail a little later.
             let over = injected.over.unwrap_or(Stamp(u64::MAX));
             lost.seen <= over.plus(NOTICE + slack) && lost.due.is_none_or(|due| due <= over)
         }
@@ -154,7 +154,7 @@ fn is_away(injected: &Injected, node: &InjectedNode, lost: &Lost<'_>) -> bool {
     // kube-apiserver that was without etcd fills its watch caches anew, and answers 429 until it has.
     let settled = |at: Stamp| if lost.loss == Loss::BadStatus { at.plus(SETTLED) } else { at };
     let listened = node.listened.map_or(never, settled);
-    // Without its link, it says nothing to anybody.
+    // Without its link, a node sends nothing.
     let silent = lost.loss == Loss::Unanswered || node.linked.is_none_or(|linked| lost.seen >= linked);
     let by_service = lost.node.is_none() && lost.instance.is_none();
     // One that has its link and does not listen refuses, and nobody else does: the others' own clients would see it. kube-proxy
@@ -164,7 +164,7 @@ fn is_away(injected: &Injected, node: &InjectedNode, lost: &Lost<'_>) -> bool {
     silent && sent_there && due <= listened
 }
 
-/// What clients saw who dialed where it happened.
+/// The requests of the clients that dialed the node of the fault, or the only address.
 fn attempts<'a>(record: &'a Record, injected: &Injected) -> &'a [Attempt] {
     let at_node = |node: &InjectedNode| record.nodes.iter().find(|seen| seen.address == node.address);
     injected.node.as_ref().and_then(at_node).map_or(&record.attempts, |seen| &seen.attempts)
@@ -339,7 +339,7 @@ impl Check<'_> {
         }
     }
 
-    /// Who waits, and for how long.
+    /// Which requests wait, and for how long.
     fn waits(&mut self) {
         let Injected { fault, at, over, standby, noticed, .. } = *self.injected;
         let Some(over) = over else { return };
@@ -383,7 +383,7 @@ impl Check<'_> {
         }
     }
 
-    /// Who was due before its shim could notice, too late to be answered in part before: the other one answers.
+    /// The other instance answers requests that were due after the fault and before its shim noticed it.
     fn moves(&mut self, noticed: Stamp) {
         let Injected { instance, at, .. } = self.injected;
         let jitter = JITTER + self.slack;

@@ -3,7 +3,7 @@
 use super::timeline::Steps;
 use super::{Case, JUDGE, Judge};
 use crate::data::{Gate, Ran};
-use crate::gate::{Counted, GateMetrics, Look};
+use crate::gate::{Counted, GateMetrics, Sample};
 use crate::log::{Event, EventKind};
 use crate::record::{Record, Stamp};
 use crate::report::format::{self, count};
@@ -18,7 +18,7 @@ pub(super) const GATE: Judge = Judge { fill, section, ..JUDGE };
 #[derive(Debug, Default)]
 struct Gates {
     /// In order.
-    looks: Vec<(Stamp, Look)>,
+    samples: Vec<(Stamp, Sample)>,
     /// Since the first look.
     counted: Counted,
     /// What each shim had counted when it was asked last.
@@ -31,9 +31,9 @@ impl Gates {
         let mut gates = None::<Self>;
         for Event { at, what, .. } in &record.events {
             match what {
-                // Where there never was a gate, there is nothing to tell.
+                // Shims without a gate report nothing.
                 EventKind::Gates(shims) if gates.is_some() || !shims.is_empty() => {
-                    gates.get_or_insert_default().look(*at, shims);
+                    gates.get_or_insert_default().sample(*at, shims);
                 }
                 _ => {}
             }
@@ -41,9 +41,9 @@ impl Gates {
         gates
     }
 
-    /// Takes in what the shims said.
-    fn look(&mut self, at: Stamp, shims: &[(PathBuf, GateMetrics)]) {
-        let mut all = Look::default();
+    /// Adds what the shims reported.
+    fn sample(&mut self, at: Stamp, shims: &[(PathBuf, GateMetrics)]) {
+        let mut all = Sample::default();
         for (shim, GateMetrics { now, counted }) in shims {
             all.openings += now.openings;
             all.limit += now.limit;
@@ -51,11 +51,11 @@ impl Gates {
             let before = self.before.insert(shim.clone(), counted.clone());
             // What the first look finds is from before the load; later, a shim is new.
             let before =
-                before.unwrap_or_else(|| if self.looks.is_empty() { counted.clone() } else { Counted::default() });
+                before.unwrap_or_else(|| if self.samples.is_empty() { counted.clone() } else { Counted::default() });
             add(&mut self.counted.waited, &counted.waited, &before.waited);
             add(&mut self.counted.dropped, &counted.dropped, &before.dropped);
         }
-        self.looks.push((at, all));
+        self.samples.push((at, all));
     }
 }
 
@@ -71,11 +71,11 @@ fn fill(case: &Case<'_>, ran: &mut Ran) {
     let Some(gates) = Gates::of(case.record) else { return };
     let span = &case.span;
     let steps = Steps::of(span);
-    let over = |value: &dyn Fn(&Look) -> u64| {
+    let over = |value: &dyn Fn(&Sample) -> u64| {
         let mut seen = vec![Vec::new(); steps.count];
-        for (at, look) in &gates.looks {
+        for (at, sample) in &gates.samples {
             if let Some(step) = steps.at(*at) {
-                seen[step].push(value(look));
+                seen[step].push(value(sample));
             }
         }
         let most = seen.into_iter().scan(0, |last, seen| {
@@ -85,16 +85,16 @@ fn fill(case: &Case<'_>, ran: &mut Ran) {
         });
         most.collect::<Vec<u64>>()
     };
-    let looks = || gates.looks.iter().filter(|(at, _)| *at >= span.began).map(|(_, look)| look);
-    let classes: BTreeSet<&String> = looks().flat_map(|look| look.waiting.keys()).collect();
-    let of_class = |look: &Look, class: &String| look.waiting.get(class).copied().unwrap_or_default();
+    let samples = || gates.samples.iter().filter(|(at, _)| *at >= span.began).map(|(_, sample)| sample);
+    let classes: BTreeSet<&String> = samples().flat_map(|sample| sample.waiting.keys()).collect();
+    let of_class = |sample: &Sample, class: &String| sample.waiting.get(class).copied().unwrap_or_default();
     ran.gate = Some(Gate {
         waited: gates.counted.waited.clone(),
         dropped: gates.counted.dropped.clone(),
-        most_waiting: looks().map(|look| look.waiting.values().sum()).max().unwrap_or_default(),
-        waiting: classes.into_iter().map(|class| (class.clone(), over(&|look| of_class(look, class)))).collect(),
-        openings: over(&|look| look.openings),
-        limit: over(&|look| look.limit),
+        most_waiting: samples().map(|sample| sample.waiting.values().sum()).max().unwrap_or_default(),
+        waiting: classes.into_iter().map(|class| (class.clone(), over(&|sample| of_class(sample, class)))).collect(),
+        openings: over(&|sample| sample.openings),
+        limit: over(&|sample| sample.limit),
     });
 }
 
@@ -119,22 +119,22 @@ mod tests {
     #[test]
     fn what_gates_counted_is_added_up_over_their_lives() {
         let said = |waiting, waited| GateMetrics {
-            now: Look { waiting: counts(&[("others", waiting)]), openings: 1, limit: 4 },
+            now: Sample { waiting: counts(&[("others", waiting)]), openings: 1, limit: 4 },
             counted: Counted { waited: counts(&[("others", waited)]), ..Counted::default() },
         };
         let mut gates = Gates::default();
-        let mut look = |at, shims: &[(&str, GateMetrics)]| {
-            gates.look(
+        let mut sample = |at, shims: &[(&str, GateMetrics)]| {
+            gates.sample(
                 Stamp(at),
                 &shims.iter().map(|(shim, said)| (PathBuf::from(shim), said.clone())).collect::<Vec<_>>(),
             );
             gates.counted.waited.get("others").copied()
         };
-        assert_eq!(look(1, &[("old", said(0, 5))]), Some(0), "from before the load");
-        assert_eq!(look(2, &[("old", said(3, 7)), ("new", said(4, 1))]), Some(3));
-        assert_eq!(look(3, &[("new", said(0, 9))]), Some(11));
-        assert_eq!(look(4, &[("new", said(0, 2))]), Some(13), "it was started again");
-        let both = Look { waiting: counts(&[("others", 7)]), openings: 2, limit: 8 };
-        assert_eq!(gates.looks[1], (Stamp(2), both));
+        assert_eq!(sample(1, &[("old", said(0, 5))]), Some(0), "from before the load");
+        assert_eq!(sample(2, &[("old", said(3, 7)), ("new", said(4, 1))]), Some(3));
+        assert_eq!(sample(3, &[("new", said(0, 9))]), Some(11));
+        assert_eq!(sample(4, &[("new", said(0, 2))]), Some(13), "it was started again");
+        let both = Sample { waiting: counts(&[("others", 7)]), openings: 2, limit: 8 };
+        assert_eq!(gates.samples[1], (Stamp(2), both));
     }
 }

@@ -40,7 +40,7 @@ fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
 /// Whether an upgrade happened, in the right order.
 fn upgrade(record: &Record, old: &str, new: &str, verdict: &mut Verdict) {
     let moments = &record.moments;
-    // What a real apiserver does not tell is seen from outside, a little later.
+    // A real apiserver does not report these moments: they are seen from outside, a little later.
     let ready = moments.first(new, MarkKind::Ready).or(moments.first(new, MarkKind::Joined));
     let told = moments.last(old, MarkKind::Terminating).or(moments.last(old, MarkKind::Sigterm));
     let gone = moments.last(old, MarkKind::Drained).or(moments.last(old, MarkKind::Exited));

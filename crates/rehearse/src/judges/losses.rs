@@ -33,7 +33,7 @@ struct Losses<'a, 'v> {
     new_ends: HashMap<&'a str, &'a StreamEnd>,
     /// Requests rejected by stream, less those that were seen already.
     rejected: HashMap<&'a str, u32>,
-    /// Who answered on a stream.
+    /// Which instance answered on a stream.
     served_by: HashMap<&'a str, &'a str>,
     /// Requests that this machine could not make, by their reasons.
     local: BTreeMap<&'a str, u64>,
@@ -66,7 +66,7 @@ impl<'a, 'v> Losses<'a, 'v> {
         self.new_ends.get(stream).is_some_and(|end| self.ends.by_instance(end).is_ok())
     }
 
-    /// Whether an instance rejected a request because it was stopping: it counts those itself, or the status says so.
+    /// Whether an instance rejected a request because it was stopping: it reports their number, or the status shows it.
     fn rejected(&mut self, attempt: &Attempt, instance: &str, status: u16) -> bool {
         match self.rejected.get_mut(attempt.stream.as_str()) {
             Some(0) => false,

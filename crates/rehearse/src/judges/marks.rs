@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) const MARKS: Judge = Judge { fill, ..JUDGE };
 
-/// Each once, in order. Where the script told an instance to stop, it need not say so itself.
+/// Each once, in order. SIGTERM of the script replaces the instance's own report that it is terminating.
 fn fill(case: &Case<'_>, ran: &mut Ran) {
     let Case { record, verdict, span, .. } = case;
     let moments = &record.moments;
@@ -22,7 +22,7 @@ fn fill(case: &Case<'_>, ran: &mut Ran) {
     for promised in &verdict.promises {
         marks.insert((span.ms(promised.at), &promised.instance, MarkKind::Fault), promised.fault.clone());
     }
-    // What both an instance and the script saw is told once, until something happens to the instance.
+    // What both the instance and the script logged is drawn once, until the instance is started, ends or is harmed.
     let mut told: BTreeSet<(&str, MarkKind)> = BTreeSet::new();
     marks.retain(|(_, instance, what), _| {
         if matches!(what, MarkKind::Started | MarkKind::Exited | MarkKind::Fault) {

@@ -67,7 +67,7 @@ struct Case<'a> {
     lives: streams::Lives<'a>,
 }
 
-/// Adds what each judge has to say to a verdict.
+/// Lets each judge add to a verdict.
 pub(crate) fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
     record.troubles.iter().for_each(|trouble| verdict.object(trouble.clone()));
     for event in &record.events {
@@ -78,7 +78,7 @@ pub(crate) fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
     JUDGES.iter().for_each(|judge| (judge.weigh)(record, plan, verdict));
 }
 
-/// All of a run but what is said of it as a whole.
+/// The data of a run without its verdict as a whole.
 pub(crate) fn judge(record: &Record, verdict: &Verdict) -> Ran {
     let span = Span::of(record);
     let case = Case { record, verdict, span, lives: streams::lives(record, &span) };
@@ -88,7 +88,7 @@ pub(crate) fn judge(record: &Record, verdict: &Verdict) -> Ran {
     ran
 }
 
-/// What each judge says of a run.
+/// The sections of all judges.
 pub(crate) fn sections(ran: &Ran) -> Vec<Section> {
     JUDGES.iter().map(|judge| (judge.section)(ran)).collect()
 }

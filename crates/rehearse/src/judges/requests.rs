@@ -16,7 +16,7 @@ pub(super) const REQUESTS: Judge = Judge { weigh, section, ..JUDGE };
 /// Fewest new connections for a verdict.
 const FEWEST: u64 = 200;
 
-/// How far clients may be behind their timetable before a run says more of the machine than of berth.
+/// How far clients may be behind their timetable before a run measures the machine rather than berth.
 const MOST_BEHIND: Duration = Duration::from_secs(1);
 
 /// Longest wait that the histogram tells apart, in microseconds: far beyond what a client waits.

@@ -19,11 +19,11 @@ pub(super) const STEERING: Judge = Judge { weigh, fill, section };
 struct Steered {
     /// Connections that were steered during the load.
     steered: u64,
-    /// When a shim said that it steers.
+    /// When a shim reported that it steers.
     on: Vec<(Stamp, Stamp)>,
     /// What each shim had counted when it was asked last.
     counted: BTreeMap<String, u64>,
-    looks: u64,
+    samples: u64,
     was_on: bool,
 }
 
@@ -33,19 +33,19 @@ impl Steered {
         let mut steered = None::<Self>;
         for Event { at, what, .. } in &record.events {
             if let EventKind::Steering(shims) = what {
-                steered.get_or_insert_default().look(*at, shims);
+                steered.get_or_insert_default().sample(*at, shims);
             }
         }
         steered
     }
 
-    /// Takes in what the shims said.
-    fn look(&mut self, at: Stamp, shims: &[(String, DirectStatus)]) {
+    /// Adds what the shims reported.
+    fn sample(&mut self, at: Stamp, shims: &[(String, DirectStatus)]) {
         for (shim, direct) in shims {
             let before = self.counted.insert(shim.clone(), direct.opened);
             self.steered += match before {
                 // From before the load.
-                None if self.looks == 0 => 0,
+                None if self.samples == 0 => 0,
                 Some(before) if before <= direct.opened => direct.opened - before,
                 // It was started since.
                 _ => direct.opened,
@@ -58,7 +58,7 @@ impl Steered {
             _ => {}
         }
         self.was_on = is_on;
-        self.looks += 1;
+        self.samples += 1;
     }
 
     /// How long it was on between two moments.
@@ -109,21 +109,21 @@ mod tests {
     #[test]
     fn what_shims_steered_is_added_up_over_their_lives() {
         let mut used = Steered::default();
-        let look = |used: &mut Steered, at: u64, shims: &[(&str, bool, u64)]| {
+        let sample = |used: &mut Steered, at: u64, shims: &[(&str, bool, u64)]| {
             let shims: Vec<_> = shims.iter().map(|(shim, on, opened)| (shim.to_string(), said(*on, *opened))).collect();
-            used.look(Stamp(at), &shims);
+            used.sample(Stamp(at), &shims);
         };
         // What was steered before the first look was before the load.
-        look(&mut used, 100, &[("old", true, 7)]);
-        look(&mut used, 200, &[("old", true, 10)]);
-        look(&mut used, 300, &[("old", false, 12), ("new", false, 0)]);
+        sample(&mut used, 100, &[("old", true, 7)]);
+        sample(&mut used, 200, &[("old", true, 10)]);
+        sample(&mut used, 300, &[("old", false, 12), ("new", false, 0)]);
         assert_eq!((used.steered, used.on.clone()), (5, vec![(Stamp(100), Stamp(200))]));
         // Another life of the first, and one that does not answer.
-        look(&mut used, 400, &[("old", true, 1)]);
-        look(&mut used, 500, &[("old", true, 3), ("new", false, 4)]);
+        sample(&mut used, 400, &[("old", true, 1)]);
+        sample(&mut used, 500, &[("old", true, 3), ("new", false, 4)]);
         assert_eq!(used.steered, 12);
         assert_eq!(used.on_within(Stamp(150), Stamp(450)), Duration::from_nanos(100));
-        look(&mut used, 600, &[]);
+        sample(&mut used, 600, &[]);
         assert!(!used.was_on && used.on.len() == 2);
     }
 }

@@ -71,7 +71,7 @@ impl<'a> Storm<'a> {
         self.failures().filter(|failure| **failure == Failure::Unanswered).count() as u64
     }
 
-    /// Who gives up and comes again is served in the end.
+    /// Each client is served in the end, although it gave up and tried again.
     fn promise(&self) -> Promise {
         let (clients, served) = (self.clients, self.served().len());
         let mut broken = Vec::new();
@@ -99,7 +99,7 @@ impl<'a> Storm<'a> {
     }
 }
 
-/// What its clients met is told by its promise.
+/// Its failed tries are part of its promise, and not losses.
 fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
     let Some(storm) = Storm::of(record) else {
         if plan.load.storm > 0 {

@@ -9,7 +9,7 @@ use crate::record::{Answer, Record, Stamp, StreamEnd, WatchSum};
 use crate::verdict::Loss;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Clients of these names make one request a connection: they keep none, and tell no end that was wanted.
+/// Clients of these names make one request a connection: they keep none, and log no end that they wanted.
 const ONE_SHOT: [&str; 2] = ["new", "slow"];
 
 /// Clients whose name begins so are watches.

@@ -40,7 +40,7 @@ fn fill(case: &Case<'_>, ran: &mut Ran) {
         }
     }
     for (at, loss, count) in record.watches.iter().flat_map(|watch| &watch.flaws) {
-        // What was never seen is noticed when all is over.
+        // Writes that were never seen are noticed after the end of the load.
         let step = steps.at(*at).unwrap_or(steps.count - 1);
         steps.count(&mut timeline.lost, loss.names().0, step, *count);
     }

@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Who asks for what, and how often.
+/// What is requested, from where, and how often.
 #[derive(Debug)]
 pub struct Anonymous {
     /// Where to connect to; its IP is to be in the certificate.

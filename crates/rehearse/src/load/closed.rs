@@ -1,6 +1,6 @@
 //! As many requests as an apiserver answers: clients that ask again as soon as they have their answer, for measuring speed.
 //!
-//! Without a timetable nobody comes while it stalls, so what is measured is the rate alone, no waits.
+//! Without a timetable no request comes while it stalls, so that this measures the rate alone, no waits.
 
 use super::dial::{Link, Target};
 use super::objects::get;

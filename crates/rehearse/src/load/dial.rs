@@ -33,10 +33,10 @@ const GOODBYE: Duration = Duration::from_secs(1);
 const KEEPALIVE: TcpKeepalive =
     TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5)).with_retries(3);
 
-/// Who answered with a certificate that is trusted and belongs to no instance.
+/// Stands for a server whose certificate is trusted and belongs to no instance.
 const STRANGER: &str = "unknown";
 
-/// Where to dial and whom to trust.
+/// Where to dial and which certificates to trust.
 #[derive(Clone)]
 pub struct Target {
     address: SocketAddr,
@@ -105,7 +105,7 @@ impl Target {
         targets
     }
 
-    /// With buffers so small that the sender feels when nobody reads.
+    /// With buffers so small that the sender blocks when nothing is read.
     pub(super) fn receiving(&self, buffer: usize) -> Self {
         Self { buffer: Some(buffer), ..self.clone() }
     }
@@ -123,7 +123,7 @@ impl Target {
                 Some(namespace) => namespace.within(new)?,
                 None => new()?,
             };
-            // A peer that is gone without a word ends a connection on which nothing is said, too.
+            // So that an idle connection ends, too, when its peer is gone without a FIN.
             SockRef::from(&socket).set_tcp_keepalive(&KEEPALIVE)?;
             if let Some(size) = self.buffer {
                 socket.set_recv_buffer_size(u32::try_from(size).unwrap_or(u32::MAX))?;
@@ -204,15 +204,15 @@ pub(super) struct Link {
     sender: Sender,
     driver: JoinHandle<hyper::Result<()>>,
     said: Said,
-    /// The instance said that there will be no other.
+    /// The instance announced its last answer.
     last_answer: bool,
     host: String,
     agent: String,
-    /// Tells the driver that this side wants no more.
+    /// Stops the driver when it is dropped.
     _open: DropGuard,
 }
 
-/// Moves the bytes of a connection until it is over. When this side wants no more, it gets a moment
+/// Moves the bytes of a connection until it ends. When this side closes it, it gets a moment
 /// for the TLS close; an answer that never comes must not keep it open.
 async fn drive(connection: impl Future<Output = hyper::Result<()>>, over: CancellationToken) -> hyper::Result<()> {
     let mut connection = pin!(connection);

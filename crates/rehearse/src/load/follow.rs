@@ -1,5 +1,5 @@
 //! List, then watch, as client-go's reflector does it: after an end, watch on from the last revision
-//! that was seen, over a new connection; list again when told that it is too old.
+//! that was seen, over a new connection; list again when the answer is that it is too old.
 
 use super::dial::{self, Link};
 use super::objects::{Event, List, Object, get};
@@ -26,7 +26,7 @@ const LONGEST: u32 = 24 * 60 * 60;
 /// Longest line that is put together: the largest object with room to spare.
 const MAX_LINE: usize = 4 << 20;
 
-/// What a follower makes of what it is told.
+/// What a follower does with lists and events.
 pub(super) trait View {
     /// All objects at once.
     fn listed(&mut self, objects: &[Object<'_>]);
@@ -38,7 +38,7 @@ pub(super) trait View {
     fn has(&self, goal: &Goal) -> bool;
 }
 
-/// Who follows what.
+/// A client that lists and watches.
 pub(super) struct Follower<V> {
     pub(super) client: Client,
     /// Its streams are `NAME-1`, `NAME-2` and so on.
@@ -55,7 +55,7 @@ pub(super) struct Follower<V> {
     opened: u64,
     /// Where to go on; none when a list is needed.
     revision: Option<String>,
-    /// Sent to each time that it is told something.
+    /// Notified of each list and event.
     told: Sent<()>,
     /// Dropped when it watches for the first time.
     pub(super) begun: Option<Sender<()>>,
@@ -80,7 +80,7 @@ impl<V: View> Follower<V> {
         }
     }
 
-    /// Follows until the load stops and the goal is reached, or nothing was told for the time to catch up; the goal.
+    /// Follows until the load stops and the goal is reached, or nothing came for the time to catch up; the goal.
     pub(super) async fn run(&mut self, mut goal: Receiver<Option<Arc<Goal>>>) -> Option<Arc<Goal>> {
         let mut told = goal.clone();
         let (mut news, recorder, catch_up) =
@@ -126,7 +126,7 @@ impl<V: View> Follower<V> {
                     Ok(()) = goal.changed() => {}
                 }
             };
-            // An end that was told in so many words is the protocol's, and no loss.
+            // An ERROR event ends a watch by the protocol, which is no loss.
             if self.revision.is_some() || !end_of_answer {
                 self.ended(&link, how, end_of_answer);
             }

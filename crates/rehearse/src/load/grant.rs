@@ -1,6 +1,6 @@
 //! The right to read and write, for clients of real apiservers.
 //!
-//! Clients are no admins, whom kube-apiserver lets do everything even while it does not know its own
+//! Clients are no admins, because kube-apiserver lets these do everything even while it does not know its own
 //! roles yet: an instance that gets connections before it is ready rejects their requests with 403, as
 //! it would a kubelet's.
 
@@ -25,7 +25,7 @@ const WITHIN: Duration = Duration::from_secs(20);
 /// Time between two questions.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Grants it, and waits until the apiserver knows. The error says why it does not.
+/// Grants it, and waits until the apiserver knows it.
 pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
     let (admin, client) = targets(address, certs)?;
     let read = objects::get(objects::maps(WRITTEN));

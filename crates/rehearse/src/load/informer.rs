@@ -1,7 +1,7 @@
 //! A client that keeps a copy of objects, as controllers do, and at the end should hold exactly those that
 //! were written and not deleted.
 //!
-//! Those that follow what nobody writes meanwhile see no events: only bookmarks tell them a revision that an instance
+//! Those that follow what no client writes meanwhile see no events: only bookmarks give them a revision that an instance
 //! which began later still knows. They are there for how often they list again; that they hold what they should says
 //! next to nothing, and is not counted.
 
@@ -19,9 +19,9 @@ use tokio::sync::watch::Receiver;
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Scope {
     All,
-    /// A namespace that nobody writes into, of a resource that is written.
+    /// A namespace without writes, of a resource that is written in others.
     QuietNamespace,
-    /// A resource that nobody writes.
+    /// A resource without writes.
     QuietResource,
 }
 
@@ -56,7 +56,7 @@ pub(super) async fn run(
     let mut follower = Follower::new(client, kind, index, scope.path(), copy);
     follower.begun = begun;
     let goal = follower.run(goal).await;
-    // What is there is not known: nothing can be said.
+    // Without a goal its copy cannot be compared.
     let Some(written) = goal.as_ref().and_then(|goal| follower.view.wanted(goal)) else { return };
     let held = &follower.view.held;
     let informer = Informer {

@@ -138,7 +138,7 @@ mod tests {
             drop(accepted);
         };
         tokio::join!(kept.open(entry, due), served);
-        let attempt = recorder.look(|log| attempts(log).next().unwrap().clone());
+        let attempt = recorder.read(|log| attempts(log).next().unwrap().clone());
         assert!(matches!(attempt.answer, Answer::Failed(Failure::Reset | Failure::Closed)), "{attempt:?}");
         assert_eq!(attempt.due, due, "it waited since then");
     }

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::watch::channel;
 
-/// Who asks, and how much.
+/// The clients, and where they connect to.
 #[derive(Debug)]
 pub struct Known {
     /// Where to connect to; its IP is to be in the certificate.
@@ -25,9 +25,9 @@ pub struct Known {
 }
 
 impl Known {
-    /// Asks until it is stopped; what the clients saw. The error says why they cannot begin, or which broke down.
+    /// Sends requests until it is stopped; what the clients saw. The error is why they cannot begin, or which broke down.
     ///
-    /// The instances behind the server are not known, so nothing is said of which was meant.
+    /// The instances behind the server are not known, so that no answer names one.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<Record, String> {
         let Self { server, ca, cert, key, plan } = self;
         let config = certs::client_config(ca, Some(&Identity { cert, key })).map_err(|error| error.to_string())?;

@@ -5,10 +5,10 @@
 //! seed (`timetable`). All clients only write down what they saw:
 //!
 //! * `fresh` opens new connections, `kept` keeps them, `slow` reads large answers slowly.
-//! * `watch` counts what `writer` writes, `informer` keeps a copy of it, or of what nobody writes; all `follow`.
+//! * `watch` counts what `writer` writes, `informer` keeps a copy of it, or of what no client writes; all `follow`.
 //! * `storm` are many that come at one moment, and again.
-//! * `anonymous` is `fresh` alone, and `known` all of them, against an apiserver of somebody else's, for scripts that have one;
-//!   `closed` measures how fast it is, by no timetable; `visitor` is one client whose every step somebody else decides.
+//! * `anonymous` is `fresh` alone, and `known` all of them, against another apiserver, for scripts that have one;
+//!   `closed` measures how fast it is, by no timetable; `visitor` is one client whose every step the caller decides.
 //! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
 //!
 //! With several nodes, the Service `kubernetes` is what all of these dial, and a few more dial each node.
@@ -93,7 +93,7 @@ const START: Duration = Duration::from_millis(500);
 /// Clients that keep a copy of all objects: one of each HTTP version.
 const INFORMERS: u64 = 2;
 
-/// Clients that keep a copy of what nobody writes: of each kind, one of each HTTP version.
+/// Clients that keep a copy of what no client writes: of each kind, one of each HTTP version.
 const QUIET: u64 = 4;
 
 /// Kept connections to each node, where several are dialed: one of each HTTP version.
@@ -112,7 +112,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Writes the objects that are read, and starts all clients. The error says why it cannot.
+    /// Writes the objects that are read, and starts all clients.
     ///
     /// `nodes` are dialed besides, under these names.
     pub async fn start(
@@ -153,7 +153,7 @@ impl Load {
     }
 
     /// Ends the timetables, and waits for what is under way: answers that are due, and the last
-    /// writes at each watch. The error tells of clients that broke down.
+    /// writes at each watch. The error is which clients broke down.
     pub async fn finish(mut self) -> Result<(), String> {
         self.stop.cancel();
         self.result().await
@@ -335,7 +335,7 @@ impl Client {
     /// Connects and sends a first request: an attempt of kind [`Kind::New`]. The link is there when
     /// it was answered.
     async fn open(&self, protocol: Protocol, stream: StreamId, entry: Entry, due: Stamp) -> Option<Link> {
-        // From now: who was kept waiting by the request before it is late, and has not failed yet.
+        // From now on: a client that waited for its last request is late, and has not failed yet.
         let opened = dial::within(UNANSWERED, async {
             let mut link = self.target.dial(protocol, stream.clone()).await?;
             let failure = match self.ask(&mut link, entry).await {

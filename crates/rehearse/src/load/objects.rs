@@ -9,7 +9,7 @@ use serde_json::json;
 use std::borrow::Cow;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Where the writer writes, and watches watch: nobody else writes there.
+/// Where the writer writes, and watches watch: no other client writes there.
 pub(super) const WRITTEN: &str = "default";
 
 /// Where clients create objects.
@@ -166,7 +166,7 @@ pub(super) fn maps(namespace: &str) -> String {
 /// ConfigMaps of all namespaces.
 pub(super) const ALL: &str = "/api/v1/configmaps";
 
-/// Secrets of all namespaces: nobody writes one during a rehearsal.
+/// Secrets of all namespaces: no client writes one during a rehearsal.
 pub(super) const SECRETS: &str = "/api/v1/secrets";
 
 fn create(namespace: &str, name: &str, field: &str, value: &str) -> Request {

@@ -1,4 +1,4 @@
-//! What an instance says inside TLS about the end of a connection, seen before HTTP makes one error of
+//! What an instance sends inside TLS about the end of a connection, seen before HTTP makes one error of
 //! it all: close_notify, and HTTP/2's GOAWAY.
 
 use std::io;
@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const CLOSE_NOTIFY: u8 = 1;
 const GOAWAY: u8 = 2;
 
-/// What was said so far. Clones see the same.
+/// What was sent so far. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Said(Arc<AtomicU8>);
 
@@ -24,12 +24,12 @@ impl Said {
         self.0.load(Relaxed) & GOAWAY != 0
     }
 
-    fn note(&self, what: u8) {
+    fn set(&self, what: u8) {
         self.0.fetch_or(what, Relaxed);
     }
 }
 
-/// A TLS stream that is listened to.
+/// A TLS stream that is observed.
 #[derive(Debug)]
 pub(super) struct Observed<T> {
     inner: T,
@@ -55,10 +55,10 @@ impl<T: AsyncRead + Unpin> AsyncRead for Observed<T> {
         let read = &buf.filled()[before..];
         // A TCP connection that ends without close_notify is an error.
         if read.is_empty() && room > 0 {
-            this.said.note(CLOSE_NOTIFY);
+            this.said.set(CLOSE_NOTIFY);
         }
         if this.frames.as_mut().is_some_and(|frames| frames.goaway(read)) {
-            this.said.note(GOAWAY);
+            this.said.set(GOAWAY);
         }
         Poll::Ready(Ok(()))
     }

@@ -9,12 +9,12 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// A list told that writes up to `last` are there.
+    /// A list had the writes up to `last`.
     pub(super) fn listed(&mut self, last: u64) {
         self.last = self.last.max(last);
     }
 
-    /// A watch told of a write; what is wrong with that.
+    /// A watch had the event of a write; what is wrong with that.
     pub(super) fn saw(&mut self, number: u64) -> Option<(Loss, u64)> {
         if number <= self.last {
             return Some((Loss::EventDuplicated, 1));
@@ -51,7 +51,7 @@ mod tests {
         let (missed, duplicated) = (Some((Loss::EventMissed, 2)), Some((Loss::EventDuplicated, 1)));
         assert_eq!(flaws, [None, None, missed, duplicated, duplicated, None]);
         assert!(sequence.has(16) && !sequence.has(17));
-        // What a second list tells is not missed.
+        // What a second list has is not missed.
         sequence.listed(18);
         assert_eq!(sequence.saw(19), None);
         assert_eq!(sequence.finish(22), Some((Loss::EventMissed, 3)));

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between a try that failed and the next.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Who was not served by then comes no more: far beyond what a small machine needs for the largest storm.
+/// A client that was not served by then gives up for good: far beyond what a small machine needs for the largest storm.
 pub(crate) const LONGEST: Duration = Duration::from_secs(120);
 
 /// What they ask for, once connected. Of objects a stand-in would have to ask the rehearsal, and all would wait for that.
@@ -40,7 +40,7 @@ pub(crate) struct Storm {
 }
 
 impl Storm {
-    /// Lets so many clients come, on a thread of their own: the others' timetables must not wait for their handshakes.
+    /// Starts the clients, on a thread of their own: the others' timetables must not wait for their handshakes.
     pub(crate) fn start(clients: u32, target: &Target) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (tell, tries) = unbounded_channel();

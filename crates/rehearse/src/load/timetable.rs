@@ -1,11 +1,11 @@
-//! What a client does when, all of it from one seed. Pure: no clock, no I/O.
+//! What a client does when, from one seed. Pure: no clock, no I/O.
 
 use crate::record::Protocol;
 use fastrand::Rng;
 use std::iter;
 use std::time::Duration;
 
-/// Of so many requests, one is a create, and one a list.
+/// One of this many requests is a create, and one a list.
 const CREATES: u64 = 20;
 const LISTS: u64 = 10;
 

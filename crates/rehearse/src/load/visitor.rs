@@ -1,4 +1,4 @@
-//! One client, every step of which somebody else decides and times: the storms of `crates/bench`.
+//! One client, every step of which the caller decides and times: the storms of `crates/bench`.
 //!
 //! HTTP/2, as client-go speaks it, a whole TLS handshake each time, and a client certificate. Nothing here has a bound in time.
 
@@ -11,7 +11,7 @@ use hyper::Method;
 use hyper::body::{Bytes, Incoming};
 use std::net::{IpAddr, SocketAddr};
 
-/// Whom it visits, and as whom.
+/// Where it connects to, with its certificate.
 #[derive(Clone)]
 pub struct Visitor(Target);
 

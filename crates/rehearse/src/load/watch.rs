@@ -18,7 +18,7 @@ pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Go
     let goal = follower.run(goal).await;
     let mut counted = follower.view;
     let flaw = counted.sequence.finish(goal.map_or(0, |goal| goal.last));
-    counted.note(flaw);
+    counted.record(flaw);
     // What the control is for is how its streams end.
     if follower.client.control.is_some() {
         return;
@@ -42,7 +42,7 @@ struct Counted {
 }
 
 impl Counted {
-    fn note(&mut self, flaw: Option<(Loss, u64)>) {
+    fn record(&mut self, flaw: Option<(Loss, u64)>) {
         self.flaws.extend(flaw.map(|(loss, count)| (Stamp::now(), loss, count)));
     }
 }
@@ -62,7 +62,7 @@ impl View for Counted {
             None => drop(self.events.insert(instance.to_owned(), 1)),
         }
         let flaw = self.sequence.saw(number);
-        self.note(flaw);
+        self.record(flaw);
     }
 
     fn has(&self, goal: &Goal) -> bool {

@@ -1,4 +1,4 @@
-//! Who writes what watches and informers must see. It is no client under test: it dials the instances
+//! The client that writes what watches and informers must see. It is no client under test: it dials the instances
 //! themselves and tries again, so that at the end it is known exactly what was written.
 //!
 //! That is simple, because every name is written once: a create that was answered by 409 was done by
@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 
-/// Every so many writes, one that was written before is deleted: that many before.
+/// At every write of this number, the object that was written as many writes before is deleted.
 const DELETE_EVERY: u64 = 4;
 const DELETE_BEFORE: u64 = 3;
 
@@ -111,7 +111,7 @@ impl Writer {
         self
     }
 
-    /// What there is, and what is wrong with that. To be called when nobody writes any more.
+    /// What there is, and what is wrong with that. To be called after the last write.
     pub(super) async fn goal(mut self) -> (Goal, Option<String>) {
         let Ok(list) = timeout(PATIENCE, self.list()).await else {
             let trouble =

@@ -18,7 +18,7 @@ pub use choice::{Topology, Via};
 /// After this long without an answer a connection is lost.
 pub const UNANSWERED: Duration = Duration::from_secs(15);
 
-/// New connections a second: below, a run this short says nothing; above, one process cannot keep the
+/// New connections a second: below, a run this short shows nothing; above, one process cannot keep the
 /// timetable.
 pub const RATE: RangeInclusive<u32> = 20..=1000;
 
@@ -96,7 +96,7 @@ pub struct Plan {
     pub output: Output,
 }
 
-/// Where a rehearsal is written to, beside the terminal.
+/// Where a rehearsal is written to, in addition to the terminal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Output {
     pub json: Option<PathBuf>,
@@ -184,7 +184,7 @@ impl Default for Timing {
 /// Default of [`Timing::grace`], beyond the shutdown delay: a pod's `terminationGracePeriodSeconds`.
 pub const GRACE: Duration = Duration::from_secs(30);
 
-/// Versions of stand-ins, so that a look at `/version` tells them apart.
+/// Versions of simulated apiservers, which differ so that `/version` shows which one answers.
 const VERSIONS: [&str; 2] = ["v1.33.0", "v1.34.0"];
 
 /// How long a real kube-apiserver may take to get ready, on a small machine.
@@ -223,7 +223,7 @@ impl Plan {
         self.load.descriptors() + self.nodes.as_ref().map_or(0, |nodes| u64::from(nodes.count) * at_node)
     }
 
-    /// Goes on without a direct path, and says why.
+    /// Goes on without a direct path, for this reason.
     pub fn without_direct(&mut self, why: &str) {
         (self.direct, self.no_direct) = (DirectMode::Off, Some(format!("--direct auto: no direct path: {why}")));
     }
@@ -278,7 +278,7 @@ impl LoadPlan {
     }
 }
 
-/// Looks a program up as execvp(3) does. The error says what is the matter with it.
+/// Looks a program up as execvp(3) does. The error is why it cannot be run.
 pub fn find_program(program: &OsStr) -> Result<PathBuf, String> {
     use nix::unistd::{AccessFlags, access};
     let can_run = |path: &PathBuf| path.is_file() && access(path, AccessFlags::X_OK).is_ok();

@@ -1,4 +1,4 @@
-//! The machine that a report was made on, as `/proc` tells it, and programs, as they tell it themselves.
+//! The machine that a report was made on, as `/proc` has it, and the programs' own versions.
 
 use crate::data::{Environment, Program};
 use nix::sys::resource::{Resource, getrlimit};
@@ -20,8 +20,8 @@ const SYSCTLS: [&str; 8] = [
     "net.ipv4.tcp_tw_reuse",
 ];
 
-/// Looks. What the machine does not tell stays empty.
-pub fn look(programs: Vec<Program>) -> Environment {
+/// Reads them. What the machine does not have stays empty.
+pub fn read(programs: Vec<Program>) -> Environment {
     let sysctl = |name: &&str| {
         let value = fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).ok()?;
         Some(((*name).to_owned(), value.split_whitespace().collect::<Vec<_>>().join(" ")))
@@ -44,7 +44,7 @@ pub fn look(programs: Vec<Program>) -> Environment {
     }
 }
 
-/// Asks a program for its version; none if it does not say one.
+/// Asks a program for its version; none if it prints none.
 pub(crate) fn ask(role: &str, program: &OsStr, option: &str) -> Option<Program> {
     let output = Command::new(program).arg(option).stdin(Stdio::null()).output().ok()?;
     let said = String::from_utf8_lossy(&output.stdout);
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_linux_machine_tells_what_matters() {
-        let seen = look(vec![Program { role: "old".into(), version: "v1.33.0".into() }]);
+        let seen = read(vec![Program { role: "old".into(), version: "v1.33.0".into() }]);
         assert!(seen.kernel.starts_with("Linux "), "{}", seen.kernel);
         assert!(seen.cpus > 0 && seen.memory_bytes > 1 << 20 && seen.open_files_limit > 0, "{seen:?}");
         let range = &seen.sysctls["net.ipv4.ip_local_port_range"];

@@ -20,7 +20,7 @@ pub(crate) fn of(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
-/// A wait, with three digits that say something.
+/// A wait, with three significant digits.
 pub fn wait(ms: f64) -> String {
     match ms {
         ms if !ms.is_finite() => "unknown".to_owned(),

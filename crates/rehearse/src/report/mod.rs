@@ -40,7 +40,7 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
     beside(path).map(drop).map_err(error)
 }
 
-/// Writes the data and the page where they are wanted. The first that fails is told, and the other one
+/// Writes the data and the page where they are wanted. The first error is returned, and the other one
 /// is written nevertheless.
 pub fn write(report: &Report, json: Option<&Path>, html: Option<&Path>) -> Result<(), Error> {
     let written = json.map(|path| {

@@ -42,7 +42,7 @@ impl Play<'_> {
             }
         }
         let before = self.stage.bridge_status().own.listener;
-        self.say(&format!("stop {}", old.name));
+        self.print(&format!("stop {}", old.name));
         self.stop(old).await;
         // It goes through the bridge: nothing of berth is there after it.
         self.storm().await?;
@@ -75,10 +75,10 @@ impl Play<'_> {
         // Long enough for the temporary one; no longer, for clients wait for the end of it.
         let ready = self.context.plan.timing.failing.max(self.context.plan.timing.ready_within / 2);
         self.bridge(old, ready).await?;
-        self.say(&format!("stop {}", old.name));
+        self.print(&format!("stop {}", old.name));
         self.stop(old).await;
         let place = self.inject(fault, &new.name, Standby::Bridge);
-        self.say(&format!("fault {fault}: start {}", new.name));
+        self.print(&format!("fault {fault}: start {}", new.name));
         self.stage.start(&new, false).await?;
         self.stage.replaced_by(&new.name);
         self.stage.command_ends(0)?;
@@ -94,7 +94,7 @@ impl Play<'_> {
             Some(trouble) => vec![trouble, ended],
             None => Vec::new(),
         };
-        self.say(&format!("{} does not serve: {}", new.name, why.join("; ")));
+        self.print(&format!("{} does not serve: {}", new.name, why.join("; ")));
         for why in why {
             self.context.step(place, FaultStep::Seen(why));
         }
@@ -113,11 +113,11 @@ impl Play<'_> {
     /// Builds a bridge over an instance, and waits until it serves and this may be replaced.
     async fn bridge(&mut self, running: &Instance, ready: Duration) -> Result<(), Error> {
         let temporary = running.temporary();
-        self.say(&format!("berth bridge over {}", running.name));
+        self.print(&format!("berth bridge over {}", running.name));
         let (limits, began) = (Limits { ready, settle: self.context.plan.timing.settle }, Instant::now());
         self.stage.bridge(running, limits, self.patience()).await?;
         self.check_version(&temporary).await;
-        self.say(&format!(
+        self.print(&format!(
             "{} serves, and {} may be replaced after {:.1?}",
             temporary.name,
             running.name,
@@ -134,7 +134,7 @@ impl Play<'_> {
             let code = code.map_or_else(|| "a signal".into(), |code| format!("exit status {code}"));
             return Err(self.stage.failed(&name, format!("ended with {code} instead of {wanted}")).await);
         }
-        self.say(&format!("berth bridge ended with {wanted} after {:.1?}", began.elapsed()));
+        self.print(&format!("berth bridge ended with {wanted} after {:.1?}", began.elapsed()));
         Ok(())
     }
 
@@ -144,20 +144,20 @@ impl Play<'_> {
 
     /// Starts one that has the port alone, as COMMAND.
     async fn start_own(&mut self, own: &Instance) -> Result<(), Error> {
-        self.say(&format!("start {} in its place", own.name));
+        self.print(&format!("start {} in its place", own.name));
         self.stage.start(own, true).await?;
         self.stage.replaced_by(&own.name);
         Ok(())
     }
 
-    /// Waits until the bridge says that the node's own is ready, and another process than the one with this listener.
+    /// Waits until the bridge reports that the node's own is ready, and another process than the one with this listener.
     async fn own_ready(&mut self, own: &Instance, before: Option<u64>, within: Duration) -> Result<(), Error> {
         let ready = async |stage: &Stage| {
             let now = stage.bridge_status().own;
             if now.ready && now.listener != before { Ok(()) } else { Err(now.probe) }
         };
         let took = self.stage.until(&own.name, "ready", within, ready).await?;
-        self.say(&format!("{} is ready after {took:.1?}", own.name));
+        self.print(&format!("{} is ready after {took:.1?}", own.name));
         Ok(())
     }
 
@@ -233,7 +233,7 @@ impl Play<'_> {
     }
 
     fn harms(&self, fault: Fault, name: &str) -> usize {
-        self.say(&format!("fault {fault} at {name}"));
+        self.print(&format!("fault {fault} at {name}"));
         self.inject(fault, name, Standby::Bridge)
     }
 

@@ -8,7 +8,7 @@ use super::super::plan::{LEASE, Topology, Via};
 use super::super::stage::Error;
 use super::super::topology::BESIDE;
 use super::harm::{BEYOND_LEASE, LONGEST_HANG};
-use super::{LOOK, Play};
+use super::{POLL, Play};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep};
 
@@ -21,7 +21,7 @@ impl Play<'_> {
             _ => "",
         };
         if !skipped.is_empty() {
-            self.say(&format!("fault {fault}: {} has {skipped}, skipped", layout.via));
+            self.print(&format!("fault {fault}: {} has {skipped}, skipped", layout.via));
             return Ok(());
         }
         if fault.needs_a_second_shim() {
@@ -44,7 +44,7 @@ impl Play<'_> {
                 Fault::CalmCrash if apart => Standby::Shim,
                 _ => Standby::Nobody,
             };
-            self.say(&format!("fault {fault} at {name}"));
+            self.print(&format!("fault {fault} at {name}"));
             let place = self.inject(fault, name, standby);
             match fault {
                 Fault::CalmHang => self.hang(name, target, place).await,
@@ -73,7 +73,7 @@ impl Play<'_> {
 
     /// What is done to a second shim, which steers if there is a direct path.
     async fn harm_beside(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
-        self.say(&format!("start {BESIDE}, a second shim"));
+        self.print(&format!("start {BESIDE}, a second shim"));
         self.stage.start_beside(&old.name, self.context.plan.timing.ready_within).await?;
         // Of two, the one that started last steers.
         self.steered_again(Some(BESIDE), "a second shim came").await;
@@ -83,7 +83,7 @@ impl Play<'_> {
             self.context.trouble(format!("{BESIDE} had ended before {fault} could happen"));
             return Ok(());
         };
-        self.say(&format!("fault {fault} at {BESIDE}"));
+        self.print(&format!("fault {fault} at {BESIDE}"));
         let standby = if self.stage.setting.direct { Standby::Direct } else { Standby::Sibling };
         let place = self.inject(fault, &old.name, standby);
         match fault {
@@ -121,7 +121,7 @@ impl Play<'_> {
         let deadline = Instant::now() + LONGEST_HANG;
         // A unit ends with it.
         while Instant::now() < deadline && self.stage.ended(name).is_none() && !self.stage.is_missed(name).await {
-            sleep(LOOK).await;
+            sleep(POLL).await;
         }
     }
 

@@ -6,7 +6,7 @@ use super::super::log::{FaultStep, attempts};
 use super::super::plan::{LEASE, Topology, UNANSWERED, Via};
 use super::super::record::{Attempt, Kind, Stamp};
 use super::super::stage::Error;
-use super::{LOOK, Play, SETTLE};
+use super::{POLL, Play, SETTLE};
 use nix::unistd::Pid;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -27,12 +27,12 @@ impl Play<'_> {
             Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.context.plan, None, 1) };
         let alone = self.context.via == Via::None;
         if alone {
-            self.say(&format!("stop {}", old.name));
+            self.print(&format!("stop {}", old.name));
             self.stop(old).await;
         }
         let standby = if alone { Standby::Nobody } else { Standby::Sibling };
         let place = self.inject(fault, &new.name, standby);
-        self.say(&format!("fault {fault}: start {}", new.name));
+        self.print(&format!("fault {fault}: start {}", new.name));
         let timing = &self.context.plan.timing;
         let patience = Instant::now()
             + match fault {
@@ -46,18 +46,18 @@ impl Play<'_> {
             return Err(error);
         }
         while Instant::now() < patience && (fault != Fault::BadFlag || self.stage.ended(&new.name).is_none()) {
-            sleep(LOOK).await;
+            sleep(POLL).await;
         }
         let why = match self.stage.ended(&new.name) {
             Some(status) => {
                 format!("it ended with {status}; its last line of log:\n{}", self.stage.last_words(&new.name).await)
             }
-            None => match self.stage.look(&new.name).await {
+            None => match self.stage.check_joined(&new.name).await {
                 Ok(()) => "it reports that it is ready".into(),
                 Err(why) => why,
             },
         };
-        self.say(&format!("{} does not serve: {why}", new.name));
+        self.print(&format!("{} does not serve: {why}", new.name));
         self.context.step(place, FaultStep::Seen(why));
         self.settle().await;
         // How it ends is no matter.
@@ -76,7 +76,7 @@ impl Play<'_> {
         let hit = if matches!(fault, Fault::KillShim | Fault::HangShim) { old } else { new };
         let name = &hit.name;
         if fault.needs_a_bridge() {
-            self.say(&format!("fault {fault}: {} has no bridge, skipped", self.context.via));
+            self.print(&format!("fault {fault}: {} has no bridge, skipped", self.context.via));
             return Ok(());
         }
         let target = match fault {
@@ -85,7 +85,7 @@ impl Play<'_> {
         };
         let Some(target) = target else {
             if fault.needs_a_shim() && self.stage.layout.relays().is_none() {
-                self.say(&format!("fault {fault}: {} has nothing that relays, skipped", self.context.via));
+                self.print(&format!("fault {fault}: {} has nothing that relays, skipped", self.context.via));
             } else {
                 self.context.trouble(format!("{name} had ended before {fault} could happen"));
             }
@@ -97,7 +97,7 @@ impl Play<'_> {
             _ => fault == Fault::BothKilled,
         };
         let standby = if alone { Standby::Nobody } else { Standby::Sibling };
-        self.say(&format!("fault {fault} at {name}"));
+        self.print(&format!("fault {fault} at {name}"));
         let place = self.inject(fault, name, standby);
         match fault {
             Fault::Hang => self.hang(name, target, place).await,
@@ -139,8 +139,8 @@ impl Play<'_> {
         self.settle().await;
         while Instant::now() < deadline {
             let since = Stamp::now();
-            sleep(self.context.plan.timing.speedup.of(LOOK * 10)).await;
-            let (served, slow) = self.context.recorder.look(|log| {
+            sleep(self.context.plan.timing.speedup.of(POLL * 10)).await;
+            let (served, slow) = self.context.recorder.read(|log| {
                 let lately = || attempts(log).rev().take_while(|a| a.done >= since);
                 (lately().count(), lately().any(|a| a.done.since(a.due) > CALM))
             });
@@ -159,15 +159,15 @@ impl Play<'_> {
                 let noticed = Stamp::now();
                 self.context.step(place, FaultStep::Noticed);
                 sleep(SETTLE).await;
-                // Whom the other one serves, is seen.
+                // Until a request was answered by the other one.
                 let since = |a: &Attempt| a.kind == Kind::New && a.due > noticed;
-                let seen = || self.context.recorder.look(|log| attempts(log).rev().any(since));
+                let seen = || self.context.recorder.read(|log| attempts(log).rev().any(since));
                 while Instant::now() < deadline && !seen() {
-                    sleep(LOOK).await;
+                    sleep(POLL).await;
                 }
                 break;
             }
-            sleep(LOOK).await;
+            sleep(POLL).await;
         }
         self.stage.thaw();
     }

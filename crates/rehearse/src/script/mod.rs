@@ -35,7 +35,7 @@ const SERVICE_BACK_WITHIN: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_millis(1500);
 
 /// Time between two looks.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Plays it. What clients and instances did is in the record afterwards.
 pub(crate) async fn play(context: &Context<'_>, stages: &mut Stages) -> Result<(), Error> {
@@ -49,7 +49,7 @@ pub(crate) async fn play(context: &Context<'_>, stages: &mut Stages) -> Result<(
     let store = Store::default().telling_every(plan.timing.speedup.of(store_server::NOTIFY_EVERY));
     background.spawn(store_server::serve(socket, Arc::new(store), Arc::clone(recorder)));
     if plan.etcd.is_none() && !plan.old.is_stand_in() {
-        context.say("--etcd-servers is given: what this rehearsal writes stays there");
+        context.print("--etcd-servers is given: what this rehearsal writes stays there");
     }
     stages.front().start_etcd().await?;
     match &plan.nodes {
@@ -65,7 +65,7 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
     let service = (plan.netns && !plan.old.is_stand_in())
         .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
     if service.is_none() && !plan.old.is_stand_in() {
-        context.say("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
+        context.print("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
     }
     let mut play = Play { context, stage, monitor };
 
@@ -112,7 +112,7 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
         service.abort();
     }
     finish(load, context).await;
-    play.say(&format!("load ended, stop {}", old.name));
+    play.print(&format!("load ended, stop {}", old.name));
     play.stop(&old).await;
     Ok(())
 }
@@ -124,7 +124,7 @@ async fn start_load(context: &Context<'_>, front: &Stage, nodes: &[(String, Sock
     if let Some(why) = &plan.no_direct {
         context.note(why);
     }
-    context.say(&format!(
+    context.print(&format!(
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed
     ));
@@ -135,7 +135,7 @@ async fn start_load(context: &Context<'_>, front: &Stage, nodes: &[(String, Sock
     Ok(load)
 }
 
-/// Logs who waits at the gates, if there is to be a storm.
+/// Logs the gates' metrics, if there is to be a storm.
 fn watch_gates(context: &Context<'_>, setting: &Setting, background: &mut JoinSet<()>) {
     if context.plan.load.storm > 0 {
         background.spawn(stage::watch_gates(setting.clone(), Arc::clone(&context.recorder)));
@@ -151,10 +151,10 @@ fn target(setting: &Setting) -> Result<Target, Error> {
 async fn storm(context: &Context<'_>, setting: &Setting) -> Result<(), Error> {
     let (clients, recorder) = (context.plan.load.storm, &context.recorder);
     let began = |log: &[Event]| log.iter().any(|event| matches!(event.what, EventKind::StormBegan(_)));
-    if clients == 0 || recorder.look(began) {
+    if clients == 0 || recorder.read(began) {
         return Ok(());
     }
-    context.say(&format!("storm: {clients} clients come at once"));
+    context.print(&format!("storm: {clients} clients come at once"));
     let (began, mut served) = (Instant::now(), 0);
     recorder.add("", EventKind::StormBegan(clients));
     let mut storm = load::Storm::start(clients, &target(setting)?)
@@ -164,7 +164,7 @@ async fn storm(context: &Context<'_>, setting: &Setting) -> Result<(), Error> {
         recorder.add_at(at, "", EventKind::StormTry(answer));
     }
     recorder.add("", EventKind::StormEnded);
-    context.say(&format!("{served} of the storm's clients were served, within {:.1?}", began.elapsed()));
+    context.print(&format!("{served} of the storm's clients were served, within {:.1?}", began.elapsed()));
     Ok(())
 }
 
@@ -175,7 +175,7 @@ async fn finish(load: Load, context: &Context<'_>) {
     }
 }
 
-/// The instance that serves after so many upgrades.
+/// The instance that serves after this many upgrades.
 fn instance(plan: &Plan, node: Option<&str>, upgrades: u32) -> Instance {
     let new = !upgrades.is_multiple_of(2);
     let (side, apiserver) = if new { (NEW, &plan.new) } else { (OLD, &plan.old) };
@@ -201,8 +201,8 @@ struct Play<'a> {
 }
 
 impl Play<'_> {
-    fn say(&self, what: &str) {
-        self.context.say(what);
+    fn print(&self, what: &str) {
+        self.context.print(what);
     }
 
     /// Load after a fault.
@@ -221,7 +221,7 @@ impl Play<'_> {
         let alone = self.context.via == Via::None;
         if alone {
             // The port is for one of them alone.
-            self.say(&format!("stop {}", old.name));
+            self.print(&format!("stop {}", old.name));
             self.stop(old).await;
             self.refuses().await;
         }
@@ -238,7 +238,7 @@ impl Play<'_> {
             self.harm(old, new, *fault).await?;
         }
         if !alone {
-            self.say(&format!("stop {}", old.name));
+            self.print(&format!("stop {}", old.name));
             self.stop(old).await;
         }
         self.check_version(new).await;
@@ -249,10 +249,10 @@ impl Play<'_> {
     async fn refuses(&self) {
         let (gone, deadline) = (Stamp::now(), Instant::now() + UNANSWERED);
         let refused = |a: &Attempt| a.done >= gone && a.answer == Answer::Failed(Failure::Refused);
-        let seen = || self.context.recorder.look(|log| attempts(log).rev().any(refused));
-        // Of several nodes, others serve who dials the Service.
+        let seen = || self.context.recorder.read(|log| attempts(log).rev().any(refused));
+        // Of several nodes, others serve the Service's clients.
         while self.stage.node().is_none() && Instant::now() < deadline && !seen() {
-            sleep(LOOK / 10).await;
+            sleep(POLL / 10).await;
         }
     }
 
@@ -279,7 +279,7 @@ impl Play<'_> {
         let version = loop {
             match self.monitor.version().await {
                 // On a busy machine an answer may come too late.
-                Err(_) if Instant::now() < deadline => sleep(LOOK).await,
+                Err(_) if Instant::now() < deadline => sleep(POLL).await,
                 version => break version,
             }
         };
@@ -303,12 +303,12 @@ impl Play<'_> {
                 sleep(self.context.plan.timing.speedup.of(SLOW)).await;
                 return self.stage.thaw();
             }
-            sleep(LOOK).await;
+            sleep(POLL).await;
         }
     }
 
     async fn start(&mut self, instance: &Instance) -> Result<(), Error> {
-        self.say(&format!("start {} behind {}", instance.name, self.stage.setting.address));
+        self.print(&format!("start {} behind {}", instance.name, self.stage.setting.address));
         self.stage.start(instance, true).await
     }
 
@@ -320,7 +320,7 @@ impl Play<'_> {
         } else {
             "listens"
         };
-        self.say(&format!("{} {what} after {took:.1?}", instance.name));
+        self.print(&format!("{} {what} after {took:.1?}", instance.name));
         Ok(())
     }
 
@@ -347,10 +347,10 @@ impl Play<'_> {
             _ => None,
         };
         match trouble {
-            None => self.say(&format!("{name} is gone after {:.1?}", began.elapsed())),
+            None => self.print(&format!("{name} is gone after {:.1?}", began.elapsed())),
             Some(trouble) => {
                 let log = self.stage.log(name).await;
-                self.say(&format!("{trouble}; its last lines of log:\n{log}"));
+                self.print(&format!("{trouble}; its last lines of log:\n{log}"));
                 self.context.trouble(trouble);
             }
         }

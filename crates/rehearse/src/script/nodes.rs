@@ -4,7 +4,7 @@
 //! kube-proxy, and what is seen of the Service, come from one more kube-apiserver, the *observer*. It stays, and writes no
 //! address: through one that stops, they would be blind to what that does.
 
-use super::{LOOK, Play, SETTLE, instance, next, start_load, storm, watch_gates};
+use super::{POLL, Play, SETTLE, instance, next, start_load, storm, watch_gates};
 use crate::apiserver::{flag, this};
 use crate::context::Context;
 use crate::fault::{Fault, Standby};
@@ -36,7 +36,7 @@ const OBSERVER: &str = "observer";
 /// Where the observer is.
 const OBSERVER_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(WORKER), 6443);
 
-/// How long the Service may need to be as it should: kube-apiserver looks every 10 s who is there and forgets who was not
+/// How long the Service may need to be as it should: kube-apiserver lists its peers every 10 s and forgets those that were away
 /// for 15 s, and a slice of berth's goes 30 s after another node came.
 const SERVICE_WITHIN: Duration = Duration::from_secs(60);
 
@@ -77,7 +77,7 @@ pub(super) async fn play(context: &Context<'_>, nodes: &Nodes, stages: &mut Stag
     }
     service.abort();
     super::finish(load, context).await;
-    context.say("load ended, stop all nodes");
+    context.print("load ended, stop all nodes");
     for (stage, running) in stages.nodes.iter_mut().zip(cluster.running.clone()) {
         cluster.at(stage).stop(&running).await;
     }
@@ -163,14 +163,14 @@ impl Cluster<'_> {
         let sends = async |_: &Stage| by_service.is_ready().await;
         let sends = stage.until(KUBE_PROXY, "sending clients to an apiserver", SERVICE_WITHIN, sends).await;
         sends.map_err(Error::into_unavailable)?;
-        self.context.say(&format!("kube-proxy sends clients of {service} to them"));
+        self.context.print(&format!("kube-proxy sends clients of {service} to them"));
         Ok(())
     }
 
     /// Waits until each shim has its Lease, and the Service is as it is on any day.
     async fn settle(&self) -> Result<(), Error> {
         if self.context.via == Via::Berth {
-            self.context.say("wait until each shim has its Lease");
+            self.context.print("wait until each shim has its Lease");
         }
         timeout(SERVICE_WITHIN, self.monitor.leases(&self.leases)).await.map_err(|_| {
             let leases = self.leases.join(", ");
@@ -182,7 +182,7 @@ impl Cluster<'_> {
         self.usual().await
     }
 
-    /// Waits until the Service names each node, and where there are several nobody but kube-apiserver's own reconciler.
+    /// Waits until the Service has each node's address, where there are several in kube-apiserver's own slice alone.
     async fn usual(&self) -> Result<(), Error> {
         let one = self.addresses.len() == 1;
         let alone = |named: &Named| one || named.iter().all(|(slice, all)| slice == RECONCILED || all.is_empty());
@@ -232,7 +232,7 @@ impl Cluster<'_> {
             if rules.is_some_and(|rules| !String::from_utf8_lossy(&rules.stdout).contains(&format!(" {ip} . "))) {
                 return;
             }
-            sleep(LOOK).await;
+            sleep(POLL).await;
         }
     }
 
@@ -240,10 +240,10 @@ impl Cluster<'_> {
     async fn lose(&self, fault: Fault, number: usize, stage: &mut Stage) -> Result<(), Error> {
         let (running, ip) = (&self.running[number], self.addresses[number].ip());
         let Some(node) = stage.node().cloned() else { return Ok(()) };
-        // Of two nodes, the one that is not upgraded is there alone, and what it says of itself stays for a while.
+        // Of two nodes, the one that is not upgraded is there alone, and its own slice stays for a while.
         self.usual().await?;
         let failed = |error| Error::Unavailable(format!("cannot change the link of {}: {error}", node.name));
-        self.context.say(&format!("fault {fault} at {}", node.name));
+        self.context.print(&format!("fault {fault} at {}", node.name));
         let mut play = self.at(stage);
         let place = play.inject(fault, &running.name, Standby::Sibling);
         node.link_down().map_err(failed)?;
@@ -255,7 +255,7 @@ impl Cluster<'_> {
         if timeout(SERVICE_WITHIN, forgotten).await.is_ok() {
             gone = Some(Stamp::now());
             self.context.step(place, FaultStep::Noticed);
-            self.context.say(&format!("the Service does not name {ip} any more"));
+            self.context.print(&format!("the Service does not name {ip} any more"));
         }
         if timeout(SERVICE_WITHIN, self.unproxied(ip)).await.is_ok() {
             self.context.step(place, FaultStep::Unproxied);
@@ -272,7 +272,7 @@ impl Cluster<'_> {
         self.context.step(place, FaultStep::Listened);
         if self.all_back().await {
             let again = gone.and_then(|gone| {
-                self.context.recorder.look(|log| {
+                self.context.recorder.read(|log| {
                     log.iter().find_map(|event| match &event.what {
                         EventKind::Service { after, named } if event.at > gone && names(named, ip) => Some(*after),
                         _ => None,

@@ -7,7 +7,7 @@ use super::super::log::{Event, EventKind, Recorder, last};
 use super::super::record::{MarkKind, Stamp};
 use super::super::setting::BRIDGE;
 use super::super::topology::Limits;
-use super::{Error, LOOK, Stage};
+use super::{Error, POLL, Stage};
 pub(crate) use berth_node::ipc::bridge::BridgeStatus as Status;
 use berth_node::ipc::bridge::{Ask, Connection, Reply, SOCKET, Step};
 use berth_os::process::HeldProcess;
@@ -27,14 +27,14 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// What COMMAND does: it ends when it is told how.
+/// COMMAND: it reads its exit status from the FIFO and ends.
 const COMMAND: &str = "read -r status < \"$0\" && exit \"$status\"";
 
 /// Its own log, and the temporary instance's; and how many of their lines are shown when it fails.
 const LOGS: [&str; 2] = ["bridge.log", "kube-apiserver.log"];
 const LAST: usize = 6;
 
-/// How long a bridge that is over, or got SIGKILL, may take to go.
+/// How long a bridge that has ended its work, or got SIGKILL, may take to exit.
 const GOING: Duration = Duration::from_secs(5);
 
 /// A bridge that is on, or was.
@@ -42,7 +42,7 @@ const GOING: Duration = Duration::from_secs(5);
 pub(super) struct Bridge {
     /// The temporary instance's name.
     name: String,
-    /// Who listens on the port itself.
+    /// The instance that listens on the port itself.
     own: watch::Sender<String>,
     status: watch::Receiver<Status>,
     /// COMMAND reads from it.
@@ -90,7 +90,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until the bridge says that something is so; an error if whoever began it ends before.
+    /// Waits until the bridge's status is as wanted; an error if the command that began it ends before.
     pub(crate) async fn bridge_is(
         &mut self,
         what: &str,
@@ -108,7 +108,7 @@ impl Stage {
         Err(self.failed(&name, why).await)
     }
 
-    /// What the bridge said last.
+    /// The bridge's last status.
     pub(crate) fn bridge_status(&self) -> Status {
         self.bridge.as_ref().map(|bridge| bridge.status.borrow().clone()).unwrap_or_default()
     }
@@ -145,7 +145,7 @@ impl Stage {
         self.spawn(&name, &part)
     }
 
-    /// Waits until who began the bridge, or wants it to end, has ended, with which exit status; none if that was a signal.
+    /// Waits until `berth bridge` or `berth bridge end` has ended; its exit status, none if that was a signal.
     pub(crate) async fn bridge_ended(&mut self, within: Duration) -> Result<Option<i32>, Error> {
         let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else { return Ok(None) };
         match timeout(within, self.over(&name)).await {
@@ -154,7 +154,7 @@ impl Stage {
         }
     }
 
-    /// Waits until the bridge has said its last, and all is written down.
+    /// Waits until the bridge has sent its last status, and all is logged.
     pub(crate) async fn bridge_gone(&mut self, within: Duration) -> Result<(), Error> {
         let Some(Bridge { name, follower, .. }) = &mut self.bridge else { return Ok(()) };
         let name = name.clone();
@@ -181,13 +181,13 @@ impl Stage {
         if pid > 0 {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             while is_alive(pid) {
-                sleep(LOOK).await;
+                sleep(POLL).await;
             }
         }
     }
 }
 
-/// Writes a bridge's moments down.
+/// Logs a bridge's marks.
 struct Marks {
     temporary: String,
     /// Whose certificate the temporary instance has.
@@ -198,7 +198,7 @@ struct Marks {
 }
 
 impl Marks {
-    fn note(&self, before: &Status, now: &Status) {
+    fn record(&self, before: &Status, now: &Status) {
         let at = Stamp::now();
         match (before.steering, now.steering) {
             (false, true) => self.names.rename(&self.copied, &self.temporary),
@@ -209,7 +209,7 @@ impl Marks {
         self.recorder.with(|log| {
             for (is_temporary, mark) in changes(before, now) {
                 let name = if is_temporary { &self.temporary } else { &own };
-                // What a stand-in tells itself is more exact, and may be known before.
+                // What a simulated apiserver reports itself is more exact, and may be known before.
                 let (started, ready) = (last(log, name, MarkKind::Started), last(log, name, MarkKind::Ready));
                 let at = match mark {
                     MarkKind::Ready if ready >= started && ready.is_some() => continue,
@@ -247,13 +247,13 @@ fn changes(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
     marks
 }
 
-/// Hears what a bridge says until it has said its last.
+/// Reads a bridge's status until its socket is closed.
 async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>, daemon: Arc<OnceLock<HeldProcess>>) {
     let bridge = loop {
         match Connection::ask(&directory, &Ask::Status).await {
             Ok(bridge) => break bridge,
-            // It is there when the preflight is over.
-            Err(_) => sleep(LOOK).await,
+            // It is there after the preflight.
+            Err(_) => sleep(POLL).await,
         }
     };
     if let Some(held) = bridge.peer().and_then(|peer| HeldProcess::of(peer).ok()) {
@@ -262,7 +262,7 @@ async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>, dae
     while let Some(reply) = bridge.next().await {
         match reply {
             Reply::Status(now) => {
-                marks.note(&to.borrow(), &now);
+                marks.record(&to.borrow(), &now);
                 to.send_replace(*now);
             }
             Reply::Refused(why) => tracing::debug!(why, "the bridge does not answer"),
@@ -271,12 +271,12 @@ async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>, dae
     }
     // With it went all that it held.
     let gone = Status { pid: to.borrow().pid, ..Status::default() };
-    marks.note(&to.borrow(), &gone);
+    marks.record(&to.borrow(), &gone);
     to.send_replace(gone);
 }
 
 impl Bridge {
-    /// Waits until it is gone. It removes its socket before its cgroup and itself, so that who finds no socket has not seen its end.
+    /// Waits until it is gone. It removes its socket before its cgroup and itself, so that a missing socket does not mean that it has ended.
     pub(super) fn ends(&self) {
         if let Some(daemon) = self.daemon.get().filter(|daemon| !daemon.ends_within(GOING).unwrap_or(false)) {
             kill_held(daemon);

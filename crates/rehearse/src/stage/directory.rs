@@ -1,7 +1,7 @@
 //! The temporary directory of a run, and what is left of those whose rehearsal was killed.
 //!
-//! A rehearsal holds a lock on a file in its directory for as long as it lives. Who gets the lock of another's
-//! directory knows that nobody needs it any more.
+//! A rehearsal holds a lock on a file in its directory for as long as it lives. A process that gets the lock of another's
+//! directory knows that it is not in use any more.
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -27,7 +27,7 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Makes one where TMPDIR says.
+    /// Makes one in TMPDIR.
     pub(super) fn new() -> io::Result<Self> {
         loop {
             let dir = Builder::new().prefix(PREFIX).tempdir()?;
@@ -53,7 +53,7 @@ pub(crate) fn sweep() -> Vec<PathBuf> {
     named.map(|entry| entry.path()).filter(|dir| remove_abandoned(dir).unwrap_or(false)).collect()
 }
 
-/// Removes a directory if nobody holds its lock; whether it did.
+/// Removes a directory if no process holds its lock; whether it did.
 fn remove_abandoned(dir: &Path) -> io::Result<bool> {
     let own = |metadata: fs::Metadata| metadata.uid() == geteuid().as_raw();
     let metadata = fs::symlink_metadata(dir)?;

@@ -41,9 +41,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// Time between two looks at an instance.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
-/// Time that processes get to end when a rehearsal is aborted: half of it until they are told again.
+/// Time that processes get to end when a rehearsal is aborted: half of it until they get SIGTERM again.
 const ABORT: Duration = Duration::from_secs(2);
 
 /// Why the stage is not as it should be.
@@ -64,7 +64,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What fails is something that every rehearsal needs: that says nothing about what is rehearsed.
+    /// Something that every rehearsal needs failed, and not what is rehearsed.
     pub(crate) fn into_unavailable(self) -> Self {
         Self::Unavailable(self.to_string())
     }
@@ -76,7 +76,7 @@ impl From<certs::Error> for Error {
     }
 }
 
-/// A setting, and who acts in it.
+/// A setting, and its processes.
 #[derive(Debug)]
 pub(crate) struct Stage {
     /// What the processes know.
@@ -91,7 +91,7 @@ pub(crate) struct Stage {
     own: BTreeMap<String, SocketAddr>,
     joined: watch::Sender<Instances>,
     bridge: Option<bridge::Bridge>,
-    /// Stopped by SIGSTOP: they hear of nothing else before they go on.
+    /// Stopped by SIGSTOP: they handle no other signal before SIGCONT.
     frozen: Vec<Pid>,
 }
 
@@ -143,7 +143,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until `so` says that an owner is what it should be; it says why not yet. How long that took.
+    /// Waits until `so` is Ok for an owner; its error is why it is not yet. How long that took.
     ///
     /// # Errors
     /// One of the owner's processes ended before, or it was not so in time.
@@ -161,7 +161,7 @@ impl Stage {
                 Some(status) => format!("ended before it was {what} ({status})"),
                 None if began.elapsed() > within => format!("was not {what} within {within:?} ({why})"),
                 None => {
-                    sleep(LOOK).await;
+                    sleep(POLL).await;
                     continue;
                 }
             };
@@ -221,14 +221,14 @@ impl Stage {
         Ok(())
     }
 
-    /// Writes down who takes part.
+    /// Logs that an instance takes part.
     fn plays(&self, instance: &Instance, serves: bool) {
         let node = self.node().map(|node| node.name.clone());
         self.recorder.add(&instance.name, EventKind::Player { serves, node });
     }
 
     pub(crate) fn spawn(&mut self, owner: &str, part: &Part) -> Result<(), Error> {
-        let hear = probe::hear(owner, self.layout, &self.recorder);
+        let on_line = probe::on_line(owner, self.layout, &self.recorder);
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
         let over = move |status: ExitStatus| match role {
             Role::Apiserver | Role::Unit => {
@@ -237,7 +237,7 @@ impl Stage {
             Role::Proxy | Role::Bridge | Role::Store | Role::Aside => {}
         };
         let namespace = self.node().map(|node| &node.namespace);
-        let process = Process::start(owner, part, namespace, &hear, over).map_err(|error| {
+        let process = Process::start(owner, part, namespace, &on_line, over).map_err(|error| {
             let program = part.argv.first().map(|program| program.display().to_string()).unwrap_or_default();
             Error::Unavailable(format!("cannot start {program} for {owner}: {error}"))
         })?;
@@ -270,7 +270,7 @@ impl Stage {
 
     /// Waits until new connections come to an instance; how long that took.
     pub(crate) async fn joined(&mut self, name: &str, within: Duration) -> Result<Duration, Error> {
-        let took = self.until(name, "ready", within, async |stage| stage.look(name).await).await?;
+        let took = self.until(name, "ready", within, async |stage| stage.check_joined(name).await).await?;
         self.tell_joined(name);
         Ok(took)
     }
@@ -289,7 +289,7 @@ impl Stage {
     }
 
     /// Whether new connections come to an instance, or why not.
-    pub(crate) async fn look(&self, name: &str) -> Result<(), String> {
+    pub(crate) async fn check_joined(&self, name: &str) -> Result<(), String> {
         match self.layout.via {
             Via::Berth if self.layout.bridges() => self.listens(name, Role::Apiserver),
             Via::Berth => probe::joined(&self.setting, self.shim_of(name), name).await,
@@ -298,11 +298,11 @@ impl Stage {
         }
     }
 
-    /// Whether new connections do not come to an instance any more. A shim that does not answer in time says nothing.
+    /// Whether new connections do not come to an instance any more. A shim that does not answer in time does not count.
     pub(crate) async fn is_missed(&self, name: &str) -> bool {
         match self.layout.via {
             Via::Berth if !self.layout.bridges() => probe::is_missed(&self.setting, self.shim_of(name), name).await,
-            _ => self.look(name).await.is_err(),
+            _ => self.check_joined(name).await.is_err(),
         }
     }
 
@@ -310,7 +310,7 @@ impl Stage {
     /// nothing is. None if the instance is not known.
     pub(crate) fn direct(&self, name: &str) -> Option<SocketAddr> {
         match self.layout.via {
-            // Who dials it from loopback is not steered.
+            // Connections from loopback are not steered.
             Via::Berth if self.layout.bridges() => self.own.get(name).copied(),
             Via::Berth => probe::record(&self.setting, name).map(|record| record.address),
             Via::Haproxy => self.own.get(name).copied(),
@@ -348,7 +348,7 @@ impl Stage {
         loop {
             match self.ended(owner) {
                 Some(status) => return status,
-                None => sleep(LOOK).await,
+                None => sleep(POLL).await,
             }
         }
     }
@@ -390,7 +390,7 @@ impl Stage {
         Stopped { status, early, killed }
     }
 
-    /// Notes when an instance leaves the port, where no shim tells it.
+    /// Logs when an instance leaves the port, where no shim does.
     async fn leaves(&self, name: &str) -> Infallible {
         let role = if self.layout.via == Via::Haproxy { Role::Proxy } else { Role::Apiserver };
         let left = self.recorder.last(name, MarkKind::Left) > self.recorder.last(name, MarkKind::Joined);
@@ -399,7 +399,7 @@ impl Stage {
             && let Some(process) = self.process(name, role)
         {
             while probe::listens(process.pid(), self.layout.bind(self.setting.address)) {
-                sleep(LOOK).await;
+                sleep(POLL).await;
             }
             self.recorder.mark(name, MarkKind::Left);
         }
@@ -436,7 +436,7 @@ impl Stage {
             let _ = kill(apiserver, Signal::SIGKILL);
         }
         while probe::living(&self.setting, name).is_some() {
-            sleep(LOOK).await;
+            sleep(POLL).await;
         }
     }
 
@@ -453,7 +453,7 @@ impl Stage {
         }
         for (name, _) in units {
             while probe::living(&self.setting, name).is_some() {
-                sleep(LOOK).await;
+                sleep(POLL).await;
             }
         }
     }
@@ -524,7 +524,7 @@ impl Stage {
 
 impl Drop for Stage {
     /// The children of a process that is killed get SIGTERM from the kernel, which one that is
-    /// stopped does not hear. A bridge is nobody's child.
+    /// stopped does not handle. A bridge is no child of this process.
     fn drop(&mut self) {
         self.thaw();
         if let Some(bridge) = &self.bridge {

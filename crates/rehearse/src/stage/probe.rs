@@ -24,7 +24,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-/// How long a shim may take to answer when all are asked: one that hangs has nothing to say.
+/// How long a shim may take to answer when all are asked: one that hangs does not answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Time between two looks at the gates, shorter than any step of a timeline but the shortest.
@@ -41,9 +41,9 @@ struct Line {
     instance: String,
 }
 
-/// Hears from a shim's log when an instance joins and leaves, and from a real apiserver's when it met
+/// Logs from a shim's lines when an instance joins and leaves, and from a real apiserver's when it met
 /// another's certificate.
-pub(super) fn hear(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Listener {
+pub(super) fn on_line(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Listener {
     let (owner, recorder) = (owner.to_owned(), Arc::clone(recorder));
     Arc::new(move |line| {
         let at = Stamp::now();
@@ -53,9 +53,9 @@ pub(super) fn hear(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Lis
         if layout.via != Via::Berth {
             return;
         }
-        if let Some((instance, mark)) = serde_json::from_str(line).ok().and_then(|line| told(&owner, &line)) {
+        if let Some((instance, mark)) = serde_json::from_str(line).ok().and_then(|line| mark_of(&owner, &line)) {
             recorder.with(|log| {
-                // What the instance told itself is more exact.
+                // What the instance reports itself is more exact.
                 let known = last(log, &instance, mark) > last(log, &instance, MarkKind::Started);
                 if mark != MarkKind::Ready || !known {
                     log.push(Event { at, who: instance, what: EventKind::Mark { mark, text: String::new() } });
@@ -65,8 +65,8 @@ pub(super) fn hear(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Lis
     })
 }
 
-/// What a line tells of whom. A node shim joins once; with it, an instance joins when it is ready.
-fn told(owner: &str, line: &Line) -> Option<(String, MarkKind)> {
+/// The instance and the mark that a line is about. A node shim joins once; with it, an instance joins when it is ready.
+fn mark_of(owner: &str, line: &Line) -> Option<(String, MarkKind)> {
     let (message, instance) = (line.message.as_str(), &line.instance);
     if owner == NODE {
         return match message {
@@ -83,7 +83,7 @@ fn told(owner: &str, line: &Line) -> Option<(String, MarkKind)> {
     }
 }
 
-/// Whether a shim says that it listens and that an instance is ready, or why not.
+/// Whether a shim reports that it listens and that an instance is ready, or why not.
 pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<(), String> {
     let berth = berth(setting).ok_or("the run directory is still empty")?;
     let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
@@ -101,7 +101,7 @@ pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<
     }
 }
 
-/// Whether a shim says that an instance is not ready, or that it knows none of this name.
+/// Whether a shim reports that an instance is not ready, or knows none of this name.
 pub(super) async fn is_missed(setting: &Setting, shim: &str, name: &str) -> bool {
     let (Some(berth), Ok(shim)) = (berth(setting), InstanceId::parse(shim)) else { return false };
     let Ok(path) = berth.socket_path(&shim) else { return false };
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn shims_tell_of_themselves_and_a_node_shim_of_all() {
         let line = |message: &str, instance: &str| Line { message: message.into(), instance: instance.into() };
-        let told = |owner, message, instance| told(owner, &line(message, instance)).map(|(_, mark)| mark);
+        let told = |owner, message, instance| mark_of(owner, &line(message, instance)).map(|(_, mark)| mark);
         assert_eq!(told("a", "joined", ""), Some(MarkKind::Joined));
         assert_eq!(told("a", "ready", "a"), Some(MarkKind::Ready));
         assert_eq!(told("a", "ready", "b"), None);

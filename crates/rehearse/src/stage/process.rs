@@ -1,4 +1,4 @@
-//! One process of a rehearsal: started, read, told, waited for.
+//! One process of a rehearsal: it is started, its log is read, it gets signals, and its end is waited for.
 
 use super::super::netns::Namespace;
 use super::super::topology::{Part, Role};
@@ -21,7 +21,7 @@ const LOG_LINES: usize = 12;
 /// How long the output of a process that has ended may take to arrive.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Hears each line of a process as it comes.
+/// Called for each line of a process as it comes.
 pub(super) type Listener = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A process. It is killed when this is dropped.
@@ -43,7 +43,7 @@ impl Process {
         owner: &str,
         part: &Part,
         namespace: Option<&Namespace>,
-        hear: &Listener,
+        on_line: &Listener,
         over: impl FnOnce(ExitStatus) + Send + 'static,
     ) -> io::Result<Self> {
         let (program, arguments) = part.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
@@ -63,10 +63,10 @@ impl Process {
         let log = Arc::default();
         let mut readers = Vec::new();
         if let Some(out) = child.stdout.take() {
-            readers.push(tokio::spawn(keep_log(out, Arc::clone(&log), Arc::clone(hear))));
+            readers.push(tokio::spawn(keep_log(out, Arc::clone(&log), Arc::clone(on_line))));
         }
         if let Some(err) = child.stderr.take() {
-            readers.push(tokio::spawn(keep_log(err, Arc::clone(&log), Arc::clone(hear))));
+            readers.push(tokio::spawn(keep_log(err, Arc::clone(&log), Arc::clone(on_line))));
         }
         let (tell, ended) = watch::channel(None);
         let waiter = tokio::spawn(async move {
@@ -134,13 +134,13 @@ pub(crate) fn forget_settings(command: &mut Command) {
     }
 }
 
-async fn keep_log(from: impl AsyncRead + Unpin, log: Arc<Mutex<VecDeque<String>>>, hear: Listener) {
+async fn keep_log(from: impl AsyncRead + Unpin, log: Arc<Mutex<VecDeque<String>>>, on_line: Listener) {
     let mut lines = BufReader::new(from).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        hear(&line);
+        on_line(&line);
         let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
         if log.len() == LOG_LINES {
-            // What only informs goes first: kube-apiserver says a lot of that.
+            // Lines that only inform go first: kube-apiserver writes many.
             let first = log.iter().position(|line| informs(line)).unwrap_or(0);
             log.remove(first);
         }
@@ -148,7 +148,7 @@ async fn keep_log(from: impl AsyncRead + Unpin, log: Arc<Mutex<VecDeque<String>>
     }
 }
 
-/// Whether a line of klog or of a JSON log says that it is no error.
+/// Whether a line of klog or of a JSON log is no error.
 fn informs(line: &str) -> bool {
     let klog = |line: &str| line.len() > 5 && line.as_bytes()[1..5].iter().all(u8::is_ascii_digit);
     (line.starts_with(['I', 'W']) && klog(line))
@@ -160,7 +160,7 @@ fn readable(line: &str) -> String {
     let Ok(serde_json::Value::Object(mut fields)) = serde_json::from_str(line) else {
         return line.to_owned();
     };
-    // etcd says msg.
+    // etcd has msg.
     let text = if fields.contains_key("msg") { "msg" } else { "message" };
     let mut take = |name: &str| {
         let value = fields.remove(name).unwrap_or_default();

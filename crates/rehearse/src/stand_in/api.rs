@@ -43,7 +43,7 @@ pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request
     response.map(|payload| Body::new(payload, connection, under_way))
 }
 
-/// What kube-apiserver says while it shuts down: 429 while it keeps listening
+/// What kube-apiserver answers while it shuts down: 429 while it keeps listening
 /// (`--shutdown-send-retry-after`), else 503 on what connections are left.
 fn turn_away(server: &Server, version: Version) -> Response<Payload> {
     let (status, reason, after) = if server.flags.shutdown_send_retry_after {

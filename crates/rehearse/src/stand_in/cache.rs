@@ -30,7 +30,7 @@ impl Cache {
             loop {
                 match source.next().await {
                     Ok(Reply::Change(change)) => cache.log.add(change),
-                    // What was told before is in the log already.
+                    // Earlier changes are in the log already.
                     Ok(Reply::Progress { revision }) => cache.progress.store(revision, Relaxed),
                     Ok(other) => return tracing::warn!(error = %unexpected(&other), "the store is lost"),
                     Err(error) => return tracing::warn!(%error, "the store is lost"),
@@ -40,7 +40,7 @@ impl Cache {
         Ok(kept)
     }
 
-    /// Up to where the store said that there is nothing more than the log has.
+    /// The revision up to which the log is complete, by the store's progress.
     pub(super) fn progress(&self) -> u64 {
         self.progress.load(Relaxed)
     }

@@ -1,5 +1,5 @@
 //! One connection as the instance sees it, for the one question that only the instance can answer:
-//! who ended it?
+//! which end closed it?
 
 use super::super::record::{EndReport, EndedBy, STREAM_HEADER, Stamp, StreamId};
 use hyper::HeaderMap;
@@ -70,7 +70,7 @@ impl Connection {
         self.close.cancel();
     }
 
-    /// The report when it is over; none when it had no name (probes, kubectl).
+    /// The report at its end; none when it had no name (probes, kubectl).
     pub(super) fn report(&self) -> Option<EndReport> {
         let (by, at) = match (self.ending.get(), self.unfinished.load(Relaxed)) {
             (Some(&began), 0) => (EndedBy::Instance, began),

@@ -41,7 +41,7 @@ pub(super) struct Flags {
     pub(super) name: String,
     /// The same of the temporary instance that a bridge makes of it.
     bridge_name: Option<String>,
-    /// What `/version` says.
+    /// The answer of `/version`.
     pub(super) version: String,
     /// From listening to `/readyz` 200.
     pub(super) start_delay: Duration,

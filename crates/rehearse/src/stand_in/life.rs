@@ -1,4 +1,4 @@
-//! The phases of a stand-in, as kube-apiserver goes through them, and who waits for which.
+//! The phases of a stand-in, as kube-apiserver goes through them, and what waits for which.
 
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -38,7 +38,7 @@ impl Life {
         self.ready.is_cancelled() && !self.terminating.is_cancelled()
     }
 
-    /// Ready after `delay`, and when that was told, unless it is stopped before.
+    /// Ready after `delay`, and when that was reported, unless it is stopped before.
     pub(super) async fn start<F: Future<Output = ()>>(&self, delay: Duration, tell: impl FnOnce() -> F) {
         if self.terminating.run_until_cancelled(tokio::time::sleep(delay)).await.is_some() {
             tell().await;

@@ -1,7 +1,7 @@
 //! Listener, TLS and connections of a stand-in.
 //!
 //! Connections are ended as Go's `http.Server.Shutdown` does it: idle ones at once, others after what
-//! is under way, HTTP/2 by GOAWAY, and one that never said anything gets [`UNUSED`] to say it.
+//! is under way, HTTP/2 by GOAWAY, and one without a request yet gets [`UNUSED`] for it.
 
 use super::api;
 use super::connection::Connection;
@@ -107,7 +107,7 @@ async fn time_to_close(life: &Life, connection: &Connection, accepted: Instant, 
     }
 }
 
-/// Serves a connection to its end, and asks for it once when `close` says so.
+/// Serves a connection to its end, and begins to close it when `close` is ready.
 async fn until_closed<C: Future>(
     mut served: Pin<&mut C>,
     close: impl Future<Output = ()>,

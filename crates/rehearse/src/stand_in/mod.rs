@@ -4,7 +4,7 @@
 //! machine that has none. So flags (`flags`), phases on SIGTERM (`life`, `listener`) and the API
 //! (`api`) behave as kube-apiserver's do; objects come from the rehearsal's store
 //! (`store_client`), as kube-apiserver's come from etcd, and their changes since its start are kept for watches (`cache`). Beyond the real one, it reports to the
-//! rehearsal which connections it ended itself (`connection`): nobody else can know.
+//! rehearsal which connections it ended itself (`connection`), which only it knows.
 //!
 //! What it is not: authentication but by a certificate, authorization, objects of other kinds than ConfigMaps, and PATCH.
 
@@ -39,7 +39,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 const BACKLOG: u32 = 65_535;
 
 /// Runs a stand-in with kube-apiserver's flags until it is stopped. Returns the exit status: 0 after a
-/// drain, 1 for a wrong flag or when it cannot start (said on standard error). A second SIGTERM ends
+/// drain, 1 for a wrong flag or when it cannot start (the reason is on standard error). A second SIGTERM ends
 /// the process at once with 1.
 pub fn run(args: &[String]) -> u8 {
     let flags = match Flags::parse(args) {
@@ -57,7 +57,7 @@ pub fn run(args: &[String]) -> u8 {
 }
 
 fn fail(error: &str) -> u8 {
-    crate::progress::say(&format!("Error: {error}"));
+    crate::progress::print(&format!("Error: {error}"));
     1
 }
 
@@ -81,7 +81,7 @@ async fn live(flags: Flags) -> io::Result<()> {
     server.store.mark(MarkKind::Listening, Stamp::now()).await;
 
     let ready = async {
-        // Before its probe passes: nobody shall have seen it ready earlier than it says.
+        // Before its probe passes: no client may see it ready before it has reported that.
         life.start(server.flags.start_delay, || server.store.mark(MarkKind::Ready, Stamp::now())).await;
         std::future::pending::<()>().await;
     };

@@ -20,7 +20,7 @@ pub(super) enum Resource {
     Maps {
         namespace: Option<String>,
     },
-    /// Secrets of one namespace, or of all: a resource that nobody writes.
+    /// Secrets of one namespace, or of all: a resource without writes.
     Secrets {
         namespace: Option<String>,
     },

@@ -30,7 +30,7 @@ impl Server {
         self.lock().insert(id, Arc::clone(connection));
     }
 
-    /// It is over: reports it, unless it was reported as abandoned.
+    /// Reports its end, unless it was reported as abandoned.
     pub(super) async fn over(&self, id: u64, connection: &Connection) {
         if self.lock().remove(&id).is_some()
             && let Some(report) = connection.report()

@@ -1,4 +1,4 @@
-//! The stand-in's line to the rehearsal's store: what etcd is to kube-apiserver.
+//! The simulated apiserver's connection to the rehearsal's store: what etcd is to kube-apiserver.
 
 use super::super::record::{EndReport, MarkKind, Stamp};
 use super::super::wire::{self, Call, Reply};
@@ -63,7 +63,7 @@ impl StoreClient {
         Ok(Self { calls, path: path.to_owned(), instance: instance.to_owned() })
     }
 
-    /// Says one thing and waits for the answer.
+    /// Makes a call and waits for the reply.
     pub(super) async fn call(&self, call: Call) -> io::Result<Reply> {
         let (answer, answered) = oneshot::channel();
         let closed = || io::Error::from(io::ErrorKind::BrokenPipe);
@@ -88,15 +88,15 @@ impl StoreClient {
 
     /// Writes a moment of this instance's life down. A rehearsal that is gone is no reason to stop.
     pub(super) async fn mark(&self, mark: MarkKind, at: Stamp) {
-        self.note(Call::Mark { mark, at }).await;
+        self.report(Call::Mark { mark, at }).await;
     }
 
     /// Writes the end of a connection down.
     pub(super) async fn ended(&self, report: EndReport) {
-        self.note(Call::Ended(report)).await;
+        self.report(Call::Ended(report)).await;
     }
 
-    async fn note(&self, call: Call) {
+    async fn report(&self, call: Call) {
         if let Err(error) = self.call(call).await {
             tracing::warn!(%error, "cannot reach the rehearsal");
         }

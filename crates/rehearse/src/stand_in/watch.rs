@@ -1,4 +1,4 @@
-//! One watch: changes of the cache as lines, until the client goes, its time is over, or the instance
+//! One watch: changes of the cache as lines, until the client goes, its time has passed, or the instance
 //! shuts down.
 
 use super::super::store::Changes;
@@ -85,7 +85,7 @@ struct Watch {
     cache: Arc<Cache>,
     wanted: Wanted,
     lines: mpsc::Sender<Bytes>,
-    /// Up to where the client was told.
+    /// The last revision that the client got.
     revision: u64,
     /// Time between two, if it wants any.
     bookmarks: Option<Duration>,
@@ -95,7 +95,7 @@ struct Watch {
 struct Over;
 
 impl Watch {
-    /// Ends when the client is gone, the time is over, the history is gone or the instance shuts
+    /// Ends when the client is gone, the time has passed, the history is gone or the instance shuts
     /// down.
     async fn run(mut self, initial: Vec<Value>, until: Instant, ending: Ending) {
         for object in initial.iter().filter(|o| self.wanted.matches(o)) {
@@ -130,7 +130,7 @@ impl Watch {
         }
     }
 
-    /// Says how far the cache has come, after all that is there up to then.
+    /// Sends the cache's revision, after all changes up to it.
     async fn bookmark(&mut self, changes: &mut Changes<'_>) -> Result<(), Over> {
         let progress = self.cache.progress();
         self.pass_on(changes.now()).await?;
@@ -149,7 +149,7 @@ impl Watch {
             return Err(Over);
         };
         for change in batch {
-            // Of a resource that nobody writes, the cache sees no change.
+            // Of a resource without writes, the cache sees no change.
             if self.wanted.kind == Kind::ConfigMap {
                 self.revision = change.revision;
             }

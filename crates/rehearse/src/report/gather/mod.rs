@@ -1,6 +1,6 @@
 //! From what a rehearsal wrote down and judged to a report's data; pure.
 //!
-//! What is of one run is its [judges'](crate::judges); here is what is said of it as a whole, and of the rehearsal.
+//! What is of one run is its [judges'](crate::judges); here are the verdict as a whole, and the rehearsal.
 
 use super::{environment, format};
 use crate::data::{self, Command, Program, Ran, Report, Run, RunOutcome, Tally, Verdict};
@@ -35,7 +35,7 @@ pub fn report(plan: &Plan, rehearsed: &Rehearsed, runs: Vec<Run>, argv: Vec<Stri
         made_at: environment::now(),
         command: Command::new(argv),
         seed: Some(plan.load.seed),
-        environment: environment::look(programs(plan, rehearsed)),
+        environment: environment::read(programs(plan, rehearsed)),
         aborted: rehearsed.aborted.as_ref().map(ToString::to_string),
         runs,
     }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::data::{Away, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Segment, Timeline, Watch};
 use crate::fault::{Fault, Standby};
-use crate::gate::{Counted, GateMetrics, Look};
+use crate::gate::{Counted, GateMetrics, Sample};
 use crate::log::{Event, EventKind};
 use crate::plan::{LoadPlan, Plan};
 use crate::record::{
@@ -266,7 +266,7 @@ fn a_storm_is_told_by_when_its_clients_were_served_and_what_failed_before() {
 #[test]
 fn who_waits_at_the_gate_is_told_in_the_steps_of_the_timeline() {
     let mut record = record();
-    let look = |others, first, openings| Look {
+    let look = |others, first, openings| Sample {
         waiting: [("first", first), ("others", others)].map(|(class, count)| (class.to_owned(), count)).into(),
         openings,
         limit: 4,

@@ -54,7 +54,7 @@ pub(super) fn section(runs: &[Run]) -> Markup {
     }
 }
 
-/// Whether the way alone does not tell a run.
+/// Whether several runs go the same way.
 fn same_way(runs: &[Run], run: &Run) -> bool {
     runs.iter().filter(|other| other.via == run.via).count() > 1
 }

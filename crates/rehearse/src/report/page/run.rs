@@ -144,7 +144,7 @@ fn promises(ran: &Ran) -> Markup {
     }
 }
 
-/// What judges have to say at length.
+/// The judges' tables.
 fn details(sections: &[Section]) -> Markup {
     html! {
         @for section in sections {

@@ -167,7 +167,7 @@ enum Look {
     Sign(Sign),
 }
 
-/// Signs that are told apart by their shape.
+/// Signs, which differ by their shape.
 #[derive(Debug, Clone, Copy)]
 enum Sign {
     /// Lost.
@@ -214,7 +214,7 @@ pub(super) fn all(frame: Frame, run: &Ran) -> Markup {
     }
 }
 
-/// A run among others: requests, losses and the longest waits, without words that are said elsewhere.
+/// A run among others: requests, losses and the longest waits, without words that are elsewhere on the page.
 pub(super) fn small(frame: Frame, run: &Run, ran: &Ran, most: f64) -> Markup {
     let words: Vec<&Mark> = ran.marks.iter().filter(|mark| marks::matters(mark)).collect();
     requests::small(&frame, run.via.words(), ran, &words, most)
@@ -236,7 +236,7 @@ pub(super) fn look(run: &Ran, instance: &str) -> &'static str {
     known.map_or("ix", |index| ["i0", "i1", "i2", "i3", "i4"][index % LOOKS])
 }
 
-/// Name and version, or the name alone if it says both.
+/// Name and version, or the name alone without one.
 pub(super) fn named(name: &str, version: &str) -> String {
     if version.is_empty() { name.to_owned() } else { format!("{name} {version}") }
 }

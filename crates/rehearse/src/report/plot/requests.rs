@@ -14,10 +14,10 @@ const ROW: f64 = 20.0;
 /// Rows that losses may have.
 const ROWS: usize = 3;
 
-/// A step with so many times the answers of the others is a burst.
+/// A step with this many times the usual rate is drawn cut off.
 const BURST: f64 = 2.5;
 
-/// Losses that are no more than this many steps apart are told together.
+/// Losses that are no more than this many steps apart have one sign.
 const TOGETHER: usize = 2;
 
 pub(super) fn plot(view: &View<'_>) -> Markup {

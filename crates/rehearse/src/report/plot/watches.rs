@@ -8,7 +8,7 @@ use crate::report::svg::{px, text_width};
 use maud::{Markup, html};
 use std::collections::BTreeMap;
 
-/// Lanes that can be told apart.
+/// Most lanes that can be distinguished.
 const LANES: usize = 40;
 
 /// Lanes that are shown of more, if fewer have flaws.
