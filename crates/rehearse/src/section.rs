@@ -71,6 +71,33 @@ pub(crate) struct Grid {
     pub(crate) note: &'static str,
 }
 
+/// Lines of a plot.
+#[derive(Debug, Clone)]
+pub(crate) struct Series {
+    pub(crate) title: &'static str,
+    /// For those who cannot see it.
+    pub(crate) words: String,
+    pub(crate) lines: Vec<Line>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Line {
+    pub(crate) name: &'static str,
+    /// Class of its style: `p50`, `p99` or `max`. They differ by more than colour.
+    pub(crate) look: &'static str,
+    /// By steps of the timeline.
+    pub(crate) counts: Vec<u64>,
+}
+
+/// The numbers behind plots: columns by steps of the timeline.
+#[derive(Debug, Clone)]
+pub(crate) struct Numbers {
+    /// End of its anchor on the page.
+    pub(crate) id: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) columns: Vec<(String, Vec<u64>)>,
+}
+
 /// What one judge says.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Section {
@@ -78,6 +105,8 @@ pub(crate) struct Section {
     pub(crate) title: &'static str,
     pub(crate) rows: Vec<Row>,
     pub(crate) grids: Vec<Grid>,
+    pub(crate) series: Vec<Series>,
+    pub(crate) numbers: Option<Numbers>,
 }
 
 impl Section {

@@ -1,4 +1,4 @@
-//! The gates of the shims: the clients that waited there. Their plot is `report/plot/gate.rs`.
+//! The gates of the shims: the clients that waited there, and the TLS handshakes in flight.
 
 use super::timeline::Steps;
 use super::{Case, JUDGE, Judge};
@@ -8,7 +8,7 @@ use crate::log::{Event, EventKind};
 use crate::record::{Record, Stamp};
 use crate::report::format::{self, count};
 use crate::section::Place::{Compared, Page, Table};
-use crate::section::{Row, Section};
+use crate::section::{Line, Numbers, Row, Section, Series};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -105,7 +105,43 @@ fn section(ran: &Ran) -> Section {
     let waited = gate.waited.iter().map(|(class, n)| (format!("waited and had their turn: class {class}"), n));
     let dropped = gate.dropped.iter().map(|(reason, n)| (format!("waited and had none: {reason}"), n));
     rows.extend(waited.chain(dropped).map(|(name, clients)| Row::page(name, count(*clients))));
-    Section { title: "The gate, with all clients, of the storm or not", rows, ..Section::default() }
+    Section {
+        title: "The gate, with all clients, of the storm or not",
+        rows,
+        series: series(gate).into(),
+        numbers: Some(numbers(gate)),
+        ..Section::default()
+    }
+}
+
+fn series(gate: &Gate) -> [Series; 2] {
+    let line = |name, look, counts: &[u64]| Line { name, look, counts: counts.to_vec() };
+    // In the order in which they are served. A class without waiting clients is not drawn.
+    let waiting = [("first", "p50"), ("others", "p99"), ("late", "max")].into_iter().filter_map(|(class, look)| {
+        let counts = gate.waiting.get(class).filter(|counts| counts.iter().any(|count| *count > 0))?;
+        Some(line(class, look, counts))
+    });
+    let openings = vec![line("openings", "p50", &gate.openings), line("limit", "p99", &gate.limit)];
+    let most = |counts: &[u64]| count(counts.iter().copied().max().unwrap_or_default());
+    let (opened, limit) = (most(&gate.openings), most(&gate.limit));
+    [
+        Series {
+            title: "Clients that wait at the gate, by class",
+            words: format!("At most {} were seen to wait. {}.", count(gate.most_waiting), format::gate(gate)),
+            lines: waiting.collect(),
+        },
+        Series {
+            title: "Openings in flight, and their limit",
+            words: format!("At most {opened} were in flight; the limit was at most {limit}."),
+            lines: openings,
+        },
+    ]
+}
+
+fn numbers(gate: &Gate) -> Numbers {
+    let waiting = gate.waiting.iter().map(|(class, counts)| (format!("waiting: {class}"), counts.clone()));
+    let openings = [("openings".to_owned(), gate.openings.clone()), ("limit".to_owned(), gate.limit.clone())];
+    Numbers { id: "gate", title: "The gate", columns: waiting.chain(openings).collect() }
 }
 
 #[cfg(test)]

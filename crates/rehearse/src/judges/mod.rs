@@ -37,11 +37,7 @@ struct Judge {
 }
 
 /// One that does nothing.
-const JUDGE: Judge = Judge {
-    weigh: |_, _, _| {},
-    fill: |_, _| {},
-    section: |_| Section { title: "", rows: Vec::new(), grids: Vec::new() },
-};
+const JUDGE: Judge = Judge { weigh: |_, _, _| {}, fill: |_, _| {}, section: |_| Section::default() };
 
 /// In the order in which sections are drawn. What is lost is excused by promises, so that these come before it.
 const JUDGES: [Judge; 12] = [

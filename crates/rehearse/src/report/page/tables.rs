@@ -1,7 +1,9 @@
 //! The numbers behind each plot, for those who cannot see it or want to count.
 
-use crate::data::{Gate, Ran, Timeline, Watch};
+use crate::data::{Ran, Timeline, Watch};
+use crate::judges;
 use crate::report::{format, plot};
+use crate::section::Numbers;
 use maud::{Markup, html};
 use std::collections::BTreeMap;
 
@@ -22,7 +24,9 @@ pub(super) fn all(ran: &Ran, id: &str) -> Markup {
             h3 { "The numbers of these plots" }
             (table(id, "answers", "Answers and losses", &by_step(timeline, &answers)))
             (table(id, "waits", "Waits", &waits(timeline)))
-            @if let Some(gate) = &ran.gate { (table(id, "gate", "The gate", &by_step(timeline, &at_gate(gate)))) }
+            @for Numbers { id: name, title, columns } in judges::sections(ran).iter().filter_map(|section| section.numbers.as_ref()) {
+                (table(id, name, title, &by_step(timeline, &columns.iter().map(|(name, counts)| (name.clone(), &counts[..])).collect::<Vec<_>>())))
+            }
             (table(id, "connections", "Kept connections and watches", &by_step(timeline, &open)))
             @if !ran.watches.is_empty() {
                 (table(id, "watches", "Watches", &lanes(&ran.watches)))
@@ -34,11 +38,6 @@ pub(super) fn all(ran: &Ran, id: &str) -> Markup {
 
 fn counts<'a>(prefix: &str, counts: &'a Counts, name: fn(&str) -> String) -> Vec<(String, &'a [u64])> {
     counts.iter().map(|(key, counts)| (format!("{prefix}{}", name(key)), counts.as_slice())).collect()
-}
-
-fn at_gate(gate: &Gate) -> Vec<(String, &[u64])> {
-    let openings = [("openings".to_owned(), &gate.openings[..]), ("limit".to_owned(), &gate.limit[..])];
-    counts("waiting: ", &gate.waiting, str::to_owned).into_iter().chain(openings).collect()
 }
 
 fn table(id: &str, name: &str, title: &str, table: &Markup) -> Markup {

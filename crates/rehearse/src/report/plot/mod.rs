@@ -4,7 +4,7 @@
 //! On a narrow page they are scrolled, as scaled text could not be read. Instances differ by hatching as well as by colour.
 
 mod counts;
-mod gate;
+mod lines;
 mod marks;
 mod requests;
 mod waits;
@@ -17,6 +17,7 @@ use super::format;
 use super::labels::Placed;
 use super::svg::{self, Scale, px, text_width};
 use crate::data::{Mark, Ran, Run};
+use crate::judges;
 use maud::{Markup, html};
 
 /// Looks that instances can have; further ones begin again.
@@ -208,7 +209,7 @@ pub(super) fn all(frame: Frame, run: &Ran) -> Markup {
         (marks)
         (requests::plot(&view))
         (waits::plot(&view))
-        @if let Some(gate) = &run.gate { (gate::plot(&view, gate)) }
+        @for series in judges::sections(run).iter().flat_map(|section| &section.series) { (lines::plot(&view, series)) }
         (counts::connections(&view))
         (watches::plot(&view))
     }
