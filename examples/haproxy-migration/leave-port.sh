@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Takes the HAProxy sidecar of a kube-apiserver off its port, and loses nothing: what waits in its
 # queue goes to berth's listener on the same port. HAProxy goes on with the connections that it has.
-# Run it on the node, as root, when berth has joined. Tested by tests/migration.rs, with HAProxy 2.6 full
+# Run it on the node, as root, when berth has joined. Tested by tests/examples/migration.rs, with HAProxy 2.6 full
 # and clients in its queue.
 set -euo pipefail
 

@@ -10,7 +10,6 @@ pub(crate) mod load;
 pub(crate) mod net;
 pub(crate) mod process;
 pub(crate) mod shim;
-pub(crate) mod stand_in;
 pub(crate) mod stopped;
 pub(crate) mod tls;
 

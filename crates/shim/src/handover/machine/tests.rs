@@ -1,7 +1,7 @@
 //! Up to five shims, a kernel and a network in a box: every order of joins, leaves, crashes, hangs and
 //! wake-ups that proptest thinks of, with messages delivered one by one or late.
 //!
-//! What the model assumes, and the tests that show it of the kernel and of real processes (`tests/handover` unless said
+//! What the model assumes, and the tests that show it of the kernel and of real processes (`tests/integration/handover` unless said
 //! otherwise). Where it is in doubt, the model has both: an assumption that is kinder than the kernel hides what it costs.
 //!
 //! | the model | the kernel |

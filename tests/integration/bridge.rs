@@ -1,0 +1,1087 @@
+//! `berth bridge`, on a node in a network namespace of its own, whose kube-apiserver is a stand-in that knows nothing of berth.
+
+use crate::support::load::{Load, Record};
+use crate::support::process::{Running, berth, gone, said};
+use crate::support::stopped::Stopped;
+use crate::support::{eventually, skipped};
+use berth_os::process::ProcessAttributes;
+use berth_rehearse::log::Recorder;
+use berth_rehearse::store::Store;
+use berth_rehearse::{certs, store_server};
+use berth_shim::steering::self_test;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::{Pid, getsid};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixListener};
+
+const NODE: &str = "10.77.0.1:6443";
+const NODE_IPV6: &str = "[fd77::1]:6443";
+
+/// Clients that begin a connection in each of this time.
+const CLIENTS: u32 = 8;
+const PERIOD: Duration = Duration::from_millis(40);
+
+/// A node with a kube-apiserver on all its addresses.
+struct Node {
+    dir: tempfile::TempDir,
+    certs: certs::Certs,
+    kind: Kind,
+    _hub: Hub,
+}
+
+/// What a node is like: it has an address of IPv6 in any case.
+#[derive(Clone, Copy)]
+struct Kind {
+    has_ipv4: bool,
+    /// What its kube-apiserver is given about addresses.
+    flags: &'static str,
+    /// Where clients dial it.
+    at: &'static str,
+}
+
+/// One whose kube-apiserver takes clients of IPv4.
+const IPV4: Kind = Kind { has_ipv4: true, flags: "--bind-address=0.0.0.0", at: NODE };
+
+/// As Go has it for 0.0.0.0 too: one listener, for clients of both families.
+const DUAL: Kind = Kind { flags: "--bind-address=::", ..IPV4 };
+
+/// What is etcd to the stand-ins: a thread that ends with this.
+struct Hub(Option<tokio::sync::oneshot::Sender<()>>);
+
+impl Hub {
+    fn start(socket: PathBuf) -> Self {
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let (up, is_up) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            block_on(async {
+                let listener = UnixListener::bind(socket).unwrap();
+                up.send(()).unwrap();
+                tokio::select! {
+                    () = store_server::serve(listener, Arc::<Store>::default(), Arc::<Recorder>::default()) => {}
+                    _ = ended => {}
+                }
+            });
+        });
+        is_up.recv().unwrap();
+        Self(Some(end))
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// Runs a test on a node; skipped where none can be made, or nothing can be steered.
+fn on_a_node(test: impl FnOnce(&Node) + Send + 'static) {
+    on_a_node_of(IPV4, test);
+}
+
+fn on_a_node_of(kind: Kind, test: impl FnOnce(&Node) + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+            return skipped(&format!("no network namespace: {error}"));
+        }
+        let ipv4 = kind.has_ipv4.then_some("addr add 10.77.0.1/32 dev lo");
+        for command in ["link set lo up", "-6 addr add fd77::1/128 dev lo nodad"].into_iter().chain(ipv4) {
+            assert!(Command::new("ip").args(command.split(' ')).status().unwrap().success(), "ip {command}");
+        }
+        // The kernel takes an address of IPv6 into use a moment after it was added.
+        let listener = std::net::TcpListener::bind("[::]:0").unwrap();
+        let ip = NODE_IPV6.parse::<SocketAddr>().unwrap().ip();
+        let to = SocketAddr::new(ip, listener.local_addr().unwrap().port());
+        eventually("fd77::1", || {
+            let source = std::net::TcpStream::connect(to).and_then(|stream| stream.local_addr());
+            source.is_ok_and(|source| source.ip() == ip).then_some(())
+        });
+        drop(listener);
+        if let Err(error) = block_on(self_test()) {
+            return skipped(&error.to_string());
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let certs = certs::make(dir.path(), &["10.77.0.1".parse().unwrap()]).unwrap();
+        certs.issue("own").unwrap();
+        let hub = Hub::start(dir.path().join("store"));
+        let node = Node { dir, certs, kind, _hub: hub };
+        // What COMMAND does: the kube-apiserver ends, and another takes its place.
+        std::fs::write(node.path("stop"), format!("{}\n{}\n", node.quiet(), node.stop())).unwrap();
+        std::fs::write(node.path("restart"), format!(". {}\n{}\n", node.path("stop").display(), node.start())).unwrap();
+        node.start_own();
+        node.answers();
+        test(&node);
+    });
+    thread.join().unwrap();
+}
+
+impl Node {
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The command line of its kube-apiserver.
+    fn own(&self) -> String {
+        format!(
+            "{} stand-in {} --secure-port=6443 --stand-in-name=own --etcd-servers=unix://{} --tls-cert-file={} \
+             --tls-private-key-file={} --client-ca-file={} --audit-log-path={}",
+            env!("CARGO_BIN_EXE_berth"),
+            self.kind.flags,
+            self.path("store").display(),
+            self.certs.cert_file("own").display(),
+            self.certs.key_file("own").display(),
+            self.certs.ca_file.display(),
+            self.path("audit.log").display(),
+        )
+    }
+
+    /// What starts it, for a shell.
+    fn start(&self) -> String {
+        format!(
+            "{} >> {} 2>&1 < /dev/null & echo $! > {}",
+            self.own(),
+            self.path("own.log").display(),
+            self.path("pid").display()
+        )
+    }
+
+    /// What waits, for a shell, until it has no client and nobody in its queue: who is new goes to the bridge by then. A handshake that
+    /// began before takes milliseconds, but on a machine that stands still longer than the bridge waits where it is sped up.
+    fn quiet(&self) -> String {
+        let pid = self.path("pid").display().to_string();
+        format!(
+            r#"pid=$(cat {pid})
+until ss -Hantp 'sport = :6443' | {{
+    while read -r state queue line; do
+        case "$state $queue $line" in
+            LISTEN\ 0\ *) ;;
+            LISTEN*|SYN-RECV*|*pid=$pid,*) exit 1 ;;
+        esac
+    done
+}}; do sleep 0.01; done"#
+        )
+    }
+
+    /// What ends it, for a shell. Its parent may be long in taking notice of its end.
+    fn stop(&self) -> String {
+        let pid = self.path("pid").display().to_string();
+        format!(
+            r#"pid=$(cat {pid})
+kill $pid
+while read -r stat 2>/dev/null < /proc/$pid/stat; do
+    case "$stat" in *") Z "*|*") X "*) break ;; esac
+    sleep 0.01
+done"#
+        )
+    }
+
+    /// Ends it whoever its clients are.
+    fn stop_own(&self) {
+        assert!(Command::new("sh").args(["-c", &self.stop()]).status().unwrap().success());
+    }
+
+    fn start_own(&self) {
+        assert!(Command::new("sh").args(["-c", &self.start()]).status().unwrap().success());
+    }
+
+    fn own_pid(&self) -> i32 {
+        std::fs::read_to_string(self.path("pid")).unwrap().trim().parse().unwrap()
+    }
+
+    /// `berth bridge` and its options, for a test whose clients must all be answered: handshakes have 0.8 s.
+    fn bridge(&self, options: &str, run: &[&str]) -> Command {
+        self.bridge_at(6, "100ms", options, run)
+    }
+
+    /// The same, for one without clients.
+    fn fast_bridge(&self, options: &str, run: &[&str]) -> Command {
+        self.bridge_at(20, "50ms", options, run)
+    }
+
+    fn bridge_at(&self, speedup: u32, settle: &str, options: &str, run: &[&str]) -> Command {
+        let [speedup, settle] = [format!("--speedup={speedup}"), format!("--settle={settle}")];
+        // Where many tests share a processor, 2 s are short.
+        let mut command = berth(["bridge", &settle, &speedup, "--probe-timeout=10s", "--state-dir"]);
+        command.arg(self.path("bridge")).args(["--command", &self.own(), "--probe-ca"]).arg(&self.certs.ca_file);
+        command.args(options.split_whitespace()).arg("--").args(run);
+        command
+    }
+
+    /// `berth bridge start`, for one without clients that must all be answered.
+    fn start_bridge(&self) -> Command {
+        let mut start =
+            berth(["bridge", "start", "--settle=100ms", "--speedup=20", "--probe-timeout=10s", "--state-dir"]);
+        start.arg(self.path("bridge")).args(["--command", &self.own(), "--probe-ca"]).arg(&self.certs.ca_file);
+        start
+    }
+
+    fn restart(&self) -> [String; 2] {
+        ["sh".into(), self.path("restart").display().to_string()]
+    }
+
+    fn part(&self, part: &str) -> Command {
+        let mut command = berth(["bridge", part, "--state-dir"]);
+        command.arg(self.path("bridge"));
+        command
+    }
+
+    fn status(&self) -> Value {
+        let (status, out, err) = said(self.part("status").arg("--json"));
+        assert_eq!(status, Some(0), "{err}");
+        serde_json::from_str(&out).unwrap()
+    }
+
+    /// Process of the daemon, as soon as there is one.
+    fn daemon(&self) -> u32 {
+        eventually("a bridge", || self.asked_daemon())
+    }
+
+    fn asked_daemon(&self) -> Option<u32> {
+        let (_, out, _) = said(self.part("status").arg("--json"));
+        serde_json::from_str::<Value>(&out).ok()?["pid"].as_u64()?.try_into().ok()
+    }
+
+    /// Waits until no process is left that runs with files of the bridge.
+    fn nothing_runs(&self) {
+        let files = self.path("bridge/bridge-files").display().to_string();
+        let runs = |process: std::fs::DirEntry| {
+            std::fs::read(process.path().join("cmdline"))
+                .is_ok_and(|line| String::from_utf8_lossy(&line).contains(&files))
+        };
+        eventually("the end of the temporary kube-apiserver", || {
+            (!std::fs::read_dir("/proc").unwrap().flatten().any(runs)).then_some(())
+        });
+    }
+
+    /// One client's connection.
+    fn attempt(&self) -> impl Fn(std::net::Ipv4Addr) -> Attempt + Clone + Send + 'static {
+        self.attempt_at(self.kind.at)
+    }
+
+    fn attempt_at(&self, to: &'static str) -> impl Fn(std::net::Ipv4Addr) -> Attempt + Clone + Send + 'static {
+        let get = self.get(to);
+        move |_| {
+            let answer = get();
+            Box::pin(async move { answer.await.map(drop) })
+        }
+    }
+
+    /// One client's connection, and what it is answered.
+    fn get(&self, to: &'static str) -> impl Fn() -> Answer + Clone + Send + 'static {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(self.certs.ca.clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config =
+            rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = config.with_root_certificates(roots).with_no_client_auth();
+        let tls = tokio_rustls::TlsConnector::from(Arc::new(config));
+        move || {
+            let tls = tls.clone();
+            Box::pin(async move {
+                let failed = |what| crate::support::load::failed(what);
+                let to: SocketAddr = to.parse().unwrap();
+                let tcp = TcpStream::connect(to).await.map_err(failed("connect"))?;
+                let mut stream =
+                    tls.connect("kubernetes".try_into().unwrap(), tcp).await.map_err(failed("handshake"))?;
+                let asked =
+                    stream.write_all(b"GET /version HTTP/1.1\r\nHost: kubernetes\r\nConnection: close\r\n\r\n").await;
+                asked.map_err(failed("write"))?;
+                let mut answer = Vec::new();
+                let read = stream.read_to_end(&mut answer).await;
+                match String::from_utf8_lossy(&answer).lines().next() {
+                    Some(line) if line.contains(" 200") => Ok(String::from_utf8_lossy(&answer).into_owned()),
+                    Some(line) => Err(line.to_owned()),
+                    None => Err(format!("no answer: {read:?}")),
+                }
+            })
+        }
+    }
+
+    fn load(&self) -> Load {
+        Load::start(CLIENTS, Some(PERIOD), self.attempt())
+    }
+
+    /// Waits until a client is answered.
+    fn answers(&self) {
+        let attempt = self.attempt();
+        eventually("an answer", || block_on(attempt([127, 0, 0, 1].into())).ok());
+    }
+}
+
+type Answer = std::pin::Pin<Box<dyn Future<Output = Result<String, String>> + Send>>;
+type Attempt = std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let (_, status, _) = said(self.part("status").arg("--json"));
+        if let Ok(Value::Number(pid)) = serde_json::from_str(&status).map(|mut status: Value| status["pid"].take()) {
+            let _ = kill(Pid::from_raw(pid.as_i64().unwrap().try_into().unwrap()), Signal::SIGKILL);
+        }
+        let _ = kill(Pid::from_raw(self.own_pid()), Signal::SIGKILL);
+    }
+}
+
+impl Node {
+    fn is_on(&self) -> bool {
+        said(&mut self.part("status")).0 == Some(0)
+    }
+}
+
+/// Ends a load that must not have lost anything.
+#[track_caller]
+fn none_lost(load: Load) -> Record {
+    let record = load.end();
+    assert_eq!(record.lost(), 0, "besides {} served: {}", record.served, record.kinds());
+    record
+}
+
+fn args(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}
+
+#[test]
+fn clients_lose_nothing_while_the_apiserver_is_replaced() {
+    on_a_node(|node| {
+        // Without a bridge.
+        let load = node.load();
+        load.more(50);
+        node.stop_own();
+        eventually("a loss, which this load would see", || (load.so_far().lost() > 0).then_some(()));
+        node.start_own();
+        node.answers();
+        let lost = load.end();
+
+        let before = node.own_pid();
+        let load = node.load();
+        load.more(50);
+        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let run =
+            format!("echo runs; read -r line < {}; sh {}", node.path("go").display(), node.path("restart").display());
+        let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
+        bridge.logs("may be replaced now");
+        bridge.says("runs");
+        load.more(150);
+        let steered = node.status();
+        assert_eq!(steered["steering"], true);
+        std::fs::write(node.path("go"), "\n").unwrap();
+        bridge.logs("COMMAND is done");
+        bridge.logs("waiting until");
+        let status = bridge.ended();
+        assert!(status.success(), "{}", bridge.log());
+        load.more(50);
+        let record = none_lost(load);
+        assert_ne!(node.own_pid(), before);
+        assert!(steered["connections_steered"].as_u64().unwrap() > 100, "{steered}");
+        eprintln!(
+            "lost: {} of {} without, 0 of {} with, slowest {:?}",
+            lost.lost(),
+            lost.begun.len(),
+            record.served,
+            record.slowest
+        );
+
+        // Nothing is left of it but logs: where it was over before it had relayed all to the node's own, from when it has.
+        eventually("only what stays", || {
+            let left = std::fs::read_dir(node.path("bridge")).unwrap().map(|entry| entry.unwrap().file_name());
+            let mut left: Vec<_> = left.collect();
+            left.sort();
+            (left == ["bridge.lock", "bridge.log", "kube-apiserver.log"].map(OsString::from)).then_some(())
+        });
+        assert!(node.path("audit-bridge.log").exists(), "its audit log stays beside the other");
+        assert!(!node.is_on());
+    });
+}
+
+/// What controllers of the new version ask must not be answered by the old one, for as long as COMMAND has more to do.
+#[test]
+fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_again() {
+    on_a_node(|node| {
+        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let versions = ["v1.34.0", "v1.35.0", "v1.36.0"];
+        let wait = format!("read -r line < {}", node.path("go").display());
+        let start = |version: &&str| {
+            let options = format!(" --stand-in-version={version} --shutdown-delay-duration=1h >> ");
+            format!("{}\n{wait}", node.start().replacen(" >> ", &options, 1))
+        };
+        // Told to stop, it says so on /readyz, and serves on.
+        let pid = node.path("pid").display().to_string();
+        // What is killed listens until its last thread has ended, and the next one could not.
+        let free = "while ss -Hltn 'sport = :6443' | grep -q .; do sleep 0.01; done";
+        let stop = format!("\nkill $(cat {pid})\n{wait}\n{}\nkill -9 $pid\n{free}\n", node.quiet());
+        let starts: Vec<_> = versions.iter().map(start).collect();
+        let again = format!(". {}\n{}", node.path("stop").display(), starts.join(&stop));
+        std::fs::write(node.path("again"), again).unwrap();
+        let load = node.load();
+        load.more(50);
+        let get = node.get(NODE);
+        let answers = |version: &'static str| {
+            eventually(version, || block_on(get()).ok().filter(|answer| answer.contains(version)));
+            load.more(50);
+        };
+        let mut bridge = Running::start(&mut node.bridge("", &["sh", &node.path("again").display().to_string()]));
+        let mut kept = Vec::new();
+        for version in versions {
+            answers(version);
+            let status =
+                eventually("it says so", || Some(node.status()).filter(|status| status["own"]["preferred"] == true));
+            assert_eq!((&status["command"], &status["steering"]), (&true.into(), &true.into()), "{status}");
+            // It goes on although the bridge is over.
+            kept.push(std::net::TcpStream::connect(NODE).unwrap());
+            if version != versions[2] {
+                std::fs::write(node.path("go"), "\n").unwrap();
+                // The temporary one's.
+                let old = || node.status()["connections_old"].as_u64().unwrap();
+                let before = old();
+                answers("v1.33.0");
+                assert!(old() > before, "what the old version gets is counted");
+                std::fs::write(node.path("go"), "\n").unwrap();
+            }
+        }
+        let daemon = node.daemon();
+        std::fs::write(node.path("go"), "\n").unwrap();
+        assert!(bridge.ended().success(), "{}", bridge.log());
+        load.more(50);
+        none_lost(load);
+        let kept = kept.pop().unwrap();
+        kept.set_nonblocking(true).unwrap();
+        let is_open = || kept.peek(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
+        bridge.logs("the bridge has ended, and relays");
+        assert!(is_open() && !node.is_on());
+        let (code, _, err) = said(node.part("end").arg("--now"));
+        assert_eq!(code, Some(0), "{err}");
+        gone(daemon);
+        assert!(!is_open());
+    });
+}
+
+/// Its main thread, which decides, hangs, and those that relay do not.
+#[test]
+fn a_bridge_that_decides_nothing_any_more_steers_no_more() {
+    on_a_node(|node| {
+        let mut bridge = Running::start(node.fast_bridge("", &["sh", "-c", "read -r line"]).stdin(Stdio::piped()));
+        bridge.logs("may be replaced now");
+        let daemon = Pid::from_raw(node.daemon().try_into().unwrap());
+        node.stop_own();
+        node.answers();
+        let hangs = Stopped::new(daemon);
+        eventually("nobody is steered to it", || {
+            let connected = std::net::TcpStream::connect(NODE);
+            connected.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused).then_some(())
+        });
+        drop(hangs);
+        node.answers();
+        node.start_own();
+        drop(bridge.child.stdin.take());
+        let code = bridge.ended().code();
+        assert_eq!(code, Some(1), "{}", bridge.log());
+    });
+}
+
+#[test]
+fn the_temporary_instance_runs_as_the_running_one() {
+    on_a_node(|node| {
+        let (status, _, err) = said(node.start_bridge().arg("--admin=127.0.0.1:9444"));
+        assert_eq!(status, Some(0), "{err}");
+        let mut metrics = String::new();
+        let mut scrape = std::net::TcpStream::connect("127.0.0.1:9444").unwrap();
+        scrape.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        scrape.read_to_string(&mut metrics).unwrap();
+        for part in [
+            "berth_steering_on{shim=\"bridge\"} 1\n",
+            "berth_steering_connections_total{shim=\"bridge\",result=\"steered\"} ",
+            "berth_bridge_seconds{shim=\"bridge\"} ",
+        ] {
+            assert!(metrics.contains(part), "{part} is not in {metrics}");
+        }
+        let status = node.status();
+        let pid = i32::try_from(status["temporary"]["pid"].as_u64().unwrap()).unwrap();
+        let (own, temporary) = (ProcessAttributes::of(node.own_pid()).unwrap(), ProcessAttributes::of(pid).unwrap());
+        assert_eq!(
+            (own.uid, own.gid, &own.groups, own.oom_score_adj),
+            (temporary.uid, temporary.gid, &temporary.groups, temporary.oom_score_adj)
+        );
+        let environment = |like: &ProcessAttributes| like.environment.iter().cloned().collect::<BTreeMap<_, _>>();
+        assert!(environment(&own) == environment(&temporary), "another environment");
+        assert_eq!((&own.directory, &own.limits), (&temporary.directory, &temporary.limits));
+        let cmdline = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().replace('\0', " ");
+        let address = status["temporary"]["address"].as_str().unwrap();
+        let (ip, port) = address.split_once(':').unwrap();
+        let keys = node.path("bridge/bridge-files");
+        for part in [
+            format!("--bind-address={ip} "),
+            format!("--secure-port={port} "),
+            "--endpoint-reconciler-type=none ".into(),
+            format!("--tls-private-key-file={}/", keys.display()),
+        ] {
+            assert!(cmdline.contains(&part), "{part} is not in {cmdline}");
+        }
+
+        // One is enough, and COMMAND runs under it too.
+        let (status, _, err) = said(&mut node.fast_bridge("", &["true"]));
+        assert!(status == Some(69) && err.contains("another bridge is on"), "{err}");
+        let (code, _, err) = said(node.part("end").arg("--json"));
+        let told: Vec<Value> = err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(code == Some(0) && told.last().unwrap()["outcome"] == "done", "{err}");
+        gone(pid.try_into().unwrap());
+        let (status, _, err) = said(&mut node.part("end"));
+        assert!(status == Some(69) && err.contains("there is no bridge"), "{err}");
+    });
+}
+
+/// All clients wait for it, and the node has two kube-apiservers meanwhile.
+#[test]
+fn the_kernel_ends_pods_before_the_bridge_where_memory_is_missing() {
+    on_a_node(|node| {
+        let (status, _, err) = said(&mut node.start_bridge());
+        assert_eq!(status, Some(0), "{err}");
+        let temporary = node.status()["temporary"]["pid"].as_i64().unwrap();
+        let score = |pid: i64| ProcessAttributes::of(pid.try_into().unwrap()).unwrap().oom_score_adj;
+        assert_eq!(score(temporary), score(node.own_pid().into()));
+        let may = Command::new("sh").args(["-c", "echo -998 > /proc/self/oom_score_adj"]).output().unwrap();
+        if may.status.success() {
+            assert_eq!(score(node.daemon().into()), -998);
+        } else {
+            let log = std::fs::read_to_string(node.path("bridge/bridge.log")).unwrap();
+            assert!(log.contains("keeps its OOM score"), "{log}");
+        }
+    });
+}
+
+#[test]
+fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
+    on_a_node(|node| {
+        let read = |name: &str| std::fs::read_to_string(node.path("bridge").join(name)).unwrap_or_default();
+        let names = ["bridge.log", "kube-apiserver.log"];
+        let failed = names.map(|name| format!("{name}.failed"));
+        let (status, _, err) = said(&mut node.start_bridge());
+        assert_eq!(status, Some(0), "{err}");
+        let last = "the last line\n";
+        for name in names {
+            let mut log = std::fs::OpenOptions::new().append(true).open(node.path("bridge").join(name)).unwrap();
+            log.write_all(&vec![b'\n'; 17 << 20]).unwrap();
+            eventually("the log is short again", || (log.metadata().unwrap().len() < 16 << 20).then_some(()));
+            log.write_all(last.as_bytes()).unwrap();
+            assert!(read(name).contains(last), "it cannot be added to");
+        }
+        let daemon = node.daemon();
+        kill(Pid::from_raw(daemon.try_into().unwrap()), Signal::SIGKILL).unwrap();
+        gone(daemon);
+        // Two that go well, after it.
+        for _ in 0..2 {
+            let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
+            assert!(bridge.ended().success(), "{}", bridge.log());
+            assert!(failed.iter().all(|name| read(name).contains(last)), "the failed one's logs are lost");
+            assert!(names.iter().all(|name| !read(name).contains(last)), "they are added to");
+        }
+    });
+}
+
+/// A flag that it does not know, say. kubeadm's and the kubelet's probes are answered by the temporary one meanwhile.
+#[test]
+fn one_that_does_not_get_ready_is_told_while_command_runs() {
+    on_a_node(|node| {
+        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let bad = node.start().replacen(" stand-in ", " stand-in --no-such-flag ", 1);
+        let wait = format!("read -r line < {}", node.path("go").display());
+        let run = format!(". {}\n{bad}\n{wait}\n{}\n", node.path("stop").display(), node.start());
+        let mut bridge = Running::start(&mut node.fast_bridge("", &["sh", "-c", &run]));
+        bridge.logs("the node's own kube-apiserver has not been ready for 30s");
+        let status = node.status();
+        assert_eq!((&status["command"], &status["own"]["late"]), (&true.into(), &true.into()), "{status}");
+        let (_, out, _) = said(&mut node.part("status"));
+        assert!(out.contains("not ready: "), "{out}");
+        std::fs::write(node.path("go"), "\n").unwrap();
+        assert!(bridge.ended().success(), "{}", bridge.log());
+    });
+}
+
+#[test]
+fn clients_of_both_families_are_served() {
+    on_a_node_of(DUAL, |node| {
+        let loads = [NODE, NODE_IPV6].map(|to| Load::start(CLIENTS, Some(PERIOD), node.attempt_at(to)));
+        loads.iter().for_each(|load| load.more(51));
+        let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
+        assert!(bridge.ended().success(), "{}", bridge.log());
+        for load in loads {
+            load.more(50);
+            let served = none_lost(load).served;
+            assert!(served > 100, "{served} served");
+        }
+    });
+}
+
+#[test]
+fn a_node_of_ipv6_alone_is_bridged() {
+    on_a_node_of(Kind { has_ipv4: false, at: NODE_IPV6, ..DUAL }, bridged_by_ipv6);
+}
+
+#[test]
+fn a_node_that_advertises_ipv6_is_bridged_by_that() {
+    // kube-apiserver advertises what is of its bind address's family, unless it is told.
+    for flags in ["--bind-address=:: --advertise-address=fd77::1", DUAL.flags] {
+        on_a_node_of(Kind { flags, at: NODE_IPV6, ..DUAL }, bridged_by_ipv6);
+    }
+}
+
+/// The node's own is asked at its address of IPv6, and that is the one that the temporary one advertises.
+fn bridged_by_ipv6(node: &Node) {
+    let (code, plan, err) = said(&mut node.bridge("--dry-run", &["true"]));
+    assert_eq!(code, Some(0), "{err}");
+    for part in ["--advertise-address=fd77::1 ", "kube-apiserver is ready at [fd77::1]:6443 "] {
+        assert!(plan.contains(part), "{part} is not in {plan}");
+    }
+    let load = node.load();
+    load.more(50);
+    let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
+    bridge.logs("may be replaced now");
+    assert_eq!(node.status()["own"]["address"], NODE_IPV6);
+    assert!(bridge.ended().success(), "{}", bridge.log());
+    load.more(50);
+    none_lost(load);
+}
+
+#[test]
+fn a_node_on_the_direct_path_is_bridged() {
+    let instance = "127.3.2.1:6443";
+    on_a_node_of(Kind { flags: "--bind-address=127.3.2.1", at: instance, ..IPV4 }, move |node| {
+        let shim = || {
+            let mut shim =
+                berth(["serve", "--listen", NODE, "--backend", instance, "--direct=on", "--max-openings=off"]);
+            shim.args(["--speedup=10", "--probe-ca"]).arg(&node.certs.ca_file).arg("--run-dir").arg(node.path("run"));
+            let shim = Running::start(&mut shim);
+            shim.logs("direct path on");
+            shim
+        };
+        let attempt = node.attempt_at(NODE);
+        let ask = || (0..10).for_each(|_| block_on(attempt([127, 0, 0, 1].into())).unwrap());
+        let steered = || node.status()["connections_steered"].as_u64().unwrap();
+        let first = shim();
+        let (code, _, err) = said(&mut node.start_bridge());
+        assert_eq!(code, Some(0), "{err}");
+        ask();
+        assert_eq!(steered(), 10);
+        // One that begins now has its program behind the bridge's.
+        drop(first);
+        let _next = shim();
+        ask();
+        assert_eq!(steered(), 20);
+        let (code, _, err) = said(&mut node.part("end"));
+        assert_eq!(code, Some(0), "{err}");
+        ask();
+    });
+}
+
+#[test]
+fn a_command_that_fails_leaves_clients_on_the_bridge() {
+    on_a_node(|node| {
+        let load = node.load();
+        let run = format!("sh {}; exit 7", node.path("restart").display());
+        let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
+        let status = bridge.ended();
+        assert_eq!(status.code(), Some(7), "{}", bridge.log());
+        bridge.logs("clients stay on the bridge");
+        let status = node.status();
+        assert_eq!((&status["steering"], &status["step"]), (&true.into(), &"hold".into()));
+        assert!(status["trouble"].as_str().unwrap().contains("exit status: 7"), "{status}");
+        load.more(50);
+        let (code, _, err) = said(&mut node.part("end"));
+        assert_eq!(code, Some(0), "{err}");
+        load.more(50);
+        none_lost(load);
+    });
+}
+
+#[test]
+fn what_the_temporary_instance_says_is_told_where_it_does_not_start() {
+    on_a_node(|node| {
+        // Where it would write its audit log, there is a directory.
+        std::fs::create_dir(node.path("audit-bridge.log")).unwrap();
+        let (status, _, err) = said(&mut node.fast_bridge("", &["true"]));
+        assert_eq!(status, Some(69), "{err}");
+        assert!(
+            err.contains("ended 3 times before it was ready") && err.contains("last lines of the temporary"),
+            "{err}"
+        );
+        assert!(!node.is_on());
+    });
+}
+
+#[test]
+fn a_command_that_fails_can_end_the_bridge() {
+    on_a_node(|node| {
+        let load = node.load();
+        let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", "exit 7"]));
+        assert_eq!(bridge.ended().code(), Some(7), "{}", bridge.log());
+        let daemon = node.daemon();
+        let (code, _, err) = said(node.part("end").arg("--now"));
+        assert!(code == Some(0) && !err.contains("clients stay"), "{err}");
+        gone(daemon);
+        let mut bridge = Running::start(&mut node.bridge("--on-failure=end", &["sh", "-c", "exit 7"]));
+        bridge.logs("done: ");
+        assert_eq!(bridge.ended().code(), Some(7), "{}", bridge.log());
+        assert!(!bridge.log().contains("clients stay"), "{}", bridge.log());
+        assert!(!node.is_on());
+        load.more(50);
+        none_lost(load);
+    });
+}
+
+#[test]
+fn an_apiserver_that_does_not_come_back_is_told() {
+    on_a_node(|node| {
+        let load = node.load();
+        let stop = node.path("stop").display().to_string();
+        // The temporary one has no longer either: on a machine that stands still that is too short.
+        let bridge = [1, 2, 4, 8, 16].into_iter().find_map(|seconds| {
+            let options = format!("--ready-timeout={seconds}s");
+            let mut bridge = Running::start(&mut node.bridge(&options, &["sh", &stop]));
+            let code = bridge.ended().code();
+            if code == Some(69) && bridge.log().contains("the temporary kube-apiserver is not ready after") {
+                return None;
+            }
+            assert_eq!(code, Some(75), "{}", bridge.log());
+            Some(bridge)
+        });
+        let bridge = bridge.expect("a temporary instance that gets ready in 16 s");
+        bridge.logs("nothing listens on its port");
+        // It may be replaced once, before COMMAND, and not when it has not come back.
+        assert_eq!(bridge.log().matches("may be replaced now").count(), 1, "{}", bridge.log());
+        let (code, _, err) = said(&mut node.part("end"));
+        assert!(code == Some(75) && err.contains("clients stay on the bridge"), "{err}");
+        assert!(!err.contains("may be replaced now") && err.contains("fix it, then `berth bridge end`"), "{err}");
+        // Fixed by the operator.
+        node.start_own();
+        eventually("it is ready", || (node.status()["own"]["ready"] == true).then_some(()));
+        eventually("it stays so for as long as it must, within its time", || {
+            let (code, _, err) = said(&mut node.part("end"));
+            assert!(matches!(code, Some(0 | 75)), "{err}");
+            (code == Some(0)).then_some(())
+        });
+        load.more(50);
+        none_lost(load);
+    });
+}
+
+#[test]
+fn the_end_of_the_callers_session_does_not_end_it() {
+    on_a_node(|node| {
+        let load = node.load();
+        // COMMAND goes on until it is killed.
+        let mut command = node.bridge("", &["sh", "-c", "echo runs; while :; do read -r line || sleep 1000; done"]);
+        let mut bridge = Running::start(command.process_group(0).stdin(Stdio::null()));
+        bridge.says("runs");
+        let daemon = Pid::from_raw(node.daemon().try_into().unwrap());
+        assert_eq!(getsid(Some(daemon)).unwrap(), daemon, "it has a session of its own");
+        killpg(bridge.pid(), Signal::SIGKILL).unwrap();
+        bridge.ended();
+        let status = eventually("the end of COMMAND is seen", || {
+            Some(node.status()).filter(|status| status["command"] == false)
+        });
+        assert!(status["trouble"].as_str().unwrap().contains("went away"), "{status}");
+        assert_eq!(status["steering"], true);
+        load.more(50);
+        let (code, _, err) = said(&mut node.part("end"));
+        assert_eq!(code, Some(0), "{err}");
+        none_lost(load);
+    });
+}
+
+#[test]
+fn who_goes_away_before_command_leaves_no_bridge() {
+    on_a_node(|node| {
+        let load = node.load();
+        for _ in 0..10 {
+            let mut bridge = Running::start(&mut node.bridge("", &["true"]));
+            let daemon = node.daemon();
+            bridge.logs("new connections go to it");
+            let _ = kill(bridge.pid(), Signal::SIGKILL);
+            bridge.ended();
+            // On a machine that stood still COMMAND may have begun by then: that is another case.
+            if bridge.log().contains("may be replaced now") {
+                said(node.part("end").arg("--now"));
+                gone(daemon);
+                continue;
+            }
+            gone(daemon);
+            none_lost(load);
+            return;
+        }
+        panic!("COMMAND begins before who wanted the bridge can go away");
+    });
+}
+
+#[test]
+fn a_temporary_instance_that_is_killed_is_replaced() {
+    on_a_node(|node| {
+        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let mut bridge =
+            Running::start(node.bridge("", &["sh", "-c", "echo runs; read -r line < go"]).current_dir(&node.dir));
+        bridge.says("runs");
+        let load = node.load();
+        load.more(50);
+        let temporary = |node: &Node| node.status()["temporary"].clone();
+        let first = temporary(node)["pid"].as_i64().unwrap();
+        kill(Pid::from_raw(first.try_into().unwrap()), Signal::SIGKILL).unwrap();
+        eventually("another one that is ready", || {
+            let now = temporary(node);
+            (now["ready"] == true && now["pid"].as_i64() != Some(first) && node.status()["steering"] == true)
+                .then_some(())
+        });
+        load.more(50);
+        let record = load.end();
+        // What it was answering is lost, and no more.
+        assert!(record.lost() <= 2 * CLIENTS as usize, "{}", record.kinds());
+        kill(Pid::from_raw(node.own_pid()), Signal::SIGKILL).unwrap();
+        gone(node.own_pid().try_into().unwrap());
+        node.start_own();
+        node.answers();
+        std::fs::write(node.path("go"), "\n").unwrap();
+        assert!(bridge.ended().success(), "{}", bridge.log());
+    });
+}
+
+#[test]
+fn what_a_daemon_that_was_killed_left_is_removed_by_the_end() {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let root = mounts.lines().find(|line| line.contains(" cgroup2 ")).and_then(|line| line.split(' ').nth(1));
+    let Some(root) = root.map(Path::new) else { return skipped("no cgroups are mounted") };
+    // As a container's that ended with its runner: one of another name is another test's.
+    let left = root.join(format!("berth-bridge-kube-apiserver-{}", std::process::id()));
+    if let Err(error) = std::fs::create_dir(&left) {
+        return skipped(&error.to_string());
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let (code, _, err) = said(berth(["bridge", "end", "--state-dir"]).arg(temp.path()));
+    assert!(code == Some(69) && err.contains("there is no bridge"), "{err}");
+    assert!(!left.exists());
+}
+
+#[test]
+fn a_daemon_that_is_killed_before_command_leaves_the_port_as_it_was() {
+    killed_at(&["a temporary kube-apiserver starts", "is watched", "new connections go to it"]);
+}
+
+#[test]
+fn a_daemon_that_is_killed_after_command_began_leaves_the_port_as_it_was() {
+    killed_at(&[
+        "may be replaced now",
+        "waiting until",
+        "new connections go to the node's own",
+        "the temporary one's connections end",
+    ]);
+}
+
+/// At each step, by what is said when it begins: the port's own listener gets new connections at once, nothing is left that runs,
+/// and the next bridge begins.
+fn killed_at(steps: &'static [&'static str]) {
+    on_a_node(move |node| {
+        for said_at in steps {
+            // One that was over before it could be killed shows nothing.
+            while !is_killed_at(node, said_at) {}
+        }
+        let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
+        assert!(bridge.ended().success(), "{}", bridge.log());
+    });
+}
+
+/// False: it was over before.
+fn is_killed_at(node: &Node, said_at: &str) -> bool {
+    let (ran, restart) = (node.path("ran"), node.path("restart"));
+    let _ = std::fs::remove_file(&ran);
+    let run = format!("touch {}; echo runs; sh {}", ran.display(), restart.display());
+    let mut bridge = Running::start(&mut node.fast_bridge("", &["sh", "-c", &run]));
+    let daemon = eventually("a bridge, or its end", || {
+        let ended = !bridge.is_running();
+        node.asked_daemon().map(Some).or(ended.then_some(None))
+    });
+    let Some(daemon) = daemon else {
+        assert_eq!(bridge.ended().code(), Some(0), "{}", bridge.log());
+        return false;
+    };
+    // What says nothing keeps the drain from being over at once.
+    let _silent = said_at.contains("connections end").then(|| {
+        bridge.logs("may be replaced now");
+        std::net::TcpStream::connect(NODE)
+    });
+    bridge.logs(said_at);
+    if said_at == "may be replaced now" {
+        bridge.says("runs");
+    }
+    let _ = kill(Pid::from_raw(daemon.try_into().unwrap()), Signal::SIGKILL);
+    gone(daemon);
+    node.nothing_runs();
+    let code = bridge.ended().code();
+    if code == Some(0) {
+        return false;
+    }
+    // Whether COMMAND ran is what who called it must know.
+    assert_eq!(code, Some(if ran.exists() { 75 } else { 69 }), "{said_at}: {}", bridge.log());
+    bridge.logs("has ended unexpectedly");
+    node.answers();
+    assert!(!node.is_on());
+    true
+}
+
+#[test]
+fn all_that_is_missing_is_said_at_once() {
+    on_a_node(|node| {
+        let elsewhere = std::net::TcpListener::bind("10.77.0.1:7000").unwrap();
+        let mut command = berth(["bridge", "--probe=tcp", "--state-dir"]);
+        command.arg(node.path("bridge")).args([
+            "--command",
+            "kube-apiserver --secure-port=7000",
+            "--port=7000",
+            "--",
+            "true",
+        ]);
+        let (code, _, err) = said(&mut command);
+        assert!(code == Some(64) && err.contains("--port 7000"), "{err}");
+        let mut command = berth(["bridge", "--probe=tcp", "--state-dir"]);
+        command.arg(node.path("bridge")).args([
+            "--command",
+            "kube-apiserver --secure-port=7000",
+            "--port=6443",
+            "--",
+            "true",
+        ]);
+        let (code, _, err) = said(&mut command);
+        assert_eq!(code, Some(69), "{err}");
+        for part in
+            ["10.77.0.1:7000 is listened on by", "bind it to 0.0.0.0", "--port 6443 is not free", "nothing was changed"]
+        {
+            assert!(err.contains(part), "{part} is not in {err}");
+        }
+        drop(elsewhere);
+        let (code, _, err) = said(&mut command);
+        assert!(code == Some(69) && err.contains("nothing listens on port 7000"), "{err}");
+        // The probe's credentials are tried before.
+        let mut command = berth(["bridge", "--probe-timeout=10s", "--probe-server-name=other", "--probe-ca"]);
+        command.arg(&node.certs.ca_file).args(["--command", &node.own(), "--state-dir"]).arg(node.path("bridge"));
+        let (code, _, err) = said(command.args(["--", "true"]));
+        assert!(code == Some(69) && err.contains("--probe-server-name"), "{err}");
+        let (code, out, err) = said(&mut node.bridge("--dry-run", &["sh", "restart", "kube-apiserver"]));
+        assert_eq!(code, Some(0), "{err}");
+        assert!(
+            out.contains("run sh restart kube-apiserver") && out.contains("--endpoint-reconciler-type=none"),
+            "{out}"
+        );
+        let (code, _, err) = said(&mut node.bridge("", &["no-such-program"]));
+        assert!(code == Some(64) && err.contains("no program no-such-program"), "{err}");
+        // Another's arguments would make another apiserver.
+        let mut command = berth(["bridge", "--probe-timeout=10s", "--probe-ca"]);
+        command.arg(&node.certs.ca_file).args(["--command", &format!("{} --v=2", node.own()), "--state-dir"]);
+        let (code, _, err) = said(command.arg(node.path("bridge")).args(["--", "true"]));
+        assert!(code == Some(69) && err.contains("other arguments than --command"), "{err}");
+        assert!(!Path::new(&node.path("bridge")).exists(), "nothing is changed");
+        // What is another's is left alone.
+        std::fs::create_dir(node.path("bridge")).unwrap();
+        std::fs::write(node.path("bridge/lock"), "").unwrap();
+        let (code, _, err) = said(&mut node.bridge("", &["true"]));
+        assert!(code == Some(69) && err.contains("give one that is empty"), "{err}");
+        assert_eq!(std::fs::read_dir(node.path("bridge")).unwrap().count(), 1);
+    });
+}
+
+#[test]
+fn who_dials_localhost_is_named_before() {
+    on_a_node(|node| {
+        let (code, _, err) = said(&mut node.bridge("--dry-run", &["true"]));
+        assert!(code == Some(0) && !err.contains("never steered"), "{err}");
+        let _client = std::net::TcpStream::connect("127.0.0.1:6443").unwrap();
+        let _steered = std::net::TcpStream::connect(NODE).unwrap();
+        let (code, _, err) = said(&mut node.bridge("--dry-run", &["true"]));
+        let named =
+            format!("(pid {}) reaches kube-apiserver at 127.0.0.1:6443, which is never steered", std::process::id());
+        assert!(code == Some(0) && err.contains(&named), "{err}");
+        assert_eq!(err.matches("never steered").count(), 1, "{err}");
+    });
+}
+
+#[test]
+fn of_two_that_begin_at_once_one_is_refused() {
+    on_a_node(|node| {
+        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let run = format!("read -r line < {}", node.path("go").display());
+        let bridge = |directory: &str| {
+            let mut command = berth(["bridge", "--settle=50ms", "--speedup=20", "--probe-timeout=10s", "--state-dir"]);
+            command.arg(node.path(directory)).args(["--command", &node.own(), "--probe-ca"]).arg(&node.certs.ca_file);
+            Running::start(command.args(["--", "sh", "-c", &run]))
+        };
+        let mut both = ["bridge", "other"].map(bridge);
+        let refused =
+            eventually("the end of one", || both.iter_mut().position(|it| it.child.try_wait().unwrap().is_some()));
+        let status = both[refused].ended();
+        let log = both[refused].log();
+        assert!(status.code() == Some(69) && log.contains("another bridge is on"), "{log}");
+        let begun = &mut both[1 - refused];
+        begun.logs("may be replaced now");
+        std::fs::write(node.path("go"), "\n").unwrap();
+        node.stop_own();
+        node.start_own();
+        assert!(begun.ended().success(), "{}", begun.log());
+    });
+}
+
+/// The same command, started by another.
+fn by(starter: &[&str], command: &Command) -> Command {
+    let mut by = Command::new(starter[0]);
+    by.args(&starter[1..]).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    for (name, _) in command.get_envs() {
+        by.env_remove(name);
+    }
+    by
+}
+
+#[test]
+fn a_limit_of_open_files_that_is_too_low_is_raised_or_told() {
+    on_a_node(|node| {
+        let dry = node.bridge("--dry-run", &["true"]);
+        for (files, code) in [(256, 69), (1024, 0)] {
+            let limit = format!("--nofile={files}");
+            let (status, _, err) = said(&mut by(&["setpriv", "--bounding-set=-sys_resource", "prlimit", &limit], &dry));
+            assert_eq!(status, Some(code), "{err}");
+            assert!(err.contains(&format!("a limit of {files} open files leaves room for")), "{err}");
+        }
+        let raises =
+            Command::new("prlimit").args(["--nofile=256", "prlimit", "--nofile=512", "true"]).output().unwrap();
+        if !raises.status.success() {
+            return skipped("root has no CAP_SYS_RESOURCE here: its limit cannot be raised");
+        }
+        let bridge = node.fast_bridge("", &args(&node.restart()));
+        let mut bridge = Running::start(&mut by(&["prlimit", "--nofile=256"], &bridge));
+        assert!(bridge.ended().success(), "{}", bridge.log());
+    });
+}
+
+#[test]
+fn every_mistake_is_said_at_once() {
+    let mistaken = ["bridge", "--settle=x", "--ready-timeout=0s", "--port=0", "--command='"];
+    let (code, _, err) = said(&mut berth(mistaken));
+    assert_eq!(code, Some(64));
+    for part in [
+        "--settle x",
+        "--ready-timeout 0s",
+        "--port 0",
+        "--command: missing closing quote",
+        "--probe-ca is not given",
+        "nothing to run",
+    ] {
+        assert!(err.contains(part), "{part} is not in {err}");
+    }
+    let (code, _, err) = said(&mut berth(["bridge", "--probe=tcp", "--command", "k --secure-port", "--", "true"]));
+    assert!(code == Some(64) && err.contains("--secure-port"), "{err}");
+}

@@ -1,0 +1,195 @@
+//! `berth doctor` as an operator runs it: exit statuses, both forms of its output, and what it sees of a node
+//! and a cluster.
+
+use crate::support::tls::{Api, Ca};
+use assert_cmd::Command;
+use serde_json::Value;
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+
+const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
+const DOCUMENTATION: &str = include_str!("../../docs/doctor.md");
+
+struct Done {
+    status: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn berth(directory: &Path, args: &[&str], input: &str) -> Done {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("BERTH_")) {
+        command.env_remove(name);
+    }
+    let output = command.current_dir(directory).args(args).write_stdin(input).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Done { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+fn injected() -> String {
+    let done = berth(Path::new("."), &["inject", "-", "--image", "registry.example/berth:v0.1.0"], KUBEADM);
+    assert_eq!(done.status, Some(0), "{}", done.err);
+    done.out
+}
+
+/// With an error and a warning.
+fn ailing() -> String {
+    let sound = injected();
+    let (before, shim) = sound.split_at(sound.find("    - serve\n").unwrap());
+    let shim = shim.replacen("runAsUser: 0", "runAsUser: 1000", 1);
+    format!("{before}{shim}").replace("terminationGracePeriodSeconds: 95", "terminationGracePeriodSeconds: 30")
+}
+
+fn found(json: &str) -> Vec<String> {
+    let report: Value = serde_json::from_str(json).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    findings.iter().map(|finding| finding["id"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn the_documentation_shows_what_it_prints() {
+    let temp = tempfile::tempdir().unwrap();
+    fs::write(temp.path().join("kube-apiserver.yaml"), ailing()).unwrap();
+    let text = berth(temp.path(), &["doctor", "kube-apiserver.yaml"], "");
+    assert_eq!((text.status, text.err.as_str()), (Some(1), ""));
+    let shown = format!("```text\n$ berth doctor kube-apiserver.yaml\n{}```\n", text.out);
+    assert!(DOCUMENTATION.contains(&shown), "docs/doctor.md lacks:\n{shown}");
+    let json = berth(temp.path(), &["doctor", "kube-apiserver.yaml", "--json"], "");
+    assert_eq!(json.status, Some(1));
+    let shown = format!("```json\n{}```\n", json.out);
+    assert!(DOCUMENTATION.contains(&shown), "docs/doctor.md lacks:\n{shown}");
+}
+
+#[test]
+fn the_exit_status_tells_errors_warnings_and_bad_input_apart() {
+    let here = Path::new(".");
+    let sound = berth(here, &["doctor", "-"], &injected());
+    assert_eq!((sound.status, sound.err.as_str()), (Some(0), ""), "{}", sound.out);
+    assert!(sound.out.ends_with("\nstandard input: no error and no warning\n"), "{}", sound.out);
+    let warned = injected().replace("terminationGracePeriodSeconds: 95", "terminationGracePeriodSeconds: 30");
+    let warned = berth(here, &["doctor", "-"], &warned);
+    assert!(warned.status == Some(0) && warned.out.ends_with(": 1 warning\n"), "{}", warned.out);
+    let none = berth(here, &["doctor", "-"], "kind: Pod\n");
+    assert!(none.status == Some(64) && none.err.starts_with("berth: standard input:1: there is no"), "{}", none.err);
+    let temp = tempfile::tempdir().unwrap();
+    fs::write(temp.path().join("latin"), b"kind: Pod # \xe9\n").unwrap();
+    for command in [&["doctor", "latin"][..], &["inject", "latin", "--image", "a"]] {
+        let latin = berth(temp.path(), command, "");
+        let told = "berth: cannot read latin: line 1 is not UTF-8: ";
+        assert!(latin.status == Some(64) && latin.err.starts_with(told), "{}", latin.err);
+    }
+    let absent = berth(here, &["doctor", "/nonexistent"], "");
+    assert!(absent.status == Some(69) && absent.err.contains("cannot read /nonexistent"), "{}", absent.err);
+}
+
+#[test]
+fn a_node_is_looked_at_with_its_directory_and_its_ports() {
+    // In the place of somebody else's program: it listens without SO_REUSEPORT.
+    let listener = TcpListener::bind("127.83.7.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let temp = tempfile::tempdir().unwrap();
+    let (directory, run_dir) = (temp.path().join("manifests"), temp.path().join("run"));
+    fs::create_dir(&directory).unwrap();
+    let text = injected()
+        .replace("value: 10.0.0.5:6443", &format!("value: 127.83.7.1:{port}"))
+        .replace("path: /run/berth", &format!("path: {}", run_dir.display()));
+    let manifest = directory.join("kube-apiserver.yaml");
+    fs::write(&manifest, &text).unwrap();
+    fs::write(directory.join("kube-apiserver.yaml.bak"), KUBEADM).unwrap();
+    fs::write(directory.join(".kube-apiserver.yaml.new"), KUBEADM).unwrap();
+    fs::create_dir(&run_dir).unwrap();
+    fs::set_permissions(&run_dir, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let state = temp.path().join("state");
+    fs::create_dir(&state).unwrap();
+    fs::write(state.join("upgrade.json"), "torn").unwrap();
+    let (directory, manifest) = (directory.to_str().unwrap(), manifest.to_str().unwrap());
+    let options = ["--json", "--node", "--manifests-dir", directory, "--backup-dir", state.to_str().unwrap()];
+    let done = berth(temp.path(), &[&["doctor", manifest], &options[..]].concat(), "");
+    let ids = found(&done.out);
+    assert_eq!(done.status, Some(1), "{}", done.err);
+    for id in ["port-held", "same-pod-name", "run-dir-owner", "upgrade-interrupted"] {
+        assert_eq!(ids.iter().filter(|found| *found == id).count(), 1, "{id} in {}", done.out);
+    }
+    // Elsewhere a second file means nothing, and without --node neither does this machine.
+    let done = berth(temp.path(), &["doctor", manifest, "--node", "--json"], "");
+    assert!(!found(&done.out).contains(&"same-pod-name".into()), "{}", done.out);
+    assert_eq!(found(&berth(temp.path(), &["doctor", manifest, "--json"], "").out), ["not-checked"]);
+}
+
+/// A client on this machine that a shim which listens on another address would refuse.
+#[test]
+fn who_dials_another_address_is_seen_before_the_switch() {
+    let temp = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.83.7.2:0").unwrap();
+    let dialled = listener.local_addr().unwrap();
+    // What doctor takes for kube-apiserver's own connections is known by the process's name.
+    let _client = std::net::TcpStream::connect(dialled).unwrap();
+    let own = format!("127.0.0.1:{}", dialled.port());
+    let manifest = temp.path().join("kube-apiserver.yaml");
+    let inject = |listen: &[&str]| {
+        let mut args = vec!["inject", "-", "--image", "registry.example/berth:v0.1.0"];
+        args.extend(listen.iter().flat_map(|address| ["--listen", address]));
+        berth(temp.path(), &args, KUBEADM)
+    };
+    let asked = |text: &str| {
+        fs::write(&manifest, text).unwrap();
+        berth(temp.path(), &["doctor", "kube-apiserver.yaml", "--node", "--json"], "")
+    };
+    let refused = inject(&[&own]);
+    let note = format!("reaches kube-apiserver at {dialled}, and the shim does not listen there");
+    assert!(refused.status == Some(0) && refused.err.contains(&note), "{}", refused.err);
+    let done = asked(&refused.out);
+    assert!(done.status == Some(1) && done.out.contains(&note), "{}", done.out);
+    assert!(found(&done.out).contains(&"client-address".into()), "{}", done.out);
+
+    let both = inject(&[&own, &dialled.to_string()]);
+    assert!(!both.err.contains("does not listen there"), "{}", both.err);
+    assert!(!found(&asked(&both.out).out).contains(&"client-address".into()));
+    // Which address it will be only the kubelet knows; 127.x it is not.
+    let from_node =
+        KUBEADM.replace("--advertise-address=10.0.0.5", "--v=1").replace("6443", &dialled.port().to_string());
+    let from_node = berth(temp.path(), &["inject", "-", "--image", "registry.example/berth:v0.1.0"], &from_node);
+    assert!(from_node.status == Some(0) && from_node.err.contains(&note), "{}", from_node.err);
+    // Of another node's manifest nothing is said of the clients here.
+    let other = inject(&["192.0.2.7:6443"]);
+    assert!(!other.err.contains("does not listen there"), "{}", other.err);
+}
+
+/// Of an admin, beside the file ca.crt.
+fn kubeconfig(api: &Api) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts:\n- name: a\n  context: {{cluster: a, user: a}}\nclusters:\n\
+         - name: a\n  cluster: {{server: 'https://{}', certificate-authority: ca.crt, tls-server-name: kubernetes}}\nusers:\n\
+         - name: a\n  user: {{token: secret}}\n",
+        api.address
+    )
+}
+
+#[test]
+fn the_cluster_says_the_ports_of_the_others() {
+    let temp = tempfile::tempdir().unwrap();
+    let ca = Ca::new();
+    let slices = r#"{"items":[{"endpoints":[{"addresses":["10.0.0.6"]}],"ports":[{"port":7443}]}]}"#;
+    let api = Api::start_with(&ca, slices);
+    fs::write(temp.path().join("ca.crt"), ca.pem()).unwrap();
+    let kubeconfig = kubeconfig(&api);
+    fs::write(temp.path().join("admin.conf"), kubeconfig).unwrap();
+    let done = berth(temp.path(), &["doctor", "-", "--json", "--kubeconfig", "admin.conf"], &injected());
+    assert_eq!((done.status, found(&done.out)), (Some(1), vec!["secure-ports".into()]), "{}", done.err);
+    assert!(done.out.contains("10.0.0.6:7443"), "{}", done.out);
+    let options = ["doctor", "-", "--json", "--kubeconfig", "admin.conf", "--ignore-errors", "secure-ports"];
+    let done = berth(temp.path(), &options, &injected());
+    let report: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!((done.status, report["findings"][0]["severity"].as_str()), (Some(0), Some("warning")), "{}", done.out);
+    let unknown = berth(temp.path(), &["doctor", "-", "--ignore-errors", "memroy"], &injected());
+    assert!(unknown.status == Some(64) && unknown.err.contains("memroy"), "{}", unknown.err);
+
+    // Who cannot be asked is told, and the rest is judged.
+    api.answer("403 Forbidden");
+    let done = berth(temp.path(), &["doctor", "-", "--json", "--kubeconfig", "admin.conf"], &injected());
+    assert!(done.status == Some(69) && done.err.contains("403 Forbidden"), "{}", done.err);
+    assert_eq!(found(&done.out), ["not-checked"]);
+    let done = berth(temp.path(), &["doctor", "-", "--kubeconfig", "none"], &ailing());
+    assert!(done.status == Some(1) && done.err.contains("none"), "{}", done.err);
+}

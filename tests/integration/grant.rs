@@ -1,0 +1,68 @@
+//! `berth grant` as an operator runs it: exit statuses, mistakes, and what it prints without a cluster. With one, it is
+//! in tests/e2e.rs.
+
+use crate::support::process::{berth, said};
+use std::fs;
+
+const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
+
+#[test]
+fn all_mistakes_come_at_once() {
+    let wrong = ["--node", "A b", "--listen", "x", "--uid", "z", "--server-name", "", "--write", "/etc/passwd"];
+    let (status, out, err) = said(berth(["grant", "--kubeconfig", "/nonexistent"]).args(wrong));
+    assert_eq!((status, out.as_str()), (Some(64), ""));
+    for mistake in
+        ["--node \"A b\"", "--listen \"x\"", "--uid z", "--server-name \"\"", "--write /etc/passwd", "/nonexistent"]
+    {
+        assert_eq!(err.lines().filter(|line| line.contains(mistake)).count(), 1, "{mistake} in {err}");
+    }
+    let (status, _, err) = said(&mut berth(["grant", "--node=a,b", "--manifest=/nonexistent"]));
+    assert_eq!(status, Some(64));
+    for mistake in ["give one, on that node", "or give --listen and --uid", "--write is not given"] {
+        assert!(err.contains(mistake), "{mistake} in {err}");
+    }
+}
+
+#[test]
+fn who_cannot_be_asked_is_unavailable_and_nothing_is_written() {
+    let temp = tempfile::tempdir().unwrap();
+    let (manifest, file) = (temp.path().join("kube-apiserver.yaml"), temp.path().join("cluster/kubeconfig"));
+    fs::write(&manifest, KUBEADM).unwrap();
+    let run = || {
+        let mut command = berth(["grant", "--node=cp-1"]);
+        command.arg("--manifest").arg(&manifest).arg("--write").arg(&file).arg("--kubeconfig");
+        command
+    };
+    // The address is the manifest's.
+    let (status, _, err) = said(run().arg(temp.path().join("none")));
+    assert_eq!(status, Some(69), "{err}");
+    assert!(err.starts_with("berth: kubeconfig ") && err.lines().count() == 1, "{err}");
+    let ca = crate::support::tls::Ca::new();
+    let admin = temp.path().join("admin.conf");
+    fs::write(temp.path().join("ca.crt"), ca.pem()).unwrap();
+    let text = "current-context: a\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1', certificate-authority: ca.crt}}]\n\
+                contexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {token: t}}]\n";
+    fs::write(&admin, text).unwrap();
+    for revoke in [false, true] {
+        let mut command = if revoke { berth(["grant", "--node=cp-1", "--revoke", "--kubeconfig"]) } else { run() };
+        let (status, _, err) = said(command.arg(&admin));
+        assert_eq!(status, Some(69), "{err}");
+        let told = "berth: --kubeconfig: https://127.0.0.1:1: cannot connect";
+        assert!(err.starts_with(told) && err.ends_with("see that an apiserver answers there\n"), "{err}");
+    }
+    assert!(!file.parent().unwrap().exists());
+}
+
+#[test]
+fn objects_are_printed_without_a_cluster() {
+    let (status, yaml, err) = said(&mut berth(["grant", "--print", "--node=cp-1,cp-2"]));
+    assert_eq!((status, err.as_str()), (Some(0), ""));
+    let documents = berth_cluster::yaml::parse(&yaml).unwrap();
+    let (status, json, _) = said(&mut berth(["grant", "--print", "--json", "--node=cp-1,cp-2"]));
+    assert_eq!(status, Some(0));
+    let list: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let documents: Vec<_> = documents.iter().map(berth_cluster::yaml::YamlNode::value).collect();
+    assert_eq!(list["items"].as_array(), Some(&documents));
+    assert_eq!(documents.len(), 2 + 2 * 4);
+    assert!(documents[1].to_string().contains("berth-cp-2-ipv6"));
+}

@@ -1,0 +1,187 @@
+//! A peer on the shim's socket that sends invalid messages.
+
+use super::node::{Echo, Node, Shim};
+use crate::support::net::{client_hello, connect, fresh_ip, ping};
+use crate::support::{eventually, skipped};
+use berth_os::{seqpacket, socket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// A connection to the shim's socket.
+pub(super) struct Peer(pub(super) OwnedFd);
+
+impl Peer {
+    pub(super) fn dial(path: &Path) -> Self {
+        Self(seqpacket::dial(path).unwrap())
+    }
+
+    /// One that joined under a name: as soon as the shim has seen the end of the last one of that name.
+    #[track_caller]
+    pub(super) fn joined(path: &Path, holder: u64) -> Self {
+        eventually("a place among the siblings", || {
+            let peer = Self::dial(path);
+            peer.says(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{holder}}}}}}}"#), &[]);
+            peer.hears().is_some_and(|reply| reply.contains("joined")).then_some(peer)
+        })
+    }
+
+    pub(super) fn says(&self, message: &str, descriptors: &[BorrowedFd<'_>]) {
+        seqpacket::transmit(self.0.as_fd(), message.as_bytes(), descriptors).unwrap();
+    }
+
+    /// The next message; none at the end.
+    #[track_caller]
+    pub(super) fn hears(&self) -> Option<String> {
+        let mut buffer = vec![0; seqpacket::MESSAGE];
+        let received = eventually("a message or the end", || seqpacket::receive(self.0.as_fd(), &mut buffer).ok());
+        (received.length > 0).then(|| String::from_utf8_lossy(&buffer[..received.length]).into_owned())
+    }
+
+    #[track_caller]
+    pub(super) fn hears_the_end(&self) {
+        while self.hears().is_some() {}
+    }
+}
+
+fn cookie(listener: &impl AsFd) -> u64 {
+    socket::cookie(listener.as_fd()).unwrap()
+}
+
+/// What a sibling tells, with listeners.
+fn update(version: u32, guards: &[(u64, SocketAddr)]) -> String {
+    let guards: Vec<_> = guards.iter().map(|(cookie, address)| format!("[{cookie},\"{address}\"]")).collect();
+    format!(
+        r#"{{"version":{version},"announce":{{"phase":"joined","ready":true,"reachable":true,"leaving":false,"owns":[],"accepts":[]}},"guards":[{}]}}"#,
+        guards.join(",")
+    )
+}
+
+/// It is refused with a line of log; nothing is left of it; the berth serves.
+#[track_caller]
+fn refused(node: &Node, shim: &Shim, line: &str, message: &str, descriptors: &[BorrowedFd<'_>]) {
+    let before = shim.descriptors();
+    let peer = Peer::joined(&shim.path, u64::MAX);
+    peer.says(message, descriptors);
+    let told = shim.running.logs(line);
+    assert!(told.contains("WARN"), "{told}");
+    peer.hears_the_end();
+    drop(peer);
+    ping(&mut connect(node.listen), &client_hello(64));
+    eventually("as many descriptors as before", || (shim.descriptors() <= before).then_some(()));
+}
+
+#[test]
+fn a_peer_that_lies_is_refused() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &[]);
+    ping(&mut connect(node.listen), &client_hello(64));
+    eventually("a connection that ended", || (shim.status().connections_open == 0).then_some(()));
+
+    let peer = Peer::dial(&shim.path);
+    peer.says(r#"{"version":99,"ask":{"join":{"holder":7}}}"#, &[]);
+    let reply = peer.hears().unwrap();
+    assert!(reply.contains("version 99 is not known"), "{reply}");
+    peer.hears_the_end();
+    shim.running.logs("version 99 is not known");
+
+    let ours = socket::bind(node.listen, false).unwrap();
+    let name = cookie(&ours);
+    let fd = ours.as_fd();
+    refused(&node, &shim, "version 0", &update(0, &[]), &[]);
+    refused(&node, &shim, "not an update", "{}", &[]);
+    refused(
+        &node,
+        &shim,
+        "2 listeners, and 1 descriptors",
+        &update(1, &[(name, node.listen), (7, node.listen)]),
+        &[fd],
+    );
+    refused(&node, &shim, "0 listeners, and 1 descriptors", &update(1, &[]), &[fd]);
+    // More than fit: those that the kernel installed are closed again.
+    refused(&node, &shim, "Message too long", &update(1, &[]), &[fd; 70]);
+    refused(&node, &shim, "it is another socket than announced", &update(1, &[(7, node.listen)]), &[fd]);
+
+    let (pipe, _other) = std::io::pipe().unwrap();
+    refused(
+        &node,
+        &shim,
+        "its options cannot be read: Socket operation on non-socket",
+        &update(1, &[(7, node.listen)]),
+        &[pipe.as_fd()],
+    );
+    let udp = UdpSocket::bind((fresh_ip(), 0)).unwrap();
+    refused(&node, &shim, "it is no TCP socket", &update(1, &[(cookie(&udp), node.listen)]), &[udp.as_fd()]);
+    let connection = TcpStream::connect(instance.address).unwrap();
+    let said = update(1, &[(cookie(&connection), connection.local_addr().unwrap())]);
+    refused(&node, &shim, "it is a connection, not a listener", &said, &[connection.as_fd()]);
+    let foreign = TcpListener::bind((fresh_ip(), 0)).unwrap();
+    let said = update(1, &[(cookie(&foreign), node.listen)]);
+    refused(&node, &shim, "it is bound to", &said, &[foreign.as_fd()]);
+    let lonely = TcpListener::bind((fresh_ip(), 0)).unwrap();
+    let said = update(1, &[(cookie(&lonely), lonely.local_addr().unwrap())]);
+    refused(&node, &shim, "it does not share its port", &said, &[lonely.as_fd()]);
+
+    assert_eq!(node.listeners().len(), 1);
+    shim.leave();
+}
+
+#[test]
+fn a_listener_of_another_address_is_not_taken() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &[]);
+    // It shares its port, as a shim's listener does, but no address of this berth.
+    let foreign = socket::bind((fresh_ip(), 0).into(), false).unwrap();
+    socket::start_listening(foreign.as_fd(), 16).unwrap();
+    let address = socket::local_address(foreign.as_fd()).unwrap();
+    let before = shim.descriptors();
+    let peer = Peer::joined(&shim.path, u64::MAX);
+    peer.says(&update(1, &[(cookie(&foreign), address)]), &[foreign.as_fd()]);
+    peer.says("an end", &[]);
+    peer.hears_the_end();
+    drop(peer);
+    eventually("as many descriptors as before", || (shim.descriptors() <= before).then_some(()));
+    ping(&mut connect(node.listen), &client_hello(64));
+}
+
+#[test]
+fn a_silent_peer_holds_nothing_up() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &["--lease", "1s", "--log-level", "debug"]);
+    let before = shim.descriptors();
+    let silent = Peer::dial(&shim.path);
+    silent.hears_the_end();
+    shim.running.logs("sent no request: connection closed");
+    let joined = Peer::joined(&shim.path, u64::MAX);
+    for _ in 0..20 {
+        ping(&mut connect(node.listen), &client_hello(64));
+    }
+    shim.running.logs("a sibling is connected and sends no updates");
+    // A sibling that says nothing keeps nobody from joining or leaving for longer than a lease.
+    let next = node.joined("b", instance.address, &[]);
+    shim.leave();
+    ping(&mut connect(node.listen), &client_hello(64));
+    drop((silent, joined));
+    eventually("few more descriptors than before", || (next.descriptors() <= before + 8).then_some(()));
+}
+
+/// Root may look and command, but it could not listen here: no listener and no connection goes to it.
+#[test]
+fn a_sibling_of_another_uid_is_refused() {
+    let node = match Node::of(65534) {
+        Ok(node) => node,
+        Err(why) => return skipped(&format!("a_sibling_of_another_uid_is_refused: {why}")),
+    };
+    let instance = Echo::new();
+    let shim = node.joined("a", instance.address, &[]);
+    for ask in [r#"{"join":{"holder":7}}"#, r#""pass""#] {
+        let peer = Peer::dial(&shim.path);
+        peer.says(&format!(r#"{{"version":1,"ask":{ask}}}"#), &[]);
+        let reply = peer.hears().expect("a reply");
+        assert!(reply.contains("refused") && reply.contains("uid 65534"), "{reply}");
+        peer.hears_the_end();
+    }
+    shim.running.logs("a sibling of another uid was refused");
+    ping(&mut connect(node.listen), &client_hello(64));
+    shim.leave();
+}

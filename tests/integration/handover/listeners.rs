@@ -1,0 +1,255 @@
+//! Whose the listeners are, what their connections inherit, and when they are said to be there.
+
+use super::node::{ACCEPTS, Echo, Node, Shim};
+use crate::support::net::{client_hello, connect, free_address, ping};
+use crate::support::process::{Running, berth};
+use crate::support::{MOMENT, eventually, skipped};
+use berth_node::terms::{InstanceHealth, Phase};
+use berth_os::socket;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::time::{Duration, Instant};
+
+/// Some user that is not us.
+const STRANGER: u32 = 65534;
+
+/// Another user's shim with a ready instance wants the port; it must not have it. None: it cannot be run here.
+fn stranger_fails(listen: SocketAddr) -> Option<()> {
+    let (instance, run_dir) = (Echo::new(), tempfile::tempdir().unwrap());
+    nix::unistd::chown(run_dir.path(), Some(STRANGER.into()), Some(STRANGER.into())).ok()?;
+    let mut version = berth(["--version"]);
+    version.uid(STRANGER).gid(STRANGER).output().ok().filter(|output| output.status.success())?;
+    let mut command = berth(["serve", "--probe", "tcp", "--rise", "1", "--instance", "stranger"]);
+    command.args(["--listen", &listen.to_string(), "--backend", &instance.address.to_string()]);
+    let mut running =
+        Running::start(command.arg("--run-dir").arg(run_dir.path().join("run")).uid(STRANGER).gid(STRANGER));
+    eventually("a stranger that fails", || {
+        let log = running.log();
+        assert!(!log.contains(" joined"), "the stranger has the port:\n{log}");
+        (!running.is_running() || log.contains("cannot listen")).then_some(())
+    });
+    Some(())
+}
+
+#[test]
+fn a_stranger_cannot_take_a_port_that_nobody_listens_on() {
+    let (node, address) = (Node::new(), free_address());
+    let shim = node.start("a", address, &["--hold", "100ms"]);
+    if stranger_fails(node.listen).is_none() {
+        return skipped(&format!("no process of uid {STRANGER} can be run here"));
+    }
+    let instance = Echo::at(address);
+    shim.until_joined();
+    ping(&mut connect(node.listen), &client_hello(64));
+    drop(instance);
+    shim.until("refusing", |status| status.state == Phase::Refusing);
+    stranger_fails(node.listen).unwrap();
+    let _instance = Echo::at(address);
+    shim.until_joined();
+    ping(&mut connect(node.listen), &client_hello(64));
+}
+
+/// The keepalive timers of the established connections of a local address, in seconds; none where there is none. No
+/// answer while another timer is set, as until the last segment is acknowledged: a connection has one at a time.
+fn keepalive_timers(local: SocketAddr) -> Option<Vec<Option<u64>>> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    let timers = text.lines().filter_map(|line| {
+        let entry = berth_os::proc_net::parse_line(line)?;
+        let (timer, when) = line.split_ascii_whitespace().nth(5)?.split_once(':')?;
+        // Its unit is a hundredth of a second (USER_HZ). 2 is the timer of keepalive, 0 is none.
+        let seconds = u64::from_str_radix(when, 16).ok()? / 100;
+        let keepalive = match timer {
+            "00" => Some(None),
+            "02" => Some(Some(seconds)),
+            _ => None,
+        };
+        (entry.local == local && entry.state == 0x01).then_some(keepalive)
+    });
+    timers.collect()
+}
+
+/// Connections through every listener that there is; what their timers say.
+fn timers_of_many(node: &Node) -> Vec<Option<u64>> {
+    let mut clients: Vec<_> = (0..32).map(|_| connect(node.listen)).collect();
+    clients.iter_mut().for_each(|client| ping(client, &client_hello(64)));
+    eventually("connections without another timer", || keepalive_timers(node.listen))
+}
+
+#[test]
+fn connections_inherit_from_who_accepts_not_from_who_made_the_listener() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let join = |id: &str, idle: &str, before: Option<Shim>| {
+        let shim = node.joined(id, instance.address, &["--keepalive-idle", idle]);
+        shim.until_counted("guard", u64::from(before.is_some()));
+        before.map(Shim::leave);
+        shim
+    };
+    let near = |expected: u64| move |timer: &Option<u64>| timer.is_some_and(|s| s <= expected && s > expected / 2);
+    let a = join("a", "1000s", None);
+    let timers = timers_of_many(&node);
+    assert!(timers.len() >= 32 && timers.iter().all(near(1000)), "{timers:?}");
+    let b = join("b", "9000s", Some(a));
+    let ended = || keepalive_timers(node.listen).filter(Vec::is_empty);
+    eventually("connections of a have ended", ended);
+    let timers = timers_of_many(&node);
+    assert!(timers.len() >= 32 && timers.iter().all(near(9000)), "{timers:?}");
+    let _c = join("c", "0s", Some(b));
+    eventually("connections of b have ended", ended);
+    let timers = timers_of_many(&node);
+    assert!(timers.len() >= 32 && timers.iter().all(Option::is_none), "{timers:?}");
+    assert_eq!(node.listeners().len(), 2, "of the first two: both were taken over");
+}
+
+#[test]
+fn foreign_listeners_are_counted_before_anybody_leaves() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let stranger = socket::bind(node.listen, false).unwrap();
+    socket::start_listening(stranger.as_fd(), 16).unwrap();
+    // They are counted at each renewal, a third of its lease apart at least.
+    let (lease, looks) = ("2s", Duration::from_secs(2) / 3);
+    let a = node.joined("a", instance.address, &["--lease", lease]);
+    a.until("one of others", |status| status.foreign_listeners == 1);
+    eventually("a status that says so", || {
+        let status = node.asked(&["status"]).1;
+        status.contains("the port is shared with a listener of others").then_some(())
+    });
+    drop(stranger);
+    a.until("none of others", |status| status.foreign_listeners == 0);
+    // A sibling's is none of others, not even while its guard is on its way. It counts if it is found by two renewals, so
+    // a sibling shows nothing that took as long as that, as it does on a machine with much to do.
+    eventually("a sibling whose guard came soon", || {
+        let (began, before) = (Instant::now(), a.counted("guard", "ok"));
+        let b = node.joined("b", instance.address, &[]);
+        b.until_counted("guard", 1);
+        a.until_counted("guard", before + 1);
+        let (counted, took) = ([&a, &b].map(|shim| shim.status().foreign_listeners), began.elapsed());
+        assert!(took >= looks || counted == [0, 0], "{counted:?}: {}", a.running.log());
+        b.leave();
+        (took < looks).then_some(())
+    });
+}
+
+#[test]
+fn a_shim_has_left_when_its_accept_loops_have_ended() {
+    let (node, instance) = (Node::new(), Echo::new());
+    // The lease must not run out: what is looked at is a leave, not a hang.
+    let options = ["--lease", "10m", "--threads", "1"];
+    let a = node.joined("a", instance.address, &options);
+    let b = node.joined("b", instance.address, &options);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let stopped = a.stop(ACCEPTS);
+    let drained = node.asked(&["drain", "--instance", "a"]);
+    assert_eq!(drained.0, Some(0), "{drained:?}");
+    // B covers A's listener: nothing but the accept loop keeps A.
+    b.until_counted("accept", 2);
+    let until = Instant::now() + 3 * MOMENT;
+    while Instant::now() < until {
+        let state = a.status().state;
+        assert_eq!(state, Phase::Joined, "{}", a.running.log());
+    }
+    drop(stopped);
+    a.until("left", |status| status.state == Phase::Left);
+}
+
+/// A sibling lets go of a listener when another says that it accepts from it.
+#[test]
+fn a_shim_accepts_when_its_accept_loop_runs() {
+    let (node, address) = (Node::new(), free_address());
+    // The lease must not run out: what is looked at is a start, not a hang.
+    let shim = node.start("a", address, &["--lease", "10m", "--threads", "1"]);
+    let stopped = shim.stop(ACCEPTS);
+    let _instance = Echo::at(address);
+    shim.until("its instance is ready", |status| {
+        status.instances.iter().any(|instance| instance.own && instance.health == InstanceHealth::Ready)
+    });
+    shim.until_counted("accept", 1);
+    let until = Instant::now() + 3 * MOMENT;
+    while Instant::now() < until {
+        let state = shim.status().state;
+        assert_eq!(state, Phase::Waiting, "{}", shim.running.log());
+    }
+    drop(stopped);
+    shim.until_joined();
+    ping(&mut connect(node.listen), &client_hello(64));
+}
+
+/// Nothing may wait for ever for a thread that is blocked: neither the deadline of the drain nor the end.
+#[test]
+fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
+    let (node, instance, second) = (Node::new(), Echo::new(), Echo::new());
+    let options = ["--lease", "1s", "--threads", "1", "--drain-timeout", "1s", "--speedup", "10"];
+    let mut a = node.joined("a", instance.address, &options);
+    let mut client = connect(node.listen);
+    ping(&mut client, &client_hello(64));
+    let b = node.joined("b", second.address, &[]);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let stopped = a.stop(ACCEPTS);
+    a.until("blocked", |status| status.blocked);
+    let ready = node.asked(&["ready", "--timeout", "30s", "--instance", "a"]);
+    assert_eq!(ready.0, Some(1), "{ready:?}");
+    assert!(ready.1.contains("a relaying thread of the shim of instance a does not answer"), "{ready:?}");
+    a.running.signal(Signal::SIGTERM);
+    a.until("left", |status| status.state == Phase::Left);
+    drop(instance);
+    a.running.logs("--drain-timeout has expired");
+    a.running.logs("does not end");
+    // It is this thread's to reap.
+    waitpid(stopped.0, Some(WaitPidFlag::__WALL)).unwrap();
+    assert!(a.running.ended().code().is_some(), "{}", a.running.log());
+}
+
+/// Each try that fails costs system calls, and a look into every socket of the host, on the thread that keeps the lease.
+#[test]
+fn a_port_that_another_holds_is_tried_four_times_a_second() {
+    const TRIES: u32 = 5;
+    let (node, first) = (Node::new(), Echo::new());
+    let a = node.launch("a", &[]);
+    let old = node.record("a", first.address);
+    a.until_joined();
+    assert_eq!(node.asked(&["drain", "--instance", "a"]).0, Some(0));
+    a.until("left", |status| status.state == Phase::Left);
+    let plain = std::net::TcpListener::bind(node.listen).unwrap();
+    drop((first, old));
+    a.until("its instance is gone", |status| status.instances.iter().all(|instance| !instance.own));
+    let again = Echo::new();
+    let _new = node.record("a", again.address);
+    eventually("a try", || (a.counted("listen", "failed") > 0).then_some(()));
+    let (began, before) = (Instant::now(), a.counted("listen", "failed"));
+    eventually("more tries", || (a.counted("listen", "failed") >= before + u64::from(TRIES)).then_some(()));
+    let took = began.elapsed();
+    assert!(took >= (TRIES - 1) * Duration::from_millis(250), "{TRIES} tries in {took:?}");
+    drop(plain);
+    a.until_joined();
+    let log = a.running.log();
+    assert_eq!(log.matches("cannot listen, trying again").count(), 1, "{log}");
+    assert!(log.contains(&format!("pid {}", std::process::id())), "{log}");
+}
+
+/// Its own socket was never listened on: it took an orphan into use. Whoever comes after it needs the port.
+#[test]
+fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let mut shim = node.joined("a", instance.address, &[]);
+    for id in ["b", "c"] {
+        let next = node.joined(id, instance.address, &[]);
+        shim.until_counted("guard", 1);
+        next.until_counted("guard", 1);
+        shim.leave();
+        shim = next;
+    }
+    assert_eq!(shim.counted("listen", "ok"), 0, "C took A's listener into use");
+    let mut stream = connect(node.listen);
+    ping(&mut stream, &client_hello(64));
+    let drained = node.asked(&["drain", "--instance", "c"]);
+    assert_eq!(drained.0, Some(0), "{drained:?}");
+    shim.until("left", |status| status.state == Phase::Left);
+    // As an apiserver without berth does.
+    let plain = std::net::TcpListener::bind(node.listen);
+    assert!(plain.is_ok(), "{plain:?}\n{}", shim.running.log());
+    ping(&mut stream, b"still there");
+}

@@ -1,0 +1,231 @@
+//! Who is who among siblings: a process that goes by another's name, and one that comes back.
+
+use super::liars::Peer;
+use super::load;
+use super::node::{Echo, Node};
+use crate::support::net::{client_hello, connect, ping};
+use crate::support::{eventually, skipped};
+use berth_node::instance::InstanceId;
+use berth_node::registry::BerthDir;
+use berth_node::registry::lease::{self, Lease};
+use berth_node::terms::{Phase, ShimId};
+use berth_os::{clock, seqpacket, socket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, SystemTime};
+
+/// A sibling that this test is: a lease and a socket.
+struct Sibling {
+    berth: BerthDir,
+    lease: Lease,
+    listener: OwnedFd,
+}
+
+impl Sibling {
+    fn new(node: &Node, holder: u64) -> Self {
+        let (berth, instance) = (node.berth(), InstanceId::parse("z").unwrap());
+        let listener = seqpacket::listener(&berth.socket_path(&instance).unwrap()).unwrap();
+        let lease = Lease {
+            version: lease::VERSION,
+            instance,
+            holder_identity: ShimId(holder),
+            // The shim says after its own lease that there is no connection to a sibling whose lease holds.
+            lease_duration_seconds: 60,
+            acquire_time: SystemTime::now(),
+            renew_time: SystemTime::now(),
+            lease_transitions: 0,
+            backend: None,
+            state: Phase::Waiting,
+            ready: false,
+            reachable: false,
+            listen: vec![node.listen],
+            berth_version: "0.1.0".to_owned(),
+            boot_id: clock::boot_id().unwrap(),
+            expires_boottime_ms: 0,
+        };
+        let mut sibling = Self { berth, lease, listener };
+        sibling.renew();
+        sibling
+    }
+
+    fn renew(&mut self) {
+        self.lease.renew(clock::boottime().unwrap(), SystemTime::now());
+        lease::write(&self.berth, &self.lease).unwrap();
+    }
+
+    /// Renews its lease; where the shim has dialled, says that it is this holder. A dial may be dead by then: the shim waits for
+    /// an answer for a second.
+    #[track_caller]
+    fn dialled(&mut self, holder: u64) -> Option<Peer> {
+        self.renew();
+        let peer = Peer(seqpacket::accept(self.listener.as_fd()).ok()?);
+        let asked = peer.hears()?;
+        assert!(asked.contains("join"), "{asked}");
+        let reply = format!(r#"{{"joined":{{"holder":{holder}}}}}"#);
+        seqpacket::transmit(peer.0.as_fd(), reply.as_bytes(), &[]).ok()?;
+        Some(peer)
+    }
+
+    /// Renews its lease until the shim dials, says that it is the sibling, and gets the shim's listener.
+    #[track_caller]
+    fn connected(&mut self, node: &Node) -> Peer {
+        let holder = self.lease.holder_identity.0;
+        eventually("a connection of the shim", || self.dialled(holder).filter(|peer| gets_guards(peer, node)))
+    }
+}
+
+/// Whether it gets the shim's listener before the end.
+#[track_caller]
+fn gets_guards(peer: &Peer, node: &Node) -> bool {
+    while let Some(update) = peer.hears() {
+        if update.contains("\"guards\":[[") && update.contains(&node.listen.to_string()) {
+            return true;
+        }
+    }
+    false
+}
+
+#[test]
+fn a_connection_that_ends_is_made_again_while_the_sibling_lives() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &[]);
+    // Of two the smaller name dials.
+    let mut sibling = Sibling::new(&node, u64::MAX);
+    for _ in 0..2 {
+        let peer = sibling.connected(&node);
+        peer.says("an end", &[]);
+        peer.hears_the_end();
+    }
+    // It may come itself as well. It is not dialled meanwhile: its lease is not renewed since its end.
+    let peer = Peer::joined(&shim.path, u64::MAX);
+    assert!(gets_guards(&peer, &node));
+    ping(&mut connect(node.listen), &client_hello(64));
+}
+
+#[test]
+fn who_goes_by_a_connected_siblings_name_is_refused() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let a = node.joined("a", instance.address, &[]);
+    let b = node.joined("b", instance.address, &[]);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let berth = node.berth();
+    let holder = |id: &str| lease::read(&berth, &InstanceId::parse(id).unwrap()).unwrap().unwrap().holder_identity.0;
+    for (name, why) in [(holder("b"), "connected already"), (holder("a"), "this shim's own")] {
+        let peer = Peer::dial(&a.path);
+        peer.says(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{name}}}}}}}"#), &[]);
+        let reply = peer.hears().expect("a reply");
+        assert!(reply.contains("refused") && reply.contains(why), "{reply}");
+        let warned = a.running.logs(why);
+        assert!(warned.contains("WARN") && warned.contains("another process goes by a sibling's name"), "{warned}");
+    }
+    assert_eq!(a.counted("connect", "conflict"), 2);
+    // Nothing ended for the real one: the leases are long, so only its word hands its listener over.
+    assert!(!a.running.log().contains("a sibling is gone"), "{}", a.running.log());
+    let load = load::start(node.listen, 16, Duration::from_millis(100));
+    load.more(50);
+    b.leave();
+    load.more(50);
+    let record = load.end();
+    assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), a.running.log());
+}
+
+/// As SELinux, another mount or a full /run would have it: there is a lease, and no way to the socket.
+#[test]
+fn a_sibling_that_cannot_be_reached_is_said_within_a_lease() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &["--lease", "1s"]);
+    // One that would be dialled, and one that should dial.
+    for (said_before, holder) in [u64::MAX, 0].into_iter().enumerate() {
+        let mut sibling = Sibling::new(&node, holder);
+        let path = node.berth().socket_path(&sibling.lease.instance).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        eventually("a sibling without a connection", || {
+            sibling.renew();
+            (shim.metric("berth_siblings_unconnected", &[]) == 1).then_some(())
+        });
+        assert_eq!(shim.status().unconnected, [sibling.lease.instance.clone()]);
+        // With so short a lease the shim itself may not be ready, on a machine with much to do.
+        eventually("a command that says so", || {
+            let (status, _, log) = node.asked(&["ready", "--timeout", "30s", "--instance", "a"]);
+            (status == Some(0) && log.contains("the shims of a and z have no connection")).then_some(())
+        });
+        let warnings = || shim.running.log().matches("a live sibling has had no connection to this shim").count();
+        eventually("a warning", || (warnings() == said_before + 1).then_some(()));
+        assert!(shim.running.logs("neither guards").contains("WARN"));
+
+        // It can be dialled now, by whoever it is.
+        sibling.listener = seqpacket::listener(&path).unwrap();
+        let peer = sibling.connected(&node);
+        eventually("all is well", || {
+            sibling.renew();
+            (shim.metric("berth_siblings_unconnected", &[]) == 0).then_some(())
+        });
+        assert_eq!(warnings(), said_before + 1, "said once: {}", shim.running.log());
+        drop(peer);
+        lease::remove(&node.berth(), &sibling.lease).unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+/// Its listener has no guard here, and is not counted as foreign.
+#[test]
+fn the_listener_of_a_sibling_that_cannot_be_reached_is_not_foreign() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &["--lease", "1s"]);
+    let mut sibling = Sibling::new(&node, u64::MAX);
+    std::fs::remove_file(node.berth().socket_path(&sibling.lease.instance).unwrap()).unwrap();
+    let theirs = socket::bind(node.listen, false).unwrap();
+    socket::start_listening(theirs.as_fd(), 16).unwrap();
+    let looks = || shim.metric("berth_lease_renewals_total", &[("result", "ok")]);
+    let before = looks();
+    eventually("a sibling without a connection, and three looks", || {
+        sibling.renew();
+        (shim.status().unconnected.len() == 1 && looks() >= before + 3).then_some(())
+    });
+    assert_eq!(shim.status().foreign_listeners, 0, "{}", shim.running.log());
+    // Nobody says any more that there is a sibling: it comes, and is gone.
+    lease::remove(&node.berth(), &sibling.lease).unwrap();
+    drop(Peer::joined(&shim.path, u64::MAX));
+    shim.until("one of others", |status| status.foreign_listeners == 1);
+}
+
+/// Root could reach it, and would give its listeners to another uid.
+#[test]
+fn who_is_dialled_must_be_of_the_same_uid() {
+    let other = match Node::of(65534) {
+        Ok(node) => node,
+        Err(why) => return skipped(&format!("who_is_dialled_must_be_of_the_same_uid: {why}")),
+    };
+    let (node, instance) = (Node::new(), Echo::new());
+    let stranger = other.start("z", instance.address, &[]);
+    let shim = node.joined("a", instance.address, &[]);
+    let mut sibling = Sibling::new(&node, u64::MAX);
+    let path = node.berth().socket_path(&sibling.lease.instance).unwrap();
+    // Under both names: a shim whose socket loses its own listens on another.
+    std::fs::remove_file(&path).unwrap();
+    std::fs::hard_link(&stranger.path, &path).unwrap();
+    eventually("a refusal", || {
+        sibling.renew();
+        (shim.counted("connect", "refused") > 0).then_some(())
+    });
+    let warned = shim.running.logs("z.sock is of uid 65534, this process is uid 0");
+    assert!(warned.contains("WARN") && warned.contains("a sibling does not share its listeners"), "{warned}");
+    assert!(!stranger.running.log().contains("a sibling of another uid was refused"), "{}", stranger.running.log());
+}
+
+#[test]
+fn who_answers_for_a_sibling_must_be_the_holder_of_its_lease() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &[]);
+    let mut sibling = Sibling::new(&node, u64::MAX);
+    eventually("an answer that the shim heard", || {
+        if let Some(peer) = sibling.dialled(7) {
+            peer.hears_the_end();
+        }
+        (shim.counted("connect", "conflict") > 0).then_some(())
+    });
+    let warned = shim.running.logs("another process goes by a sibling's name");
+    assert!(warned.contains("WARN") && warned.contains("z.sock is answered by 0000000000000007"), "{warned}");
+    // The sibling itself is not dead for that.
+    sibling.connected(&node);
+}

@@ -1,0 +1,413 @@
+//! A run directory, its shims, and echo servers that can go away.
+
+use crate::support::net::{free_address, fresh_ip, listening, queued_at};
+use crate::support::process::{Running, berth, said};
+use crate::support::shim::ask;
+use crate::support::stopped::Stopped;
+use crate::support::{PATIENCE, eventually, skipped};
+use berth_node::instance::InstanceId;
+use berth_node::ipc::wire;
+use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
+use berth_node::registry::{BerthDir, RunDir, instance};
+use berth_os::socket;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, chown};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::LazyLock;
+use std::time::Instant;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{JoinHandle, JoinSet};
+
+/// Where a node in a network namespace of its own listens.
+pub(crate) const NODE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1)), 6443);
+
+/// A shim leaves when one of its threads does not run for a third of its lease, as happens on a machine with much to do.
+/// Only a test in which a lease has to end, or after whose lease something is said or looked at, gives a shorter one.
+pub(crate) const LEASE: &str = "60s";
+
+/// The relaying thread that accepts.
+pub(crate) const ACCEPTS: &str = "berth-relay-0";
+
+/// Runs a test on a node in a network namespace of its own, whose clients have other addresses than it; skipped where none can be
+/// made.
+pub(crate) fn on_a_node_of_its_own(test: impl FnOnce(&Node) + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+            return skipped(&format!("no network namespace: {error}"));
+        }
+        for command in ["link set lo up", "addr add 10.77.0.1/32 dev lo", "route add local 10.78.0.0/16 dev lo"] {
+            assert!(Command::new("ip").args(command.split(' ')).status().unwrap().success(), "ip {command}");
+        }
+        test(&Node::new().listening_at(NODE));
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// The same client of such a node.
+pub(crate) fn from_afar(client: Ipv4Addr) -> Ipv4Addr {
+    let [_, _, c, d] = client.octets();
+    Ipv4Addr::new(10, 78, c, d)
+}
+
+/// A number from the environment, for runs that are longer than those of every day.
+#[track_caller]
+pub(crate) fn number(name: &str, every_day: usize) -> usize {
+    std::env::var(name).map_or(every_day, |number| number.parse().unwrap_or_else(|_| panic!("{name}={number}")))
+}
+
+pub(crate) fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// A berth and its run directory.
+pub(crate) struct Node {
+    temp: TempDir,
+    pub(crate) listen: SocketAddr,
+    /// Whose shims and run directory they are, if not ours.
+    uid: Option<u32>,
+}
+
+impl Node {
+    pub(crate) fn new() -> Self {
+        // In memory, as /run is: on a disk that is busy a lease takes seconds to write.
+        let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        Self { temp, listen: free_address(), uid: None }
+    }
+
+    /// One of another uid's, or why that cannot be had.
+    pub(crate) fn of(uid: u32) -> Result<Self, String> {
+        let mut version = berth(["--version"]);
+        version.uid(uid).gid(uid).status().map_err(|error| format!("berth cannot be run as uid {uid}: {error}"))?;
+        let node = Self { uid: Some(uid), ..Self::new() };
+        chown(node.temp.path(), Some(uid.into()), Some(uid.into())).map_err(|error| error.to_string())?;
+        Ok(node)
+    }
+
+    pub(crate) fn listening_at(self, listen: SocketAddr) -> Self {
+        Self { listen, ..self }
+    }
+
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.temp.path().join("run")
+    }
+
+    /// The berth's directory, made if it is not there.
+    pub(crate) fn berth(&self) -> BerthDir {
+        self.find().unwrap_or_else(|| RunDir::open(&self.run_dir()).unwrap().berth(self.listen).unwrap())
+    }
+
+    /// The berth's directory, if it is there.
+    pub(crate) fn find(&self) -> Option<BerthDir> {
+        let berths = RunDir::find(&self.run_dir()).ok()??.berths().ok()?;
+        berths.into_iter().find(|berth| berth.address() == self.listen)
+    }
+
+    fn command(&self, command: &str, id: &str) -> Command {
+        let mut command = berth([command, "--listen", &self.listen.to_string(), "--instance", id]);
+        command.arg("--run-dir").arg(self.run_dir());
+        if let Some(uid) = self.uid {
+            command.uid(uid).gid(uid);
+        }
+        command
+    }
+
+    fn exec_command(&self, id: &str) -> Command {
+        let mut command = self.command("exec", id);
+        command.args(["--", "sh", "-c", "echo lives; exec sleep 3600", "kube-apiserver"]);
+        command
+    }
+
+    /// A process that `berth exec` became, and what listens at its address.
+    pub(crate) fn exec(&self, id: &str) -> (Running, Echo) {
+        let process = Running::start(&mut self.exec_command(id));
+        process.says("lives");
+        let listed = instance::list(&self.find().unwrap()).unwrap().found;
+        let listed = listed.into_iter().find(|listed| listed.record.instance.as_str() == id).unwrap();
+        (process, Echo::at(listed.record.address))
+    }
+
+    /// Records an instance, alive as long as the result.
+    pub(crate) fn record(&self, id: &str, address: SocketAddr) -> InstanceClaim {
+        let id = InstanceId::parse(id).unwrap();
+        let claimant = Claimant { instance: &id, advertise: self.listen.ip(), pid: None };
+        claim(&self.berth(), &claimant, |_, _| Ok(address)).unwrap()
+    }
+
+    /// Exit status and log of a `berth serve` that fails.
+    pub(crate) fn cannot_serve(&self, id: &str, backend: SocketAddr, options: &[&str]) -> (Option<i32>, String) {
+        let (status, _, log) =
+            said(self.command("serve", id).args(["--backend", &backend.to_string(), "--probe", "tcp"]).args(options));
+        (status, log)
+    }
+
+    /// Starts a shim of an instance whose address is given.
+    pub(crate) fn start(&self, id: &str, backend: SocketAddr, options: &[&str]) -> Shim {
+        self.launch(id, &[&["--backend", &backend.to_string()], options].concat())
+    }
+
+    /// Starts a shim of an instance that is recorded.
+    pub(crate) fn launch(&self, id: &str, options: &[&str]) -> Shim {
+        let mut command = self.command("serve", id);
+        // An instance that answers late does not stand still, unless a test is about that.
+        let defaults = [
+            ["--probe", "tcp"],
+            ["--probe-timeout", "60s"],
+            ["--rise", "1"],
+            ["--probe-interval", "50ms"],
+            ["--lease", LEASE],
+        ];
+        for [option, value] in defaults {
+            if !options.contains(&option) {
+                command.args([option, value]);
+            }
+        }
+        let running = Running::start(command.args(options));
+        running.logs(" berth ");
+        let path = self.berth().socket_path(&InstanceId::parse(id).unwrap()).unwrap();
+        Shim { running, path }
+    }
+
+    /// Starts a shim and waits until it is joined.
+    pub(crate) fn joined(&self, id: &str, backend: SocketAddr, options: &[&str]) -> Shim {
+        let shim = self.start(id, backend, options);
+        shim.until_joined();
+        shim
+    }
+
+    /// Exit status, output and log of a command that asks its shims: again while one does not answer within the second
+    /// that a command waits for it, as happens on a machine with much to do.
+    #[track_caller]
+    pub(crate) fn asked(&self, command: &[&str]) -> (Option<i32>, String, String) {
+        eventually(&format!("an answer to {command:?}"), || {
+            let told = said(berth(command).arg("--run-dir").arg(self.run_dir()));
+            Some(told).filter(|(_, out, _)| !out.contains("does not answer within"))
+        })
+    }
+
+    /// The inodes of its listeners.
+    pub(crate) fn listeners(&self) -> Vec<u64> {
+        listening(self.listen)
+    }
+}
+
+/// A `berth serve`.
+pub(crate) struct Shim {
+    pub(crate) running: Running,
+    pub(crate) path: PathBuf,
+}
+
+impl Shim {
+    #[track_caller]
+    pub(crate) fn status(&self) -> wire::Status {
+        match ask(&runtime(), &self.path, &wire::Ask::Status) {
+            Ok(wire::Reply::Status(status)) => *status,
+            other => panic!("no status but {other:?}:\n{}", self.running.log()),
+        }
+    }
+
+    /// Waits until its status is as wanted.
+    #[track_caller]
+    pub(crate) fn until(&self, what: &str, wanted: impl Fn(&wire::Status) -> bool) -> wire::Status {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status();
+            if wanted(&status) {
+                return status;
+            }
+            let late = Instant::now() >= deadline;
+            assert!(!late, "waited in vain: {what}: {status:?}\n{}", self.running.log());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn until_joined(&self) {
+        self.until("joined", |status| status.state == berth_node::terms::Phase::Joined);
+    }
+
+    /// A metric with these labels.
+    #[track_caller]
+    pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+        let text = match ask(&runtime(), &self.path, &wire::Ask::Metrics) {
+            Ok(wire::Reply::Metrics(text)) => text,
+            other => panic!("no metrics but {other:?}:\n{}", self.running.log()),
+        };
+        let has = |line: &&str| {
+            let labelled = |(label, value): &(&str, &str)| line.contains(&format!("{label}=\"{value}\""));
+            line.split('{').next() == Some(name) && labels.iter().all(labelled)
+        };
+        text.lines().find(has).map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+
+    /// A counter of the handover.
+    #[track_caller]
+    pub(crate) fn counted(&self, phase: &str, result: &str) -> u64 {
+        self.metric("berth_handover_total", &[("phase", phase), ("result", result)])
+    }
+
+    /// Waits for a counter of the handover.
+    #[track_caller]
+    pub(crate) fn until_counted(&self, phase: &str, least: u64) {
+        eventually(&format!("{phase} at {least}"), || (self.counted(phase, "ok") >= least).then_some(()));
+    }
+
+    /// Stops it, and waits until it stands still.
+    #[track_caller]
+    pub(crate) fn freeze(&self) {
+        self.running.signal(Signal::SIGSTOP);
+        eventually("a process that stands still", || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.running.pid())).unwrap();
+            stat.rsplit(')').next().unwrap().trim_start().starts_with('T').then_some(())
+        });
+    }
+
+    /// Stops a thread of it, by its name; the others run on.
+    #[track_caller]
+    pub(crate) fn stop(&self, thread: &str) -> Stopped {
+        Stopped::new(eventually(thread, || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", self.running.pid())).ok()?;
+            let named = tasks
+                .flatten()
+                .find(|task| std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == thread));
+            named.and_then(|task| task.file_name().to_str()?.parse().ok()).map(Pid::from_raw)
+        }))
+    }
+
+    /// How many descriptors it has.
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.running.pid())).unwrap().count()
+    }
+
+    /// Tells it to leave and waits until it ended well.
+    #[track_caller]
+    pub(crate) fn leave(mut self) -> String {
+        self.running.signal(Signal::SIGTERM);
+        let status = self.running.ended();
+        assert!(status.success(), "{status}\n{}", self.running.log());
+        self.running.log()
+    }
+}
+
+/// An instance: gives back what comes. Dropping it resets its connections and closes its listener.
+pub(crate) struct Echo {
+    pub(crate) address: SocketAddr,
+    /// Of its listener.
+    inode: u64,
+    task: Option<JoinHandle<()>>,
+    /// Whether it accepts nobody any more.
+    stands: watch::Sender<bool>,
+    asks: mpsc::UnboundedSender<oneshot::Sender<usize>>,
+}
+
+/// All of them on one thread.
+fn instances() -> &'static Handle {
+    static INSTANCES: LazyLock<Handle> = LazyLock::new(|| {
+        let runtime = runtime();
+        let handle = runtime.handle().clone();
+        std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+        handle
+    });
+    &INSTANCES
+}
+
+impl Echo {
+    pub(crate) fn new() -> Self {
+        Self::at((fresh_ip(), 0).into())
+    }
+
+    pub(crate) fn at(address: SocketAddr) -> Self {
+        let _in = instances().enter();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(address).unwrap();
+        let listener = socket.listen(4096).unwrap();
+        let address = listener.local_addr().unwrap();
+        let inode = socket::inode(listener.as_fd()).unwrap();
+        let (stands, told) = watch::channel(false);
+        let (asks, asked) = mpsc::unbounded_channel();
+        Self { address, inode, task: Some(instances().spawn(serve(listener, told, asked))), stands, asks }
+    }
+}
+
+impl Echo {
+    /// Accepts nobody any more, or again: who comes meanwhile waits in its queue.
+    #[track_caller]
+    pub(crate) fn stand(&self, stands: bool) {
+        self.stands.send_replace(stands);
+        // It has taken note when it answers.
+        self.open();
+    }
+
+    /// How many wait in its queue.
+    pub(crate) fn queued(&self) -> u64 {
+        queued_at(self.inode).unwrap_or_default()
+    }
+
+    /// How many connections it has accepted that have not ended.
+    #[track_caller]
+    fn open(&self) -> usize {
+        let (ask, mut answer) = oneshot::channel();
+        self.asks.send(ask).unwrap();
+        eventually("an answer of an instance", || answer.try_recv().ok())
+    }
+
+    /// Its end when nobody waits in its queue and nobody is being served.
+    #[track_caller]
+    pub(crate) fn end_idle(self) {
+        // In this order: who is taken out of the queue is counted by the time of an answer.
+        eventually("an idle instance", || (queued_at(self.inode) == Some(0) && self.open() == 0).then_some(()));
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+            eventually("the end of an instance", || listening(self.address).is_empty().then_some(()));
+        }
+    }
+}
+
+async fn serve(
+    listener: TcpListener,
+    mut stands: watch::Receiver<bool>,
+    mut asked: mpsc::UnboundedReceiver<oneshot::Sender<usize>>,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        let accepts = !*stands.borrow_and_update();
+        tokio::select! {
+            biased;
+            // With its handle dropped, it is about to end.
+            Ok(()) = stands.changed() => {}
+            Some(asked) = asked.recv() => drop(asked.send(connections.len())),
+            accepted = listener.accept(), if accepts => match accepted {
+                Ok((stream, _)) => drop(connections.spawn(echo(stream))),
+                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+            },
+            Some(_) = connections.join_next() => {}
+            else => std::future::pending().await,
+        }
+    }
+}
+
+async fn echo(mut stream: TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let mut buffer = [0; 1024];
+    while let Ok(length @ 1..) = stream.read(&mut buffer).await {
+        if stream.write_all(&buffer[..length]).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Instances that go away, one of two or the only one.
+
+use super::load;
+use super::node::{Echo, Node};
+use crate::support::net::{client_hello, connect, free_address, fresh_ip, ping, read};
+use crate::support::process::said;
+use crate::support::{PATIENCE, eventually};
+use berth_node::terms::Phase;
+use nix::sys::signal::Signal;
+use socket2::{Domain, Socket, Type};
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+#[test]
+fn a_siblings_instance_that_dies_is_not_missed() {
+    let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
+    // No client may be refused for the time that a slow machine takes.
+    let options = ["--hold", "60s"];
+    let a = node.joined("a", first.address, &options);
+    let b = node.joined("b", second.address, &options);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let load = load::start(node.listen, 32, Duration::from_millis(100));
+    load.more(200);
+    drop(second);
+    load.more(500);
+    b.until("left", |status| status.state == Phase::Left);
+    let record = load.end();
+    println!(
+        "an instance died: {} connections, slowest {:?}, lost: {}",
+        record.begun.len(),
+        record.slowest,
+        record.kinds()
+    );
+    assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), b.running.log());
+    assert!(a.running.log().lines().all(|line| !line.contains("ERROR")), "{}", a.running.log());
+}
+
+/// Leaves a process one free descriptor, or takes the limit away again.
+fn limit(pid: nix::unistd::Pid, one: bool) {
+    let numbers = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let open: std::collections::BTreeSet<u64> =
+        numbers.map(|entry| entry.file_name().to_str().unwrap().parse().unwrap()).collect();
+    let free = |limit: u64| limit - open.range(..limit).count() as u64;
+    let soft = if one { (1..).find(|limit| free(*limit) == 1).unwrap() } else { 1024 };
+    let (code, _, why) =
+        said(std::process::Command::new("prlimit").args([format!("--pid={pid}"), format!("--nofile={soft}:")]));
+    assert_eq!(code, Some(0), "{why}");
+}
+
+#[test]
+fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
+    let (node, instance) = (Node::new(), Echo::new());
+    // Nothing else opens a descriptor meanwhile, and who accepts takes all that are left before a leg is dialled.
+    let a = node.joined("a", instance.address, &["--probe-interval", "1h", "--hold", "60s", "--threads", "1"]);
+    a.freeze();
+    limit(a.running.pid(), true);
+    let mut clients: Vec<_> = (0..8).map(|_| connect(node.listen)).collect();
+    for client in &mut clients {
+        client.write_all(&client_hello(64)).unwrap();
+    }
+    a.running.signal(Signal::SIGCONT);
+    a.running.logs("cannot accept, trying again");
+    limit(a.running.pid(), false);
+    for client in &mut clients {
+        assert_eq!(read(client, 64), client_hello(64));
+    }
+}
+
+/// Who is alone and leaves takes out of the queue what is there, when it can again.
+#[test]
+fn what_is_queued_when_the_last_shim_leaves_waits_for_descriptors() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let a = node.joined("a", instance.address, &["--probe-interval", "1h", "--hold", "60s", "--threads", "1"]);
+    a.freeze();
+    limit(a.running.pid(), true);
+    let mut clients: Vec<_> = (0..8).map(|_| connect(node.listen)).collect();
+    for client in &mut clients {
+        client.write_all(&client_hello(64)).unwrap();
+    }
+    // It finds both when it wakes.
+    a.running.signal(Signal::SIGTERM);
+    a.running.signal(Signal::SIGCONT);
+    a.running.logs("cannot accept, trying again");
+    a.running.logs("SIGTERM");
+    limit(a.running.pid(), false);
+    for client in &mut clients {
+        assert_eq!(read(client, 64), client_hello(64));
+    }
+}
+
+#[test]
+fn a_recorded_siblings_instance_that_dies_is_not_missed() {
+    let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
+    let a = node.launch("a", &["--hold", "60s"]);
+    let b = node.launch("b", &["--hold", "60s"]);
+    let _claims = [node.record("a", first.address), node.record("b", second.address)];
+    a.until_joined();
+    b.until_joined();
+    let load = load::start(node.listen, 32, Duration::from_millis(100));
+    load.more(200);
+    drop(second);
+    load.more(500);
+    let record = load.end();
+    assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), b.running.log());
+}
+
+#[test]
+fn a_restart_within_the_hold_costs_waiting_alone() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let address = instance.address;
+    let shim = node.joined("a", address, &["--hold", "60s"]);
+    let load = load::start(node.listen, 32, Duration::from_millis(100));
+    load.more(100);
+    drop(instance);
+    shim.until("clients that are held", |status| status.held >= 50);
+    let _instance = Echo::at(address);
+    load.more(300);
+    let record = load.end();
+    println!("a restart: {} connections, slowest {:?}, lost: {}", record.begun.len(), record.slowest, record.kinds());
+    assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), shim.running.log());
+}
+
+fn try_connect(to: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::new(fresh_ip().into(), 0).into())?;
+    socket.connect_timeout(&to.into(), PATIENCE)?;
+    Ok(socket)
+}
+
+/// Who is refused hears it at once; a client that waits would hear of a time that is over.
+#[test]
+fn beyond_the_hold_clients_are_refused_at_once() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let address = instance.address;
+    let a = node.joined("a", address, &["--hold", "1s"]);
+    let b = node.start("b", free_address(), &["--hold", "1s"]);
+    b.until_counted("guard", 1);
+    drop(instance);
+    a.until("refusing", |status| status.state == Phase::Refusing);
+    eventually("the end of listening", || node.listeners().is_empty().then_some(()));
+    for _ in 0..50 {
+        let error = try_connect(node.listen).expect_err("nobody is there");
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+    assert_eq!(b.status().state, Phase::Waiting);
+    let _instance = Echo::at(address);
+    a.until_joined();
+    eventually("listening again", || (!node.listeners().is_empty()).then_some(()));
+    for _ in 0..50 {
+        ping(&mut connect(node.listen), &client_hello(64));
+    }
+}

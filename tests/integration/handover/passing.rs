@@ -1,0 +1,256 @@
+//! A connection that a leaving shim cannot serve any more goes to its sibling as a socket.
+
+use super::node::{Echo, Node, Shim, from_afar, on_a_node_of_its_own};
+use crate::support::eventually;
+use crate::support::net::{Backend, client_hello, connect, connect_from, fresh_ip, ping, queued_at, read};
+use berth_node::ipc;
+use nix::sys::signal::Signal;
+use socket2::SockRef;
+use std::io::Write;
+use std::net::TcpStream;
+
+#[test]
+fn what_was_accepted_after_sigterm_outlives_the_shim() {
+    let (node, second) = (Node::new(), Echo::new());
+    // It takes connections and never answers.
+    let first = Backend::new();
+    let options = ["--probe-interval", "1h", "--max-openings", "off", "--hold", "60s"];
+    let mut a = node.joined("a", first.address(), &options);
+    let b = node.joined("b", second.address, &options);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    // As long as B says nothing, A goes on accepting.
+    b.freeze();
+    a.running.signal(Signal::SIGTERM);
+    a.running.logs("SIGTERM");
+    let accepted = a.status().connections_total;
+    let mut clients = clients(&node, &a, accepted + 4, 4);
+    // They are offered to B, which takes them when it wakes.
+    b.running.signal(Signal::SIGCONT);
+    drop(first);
+    for client in &mut clients {
+        assert_eq!(read(client, 64), client_hello(64));
+    }
+    assert!(b.counted("take", "ok") >= 4, "B took {}", b.counted("take", "ok"));
+    let status = a.running.ended();
+    assert!(status.success(), "{status}\n{}", a.running.log());
+    for client in &mut clients {
+        ping(client, b"still there");
+    }
+}
+
+/// Most clients in a test: when a shim has still not accepted so many as are wanted, its time has not come yet.
+const MOST: usize = 2_000;
+
+/// Clients that said their ClientHello, in rows of so many, until A has accepted so many.
+#[track_caller]
+fn clients(node: &Node, a: &Shim, wanted: u64, row: usize) -> Vec<TcpStream> {
+    let mut clients = Vec::new();
+    eventually("clients that A accepted", || {
+        if a.status().connections_total >= wanted {
+            return Some(());
+        }
+        let row = row.min(MOST - clients.len());
+        clients.extend((0..row).map(|_| says(connect(node.listen))));
+        None
+    });
+    clients
+}
+
+fn says(mut client: TcpStream) -> TcpStream {
+    client.write_all(&client_hello(64)).unwrap();
+    client
+}
+
+/// All are answered, at least so many were passed on and none in vain, and they live on when A ends.
+#[track_caller]
+fn all_outlive(mut a: Shim, mut clients: Vec<TcpStream>, passes: u64) {
+    for client in &mut clients {
+        assert_eq!(read(client, 64), client_hello(64));
+    }
+    let failed = eventually("all passes to be counted", || {
+        let (passed, failed) = (a.counted("pass", "ok"), a.counted("pass", "failed"));
+        (passed + failed >= passes).then_some(failed)
+    });
+    assert_eq!(failed, 0, "not passed:\n{}", a.running.log());
+    a.running.signal(Signal::SIGTERM);
+    assert!(a.running.ended().success(), "{}", a.running.log());
+    for client in &mut clients {
+        ping(client, b"still there");
+    }
+}
+
+/// All of a shim's clients at one moment, more than the queue of its sibling's socket took once: who is not passed
+/// ends with the shim that leaves.
+#[test]
+fn many_at_once_outlive_the_shim() {
+    const CLIENTS: u64 = 300;
+    let (node, second) = (Node::new(), Echo::new());
+    // It takes connections and never answers.
+    let first = Backend::new();
+    SockRef::from(&first.0).listen(4096).unwrap();
+    let options = ["--hold", "60s", "--max-openings", "off"];
+    let of_a = [&options[..], &["--probe-interval", "1h", "--drain-timeout", "1s"]].concat();
+    let a = node.joined("a", first.address(), &of_a);
+    let b = node.joined("b", second.address, &options);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let clients = clients(&node, &a, CLIENTS, 50);
+    drop(first);
+    all_outlive(a, clients, CLIENTS);
+}
+
+/// A sibling that stalled beyond its lease finds the request when it wakes, and must leave the client to
+/// who serves it by then: two relays on one socket would say everything twice.
+#[test]
+fn who_waited_in_vain_serves_the_client_alone() {
+    let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
+    // A sibling is waited for as long as a client may be held.
+    let a = node.joined("a", first.address, &["--hold", "1s"]);
+    let [listener] = node.listeners()[..] else { panic!("one shim, and {:?}", node.listeners()) };
+    let b = node.joined("b", second.address, &[]);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    b.freeze();
+    drop(first);
+    let before = a.status().connections_total;
+    let mut clients = clients(&node, &a, before + 2, 1);
+    let answered = |clients: &[TcpStream]| {
+        clients.iter().position(|client| {
+            client.set_nonblocking(true).unwrap();
+            let there = client.peek(&mut [0; 64]).is_ok_and(|length| length == 64);
+            client.set_nonblocking(false).unwrap();
+            there
+        })
+    };
+    let at = eventually("A to serve one by B's instance", || answered(&clients));
+    // All of them: one that B finds in time is B's.
+    eventually("A to wait no more", || {
+        let none = queued_at(listener) == Some(0);
+        let accepted = a.status().connections_total - before;
+        (none && a.counted("pass", "failed") >= accepted).then_some(())
+    });
+    b.running.signal(Signal::SIGCONT);
+    eventually("B to find that it is late", || (b.counted("take", "late") >= 1).then_some(()));
+    let client = &mut clients[at];
+    assert_eq!(read(client, 64), client_hello(64));
+    ping(client, b"once");
+    assert_eq!(b.counted("take", "ok"), 0);
+}
+
+/// A sibling that has as many connections as it may have takes no more: who offers them serves them by its instance.
+#[test]
+fn a_sibling_that_is_full_takes_nobody() {
+    const MOST: u64 = 5;
+    let (node, second) = (Node::new(), Echo::new());
+    // It takes connections and never answers.
+    let first = Backend::new();
+    let options = ["--hold", "60s", "--max-openings", "off"];
+    let a = node.joined("a", first.address(), &[&options[..], &["--probe-interval", "1h"]].concat());
+    let b = node.joined("b", second.address, &[&options[..], &["--max-connections", "5"]].concat());
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let mut clients = Vec::new();
+    let of_a = eventually("clients of both, and B is full", || {
+        let (of_a, of_b) = (a.status().connections_open, b.status().connections_open);
+        if of_a >= 4 && of_b >= MOST {
+            return Some(of_a);
+        }
+        clients.push(says(connect(node.listen)));
+        None
+    });
+    drop(first);
+    // The others wait in B's backlog.
+    for client in &clients {
+        client.set_nonblocking(true).unwrap();
+    }
+    eventually("an answer for all that were accepted", || {
+        let answered = clients.iter().filter(|client| client.peek(&mut [0; 64]).is_ok_and(|length| length == 64));
+        // Of A's, some may have been in its queue until now.
+        (answered.count() as u64 == a.status().connections_open + MOST).then_some(())
+    });
+    assert_eq!((b.status().connections_open, b.counted("take", "ok")), (MOST, 0));
+    assert!(b.counted("take", "full") >= of_a, "{}", b.running.log());
+}
+
+/// A sibling that stands still for less than its lease is waited for, by those that it has to take and by those
+/// behind them: who is relayed to its instance instead ends with the shim that leaves.
+#[test]
+fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
+    const CLIENTS: u64 = 60;
+    let (node, second) = (Node::new(), Echo::new());
+    // It takes connections and never answers.
+    let first = Backend::new();
+    let options = ["--hold", "60s", "--max-openings", "off"];
+    let a = node.joined(
+        "a",
+        first.address(),
+        &[&options[..], &["--probe-interval", "1h", "--drain-timeout", "1s"]].concat(),
+    );
+    let b = node.joined("b", second.address, &options);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let clients = clients(&node, &a, CLIENTS, 10);
+    b.freeze();
+    drop(first);
+    // Longer than a command waits for a shim.
+    let until = std::time::Instant::now() + ipc::PATIENCE * 3 / 2;
+    while std::time::Instant::now() < until {
+        assert_eq!(a.counted("pass", "failed"), 0, "not waited for:\n{}", a.running.log());
+    }
+    b.running.signal(Signal::SIGCONT);
+    all_outlive(a, clients, CLIENTS);
+}
+
+/// One that stands still for longer is not: its clients are served by its instance as soon as its lease has run out.
+#[test]
+fn a_sibling_whose_lease_ran_out_is_waited_for_no_more() {
+    let (node, second) = (Node::new(), Echo::new());
+    let first = Backend::new();
+    // Held for so long, nobody would be served in the time of this test.
+    let options = ["--hold", "1h", "--max-openings", "off"];
+    let a = node.joined("a", first.address(), &[&options[..], &["--probe-interval", "1h", "--lease", "6s"]].concat());
+    let b = node.joined("b", second.address, &[&options[..], &["--lease", "6s"]].concat());
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let _clients = clients(&node, &a, 40, 10);
+    let accepted = a.status().connections_total;
+    b.freeze();
+    drop(first);
+    eventually("A to wait no more", || (a.counted("pass", "failed") >= accepted).then_some(()));
+}
+
+/// While an instance is young it opens few connections at once: its shim gives the others to a sibling whose instance is ready.
+#[test]
+fn a_ramp_moves_clients() {
+    on_a_node_of_its_own(|node| {
+        // Twice the processors are opened at once; one that never answers keeps each for 5 s.
+        let bound = 2 * std::thread::available_parallelism().unwrap().get();
+        let (first, young) = (Echo::new(), Backend::new());
+        let a = node.joined("a", first.address, &["--max-openings", "off"]);
+        let b = node.joined("b", young.address(), &["--probe-interval", "1h"]);
+        a.until_counted("guard", 1);
+        b.until_counted("guard", 1);
+        let mut clients = Vec::new();
+        // On a machine with much to do, a place may be free again before the next client comes.
+        eventually("clients that were passed", || {
+            if b.counted("pass", "ok") >= bound as u64 {
+                return Some(());
+            }
+            let row = (4 * bound).min(MOST - clients.len());
+            clients.extend((0..row).map(|_| says(connect_from(from_afar(fresh_ip()).into(), node.listen))));
+            None
+        });
+        for client in &clients {
+            client.set_nonblocking(true).unwrap();
+        }
+        // B's instance answers nobody: who has an answer was passed, or A's from the beginning.
+        let passed = eventually("who was passed has an answer", || {
+            let answered = clients.iter().filter(|client| client.peek(&mut [0; 64]).is_ok_and(|length| length == 64));
+            let (answered, taken) = (answered.count() as u64, b.status().connections_total);
+            let passed = b.counted("pass", "ok");
+            (answered == clients.len() as u64 - (taken - passed) && passed >= bound as u64).then_some(passed)
+        });
+        println!("{passed} were passed");
+    });
+}

@@ -1,0 +1,161 @@
+//! A run directory that is removed, replaced or closed while shims use it.
+
+use super::load;
+use super::node::{Echo, LEASE, Node, Shim};
+use crate::support::net::{client_hello, connect, ping};
+use crate::support::process::Running;
+use crate::support::{eventually, skipped};
+use berth_node::instance::InstanceId;
+use berth_node::registry::lease;
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+const HOLD: &str = "300ms";
+
+/// Connects and exchanges for longer than nothing may be reachable ([`HOLD`]), and than a shim takes between two looks.
+#[track_caller]
+fn serves_on(node: &Node) {
+    let until = Instant::now() + Duration::from_millis(1500);
+    while Instant::now() < until {
+        ping(&mut connect(node.listen), &client_hello(64));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until the shim has renewed its lease where it was before.
+#[track_caller]
+fn until_renewed(node: &Node, id: &str) {
+    let (id, from) = (InstanceId::parse(id).unwrap(), SystemTime::now());
+    eventually("a lease that is renewed", || {
+        // Not by way of a function that makes the directory.
+        let lease = lease::read(&node.find()?, &id).unwrap()?;
+        (lease.renew_time > from).then_some(())
+    });
+}
+
+/// As `rm -rf` does: a shim may write its lease meanwhile.
+#[track_caller]
+fn remove(node: &Node) {
+    eventually("a directory that is removed", || fs::remove_dir_all(node.run_dir()).ok());
+}
+
+/// Exchanges the directory for another file in one step.
+#[track_caller]
+fn exchange(node: &Node, other: &Path) {
+    renameat2(AT_FDCWD, other, AT_FDCWD, &node.run_dir(), RenameFlags::RENAME_EXCHANGE).unwrap();
+}
+
+fn lone(node: &Node, lease: &str) -> (Echo, Running, Shim) {
+    let (process, echo) = node.exec("a");
+    let shim = node.launch("a", &["--hold", HOLD, "--lease", lease]);
+    shim.until_joined();
+    (echo, process, shim)
+}
+
+/// The instance is alive while it holds its lock, whatever becomes of its record's name. The lease alone is written again.
+#[test]
+fn a_run_directory_that_is_removed_ends_nothing() {
+    let node = Node::new();
+    let (echo, process, shim) = lone(&node, "1s");
+    remove(&node);
+    serves_on(&node);
+    until_renewed(&node, "a");
+    drop((process, echo));
+    shim.running.logs("gone instance=a");
+
+    let (_process, _echo) = node.exec("a");
+    eventually("the next instance is found", || {
+        (shim.running.log().matches("probing instance=a").count() == 2).then_some(())
+    });
+    serves_on(&node);
+    shim.leave();
+}
+
+/// In the place of the directory is what cannot be used, until that is put back.
+#[test]
+fn a_run_directory_that_cannot_be_used_ends_nothing() {
+    let node = Node::new();
+    let (_echo, _process, shim) = lone(&node, "1s");
+    let other = node.run_dir().with_file_name("other");
+    fs::write(&other, "a file").unwrap();
+    exchange(&node, &other);
+    serves_on(&node);
+    let warned = shim.running.logs("cannot write the lease");
+    assert!(warned.contains("WARN"), "{warned}");
+    exchange(&node, &other);
+    until_renewed(&node, "a");
+    shim.until_joined();
+    shim.leave();
+}
+
+/// Shims that are connected keep each other's listeners, and dial one that starts: their own sockets are gone.
+#[test]
+fn siblings_hand_over_in_a_run_directory_that_was_removed() {
+    let node = Node::new();
+    let options = ["--hold", "60s", "--lease", "1s"];
+    let (_process_a, _echo_a) = node.exec("a");
+    let a = node.launch("a", &options);
+    a.until_joined();
+    let (_process_b, _echo_b) = node.exec("b");
+    let b = node.launch("b", &options);
+    b.until_joined();
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let load = load::start(node.listen, 16, Duration::from_millis(100));
+    load.more(100);
+    remove(&node);
+    load.more(100);
+    // In the leases of before, each would take the other for hung by now.
+    until_renewed(&node, "a");
+    until_renewed(&node, "b");
+    let (_process_c, _echo_c) = node.exec("c");
+    let c = node.launch("c", &options);
+    c.until_joined();
+    c.until_counted("guard", 2);
+    a.leave();
+    load.more(200);
+    let record = load.end();
+    assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), b.running.log());
+    for shim in [&b, &c] {
+        assert!(!shim.running.log().contains("ERROR"), "{}", shim.running.log());
+    }
+}
+
+/// Not as root, who may read everything.
+#[test]
+fn a_record_that_cannot_be_read_for_a_while_is_alive() {
+    let node = match Node::of(65534) {
+        Ok(node) => node,
+        Err(why) => return skipped(&format!("a_record_that_cannot_be_read_for_a_while_is_alive: {why}")),
+    };
+    let (_echo, _process, shim) = lone(&node, LEASE);
+    let record = node.run_dir().join(node.listen.to_string()).join("instances/a.json");
+    fs::set_permissions(&record, fs::Permissions::from_mode(0o000)).unwrap();
+    shim.running.logs("a.json is ignored: it cannot be opened");
+    serves_on(&node);
+    fs::set_permissions(&record, fs::Permissions::from_mode(0o600)).unwrap();
+    ping(&mut connect(node.listen), &client_hello(64));
+    assert!(!shim.running.log().contains("gone instance=a"), "{}", shim.running.log());
+    shim.leave();
+}
+
+/// Leases are listed at least each second, for as long as the shim lives.
+#[test]
+fn leases_that_cannot_be_listed_are_said_once() {
+    let (node, backend) = (Node::new(), Echo::new());
+    let shim = node.joined("a", backend.address, &["--lease", "1s"]);
+    let leases = node.berth().leases();
+    eventually("a file in the place of the leases", || {
+        fs::remove_dir_all(&leases).ok();
+        fs::write(&leases, "").ok()
+    });
+    shim.running.logs("cannot list the leases");
+    let failed = || shim.metric("berth_lease_renewals_total", &[("result", "failed")]);
+    let before = failed();
+    eventually("three more renewals that fail", || (failed() >= before + 3).then_some(()));
+    let log = shim.running.log();
+    assert_eq!(log.matches("cannot list the leases").count(), 1, "{log}");
+}

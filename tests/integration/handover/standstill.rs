@@ -1,0 +1,183 @@
+//! An instance that takes connections and answers nobody, and one that answers slowly, each beside one that is well.
+
+use super::node::{Node, Shim};
+use crate::support::eventually;
+use crate::support::net::{Backend, client_hello, connect, fresh_ip};
+use crate::support::process::Running;
+use crate::support::tls::{Api, Ca, get};
+use nix::sys::signal::Signal;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// Probes of HTTPS that alone would not decide within a test.
+const HTTPS: [&str; 5] = ["--probe", "https", "--probe-insecure", "--fall", "100"];
+const TCP: [&str; 2] = ["--probe", "tcp"];
+
+/// Set: this process is an instance, with this address.
+const INSTANCE: &str = "STANDSTILL_INSTANCE";
+
+/// The instance that is stopped, and its shim.
+struct Stopped {
+    process: Running,
+    ca: CertificateDer<'static>,
+    shim: Shim,
+}
+
+impl Stopped {
+    fn new(node: &Node, options: &[&str]) -> Self {
+        let address = Backend::at((fresh_ip(), 0).into()).address();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "handover::standstill::instance", "--nocapture"]).env(INSTANCE, address.to_string());
+        let process = Running::start(&mut command);
+        let line = process.says("certificate: ");
+        let pem = line.split("certificate: ").nth(1).unwrap().replace('|', "\n");
+        let ca = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+        let shim = node.joined("a", address, options);
+        process.signal(Signal::SIGSTOP);
+        Self { process, ca, shim }
+    }
+}
+
+/// No test: the instance that is stopped.
+#[test]
+fn instance() {
+    let Ok(address) = std::env::var(INSTANCE) else { return };
+    let ca = Ca::new();
+    let _api = Api::start_at(&ca, address.parse().unwrap());
+    println!("certificate: {}", ca.pem().replace('\n', "|"));
+    std::thread::sleep(Duration::from_secs(600));
+}
+
+/// All clients, with whole ClientHellos, are answered by the instance that moves, whether they wait at the gate or at the other;
+/// which has clients again when it moves.
+#[test]
+fn all_are_answered_beside_an_instance_that_stands_still() {
+    const CLIENTS: usize = 40;
+    for probe in [&TCP[..], &HTTPS] {
+        for openings in ["auto", "off"] {
+            let (node, ca) = (Node::new(), Ca::new());
+            let options = [probe, &["--probe-timeout", "1s", "--max-openings", openings]].concat();
+            let well = Api::start_with(&ca, "by the one that is well");
+            let b = node.joined("b", well.address, &options);
+            let stopped = Stopped::new(&node, &options);
+            b.until_counted("guard", 1);
+            let a = &stopped.shim;
+            a.until("both are ready", |status| status.instances.iter().all(|i| i.health.as_str() == "ready"));
+            std::thread::scope(|scope| {
+                let get = || ca.get(connect(node.listen), "/");
+                let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(get)).collect();
+                for client in clients {
+                    let answer = client.join().unwrap();
+                    assert!(answer.ends_with("by the one that is well"), "{answer}");
+                }
+            });
+            assert!(a.running.log().contains("stands still"), "it had no client:\n{}", a.running.log());
+            assert!(a.counted("pass", "ok") > 0, "none went to the sibling:\n{}", a.running.log());
+            stopped.process.signal(Signal::SIGCONT);
+            a.until("both are ready again", |status| status.instances.iter().all(|i| i.health.as_str() == "ready"));
+            drop((b, well));
+            let answer = get(&stopped.ca, connect(node.listen), "/");
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+    }
+}
+
+/// One client alone may say something odd. With a probe that connects only, the instance is asked as clients ask before it is left.
+#[test]
+fn one_client_alone_is_answered_beside_an_instance_that_stands_still() {
+    let (node, ca) = (Node::new(), Ca::new());
+    let options = [&TCP[..], &["--probe-timeout", "500ms"]].concat();
+    let well = Api::start_with(&ca, "by the one that is well");
+    let b = node.joined("b", well.address, &options);
+    let stopped = Stopped::new(&node, &options);
+    b.until_counted("guard", 1);
+    let a = &stopped.shim;
+    a.until("both are ready", |status| status.instances.iter().all(|i| i.health.as_str() == "ready"));
+    eventually("one that came to the instance that stands still", || {
+        assert!(ca.get(connect(node.listen), "/").ends_with("by the one that is well"));
+        a.running.log().contains("stands still").then_some(())
+    });
+}
+
+/// A storm: an instance that answers one client after the other is not left for its sibling, whose storm that would be next, even
+/// if its probe fails.
+#[test]
+fn what_an_instance_has_begun_stays_while_it_moves() {
+    // Together twice the timeout.
+    const WAITING: usize = 40;
+    const PAUSE: Duration = Duration::from_millis(100);
+    // Half of the timeout: whoever answered nobody for longer may have been taken for one that stands still, and rightly.
+    const STOOD: Duration = Duration::from_secs(1);
+    let mut probes = vec![&TCP[..], &HTTPS[..3]];
+    while let Some(probe) = probes.pop() {
+        let (node, ca) = (Node::new(), Ca::new());
+        let options = [probe, &["--probe-timeout", "2s", "--max-openings", "off"]].concat();
+        let (slow, legs) = Api::start_silent(&ca);
+        let a = node.joined("a", slow.address, &options);
+        let well = Api::start(&ca);
+        let b = node.joined("b", well.address, &options);
+        b.until_counted("guard", 1);
+        a.until("both are ready", |status| status.instances.iter().all(|i| i.health.as_str() == "ready"));
+        let (answered, came) = (&AtomicUsize::new(0), &AtomicBool::new(false));
+        let mut clients = Vec::new();
+        let begun = std::thread::scope(|scope| {
+            let serves = scope.spawn(move || {
+                let (mut waiting, mut served) = (VecDeque::new(), Vec::new());
+                let (mut turn, mut longest) = (Instant::now(), Duration::ZERO);
+                loop {
+                    longest = longest.max(turn.elapsed());
+                    turn = Instant::now();
+                    // In this order: who has come is in the queue.
+                    let came = came.load(SeqCst);
+                    waiting.extend(legs.try_iter());
+                    match waiting.pop_front() {
+                        Some(mut leg) => {
+                            // One that was left is missed among the clients.
+                            let _: std::io::Result<()> =
+                                leg.read_exact(&mut [0; 64]).and_then(|()| leg.write_all(b"slow"));
+                            served.push(leg);
+                            answered.fetch_add(1, SeqCst);
+                        }
+                        None if came => return (served.len(), longest),
+                        None => {}
+                    }
+                    std::thread::sleep(PAUSE);
+                }
+            });
+            eventually("a storm at the slow one, and then a probe that fails", || {
+                let status = a.status();
+                if status.instances.iter().any(|i| i.address == slow.address && i.health.as_str() == "failing") {
+                    return Some(());
+                }
+                if status.connections_total as usize >= answered.load(SeqCst) + WAITING {
+                    slow.answer("500 Internal Server Error");
+                    return (probe == TCP).then_some(());
+                }
+                for _ in 0..20 {
+                    let mut client = connect(node.listen);
+                    client.write_all(&client_hello(64)).unwrap();
+                    clients.push(client);
+                }
+                None
+            });
+            let slowly = clients.iter_mut().filter_map(|client| {
+                let mut said = [0; 4];
+                client.read_exact(&mut said).ok().filter(|()| said == *b"slow")
+            });
+            let slowly = slowly.count();
+            came.store(true, SeqCst);
+            (slowly, serves.join().unwrap())
+        });
+        let (slowly, (served, longest)) = begun;
+        if slowly != served && longest >= STOOD {
+            probes.push(probe);
+            continue;
+        }
+        assert_eq!(slowly, served, "clients whose handshake was begun and left:\n{}", a.running.log());
+    }
+}

@@ -1,0 +1,148 @@
+//! Consecutive upgrades.
+
+use super::load;
+use super::node::{ACCEPTS, Echo, Node, Shim, number};
+use crate::support::eventually;
+use crate::support::net::{client_hello, connect, ping, queued_at, read};
+use berth_node::terms::Phase;
+use nix::sys::signal::Signal;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+pub(crate) const CLIENTS: u32 = 128;
+
+/// Together 6,400 connections a second.
+pub(crate) const PERIOD: Duration = Duration::from_millis(20);
+
+/// So many clients are in the queue of a listener when its owner lets go of it.
+const QUEUED: u64 = 32;
+
+/// No renewal comes while a relaying thread is stopped: the shim would be one that hangs.
+const OPTIONS: &[&str] = &["--lease", "10m", "--threads", "1"];
+
+/// Clients that say something, until [`QUEUED`] wait at each of these listeners. Whoever accepts from them is stopped.
+#[track_caller]
+fn clients(node: &Node, listeners: &[u64]) -> Vec<TcpStream> {
+    let mut clients = Vec::new();
+    while !listeners.iter().all(|listener| queued_at(*listener) >= Some(QUEUED)) {
+        assert!(clients.len() < 1000, "too few of {} clients wait", clients.len());
+        let mut client = connect(node.listen);
+        client.write_all(&client_hello(64)).unwrap();
+        clients.push(client);
+    }
+    clients
+}
+
+/// Tells a shim to leave, and stops its accepting thread and its sibling's in such a way that it lets go of its listener
+/// with [`QUEUED`] clients in the queue, which only its sibling can take out; all of them must be served. Returns whether
+/// it took out none of them itself: it does if it has not heard yet that its sibling accepts.
+#[track_caller]
+fn switch(node: &Node, shim: &Shim, next: &Shim) -> bool {
+    let listeners = node.listeners();
+    assert_eq!(listeners.len(), 2, "one of each");
+    let [leaving, staying] = [shim, next].map(|shim| shim.stop(ACCEPTS));
+    let mut waiting = clients(node, &listeners);
+    drop(staying);
+    let before = shim.status().connections_total;
+    shim.running.signal(Signal::SIGTERM);
+    eventually("a sibling that accepts from both listeners", || {
+        listeners.iter().all(|listener| queued_at(*listener) < Some(QUEUED)).then_some(())
+    });
+    let staying = next.stop(ACCEPTS);
+    waiting.extend(clients(node, &listeners));
+    drop(leaving);
+    let took = shim.until("left", |status| status.state == Phase::Left).connections_total - before;
+    drop(staying);
+    for client in &mut waiting {
+        assert_eq!(read(client, 64), client_hello(64));
+    }
+    took == 0
+}
+
+/// Each upgrade is between two shims alone, under load.
+#[test]
+fn consecutive_upgrades_lose_nothing() {
+    let migrate = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").unwrap_or_default();
+    assert_ne!(migrate.trim(), "1", "with net.ipv4.tcp_migrate_req=1 the kernel does it: nothing is shown");
+
+    let times = number("BERTH_UPGRADES", 10);
+    let node = Node::new();
+    // Not one goes before the end: to wait for it is to read a table of all sockets, and the load is there.
+    let mut instances = vec![Echo::new()];
+    let mut shim = node.joined("i0", instances[0].address, OPTIONS);
+    let (mut certain, mut switches) = (0, 0);
+    // The first shim is alone, so this client is its own; each of the next gets one of its own when it is alone.
+    let mut client = served(&node);
+    let load = load::start(node.listen, CLIENTS, PERIOD);
+    load.more(100);
+    while certain < times {
+        assert!(switches < 10 * times, "{certain} of {switches} upgrades count");
+        switches += 1;
+        let instance = Echo::new();
+        let next = node.joined(&format!("i{switches}"), instance.address, OPTIONS);
+        instances.push(instance);
+        certain += usize::from(switch(&node, &shim, &next));
+        // It lived as long as its client.
+        ping(&mut client, b"still there");
+        client = served(&node);
+        let status = shim.running.ended();
+        assert!(status.success(), "{status}\n{}", shim.running.log());
+        load.more(100);
+        shim = next;
+    }
+    let record = load.end();
+    println!(
+        "{switches} upgrades, {certain} with {QUEUED} clients in the queue: {} connections, slowest {:?}, lost: {}",
+        record.begun.len(),
+        record.slowest,
+        record.kinds()
+    );
+    assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), shim.running.log());
+    assert_eq!(record.begun.len(), record.served as usize);
+
+    let (queued, lost) = plain_close();
+    println!("control, plain close: {lost} of {queued} in the queue lost");
+    assert_eq!(lost, queued, "the test proves nothing: closing plainly lost {lost} of {queued} in the queue");
+}
+
+/// A client that was answered.
+#[track_caller]
+fn served(node: &Node) -> TcpStream {
+    let mut client = connect(node.listen);
+    ping(&mut client, &client_hello(64));
+    client
+}
+
+/// The control: a shim that leaves by closing its listener with clients in the queue, beside one that serves on. How many
+/// were in the queue, and how many were lost.
+fn plain_close() -> (u64, u64) {
+    let (node, instance, options) = (Node::new(), Echo::new(), [OPTIONS, &["--plain-close"]].concat());
+    let shim = node.joined("a", instance.address, &options);
+    let [listener] = node.listeners()[..] else { panic!("one shim, and {:?}", node.listeners()) };
+    let _next = node.joined("b", instance.address, &options);
+    // Nobody came yet, so it does not stop in the midst of taking clients out.
+    let stopped = shim.stop(ACCEPTS);
+    let mut clients = clients(&node, &[listener]);
+    shim.running.signal(Signal::SIGTERM);
+    shim.until_counted("close", 1);
+    let queued = queued_at(listener).unwrap();
+    drop(stopped);
+    let lost = |client: &mut TcpStream| client.read_exact(&mut [0; 64]).is_err();
+    (queued, clients.iter_mut().filter_map(|client| lost(client).then_some(())).count() as u64)
+}
+
+#[test]
+fn upgrades_leave_no_listeners_behind() {
+    let node = Node::new();
+    let instance = Echo::new();
+    let mut shim = node.joined("i0", instance.address, &[]);
+    let mut counts = Vec::new();
+    for time in 1..=number("BERTH_LISTENER_UPGRADES", 10) {
+        let next = node.joined(&format!("i{time}"), instance.address, &[]);
+        std::mem::replace(&mut shim, next).leave();
+        counts.push(node.listeners().len());
+    }
+    assert_eq!(counts.last(), counts.get(1), "{counts:?}");
+    assert!(counts.iter().all(|count| *count <= 2), "never more than two shims were alive: {counts:?}");
+}

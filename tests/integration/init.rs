@@ -1,0 +1,95 @@
+//! As the first process of a PID namespace, which a container's command is: the kernel drops a signal for it that it
+//! has no handler for.
+
+use crate::support::net::free_address;
+use crate::support::process::{Running, berth, said};
+use crate::support::{eventually, skipped};
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs::{DirBuilder, File};
+use std::net::TcpListener;
+use std::os::unix::fs::DirBuilderExt;
+use std::process::Command;
+
+const UNSHARE: [&str; 4] = ["--pid", "--fork", "--kill-child", "--"];
+
+/// Whether there can be such a process here; else it says why the test is skipped.
+fn possible(test: &str) -> bool {
+    let (code, _, log) = said(Command::new("unshare").args(UNSHARE).arg("true"));
+    if code != Some(0) {
+        skipped(&format!("{test}: no PID namespace can be had: {log}"));
+    }
+    code == Some(0)
+}
+
+/// Starts berth so.
+fn start(args: &[&str]) -> Running {
+    let command = berth(args);
+    Running::start(Command::new("unshare").args(UNSHARE).arg(command.get_program()).args(args))
+}
+
+/// The first process of the namespace.
+#[track_caller]
+fn first(run: &Running) -> Pid {
+    let children = format!("/proc/{0}/task/{0}/children", run.pid());
+    let child = || std::fs::read_to_string(&children).unwrap().trim().parse().ok();
+    Pid::from_raw(eventually("the first process of a namespace", child))
+}
+
+#[test]
+fn sigterm_while_the_port_is_held() {
+    if !possible("sigterm_while_the_port_is_held") {
+        return;
+    }
+    let (temp, listen) = (tempfile::tempdir().unwrap(), free_address());
+    let _held = TcpListener::bind(listen).unwrap();
+    let (listen, run_dir) = (listen.to_string(), temp.path().join("run"));
+    let run_dir = run_dir.to_str().unwrap();
+    for command in [&["serve", "--instance", "a"][..], &["run"]] {
+        let options = ["--listen", &listen, "--run-dir", run_dir, "--probe", "tcp", "--bind-wait", "1h"];
+        let mut args = [command, &options].concat();
+        if command == ["run"] {
+            args.extend(["--", "kube-apiserver"]);
+        }
+        let mut shim = start(&args);
+        shim.logs("trying again");
+        kill(first(&shim), Signal::SIGTERM).unwrap();
+        assert_eq!(shim.ended().code(), Some(0), "{}", shim.log());
+        assert!(shim.log().contains("SIGTERM"), "{}", shim.log());
+    }
+}
+
+/// `berth exec` waits for others that start an apiserver.
+#[test]
+fn sigterm_while_another_one_starts() {
+    if !possible("sigterm_while_another_one_starts") {
+        return;
+    }
+    let (temp, listen) = (tempfile::tempdir().unwrap(), free_address());
+    let run_dir = temp.path().join("run");
+    let instances = run_dir.join(listen.to_string()).join("instances");
+    DirBuilder::new().recursive(true).mode(0o700).create(&instances).unwrap();
+    let lock = File::create(instances.join(".lock")).unwrap();
+    let lock = Flock::lock(lock, FlockArg::LockExclusive).unwrap();
+    let (listen, run_dir) = (listen.to_string(), run_dir.to_str().unwrap().to_owned());
+    loop {
+        let args = ["exec", "--listen", &listen, "--instance", "a", "--run-dir", &run_dir, "--", "sleep", "60"];
+        let mut exec = start(&args);
+        let pid = first(&exec);
+        eventually("a process that waits for the lock", || {
+            let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            let mut files = open.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+            (files.any(|file| file.ends_with("instances/.lock")) || !exec.is_running()).then_some(())
+        });
+        let _ = kill(pid, Signal::SIGTERM);
+        let code = exec.ended().code();
+        // It waits for 5 s, for which a machine may stand still.
+        if code == Some(69) && exec.log().contains("another process has held") {
+            continue;
+        }
+        assert_eq!(code, Some(128 + Signal::SIGTERM as i32), "{}", exec.log());
+        break;
+    }
+    drop(lock);
+}

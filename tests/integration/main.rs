@@ -1,0 +1,42 @@
+//! berth from outside: the program as its users run it, and a shim or a rehearsal in this process with plain sockets before
+//! and behind it. One program, so that it is linked once and its last tests do not run alone.
+//!
+//! What finds out as it runs whether it can run here, or needs a network namespace of its own on the main thread, is beside it:
+//! `e2e.rs`, `examples`, `image.rs`.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+#[cfg(all(feature = "operate", feature = "rehearse"))]
+mod bridge;
+#[cfg(feature = "operate")]
+mod cluster_status;
+mod docs;
+#[cfg(feature = "operate")]
+mod doctor;
+mod exec;
+#[cfg(feature = "operate")]
+mod grant;
+mod handover;
+mod init;
+#[cfg(feature = "operate")]
+mod manifest;
+mod output;
+#[cfg(feature = "rehearse")]
+mod rehearse;
+#[cfg(all(feature = "operate", feature = "rehearse"))]
+mod rehearse_bridge;
+#[cfg(feature = "rehearse")]
+mod rehearse_direct;
+#[cfg(feature = "rehearse")]
+mod rehearse_load;
+#[cfg(feature = "rehearse")]
+mod rehearse_stand_in;
+mod relay;
+#[cfg(feature = "rehearse")]
+mod report;
+mod run;
+mod serve;
+mod stand_in;
+#[cfg(feature = "operate")]
+mod upgrade;

@@ -1,0 +1,252 @@
+//! `berth inject`, `berth eject` and `berth copy-self` as an operator and an init container run them: what
+//! becomes of files, and what is said.
+
+use assert_cmd::Command;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
+const IMAGE: &str = "registry.example/berth:v0.1.0";
+
+/// A node's directory of manifests, with kubeadm's in it.
+struct Node {
+    temp: tempfile::TempDir,
+}
+
+/// What a command did.
+struct Done {
+    status: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Node {
+    fn new() -> Self {
+        let node = Self { temp: tempfile::tempdir().unwrap() };
+        fs::create_dir(node.directory()).unwrap();
+        fs::write(node.manifest(), KUBEADM).unwrap();
+        fs::set_permissions(node.manifest(), fs::Permissions::from_mode(0o600)).unwrap();
+        node
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.temp.path().join("manifests")
+    }
+
+    fn manifest(&self) -> PathBuf {
+        self.directory().join("kube-apiserver.yaml")
+    }
+
+    fn backups(&self) -> PathBuf {
+        self.temp.path().join("berth")
+    }
+
+    fn text(&self) -> String {
+        fs::read_to_string(self.manifest()).unwrap()
+    }
+
+    fn berth(&self, command: &str, more: &[&str]) -> Done {
+        let image = if command == "inject" { vec!["--image", IMAGE] } else { vec![] };
+        let mut berth = berth();
+        berth.arg(command).arg(self.manifest()).args(image).args(more).arg("--backup-dir").arg(self.backups());
+        run(&mut berth)
+    }
+}
+
+fn berth() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("BERTH_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn run(command: &mut Command) -> Done {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Done { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_direct_path_is_there_when_it_is_asked_for() {
+    let node = Node::new();
+    let lines = |text: &str| text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect::<Vec<_>>();
+    let plain = node.berth("inject", &[]).out;
+    assert_eq!(node.berth("inject", &["--direct", "off"]).out, plain);
+    for (mode, said) in [("auto", "auto"), ("on", "\"on\"")] {
+        let mut direct = lines(&node.berth("inject", &["--direct", mode]).out);
+        direct.retain(|line| !lines(&plain).contains(line));
+        let value = format!("      value: {said}");
+        let wanted = ["    - name: BERTH_DIRECT", &value, "        add:", "        - BPF", "        - NET_ADMIN"];
+        assert_eq!(direct, wanted);
+    }
+    let refused = node.berth("inject", &["--direct", "maybe"]);
+    assert!(refused.status == Some(64) && refused.err.contains("off, auto, on"), "{}", refused.err);
+}
+
+#[test]
+fn without_write_nothing_is_written() {
+    let node = Node::new();
+    let printed = node.berth("inject", &[]);
+    assert_eq!(printed.status, Some(0), "{}", printed.err);
+    assert!(printed.out.contains("\n    - /opt/berth/berth\n    - exec\n    - --\n    - kube-apiserver\n"));
+    assert!(printed.err.starts_with("berth: note: kube-apiserver listened on every address"), "{}", printed.err);
+    let diff = node.berth("inject", &["--diff"]);
+    assert!(diff.out.starts_with("--- a/") && diff.out.contains("\n+    - /opt/berth/berth\n"), "{}", diff.out);
+    assert!(diff.err.contains("berth: spec.containers[kube-apiserver].ports: with hostNetwork"), "{}", diff.err);
+    assert_eq!((node.text(), names(node.temp.path())), (KUBEADM.into(), vec!["manifests".into()]));
+}
+
+#[test]
+fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
+    let node = Node::new();
+    let printed = node.berth("inject", &[]).out;
+    let done = node.berth("inject", &["--write"]);
+    assert_eq!((done.status, done.out.as_str()), (Some(0), ""), "{}", done.err);
+    assert_eq!(node.text(), printed);
+    assert_eq!(fs::metadata(node.manifest()).unwrap().permissions().mode() & 0o777, 0o600);
+    // A kubelet would run a second file.
+    assert_eq!(names(&node.directory()), ["kube-apiserver.yaml"]);
+    let backup = node.backups().join(&names(&node.backups())[0]);
+    assert!(done.err.contains(&format!("the original is {}", backup.display())), "{}", done.err);
+    assert!(done.err.contains("clients are refused until it is ready: --write --bridge prevents that"), "{}", done.err);
+    assert_eq!(fs::read_to_string(backup).unwrap(), KUBEADM);
+
+    let again = node.berth("inject", &["--write"]);
+    assert!(again.err.contains("is as it should be: not written"), "{}", again.err);
+    assert_eq!((node.text(), names(&node.backups()).len()), (printed, 1));
+
+    // A comment is lost where edits are undone, and not where the original is there.
+    assert_eq!(node.berth("eject", &["--write"]).status, Some(0));
+    assert_eq!((node.text(), names(&node.directory()).len()), (KUBEADM.into(), 1));
+}
+
+/// As after `berth doctor --node`. Nothing has the address, and nothing serves at the port.
+#[test]
+fn a_bridge_is_not_begun_for_a_manifest_that_does_not_fit_the_node() {
+    let node = Node::new();
+    let original = KUBEADM.replace("6443", "1");
+    fs::write(node.manifest(), &original).unwrap();
+    let options = ["--write", "--bridge", "--listen", "192.0.2.7:1"];
+    let refused = node.berth("inject", &options);
+    assert!(refused.err.contains("error[address-missing]: "), "{}", refused.err);
+    assert!(refused.err.contains("nothing was changed: fix the errors above first"), "{}", refused.err);
+    assert_eq!((refused.status, node.text() == original, names(node.temp.path()).len()), (Some(1), true, 1));
+    let found = |line: &str| Some(line.strip_prefix("error[")?.split_once(']')?.0.to_owned());
+    let errors = refused.err.lines().filter_map(found).collect::<Vec<_>>().join(",");
+    let excused = [&options[..], &["--ignore-errors", &errors]].concat();
+    let refused = node.berth("inject", &excused);
+    // By the bridge.
+    assert!(refused.err.contains("warning[address-missing]: "), "{}", refused.err);
+    assert_eq!((refused.status, node.text() == original), (Some(69), true), "{}", refused.err);
+}
+
+/// The same file by another name is the same file.
+#[test]
+fn an_original_is_found_by_a_link_and_without_it() {
+    let original = KUBEADM.replace("    ports:\n", "    ports: # kubeadm's\n");
+    let node = Node::new();
+    fs::write(node.manifest(), &original).unwrap();
+    let link = node.temp.path().join("link.yaml");
+    std::os::unix::fs::symlink(node.manifest(), &link).unwrap();
+    let by_link =
+        |command: &mut Command| run(command.arg(&link).arg("--write").arg("--backup-dir").arg(node.backups()));
+    let done = by_link(berth().args(["inject", "--image", IMAGE]));
+    assert_eq!(done.status, Some(0), "{}", done.err);
+    assert_eq!(node.berth("eject", &["--write"]).status, Some(0));
+    assert_eq!(node.text(), original);
+    node.berth("inject", &["--write"]);
+    assert_eq!(by_link(berth().arg("eject")).status, Some(0));
+    assert_eq!((node.text(), names(&node.backups()).len()), (original, 1));
+}
+
+#[test]
+fn other_options_are_made_from_the_original() {
+    let node = Node::new();
+    let original = KUBEADM.replace("    ports:\n", "    ports: # kubeadm's\n");
+    fs::write(node.manifest(), &original).unwrap();
+    node.berth("inject", &["--write"]);
+    node.berth("inject", &["--write", "--sidecar", "plain"]);
+    assert_eq!(names(&node.backups()).len(), 2);
+    node.berth("eject", &["--write"]);
+    assert_eq!(node.text(), original);
+}
+
+#[test]
+fn eject_undoes_each_change_where_the_file_changed_since() {
+    let node = Node::new();
+    node.berth("inject", &["--write"]);
+    fs::write(node.manifest(), node.text().replace("cpu: 250m", "cpu: 300m")).unwrap();
+    let done = node.berth("eject", &["--write"]);
+    assert!(done.err.contains("no backup is of this text"), "{}", done.err);
+    assert_eq!((done.status, node.text()), (Some(0), KUBEADM.replace("cpu: 250m", "cpu: 300m")));
+}
+
+#[test]
+fn standard_input_works_and_cannot_be_written() {
+    let injected = run(berth().args(["inject", "-", "--image", IMAGE]).write_stdin(KUBEADM));
+    let ejected = run(berth().args(["eject", "-"]).write_stdin(injected.out));
+    assert_eq!(ejected.out, KUBEADM);
+    let refused = run(berth().args(["eject", "-", "--write"]).write_stdin(KUBEADM));
+    assert_eq!((refused.status, refused.out.as_str()), (Some(64), ""));
+    assert!(refused.err.contains("--write with -"), "{}", refused.err);
+}
+
+#[test]
+fn what_is_wrong_is_told_with_file_and_line_and_nothing_is_written() {
+    let node = Node::new();
+    fs::write(node.manifest(), KUBEADM.replace("hostNetwork: true", "hostNetwork: false")).unwrap();
+    let refused = node.berth("inject", &["--write"]);
+    let wanted = format!("berth: {}:12: hostNetwork is not true, ", node.manifest().display());
+    assert!(refused.status == Some(64) && refused.err.contains(&wanted), "{}", refused.err);
+    fs::write(node.manifest(), "a: [").unwrap();
+    assert!(node.berth("eject", &["--write"]).err.contains(".yaml:2: this is no YAML"), "{}", refused.err);
+    assert_eq!(names(node.temp.path()), ["manifests"]);
+
+    let options = ["--run-dir", "run", "--listen", "nowhere", "--probe-key", "key", "--write"];
+    let refused = node.berth("inject", &options);
+    let lines = refused.err.lines().count();
+    for option in
+        ["--run-dir \"run\"", "--listen \"nowhere\"", "--probe-key without", "--probe-key key: give an absolute"]
+    {
+        assert!(refused.err.contains(option), "{option} in {}", refused.err);
+    }
+    assert_eq!((refused.status, lines), (Some(64), 4), "{}", refused.err);
+    let directory = node.directory();
+    let beside = run(berth().arg("eject").arg(node.manifest()).args(["--write", "--backup-dir"]).arg(&directory));
+    assert!(beside.status == Some(64) && beside.err.contains("is the manifest's own directory"), "{}", beside.err);
+    assert_eq!(run(berth().args(["eject", "/nonexistent"])).status, Some(69));
+    assert_eq!(run(berth().args(["inject", "-"])).status, Some(64), "without an image");
+}
+
+#[test]
+fn patches_are_files_that_kubeadm_knows() {
+    let node = Node::new();
+    let patches = node.temp.path().join("patches");
+    let done = node.berth("inject", &["--kubeadm-patch", patches.to_str().unwrap()]);
+    assert_eq!((done.status, done.out.as_str()), (Some(0), ""), "{}", done.err);
+    assert_eq!(names(&patches), ["kube-apiserver9-berth+json.yaml", "kube-apiserver9-berth+strategic.yaml"]);
+    assert_eq!(node.text(), KUBEADM);
+}
+
+#[test]
+fn copy_self_leaves_a_program_that_runs() {
+    let temp = tempfile::tempdir().unwrap();
+    let (copy, run_dir) = (temp.path().join("berth"), temp.path().join("run/berth"));
+    for _ in 0..2 {
+        let done = run(berth().arg("copy-self").arg(&copy).arg("--run-dir").arg(&run_dir));
+        assert_eq!(done.status, Some(0), "{}", done.err);
+    }
+    assert!(run(Command::new(&copy).arg("--version")).out.starts_with("berth "));
+    assert_eq!(fs::metadata(&run_dir).unwrap().permissions().mode() & 0o7777, 0o700);
+    let failed = run(berth().arg("copy-self").arg(temp.path().join("none/berth")));
+    assert!(failed.status == Some(69) && failed.err.contains("none/berth"), "{}", failed.err);
+}

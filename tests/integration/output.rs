@@ -1,0 +1,96 @@
+//! What each command does where what it says cannot be written: whoever read it has closed the pipe, or the disk is full.
+
+use crate::support::process::berth;
+use std::fs::{File, OpenOptions};
+use std::io::{Write, pipe};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
+
+/// Commands that write to standard output, and how each ends.
+fn printing(directory: &Path) -> Vec<(Command, i32)> {
+    let manifest = directory.join("kube-apiserver.yaml");
+    std::fs::write(&manifest, KUBEADM).unwrap();
+    let run_dir = directory.join("run");
+    let words: [(&[&str], i32); 13] = [
+        (&["--help"], 0),
+        (&["--version"], 0),
+        (&["serve", "--help"], 0),
+        (&["generate", "completions", "bash"], 0),
+        (&["status", "--run-dir", "RUN"], 0),
+        (&["status", "--watch", "--run-dir", "RUN"], 0),
+        (&["ready", "--run-dir", "RUN"], 1),
+        (&["live", "--probe-insecure", "--run-dir", "RUN"], 1),
+        (&["drain", "--run-dir", "RUN"], 1),
+        (&["inject", "--image", "example/berth:v1", "FILE"], 0),
+        (&["inject", "--image", "example/berth:v1", "--diff", "FILE"], 0),
+        (&["doctor", "FILE"], 1),
+        (&["grant", "--print", "--node", "cp-1"], 0),
+    ];
+    let named = |word: &&str| match *word {
+        "FILE" => manifest.to_str().unwrap().to_owned(),
+        "RUN" => run_dir.to_str().unwrap().to_owned(),
+        word => word.to_owned(),
+    };
+    words.into_iter().map(|(words, status)| (berth(words.iter().map(named)), status)).collect()
+}
+
+/// One that nobody reads any more.
+fn closed() -> Stdio {
+    pipe().unwrap().1.into()
+}
+
+fn full() -> File {
+    OpenOptions::new().write(true).open("/dev/full").unwrap()
+}
+
+/// Exit status and standard error.
+fn end(command: &mut Command) -> (Option<i32>, String) {
+    let output = command.output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn whoever_has_read_enough_changes_no_exit_status() {
+    let temp = tempfile::tempdir().unwrap();
+    for (mut command, status) in printing(temp.path()) {
+        let (code, log) = end(command.stdout(closed()));
+        assert_eq!(code, Some(status), "{command:?}: {log}");
+        assert!(!log.contains("standard output") && !log.contains("panicked"), "{command:?}: {log}");
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_is_an_exit_status_of_its_own() {
+    let temp = tempfile::tempdir().unwrap();
+    for (mut command, _) in printing(temp.path()) {
+        let (code, log) = end(command.stdout(full()));
+        assert_eq!(code, Some(74), "{command:?}: {log}");
+        assert!(log.contains("berth: cannot write to standard output (") && log.contains("No space left"), "{log}");
+        assert!(!log.contains("report it"), "{log}");
+    }
+}
+
+#[test]
+fn a_standard_error_that_takes_nothing_stops_nothing() {
+    assert!(full().write_all(b"a").is_err(), "/dev/full takes nothing");
+    let temp = tempfile::tempdir().unwrap();
+    for (mut command, status) in printing(temp.path()) {
+        for error in [closed(), full().into()] {
+            // Nobody reads either, so that --watch ends.
+            let code = command.stdout(closed()).stderr(error).status().unwrap().code();
+            assert_eq!(code, Some(status), "{command:?}");
+        }
+    }
+    // Mistakes, clap's own and a line of the log (there is no kubelet).
+    for words in [&["serve", "--listen="][..], &["status", "--no-such-option"], &["--log-level", "trace", "upgrade"]] {
+        let mut command = berth(words);
+        command.env("BERTH_MANIFESTS_DIR", temp.path()).env("BERTH_BACKUP_DIR", temp.path().join("kept"));
+        let known = end(&mut command).0;
+        for error in [closed(), full().into()] {
+            let code = command.stdout(Stdio::null()).stderr(error).status().unwrap().code();
+            assert!(code == known && code != Some(70), "{command:?}: {code:?}");
+        }
+    }
+}

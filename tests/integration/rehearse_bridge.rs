@@ -1,0 +1,144 @@
+//! `berth rehearse --topology bridge` as a user runs it.
+
+use crate::support::{eventually, skipped};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use tempfile::TempDir;
+
+/// Exit status of a run that proves nothing, and how often one is repeated.
+const PROVES_NOTHING: i32 = 75;
+const TRIES: u32 = 5;
+
+const BRIDGE: [&str; 6] = ["--topology=bridge", "--netns", "--phase=1s", "--rate=40", "--seed=7", "--speedup=10"];
+
+fn rehearse(tmp: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    command.env("TMPDIR", tmp).arg("rehearse").args(BRIDGE).args(args);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Where a rehearsal writes. In memory, as /run is: on a disk that is busy a lease takes seconds to write.
+fn directory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// Rehearses; again if the run proves nothing, as the machine was too busy for it. What is lost, or not as promised, fails at once.
+fn rehearsed(tmp: &Path, args: &[&str]) -> Output {
+    for again in (0..TRIES).rev() {
+        let output = rehearse(tmp, args).output().unwrap();
+        if again == 0 || output.status.code() != Some(PROVES_NOTHING) {
+            return output;
+        }
+    }
+    unreachable!("the last one was returned")
+}
+
+/// Whether nothing can be steered here, which the rehearsal says; then this test does nothing.
+fn cannot(status: Option<i32>, said: &str) -> bool {
+    let missing =
+        status == Some(69) && said.contains("nothing was changed") || said.contains("make a network namespace");
+    if missing {
+        skipped(said.lines().find(|line| line.starts_with("berth: ")).unwrap());
+    }
+    missing
+}
+
+/// Processes with a word in their command line.
+fn processes(word: &str) -> Vec<String> {
+    let lines = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| std::fs::read(entry.path().join("cmdline")));
+    let lines = lines.map(|line| String::from_utf8_lossy(&line.unwrap_or_default()).replace('\0', " "));
+    lines.filter(|line| line.contains(word)).collect()
+}
+
+/// Rehearses; what was printed, and the report. None: nothing can be steered here.
+fn held(args: &[&str]) -> Option<(String, Value)> {
+    let tmp = directory();
+    let json = tempfile::NamedTempFile::new().unwrap();
+    let file = format!("--json={}", json.path().display());
+    let output = rehearsed(tmp.path(), &[args, &[&file]].concat());
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    if cannot(output.status.code(), &said) {
+        return None;
+    }
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
+    assert_eq!(processes(&tmp.path().display().to_string()), [""; 0]);
+    let report = serde_json::from_slice(&std::fs::read(json.path()).unwrap()).unwrap();
+    Some((said.into_owned(), report))
+}
+
+#[test]
+fn an_apiserver_that_knows_nothing_of_berth_is_replaced_in_place() {
+    let Some((said, report)) = held(&["--compare=none", "--fault=kill-temporary"]) else { return };
+    // It may cost nobody anything.
+    for line in ["fault kill-temporary: none has no bridge, skipped", "kill-temporary at old-bridge: held"] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    let ran = |run: usize| &report["runs"][run]["outcome"]["ran"];
+    let lost = |run: usize| ran(run)["verdict"]["lost"].as_array().unwrap().len();
+    // One after the other, without a bridge, cannot but refuse.
+    assert!((lost(0) > 0, lost(1)) == (true, 0), "{said}");
+    let served = ran(1)["figures"]["new_connections_by_instance"].as_object().unwrap();
+    let names: BTreeSet<_> = served.keys().map(String::as_str).collect();
+    assert_eq!(names, ["new", "old", "old-bridge"].into());
+    assert_eq!(report["runs"][1]["topology"], "bridge");
+}
+
+#[test]
+fn a_bridge_that_is_killed_costs_nobody_anything() {
+    let Some((said, report)) = held(&["--fault=kill-shim"]) else { return };
+    assert!(said.contains("kill-shim at old-bridge: held"), "{said}");
+    let ran = &report["runs"][0]["outcome"]["ran"];
+    assert_eq!(ran["verdict"]["lost"].as_array().unwrap().len(), 0, "{said}");
+    let served = ran["figures"]["new_connections_by_instance"].as_object().unwrap();
+    let names: BTreeSet<_> = served.keys().map(String::as_str).collect();
+    assert_eq!(names, ["new", "old", "old-bridge"].into());
+}
+
+/// A rehearsal whose bridge is on; none: it cannot be.
+fn bridged(tmp: &Path) -> Option<Child> {
+    let mut child = rehearse(tmp, &[]).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let said: Vec<_> = lines.by_ref().take_while(|line| !line.contains("stop old")).collect();
+    // Read on, so that it never waits for a reader.
+    let reader = std::thread::spawn(move || lines.collect::<Vec<_>>());
+    if !said.iter().any(|line| line.contains("may be replaced")) {
+        let status = child.wait().unwrap();
+        let said = [said, reader.join().unwrap()].concat().join("\n");
+        assert!(cannot(status.code(), &said), "{said}");
+        return None;
+    }
+    Some(child)
+}
+
+/// The bridge is nobody's child: what ends the rehearsal, or comes after it, has to end it.
+fn is_not_left_behind(signal: Signal, after: impl FnOnce(&Path, ExitStatus)) {
+    let tmp = directory();
+    let Some(mut child) = bridged(tmp.path()) else { return };
+    kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+    let status = child.wait().unwrap();
+    after(tmp.path(), status);
+    let word = tmp.path().display().to_string();
+    eventually("nothing runs", || processes(&word).is_empty().then_some(()));
+    assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_bridge_is_not_left_behind_by_an_interrupt() {
+    is_not_left_behind(Signal::SIGINT, |_, status| assert_eq!(status.code(), Some(130)));
+}
+
+#[test]
+fn a_bridge_is_not_left_behind_by_a_kill() {
+    is_not_left_behind(Signal::SIGKILL, |tmp, _| {
+        let next = rehearse(tmp, &["--via=none"]).output().unwrap();
+        let said = String::from_utf8_lossy(&next.stderr);
+        assert!(said.contains("which a rehearsal left that was killed"), "{said}");
+    });
+}

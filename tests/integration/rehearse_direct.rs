@@ -1,0 +1,156 @@
+//! `berth rehearse --direct` as a user runs it.
+
+use crate::support::skipped;
+use serde_json::Value;
+use std::io;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// Exit status of a run that proves nothing, and how often one is repeated.
+const PROVES_NOTHING: i32 = 75;
+const TRIES: u32 = 5;
+
+const SHORT: [&str; 3] = ["--rate=30", "--seed=7", "--speedup=5"];
+
+fn rehearse(program: &str, before: &[&str], tmp: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(before).arg("rehearse").args(SHORT).args(args).env("TMPDIR", tmp);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Where a rehearsal writes. In memory, as /run is: on a disk that is busy a lease takes seconds to write.
+fn directory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// Rehearses; again if the run proves nothing, as the machine was too busy for it. What is lost, or not as promised, fails at once.
+fn rehearsed(rehearse: &mut Command) -> io::Result<Output> {
+    for again in (0..TRIES).rev() {
+        let output = rehearse.output()?;
+        if again == 0 || output.status.code() != Some(PROVES_NOTHING) {
+            return Ok(output);
+        }
+    }
+    unreachable!("the last one was returned")
+}
+
+/// What was printed, and the report; none if there can be no direct path here, which the rehearsal says.
+fn held(args: &[&str]) -> Option<(String, Value)> {
+    held_by(&["--phase=1s"], args)
+}
+
+fn held_by(times: &[&str], args: &[&str]) -> Option<(String, Value)> {
+    let (tmp, json) = (directory(), tempfile::NamedTempFile::new().unwrap());
+    let file = format!("--json={}", json.path().display());
+    let args = [&["--direct=on", &file], times, args].concat();
+    let output = rehearsed(&mut rehearse(env!("CARGO_BIN_EXE_berth"), &[], tmp.path(), &args)).unwrap();
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(69) && ["--direct on: ", "network namespace"].iter().any(|why| said.contains(why)) {
+        skipped(said.lines().find(|line| line.starts_with("berth: ")).unwrap());
+        return None;
+    }
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
+    Some((said.into_owned(), serde_json::from_slice(&std::fs::read(json.path()).unwrap()).unwrap()))
+}
+
+/// Upgrades lose nothing, and in calm connections are steered: so often at least.
+fn is_on_in_calm(topology: &str, least: usize) {
+    // How soon it is on again after an upgrade, depends on what else the machine does.
+    let mut seen = Vec::new();
+    for phase in ["--phase=1s", "--phase=2s", "--phase=4s", "--phase=8s"] {
+        let Some((said, report)) = held_by(&[phase], &["--upgrades=2", "--topology", topology]) else { return };
+        let direct = &report["runs"][0]["outcome"]["ran"]["direct"];
+        assert!(direct["steered"].as_u64() > Some(0), "{topology}: {said}");
+        assert!(direct["on_share"].as_f64() < Some(1.0), "{topology}: {direct}");
+        // On before, between and after the two upgrades, off in each.
+        if direct["on"].as_array().unwrap().len() >= least {
+            return;
+        }
+        seen.push(direct.to_string());
+    }
+    panic!("{topology}: {seen:?}");
+}
+
+#[test]
+fn it_is_on_in_calm_with_sidecars() {
+    is_on_in_calm("sidecar", 2);
+}
+
+#[test]
+fn it_is_on_in_calm_with_native_sidecars() {
+    is_on_in_calm("native-sidecar", 2);
+}
+
+/// It relays for a while after each upgrade.
+#[test]
+fn it_is_on_in_calm_with_one_shim_for_a_node() {
+    is_on_in_calm("node", 1);
+}
+
+#[test]
+fn it_is_on_in_calm_with_units() {
+    is_on_in_calm("run", 2);
+}
+
+/// The kinds of losses that the promise under a fault allowed.
+fn allowed<'a>(report: &'a Value, fault: &str) -> Vec<&'a str> {
+    let promises = report["runs"][0]["outcome"]["ran"]["promises"].as_array().unwrap();
+    let promise = promises.iter().find(|promise| promise["fault"] == fault).unwrap();
+    promise["allowed"].as_array().unwrap().iter().map(|tally| tally["kind"].as_str().unwrap()).collect()
+}
+
+/// What goes past a shim does not end with it.
+#[test]
+fn a_second_shim_that_ends_costs_nothing() {
+    let Some((said, report)) = held(&["--fault=beside-kill-shim,beside-drain"]) else { return };
+    for fault in ["beside-kill-shim", "beside-drain"] {
+        assert_eq!(allowed(&report, fault), [""; 0], "{said}");
+    }
+}
+
+#[test]
+fn a_kill_in_calm_costs_what_is_promised() {
+    let Some((said, report)) = held(&["--fault=calm-kill-shim,calm-crash"]) else { return };
+    // What it relayed, or had in its queue, ends with it.
+    let connections = ["refused", "reset", "closed"];
+    assert!(allowed(&report, "calm-kill-shim").iter().all(|kind| connections.contains(kind)), "{said}");
+    // What is on an instance, ends with that.
+    assert!(!allowed(&report, "calm-crash").contains(&"refused"), "{said}");
+    assert!(said.contains("lost on the direct path when the instance was killed"), "{said}");
+}
+
+#[test]
+fn what_is_beside_has_no_direct_path() {
+    let Some((said, report)) = held(&["--compare=none"]) else { return };
+    let ran = |run: usize| &report["runs"][run]["outcome"]["ran"];
+    assert!(ran(0)["direct"].is_null() && !ran(0)["verdict"]["lost"].as_array().unwrap().is_empty(), "{said}");
+    assert!(ran(1)["direct"]["steered"].as_u64() > Some(0), "{said}");
+}
+
+/// Root without what makes a namespace is as good as anybody.
+#[test]
+fn without_the_privilege_on_ends_before_it_begins_and_auto_relays() {
+    let tmp = directory();
+    let berth = env!("CARGO_BIN_EXE_berth");
+    let before = ["--bounding-set=-sys_admin,-bpf,-net_admin", "--", berth];
+    let run = |direct: &str| rehearsed(&mut rehearse("setpriv", &before, tmp.path(), &["--phase=1s", direct]));
+    let output = match run("--direct=on") {
+        Ok(output) if !String::from_utf8_lossy(&output.stderr).starts_with("setpriv: ") => output,
+        _ => return skipped("setpriv is not there, or may not drop capabilities"),
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), said.lines().count()), (Some(69), 1), "{said}");
+    assert!(output.stdout.is_empty() && said.contains("root"), "{said}");
+
+    let output = run("--direct=auto").unwrap();
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("note: --direct auto: no direct path: cannot make a network namespace in which BPF may be used"),
+        "{said}"
+    );
+    assert!(!said.contains("connections steered"), "{said}");
+}

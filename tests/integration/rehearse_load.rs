@@ -1,0 +1,697 @@
+//! Is a loss seen? Load, stand-ins and verdict around small relays in this process, a good one and
+//! some that each lose in their own way; and around stand-ins whose store loses.
+
+use berth_rehearse::load::{Anonymous, Closed, Instances, Joined, Load, Target};
+use berth_rehearse::log::{Dialed, Event, EventKind, Recorder, attempts};
+use berth_rehearse::plan::{LoadPlan, Plan};
+use berth_rehearse::record::{Answer, Attempt, Failure, Kind, MarkKind, Record, Signed, Stamp, What};
+use berth_rehearse::store::Store;
+use berth_rehearse::verdict::{Loss, NEW, OLD, Verdict, judge};
+use berth_rehearse::{address, certs, store_server};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::process::{Child, Command};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+
+/// Far beyond what anything here takes.
+const BOUND: Duration = Duration::from_secs(30);
+
+/// More than a judge allows between two clients that see the same.
+const LAG: Duration = Duration::from_millis(100);
+
+/// Clients with a kept connection, and watches.
+const CLIENTS: u32 = 4;
+const WATCHES: u32 = 4;
+
+/// Streams that last: those, and those of six informers.
+const STREAMS: u32 = CLIENTS + WATCHES + 6;
+
+/// How a relay behaves.
+#[derive(Clone, Copy, PartialEq)]
+enum Relay {
+    /// Nothing is lost.
+    Good,
+    /// All connections are cut once while old serves.
+    Cuts,
+    /// The same towards the instance alone, which takes it for the client's goodbye.
+    HalfCloses,
+    /// It stops listening for a moment.
+    Refuses,
+    /// It closes new connections for a moment.
+    Closes,
+    /// It speaks itself for a moment, before the instance can.
+    Garbles,
+    /// For a moment it relays to somebody whose certificate nobody trusts.
+    Misleads,
+    /// All connections are cut, and it stops listening for a moment.
+    CutsAndRefuses,
+}
+
+/// What an old stand-in hears from its store.
+#[derive(Clone, Copy, PartialEq)]
+enum Hears {
+    Everything,
+    /// Not of the tenth write.
+    NotOfAWrite,
+    /// Of the tenth write twice.
+    OfAWriteTwice,
+    /// Not of the ninth write's removal.
+    NotOfARemoval,
+}
+
+/// What happens.
+struct Plot {
+    relay: Relay,
+    hears: Hears,
+    load: LoadPlan,
+    /// Changes that instances keep for watches.
+    history: usize,
+}
+
+impl Plot {
+    fn relay(relay: Relay) -> Self {
+        // Little load: what is tested is whether a loss is seen, and the tests run side by side.
+        // Who misses something for good waits for it after the end; at half a MiB a second a slow reader takes two seconds.
+        let (catch_up, bytes_a_second) = (Duration::from_secs(2), 512 << 10);
+        let load = LoadPlan {
+            rate: 60,
+            clients: CLIENTS,
+            watches: WATCHES,
+            seed: 7,
+            catch_up,
+            bytes_a_second,
+            ..LoadPlan::default()
+        };
+        Self { relay, hears: Hears::Everything, load, history: 10_000 }
+    }
+
+    fn hears(hears: Hears) -> Self {
+        Self { hears, ..Self::relay(Relay::Good) }
+    }
+}
+
+struct Proxy {
+    backend: Mutex<SocketAddr>,
+    /// Connections without a byte from the backend.
+    young: AtomicUsize,
+    /// Connections to each backend.
+    on: Mutex<BTreeMap<SocketAddr, usize>>,
+    closes: AtomicBool,
+    garbles: AtomicBool,
+    half_close: Notify,
+    cut: Notify,
+}
+
+impl Proxy {
+    async fn run(self: Arc<Self>, listener: TcpListener) {
+        loop {
+            let (client, _) = listener.accept().await.unwrap();
+            if self.closes.load(SeqCst) {
+                continue;
+            }
+            let proxy = Arc::clone(&self);
+            tokio::spawn(async move {
+                let mut client = client;
+                tokio::select! {
+                    () = proxy.relay(&mut client) => {}
+                    // What waits to be sent is lost, too.
+                    () = proxy.cut.notified() => socket2::SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap(),
+                }
+            });
+        }
+    }
+
+    async fn relay(&self, client: &mut TcpStream) {
+        let young = Young::new(&self.young);
+        let backend = *self.backend.lock().unwrap();
+        let _on = On::new(&self.on, backend);
+        if self.garbles.load(SeqCst) {
+            let _ = client.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").await;
+        }
+        let mut first = [0];
+        let answered = async {
+            let mut server = TcpStream::connect(backend).await?;
+            let (mut from, mut to) = server.split();
+            let mut client_hello = vec![0; 16 * 1024];
+            loop {
+                tokio::select! {
+                    n = client.read(&mut client_hello) => match n? {
+                        0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                        n => to.write_all(&client_hello[..n]).await?,
+                    },
+                    n = from.read(&mut first) => match n? {
+                        0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                        _ => break,
+                    },
+                }
+            }
+            Ok::<_, std::io::Error>(server)
+        };
+        let answered = answered.await;
+        drop(young);
+        let Ok(mut server) = answered else { return };
+        let ((mut from_client, mut to_client), (mut from_server, mut to_server)) = (client.split(), server.split());
+        let up = async {
+            tokio::select! {
+                _ = tokio::io::copy(&mut from_client, &mut to_server) => {}
+                () = self.half_close.notified() => {}
+            }
+            let _ = to_server.shutdown().await;
+        };
+        let down = async {
+            if to_client.write_all(&first).await.is_ok() {
+                let _ = tokio::io::copy(&mut from_server, &mut to_client).await;
+            }
+            let _ = to_client.shutdown().await;
+        };
+        tokio::join!(up, down);
+    }
+}
+
+/// Counts, also when its task is aborted.
+struct Young<'a>(&'a AtomicUsize);
+
+impl<'a> Young<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Young<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Counts, also when its task is aborted.
+struct On<'a>(&'a Mutex<BTreeMap<SocketAddr, usize>>, SocketAddr);
+
+impl<'a> On<'a> {
+    fn new(on: &'a Mutex<BTreeMap<SocketAddr, usize>>, backend: SocketAddr) -> Self {
+        *on.lock().unwrap().entry(backend).or_default() += 1;
+        Self(on, backend)
+    }
+}
+
+impl Drop for On<'_> {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap().get_mut(&self.1).unwrap() -= 1;
+    }
+}
+
+/// Between a stand-in and its store: passes all on but what it should not.
+async fn middle(listener: UnixListener, store: std::path::PathBuf, hears: Hears) {
+    let mut lines = JoinSet::new();
+    loop {
+        let (stand_in, _) = listener.accept().await.unwrap();
+        let store = UnixStream::connect(&store).await.unwrap();
+        lines.spawn(async move {
+            let (mut from_stand_in, mut to_stand_in) = stand_in.into_split();
+            let (from_store, mut to_store) = store.into_split();
+            let calls = async {
+                let _ = tokio::io::copy(&mut from_stand_in, &mut to_store).await;
+                let _ = to_store.shutdown().await;
+            };
+            let replies = async {
+                let mut replies = BufReader::new(from_store).lines();
+                while let Ok(Some(line)) = replies.next_line().await {
+                    let of = |kind: &str, name: &str| line.contains(kind) && line.contains(name);
+                    let times = match hears {
+                        Hears::NotOfAWrite if of("\"ADDED\"", "-write-10\"") => 0,
+                        Hears::OfAWriteTwice if of("\"ADDED\"", "-write-10\"") => 2,
+                        Hears::NotOfARemoval if of("\"DELETED\"", "-write-9\"") => 0,
+                        _ => 1,
+                    };
+                    for _ in 0..times {
+                        let _ = to_stand_in.write_all(format!("{line}\n").as_bytes()).await;
+                    }
+                }
+            };
+            tokio::join!(calls, replies);
+        });
+    }
+}
+
+struct Scene {
+    dir: TempDir,
+    certs: certs::Certs,
+    recorder: Arc<Recorder>,
+    joined: watch::Sender<Instances>,
+    history: usize,
+}
+
+impl Scene {
+    /// How far the clients were behind their timetable at most.
+    fn behind(&self) -> Duration {
+        let behind = |event: &Event| if let EventKind::Behind(behind) = event.what { Some(behind) } else { None };
+        self.recorder.read(|log| log.iter().filter_map(behind).max().unwrap_or_default())
+    }
+
+    async fn start(&self, name: &str) -> (Child, SocketAddr) {
+        self.recorder.add(name, EventKind::Player { serves: true, node: None });
+        let store = if name == OLD { "middle" } else { "store" };
+        let (child, address) = stand_in(name, &self.dir.path().join(store), &self.certs, self.history);
+        until(|| self.recorder.last(name, MarkKind::Ready).is_some()).await;
+        let joined = Joined::here(name, address);
+        self.joined.send_modify(|instances| instances.push(joined));
+        (child, address)
+    }
+
+    /// Whether a client saw a failure of this kind.
+    fn failed(&self, is_of_kind: impl Fn(&Failure) -> bool) -> bool {
+        let failed = |a: &Attempt| matches!(&a.answer, Answer::Failed(failure) if is_of_kind(failure));
+        self.recorder.read(|log| attempts(log).any(failed))
+    }
+
+    /// Whether a client's opening was refused.
+    fn refused(&self, client: &str) -> bool {
+        let refused = |a: &Attempt| a.answer == Answer::Failed(Failure::Refused);
+        let its_own = |a: &&Attempt| a.stream.strip_prefix(client).is_some_and(|rest| rest.starts_with('-'));
+        self.recorder.read(|log| attempts(log).filter(its_own).any(refused))
+    }
+
+    /// Attempts of a client's that an instance answered.
+    fn answers(&self, client: &str, name: &str) -> usize {
+        let its_own = |a: &&Attempt| a.stream.strip_prefix(client).is_some_and(|rest| rest.starts_with('-'));
+        let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == name);
+        self.recorder.read(|log| attempts(log).filter(its_own).filter(by).count())
+    }
+
+    /// Whether each client with a connection of its own has it: who watches has listed before.
+    fn all_open(&self) -> bool {
+        let kept = (0..CLIENTS).all(|index| self.answers(&format!("kept-{index}"), OLD) > 0);
+        kept && followers().all(|follower| self.answers(&follower, OLD) > 1)
+    }
+
+    /// Whether a slow reader has just begun to read an answer.
+    fn reads(&self) -> bool {
+        self.recorder.read(|log| {
+            let good = |a: &&Attempt| a.stream.starts_with("slow-") && matches!(a.answer, Answer::Good { .. });
+            let begun: Vec<_> = attempts(log).filter(good).collect();
+            let ended = log.iter().filter(|event| match &event.what {
+                EventKind::SlowRead => true,
+                EventKind::StreamEnd(Dialed::Front, end) => end.what == What::Slow,
+                _ => false,
+            });
+            let ended = ended.count();
+            let just_now = |last: &&Attempt| Stamp::now().0 - last.done.0 < 500_000_000;
+            begun.len() == ended + 1 && begun.last().is_some_and(just_now)
+        })
+    }
+
+    /// New connections that an instance has served.
+    fn served(&self, name: &str) -> usize {
+        let by =
+            |a: &&Attempt| a.kind == Kind::New && matches!(&a.answer, Answer::Good { instance } if instance == name);
+        self.recorder.read(|log| attempts(log).filter(by).count())
+    }
+}
+
+fn stand_in(name: &str, store: &Path, certs: &certs::Certs, history: usize) -> (Child, SocketAddr) {
+    let address = address::free_address().unwrap();
+    certs.issue(name).unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_berth"))
+        .arg("stand-in")
+        .arg(format!("--bind-address={}", address.ip()))
+        .arg(format!("--secure-port={}", address.port()))
+        .arg(format!("--etcd-servers=unix://{}", store.display()))
+        .arg(format!("--tls-cert-file={}", certs.cert_file(name).display()))
+        .arg(format!("--tls-private-key-file={}", certs.key_file(name).display()))
+        .arg(format!("--stand-in-name={name}"))
+        .arg(format!("--default-watch-cache-size={history}"))
+        .stderr(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    (child, address)
+}
+
+/// Clients that watch.
+fn followers() -> impl Iterator<Item = String> {
+    let named = |kind: &'static str, count| (0..count).map(move |index| format!("{kind}-{index}"));
+    named("watch", WATCHES).chain(named("informer", 2)).chain(named("quiet", 4))
+}
+
+/// In memory, as /run is: a disk may be busy.
+fn directory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+async fn until(mut condition: impl FnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + BOUND;
+    while !condition() {
+        assert!(tokio::time::Instant::now() < deadline, "it does not happen");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn stop(mut child: Child) {
+    kill(Pid::from_raw(child.id().unwrap().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    assert!(tokio::time::timeout(BOUND, child.wait()).await.unwrap().unwrap().success());
+}
+
+/// An upgrade, and what was written down of it.
+async fn upgrade(plot: Plot) -> (Record, Plan) {
+    let address = address::free_address().unwrap();
+    let dir = directory();
+    let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
+    let scene = Scene { dir, certs, recorder: Arc::default(), joined: watch::Sender::default(), history: plot.history };
+    let mut background = JoinSet::new();
+    let bind = |name: &str| UnixListener::bind(scene.dir.path().join(name)).unwrap();
+    let store = Arc::new(Store::default());
+    background.spawn(store_server::serve(bind("store"), Arc::clone(&store), Arc::clone(&scene.recorder)));
+    background.spawn(middle(bind("middle"), scene.dir.path().join("store"), plot.hears));
+
+    let (old, backend) = scene.start(OLD).await;
+    let proxy = Arc::new(Proxy {
+        backend: Mutex::new(backend),
+        young: AtomicUsize::new(0),
+        on: Mutex::default(),
+        closes: AtomicBool::new(false),
+        garbles: AtomicBool::new(false),
+        half_close: Notify::new(),
+        cut: Notify::new(),
+    });
+    let listening = background.spawn(Arc::clone(&proxy).run(TcpListener::bind(address).await.unwrap()));
+
+    let plan = Plan { load: plot.load, ..Plan::default() };
+    let target = Target::new(address, &scene.certs).unwrap();
+    let load = Load::start(&plan.load, &target, &[], &scene.joined.subscribe(), &scene.recorder).await.unwrap();
+    scene.recorder.add("", EventKind::LoadBegan);
+    let written = || {
+        let number = |name: &str| name.rsplit_once("-write-")?.1.parse::<u64>().ok();
+        let objects = store.list(Some("default")).1;
+        objects.iter().filter_map(|o| number(o["metadata"]["name"].as_str().unwrap())).max().unwrap_or(0)
+    };
+    until(|| scene.all_open() && scene.served(OLD) > 20).await;
+    // All see a dozen writes, and until the thirteenth one, those that the plots are about were heard of.
+    let open = written();
+    until(|| written() >= 13.max(open + 12)).await;
+    let slow = plot.load.slow_readers;
+    until(|| slow == 0 || scene.reads()).await;
+    match plot.relay {
+        Relay::Good => {}
+        Relay::Cuts => proxy.cut.notify_waiters(),
+        Relay::HalfCloses => proxy.half_close.notify_waiters(),
+        Relay::Refuses | Relay::CutsAndRefuses => {
+            listening.abort();
+            if plot.relay == Relay::CutsAndRefuses {
+                proxy.cut.notify_waiters();
+            }
+            until(|| scene.failed(|failure| *failure == Failure::Refused)).await;
+            if plot.relay == Relay::CutsAndRefuses {
+                // Until old does not know any more what any of them saw last.
+                until(|| followers().all(|follower| scene.refused(&follower))).await;
+                let (seen, history) = (store.list(None).0, plot.history as u64);
+                until(|| store.list(None).0 > seen + history).await;
+            }
+            let listener = TcpListener::bind(address).await.unwrap();
+            background.spawn(Arc::clone(&proxy).run(listener));
+        }
+        Relay::Closes | Relay::Garbles => {
+            let flag = if plot.relay == Relay::Closes { &proxy.closes } else { &proxy.garbles };
+            flag.store(true, SeqCst);
+            let ended = |failure: &Failure| matches!(failure, Failure::Closed | Failure::Reset);
+            let garbled = |failure: &Failure| matches!(failure, Failure::Tls(_));
+            until(|| scene.failed(if plot.relay == Relay::Closes { ended } else { garbled })).await;
+            flag.store(false, SeqCst);
+        }
+        Relay::Misleads => {
+            let other = directory();
+            let certs = certs::make(other.path(), &[address.ip()]).unwrap();
+            let (stranger, its) = stand_in("stranger", &scene.dir.path().join("store"), &certs, plot.history);
+            until(|| scene.recorder.last("stranger", MarkKind::Ready).is_some()).await;
+            *proxy.backend.lock().unwrap() = its;
+            until(|| scene.failed(|failure| matches!(failure, Failure::X509(_)))).await;
+            *proxy.backend.lock().unwrap() = backend;
+            // Nobody else is to see its end.
+            until(|| proxy.on.lock().unwrap()[&its] == 0).await;
+            stop(stranger).await;
+        }
+    }
+    let done = Instant::now();
+    let (old, its) = (old, backend);
+    let (new, backend) = scene.start(NEW).await;
+    // Old has changes since new began.
+    let begun = written();
+    until(|| written() > begun + 1).await;
+    until(|| slow == 0 || scene.reads()).await;
+    *proxy.backend.lock().unwrap() = backend;
+    // A request on a connection that old has just got would be rejected, which is allowed, or reset in old's queue, which a
+    // relay without replay cannot fix.
+    until(|| proxy.young.load(SeqCst) == 0 && proxy.on.lock().unwrap()[&its] <= (STREAMS + slow) as usize).await;
+    // On a busy machine, what the relay did and what old does must be farther apart than clients are behind: who reports nothing is
+    // believed to have ended what ended at about the time of its stop.
+    until(|| done.elapsed() > LAG + 2 * scene.behind()).await;
+    stop(old).await;
+    // All see more of new.
+    until(|| scene.served(NEW) > 20 && followers().all(|follower| scene.answers(&follower, NEW) > 0)).await;
+    let moved = written();
+    until(|| written() > moved + 1).await;
+    scene.recorder.add("", EventKind::LoadEnded);
+    load.finish().await.unwrap();
+    stop(new).await;
+    (Record::of(scene.recorder.take()), plan)
+}
+
+/// The verdict, which is the same when instances report nothing, as real ones.
+async fn verdict(plot: Plot) -> Verdict {
+    let (mut record, plan) = upgrade(plot).await;
+    let reported = judge(&record, &plan);
+    assert!(!record.reports.is_empty());
+    record.reports.clear();
+    let seen = judge(&record, &plan);
+    let apart = |v: &Verdict| (v.lost.clone(), v.ends_by_instance.clone(), v.rejected);
+    assert_eq!(apart(&reported), apart(&seen), "{reported:#?}\n{seen:#?}\n{:#?}", record.ends);
+    reported
+}
+
+#[tokio::test]
+async fn a_good_relay_loses_nothing() {
+    let (record, plan) = upgrade(Plot::relay(Relay::Good)).await;
+    let verdict = judge(&record, &plan);
+    assert!(verdict.held(), "{verdict:#?}");
+    // The kept connections (4), watches (4) and informers (6) that were on old, and as many of the
+    // control as there are, on old and on new, which the load outlives.
+    let control = (record.control.streams.values().map(BTreeSet::len).sum(), record.control.ends.len());
+    assert_eq!((verdict.ends_by_instance.len(), control), (14, (16, 8)));
+    assert!(verdict.figures.watch_events > 40, "{verdict:#?}");
+    assert_eq!(record.informers.len(), 6);
+    for informer in &record.informers {
+        assert_eq!(informer.held, informer.written, "{informer:?}");
+        // Nothing told the quiet ones a revision since new began; the others saw events.
+        let (written, again) = match informer.id.as_str() {
+            "informer-0" | "informer-1" => (31.., 0),
+            "quiet-0" | "quiet-1" => (20.., 1),
+            _ => (0.., 1),
+        };
+        assert!(
+            written.contains(&informer.written) && (informer.relists, informer.expired) == (again, again),
+            "{informer:?}"
+        );
+    }
+    assert_eq!(record.watches.iter().map(|w| w.relists).sum::<u64>(), 0);
+
+    // The same from the evidence alone.
+    for end in &record.ends {
+        assert!(end.signed.is_some() && end.instance == OLD, "{end:?}");
+        assert!(end.signed != Some(Signed::EndOfAnswer) || end.what == What::Watch, "{end:?}");
+    }
+    let unreported = judge(&Record { reports: Vec::new(), ..record }, &plan);
+    assert!(unreported.held() && unreported.ends_by_instance.len() == 14, "{unreported:#?}");
+}
+
+#[tokio::test]
+async fn cut_connections_are_seen() {
+    let verdict = verdict(Plot::relay(Relay::Cuts)).await;
+    // All long-lived clients, and whatever was new.
+    assert_eq!(verdict.lost[&Loss::StreamEnded], 14, "{verdict:#?}");
+    // Watches went on from where they were.
+    assert!(!verdict.lost.contains_key(&Loss::EventMissed), "{verdict:#?}");
+}
+
+#[tokio::test]
+async fn a_goodbye_that_the_relay_made_an_instance_say_is_no_excuse() {
+    let verdict = verdict(Plot::relay(Relay::HalfCloses)).await;
+    assert_eq!(verdict.lost[&Loss::StreamEnded], 14, "{verdict:#?}");
+}
+
+#[tokio::test]
+async fn refused_connections_are_seen() {
+    let verdict = verdict(Plot::relay(Relay::Refuses)).await;
+    assert!(verdict.lost.contains_key(&Loss::Refused) && !verdict.held(), "{verdict:#?}");
+}
+
+#[tokio::test]
+async fn closed_connections_are_seen() {
+    let verdict = verdict(Plot::relay(Relay::Closes)).await;
+    let seen = verdict.lost.contains_key(&Loss::Closed) || verdict.lost.contains_key(&Loss::Reset);
+    assert!(seen && !verdict.held(), "{verdict:#?}");
+}
+
+#[tokio::test]
+async fn wrong_bytes_are_seen() {
+    let verdict = verdict(Plot::relay(Relay::Garbles)).await;
+    assert!(verdict.lost.contains_key(&Loss::Tls) && verdict.figures.x509_errors == 0, "{verdict:#?}");
+}
+
+#[tokio::test]
+async fn a_wrong_certificate_is_seen() {
+    let verdict = verdict(Plot::relay(Relay::Misleads)).await;
+    assert!(
+        verdict.figures.x509_errors > 0 && verdict.lost == [(Loss::Tls, verdict.figures.x509_errors)].into(),
+        "{verdict:#?}"
+    );
+}
+
+#[tokio::test]
+async fn an_event_that_is_lost_is_seen() {
+    let (record, plan) = upgrade(Plot::hears(Hears::NotOfAWrite)).await;
+    let lost = judge(&record, &plan).lost;
+    // By each watch, and by each informer, which never hears of it again.
+    assert_eq!(lost, [(Loss::EventMissed, 6)].into());
+    for watch in &record.watches {
+        assert!(matches!(watch.flaws[..], [(_, Loss::EventMissed, 1)]), "{watch:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_event_that_is_duplicated_is_seen() {
+    let (record, plan) = upgrade(Plot::hears(Hears::OfAWriteTwice)).await;
+    assert_eq!(judge(&record, &plan).lost, [(Loss::EventDuplicated, 6)].into());
+    assert!(record.watches.iter().all(|watch| matches!(watch.flaws[..], [(_, Loss::EventDuplicated, 1)])));
+}
+
+#[tokio::test]
+async fn a_removal_that_is_lost_leaves_informers_with_an_object_too_many() {
+    let (record, plan) = upgrade(Plot::hears(Hears::NotOfARemoval)).await;
+    assert_eq!(judge(&record, &plan).lost, [(Loss::EventMissed, 2)].into());
+    let informers = || record.informers.iter().filter(|i| i.id.starts_with("informer"));
+    assert!(informers().all(|i| i.stale == 1 && i.held == i.written + 1), "{:?}", record.informers);
+}
+
+#[tokio::test]
+async fn who_was_away_for_too_long_lists_again_and_has_all() {
+    let plot = Plot { history: 6, ..Plot::relay(Relay::CutsAndRefuses) };
+    let (record, plan) = upgrade(plot).await;
+    let informers = || record.informers.iter().filter(|i| i.id.starts_with("informer"));
+    assert!(informers().count() == 2 && informers().all(|i| i.relists >= 1), "{:?}", record.informers);
+    assert!(record.informers.iter().all(|i| i.relists == i.expired), "{:?}", record.informers);
+    let verdict = judge(&record, &plan);
+    assert!(verdict.lost.contains_key(&Loss::Refused), "{verdict:#?}");
+    for loss in [Loss::EventMissed, Loss::EventDuplicated, Loss::BadStatus] {
+        assert!(!verdict.lost.contains_key(&loss), "{verdict:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_slow_reader_gets_all_even_if_its_instance_is_stopped_meanwhile() {
+    let mut plot = Plot::relay(Relay::Good);
+    plot.load.slow_readers = 1;
+    let (record, plan) = upgrade(plot).await;
+    let verdict = judge(&record, &plan);
+    assert!(verdict.held() && verdict.figures.slow_reads > 0, "{verdict:#?}");
+}
+
+#[tokio::test]
+async fn a_slow_reader_that_is_cut_is_seen() {
+    let mut plot = Plot::relay(Relay::Cuts);
+    plot.load.slow_readers = 1;
+    let (record, plan) = upgrade(plot).await;
+    assert!(record.ends.iter().any(|end| end.what == What::Slow), "{:#?}", record.ends);
+    assert_eq!(judge(&record, &plan).lost[&Loss::StreamEnded], 15);
+}
+
+/// What became of connections to a server, after eight of them.
+async fn told(server: SocketAddr, certs: &certs::Certs, path: &str) -> Vec<(String, Result<(), String>)> {
+    let all = Arc::<Mutex<Vec<_>>>::default();
+    let (shared, sources) = (Arc::clone(&all), [[127, 9, 0, 1], [127, 9, 0, 2]].map(Into::into));
+    let clients = Anonymous {
+        server,
+        ca: vec![certs.ca.clone()],
+        path: path.to_owned(),
+        rate: 40,
+        sources: sources.into(),
+        agent: "test",
+    };
+    let enough = until(|| all.lock().unwrap().len() >= 8);
+    clients.run(enough, move |one| shared.lock().unwrap().push((one.client, one.result))).await.unwrap();
+    std::mem::take(&mut *all.lock().unwrap())
+}
+
+/// How many answers one client had that asks again at once, each time on a new connection, until the third was accepted.
+async fn answered(server: SocketAddr, dir: &Path, path: &str, accepted: &AtomicUsize) -> Result<u64, String> {
+    let client = Closed {
+        server,
+        ca: vec![CertificateDer::from_pem_file(dir.join("ca.crt")).unwrap()],
+        cert: CertificateDer::from_pem_file(dir.join("admin.crt")).unwrap(),
+        key: PrivatePkcs8KeyDer::from_pem_file(dir.join("admin.key")).unwrap(),
+        path: path.to_owned(),
+        clients: 1,
+        fresh: true,
+    };
+    let before = accepted.load(SeqCst);
+    client.run(until(|| accepted.load(SeqCst) >= before + 3)).await
+}
+
+#[tokio::test]
+async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
+    let dir = directory();
+    let certs = certs::make(dir.path(), &[]).unwrap();
+    let store = UnixListener::bind(dir.path().join("store")).unwrap();
+    let (recorder, mut background) = (Arc::<Recorder>::default(), JoinSet::new());
+    background.spawn(store_server::serve(store, Arc::default(), Arc::clone(&recorder)));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = listener.local_addr().unwrap();
+    let (child, backend) = stand_in(OLD, &dir.path().join("store"), &certs, 1_000);
+    until(|| recorder.last(OLD, MarkKind::Ready).is_some()).await;
+    let accepted = Arc::<AtomicUsize>::default();
+    let counter = Arc::clone(&accepted);
+    background.spawn(async move {
+        loop {
+            let (mut client, _) = listener.accept().await.unwrap();
+            counter.fetch_add(1, SeqCst);
+            tokio::spawn(async move {
+                let mut instance = TcpStream::connect(backend).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut instance).await;
+            });
+        }
+    });
+
+    let good = told(server, &certs, "/version").await;
+    assert!(good.iter().all(|(_, result)| result.is_ok()), "{good:?}");
+    for source in ["127.9.0.1:", "127.9.0.2:"] {
+        assert!(good.iter().any(|(client, _)| client.starts_with(source)), "{good:?}");
+    }
+    let before = accepted.load(SeqCst);
+    let answers = answered(server, dir.path(), "/version", &accepted).await.unwrap();
+    assert_eq!(answers, (accepted.load(SeqCst) - before) as u64, "each has a connection of its own, and is counted");
+    assert!(answers >= 3);
+    let refused = answered(server, dir.path(), "/no-such-path", &accepted).await;
+    assert!(refused.as_ref().is_err_and(|why| why.starts_with("404")), "{refused:?}");
+    let elsewhere = directory();
+    let stranger = certs::make(elsewhere.path(), &[]).unwrap();
+    let closed = address::free_address().unwrap();
+    for (server, certs, path, why) in [
+        (server, &certs, "/no-such-path", "request: 404 Not Found"),
+        (server, &stranger, "/version", "connect: x509: "),
+        (closed, &certs, "/version", "connect: refused"),
+    ] {
+        let lost = told(server, certs, path).await;
+        assert!(lost.iter().all(|(_, result)| result.as_ref().is_err_and(|error| error.starts_with(why))), "{lost:?}");
+    }
+    stop(child).await;
+}

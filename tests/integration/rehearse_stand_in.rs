@@ -1,0 +1,488 @@
+//! A stand-in apiserver alone, as a process: its flags, its API, its phases on SIGTERM.
+
+use berth_rehearse::log::{EventKind, Recorder};
+use berth_rehearse::record::{EndedBy, MarkKind, STREAM_HEADER};
+use berth_rehearse::store::Store;
+use berth_rehearse::{address, certs, store_server};
+use http_body_util::{BodyExt, Full, combinators::BoxBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::{TcpStream, UnixListener};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// Far beyond what anything here takes; only a hang comes near it.
+const BOUND: Duration = Duration::from_secs(30);
+
+const MAPS: &str = "/api/v1/namespaces/n/configmaps";
+const SECRETS: &str = "/api/v1/secrets";
+
+struct StandIn {
+    child: Child,
+    address: SocketAddr,
+    recorder: Arc<Recorder>,
+    store: Arc<Store>,
+    tls: [tokio_rustls::TlsConnector; 2],
+    certs: certs::Certs,
+    _hub: tokio::task::JoinSet<()>,
+    dir: tempfile::TempDir,
+}
+
+impl StandIn {
+    async fn start(flags: &[&str]) -> Self {
+        Self::start_on(Arc::default(), flags).await
+    }
+
+    /// One whose store was written before.
+    async fn start_on(store: Arc<Store>, flags: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let address = address::free_address().unwrap();
+        let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
+        certs.issue("it").unwrap();
+        let recorder = Arc::new(Recorder::default());
+        let socket = dir.path().join("store");
+        let mut hub = tokio::task::JoinSet::new();
+        hub.spawn(store_server::serve(UnixListener::bind(&socket).unwrap(), Arc::clone(&store), Arc::clone(&recorder)));
+        let child = Command::new(env!("CARGO_BIN_EXE_berth"))
+            .args(["stand-in", "--secure-port", &address.port().to_string(), "--stand-in-name=it"])
+            .arg(format!("--bind_address={}", address.ip()))
+            .arg(format!("--etcd-servers=unix://{}", socket.display()))
+            .arg(format!("--tls-cert-file={}", certs.cert_file("it").display()))
+            .arg(format!("--tls-private-key-file={}", certs.key_file("it").display()))
+            .arg(format!("--client-ca-file={}", certs.ca_file.display()))
+            .args(flags)
+            .stderr(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(certs.ca.clone()).unwrap();
+        let roots = Arc::new(roots);
+        let tls = [&b"http/1.1"[..], b"h2"].map(|alpn| {
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let builder = rustls::ClientConfig::builder_with_provider(provider);
+            let builder = builder.with_safe_default_protocol_versions().unwrap();
+            let mut config = builder.with_root_certificates(Arc::clone(&roots)).with_no_client_auth();
+            config.alpn_protocols = vec![alpn.to_vec()];
+            tokio_rustls::TlsConnector::from(Arc::new(config))
+        });
+        let it = Self { child, address, recorder, store, tls, certs, _hub: hub, dir };
+        it.marked(MarkKind::Listening).await;
+        it
+    }
+
+    async fn marked(&self, mark: MarkKind) {
+        until(|| self.recorder.last("it", mark).is_some()).await;
+    }
+
+    /// Who ended a stream, once the instance has reported it.
+    async fn ended_by(&self, stream: &str) -> EndedBy {
+        let mut by = None;
+        until(|| {
+            by = self.recorder.read(|log| {
+                log.iter().find_map(|event| match &event.what {
+                    EventKind::EndReport(report) if report.stream == stream => Some(report.by),
+                    _ => None,
+                })
+            });
+            by.is_some()
+        })
+        .await;
+        by.unwrap()
+    }
+
+    fn signal(&self) {
+        kill(Pid::from_raw(self.child.id().unwrap().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    }
+
+    async fn exit(&mut self) -> ExitStatus {
+        tokio::time::timeout(BOUND, self.child.wait()).await.unwrap().unwrap()
+    }
+
+    async fn connect(&self, http2: bool, stream: &'static str) -> std::io::Result<Client> {
+        let tcp = TcpStream::connect(self.address).await?;
+        let tls = self.tls[usize::from(http2)].connect("kubernetes".try_into().unwrap(), tcp).await?;
+        let io = TokioIo::new(tls);
+        Ok(if http2 {
+            let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+            Client { sender: Sender::Two(sender), driver: tokio::spawn(connection), stream }
+        } else {
+            let (sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+            Client { sender: Sender::One(sender), driver: tokio::spawn(connection), stream }
+        })
+    }
+
+    async fn client(&self) -> Client {
+        self.connect(false, "other").await.unwrap()
+    }
+
+    async fn refuses(&self) {
+        let deadline = tokio::time::Instant::now() + BOUND;
+        while TcpStream::connect(self.address).await.is_ok() {
+            assert!(tokio::time::Instant::now() < deadline, "still listens");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// Waits for something that another process does.
+async fn until(mut condition: impl FnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + BOUND;
+    while !condition() {
+        assert!(tokio::time::Instant::now() < deadline, "it does not happen");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A request body that is sent bit by bit.
+struct Slow(mpsc::Receiver<Bytes>);
+
+impl hyper::body::Body for Slow {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(cx).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
+
+type Body = BoxBody<Bytes, Infallible>;
+
+enum Sender {
+    One(hyper::client::conn::http1::SendRequest<Body>),
+    Two(hyper::client::conn::http2::SendRequest<Body>),
+}
+
+struct Client {
+    sender: Sender,
+    driver: JoinHandle<hyper::Result<()>>,
+    stream: &'static str,
+}
+
+impl Client {
+    async fn send(&mut self, method: &str, path: &str, body: Body) -> hyper::Result<Response<Incoming>> {
+        let uri = match self.sender {
+            Sender::One(_) => path.to_owned(),
+            Sender::Two(_) => format!("https://kubernetes{path}"),
+        };
+        let request = Request::builder().method(method).uri(uri).header("host", "kubernetes");
+        let request = request.header(STREAM_HEADER, self.stream).body(body).unwrap();
+        match &mut self.sender {
+            Sender::One(sender) => sender.send_request(request).await,
+            Sender::Two(sender) => sender.send_request(request).await,
+        }
+    }
+
+    async fn get(&mut self, path: &str) -> (StatusCode, Value) {
+        let response = self.send("GET", path, Full::default().boxed()).await.unwrap();
+        answer(response).await
+    }
+
+    /// The same connection once more.
+    fn another(&self) -> Client {
+        let Sender::Two(sender) = &self.sender else { panic!("only HTTP/2 can") };
+        Client { sender: Sender::Two(sender.clone()), driver: tokio::spawn(async { Ok(()) }), stream: self.stream }
+    }
+
+    async fn post(&mut self, body: &Value) -> (StatusCode, Value) {
+        let response = self.send("POST", MAPS, Full::from(body.to_string()).boxed()).await.unwrap();
+        answer(response).await
+    }
+
+    async fn watch(&mut self, from: u64) -> Watch {
+        self.watch_at(&format!("{MAPS}?watch=1&resourceVersion={from}")).await
+    }
+
+    async fn watch_at(&mut self, path: &str) -> Watch {
+        let response = self.send("GET", path, Full::default().boxed()).await.unwrap();
+        assert_eq!(response.status(), 200);
+        Watch { body: response.into_body(), rest: Vec::new() }
+    }
+}
+
+async fn answer(response: Response<Incoming>) -> (StatusCode, Value) {
+    let status = response.status();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&body).unwrap_or_else(|_| json!(String::from_utf8_lossy(&body))))
+}
+
+struct Watch {
+    body: Incoming,
+    rest: Vec<u8>,
+}
+
+impl Watch {
+    /// The next event; none when the watch ended as it should.
+    async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some(end) = self.rest.iter().position(|&b| b == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                return Some(serde_json::from_slice(&line).unwrap());
+            }
+            match tokio::time::timeout(BOUND, self.body.frame()).await.unwrap() {
+                Some(frame) => self.rest.extend_from_slice(&frame.unwrap().into_data().unwrap()),
+                None => return None,
+            }
+        }
+    }
+}
+
+fn map(name: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": "n"}, "data": {"k": name}})
+}
+
+#[test]
+fn an_unknown_flag_ends_it() {
+    let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_berth"))
+        .args(["stand-in", "--bind-address=127.0.0.1", "--no-such-flag=1"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "Error: unknown flag: --no-such-flag\n");
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_ends_it() {
+    let it = StandIn::start(&[]).await;
+    let file = |name: &str| it.dir.path().join(name).display().to_string();
+    let output = Command::new(env!("CARGO_BIN_EXE_berth"))
+        .args(["stand-in", &format!("--bind-address={}", it.address.ip())])
+        .arg(format!("--secure-port={}", it.address.port()))
+        .arg(format!("--etcd-servers=unix://{}", file("store")))
+        .arg(format!("--tls-cert-file={}", file("it.crt")))
+        .arg(format!("--tls-private-key-file={}", file("it.key")))
+        .output()
+        .await
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && error.contains("failed to listen on"), "{error}");
+}
+
+#[tokio::test]
+async fn config_maps_are_created_read_and_watched() {
+    for http2 in [false, true] {
+        let it = StandIn::start(&["--stand-in-version", "v1.2.3"]).await;
+        let mut client = it.connect(http2, "a").await.unwrap();
+        assert_eq!(client.get("/version").await.1["gitVersion"], "v1.2.3");
+        assert_eq!(client.get("/api/v1").await.1["resources"][0]["name"], "configmaps");
+        assert_eq!(client.get(MAPS).await.1["items"], json!([]));
+
+        assert_eq!(client.post(&map("a")).await.0, 201);
+        let (status, conflict) = client.post(&map("a")).await;
+        assert_eq!((status.as_u16(), &conflict["reason"]), (409, &json!("AlreadyExists")));
+        let (status, missing) = client.get(&format!("{MAPS}/b")).await;
+        assert_eq!((status.as_u16(), &missing["details"]["name"]), (404, &json!("b")));
+        assert_eq!(client.post(&json!([])).await.0, 400);
+        assert_eq!(client.get("/api/v1/pods").await.0, 404);
+        assert_eq!(client.get(&format!("{MAPS}/a")).await.1["data"]["k"], "a");
+
+        let (_, list) = client.get(MAPS).await;
+        let revision: u64 = list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+        let mut watch = it.connect(http2, "w").await.unwrap();
+        let mut events = watch.watch(revision).await;
+        for name in ["b", "c"] {
+            client.post(&map(name)).await;
+            let event = events.next().await.unwrap();
+            assert_eq!((&event["type"], &event["object"]["metadata"]["name"]), (&json!("ADDED"), &json!(name)));
+        }
+        for status in [200, 404] {
+            let deleted = client.send("DELETE", &format!("{MAPS}/b"), Full::default().boxed()).await.unwrap();
+            let (code, status_object) = answer(deleted).await;
+            assert_eq!((code.as_u16(), &status_object["kind"]), (status, &json!("Status")));
+        }
+        let event = events.next().await.unwrap();
+        assert_eq!((&event["type"], &event["object"]["data"]["k"]), (&json!("DELETED"), &json!("b")));
+        // From the beginning, through another connection: the same in the same order.
+        let mut again = it.connect(http2, "again").await.unwrap();
+        let mut events = again.watch(1).await;
+        for name in ["a", "b", "c"] {
+            assert_eq!(events.next().await.unwrap()["object"]["metadata"]["name"], name);
+        }
+    }
+}
+
+/// As kube-apiserver's, whose watch cache begins with a list at its start; until then etcd may know more.
+#[tokio::test]
+async fn a_watch_from_before_its_start_or_what_it_keeps_is_told_410() {
+    let store = Arc::<Store>::default();
+    let write = |n: u64| store.create(map(&format!("m-{n}"))).unwrap();
+    (0..5).for_each(|n| drop(write(n)));
+    // At revision 6.
+    let it = StandIn::start_on(Arc::clone(&store), &["--default-watch-cache-size=8"]).await;
+    write(5);
+    let gone = async |path: &str, from: u64| {
+        let mut client = it.client().await;
+        let mut events = client.watch_at(&format!("{path}?watch=1&resourceVersion={from}")).await;
+        let event = events.next().await.unwrap();
+        assert_eq!((&event["type"], &event["object"]["code"]), (&json!("ERROR"), &json!(410)), "{event}");
+        assert_eq!(event["object"]["reason"], "Expired");
+        assert_eq!(events.next().await, None);
+        event["object"]["message"].as_str().unwrap().to_owned()
+    };
+    for path in [MAPS, SECRETS] {
+        assert_eq!(gone(path, 5).await, "too old resource version: 5 (6)");
+    }
+    let mut client = it.client().await;
+    let mut events = client.watch(6).await;
+    assert_eq!(events.next().await.unwrap()["object"]["metadata"]["name"], "m-5");
+
+    for n in 6..20 {
+        write(n);
+        assert_eq!(events.next().await.unwrap()["object"]["metadata"]["name"], format!("m-{n}"));
+    }
+    assert_eq!(gone(MAPS, 12).await, "too old resource version: 12 (13)");
+}
+
+/// How far the instance is: in a quiet namespace as soon as another one is written, of a resource that nobody
+/// writes when the store says so.
+#[tokio::test]
+async fn bookmarks_tell_those_who_see_no_events_how_far_it_is() {
+    let it = StandIn::start(&["--stand-in-bookmark-period=50ms"]).await;
+    let quiet = "/api/v1/namespaces/quiet/configmaps";
+    for path in [quiet, SECRETS] {
+        let mut client = it.connect(true, "w").await.unwrap();
+        let (_, list) = client.get(path).await;
+        assert_eq!(list["items"], json!([]));
+        let from: u64 = list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+        let mut silent = client.another();
+        let mut events =
+            client.watch_at(&format!("{path}?watch=1&allowWatchBookmarks=true&resourceVersion={from}")).await;
+        it.store.create(map(&format!("written-{from}"))).unwrap();
+        loop {
+            let event = events.next().await.unwrap();
+            assert_eq!(event["type"], "BOOKMARK");
+            assert_eq!(event["object"]["kind"], if path == quiet { "ConfigMap" } else { "Secret" });
+            let revision: u64 = event["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+            assert!((from..=from + 1).contains(&revision), "{event}");
+            if revision == from + 1 {
+                break;
+            }
+        }
+        // Who does not ask for them gets none, and then its first event.
+        let mut events = silent.watch_at(&format!("{MAPS}?watch=1&resourceVersion={from}")).await;
+        assert_eq!(events.next().await.unwrap()["type"], "ADDED");
+    }
+}
+
+#[tokio::test]
+async fn readyz_waits_for_the_start() {
+    let it = StandIn::start(&["--stand-in-start-delay=1h"]).await;
+    let mut client = it.client().await;
+    assert_eq!(client.get("/readyz").await.0, 500);
+    assert_eq!(client.get("/livez").await.0, 200);
+}
+
+#[tokio::test]
+async fn without_anonymous_access_only_who_shows_a_certificate_is_answered() {
+    let mut it = StandIn::start(&["--anonymous-auth=false"]).await;
+    for path in ["/readyz", "/livez", MAPS] {
+        assert_eq!(it.client().await.get(path).await.0, 401, "{path}");
+    }
+    it.marked(MarkKind::Ready).await;
+    it.tls[0] = Arc::new(it.certs.client_config().unwrap()).into();
+    for path in ["/readyz", "/livez", MAPS] {
+        assert_eq!(it.client().await.get(path).await.0, 200, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn after_sigterm_it_is_unready_and_goes_on_serving() {
+    let it = StandIn::start(&["--shutdown-delay-duration=1h"]).await;
+    it.marked(MarkKind::Ready).await;
+    let mut kept = it.client().await;
+    assert_eq!(kept.get("/readyz").await.0, 200);
+    let mut watch = it.connect(true, "watch").await.unwrap();
+    let mut events = watch.watch(1).await;
+
+    it.signal();
+    it.marked(MarkKind::Terminating).await;
+    assert_eq!(kept.get("/readyz").await.0, 500);
+    assert_eq!(it.client().await.get(MAPS).await.0, 200);
+    it.store.create(map("late")).unwrap();
+    assert_eq!(events.next().await.unwrap()["object"]["metadata"]["name"], "late");
+}
+
+#[tokio::test]
+async fn then_it_closes_what_is_idle_ends_its_watches_and_exits() {
+    let mut it = StandIn::start(&[]).await;
+    let mut idle = it.connect(false, "idle").await.unwrap();
+    let mut idle2 = it.connect(true, "idle2").await.unwrap();
+    let mut watch = it.connect(true, "watch").await.unwrap();
+    let mut events = watch.watch(1).await;
+    let mut gone = it.connect(false, "gone").await.unwrap();
+    for client in [&mut idle, &mut idle2, &mut gone] {
+        assert_eq!(client.get("/livez").await.0, 200);
+    }
+    drop(gone);
+    assert_eq!(it.ended_by("gone").await, EndedBy::Peer);
+
+    it.signal();
+    it.marked(MarkKind::Draining).await;
+    it.refuses().await;
+    assert_eq!(events.next().await, None);
+    for client in [idle.driver, idle2.driver] {
+        tokio::time::timeout(BOUND, client).await.unwrap().unwrap().unwrap();
+    }
+    assert_eq!(it.exit().await.code(), Some(0));
+    for stream in ["idle", "idle2", "watch"] {
+        assert_eq!(it.ended_by(stream).await, EndedBy::Instance, "{stream}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_under_way_is_finished() {
+    for retry_after in [false, true] {
+        let flag = format!("--shutdown-send-retry-after={retry_after}");
+        let mut it = StandIn::start(&[&flag]).await;
+        let (half, body) = mpsc::channel(2);
+        let mut slow = it.connect(true, "slow").await.unwrap();
+        let mut same = slow.another();
+        let (sent, ()) = tokio::join!(slow.send("POST", MAPS, Slow(body).boxed()), async {
+            half.send(Bytes::from_static(b"{\"metadata\":")).await.unwrap();
+            // Sent later on the same connection, so what was sent before is under way.
+            assert_eq!(same.get("/livez").await.0, 200);
+            it.signal();
+            it.marked(MarkKind::Terminating).await;
+            if retry_after {
+                let rejected = loop {
+                    // Until the drain has begun, requests are served.
+                    let (status, body) = it.client().await.get(MAPS).await;
+                    if status != 200 {
+                        break (status.as_u16(), body["reason"].clone());
+                    }
+                };
+                assert_eq!(rejected, (429, json!("TooManyRequests")));
+                assert_eq!(it.client().await.get("/livez").await.0, 200);
+            } else {
+                it.refuses().await;
+            }
+            half.send(Bytes::from_static(b"{\"name\":\"a\"}}")).await.unwrap();
+            drop(half);
+        });
+        assert_eq!(answer(sent.unwrap()).await.0, 201);
+        assert_eq!(it.exit().await.code(), Some(0));
+        assert_eq!(it.ended_by("slow").await, EndedBy::Instance);
+        it.refuses().await;
+    }
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_it_at_once() {
+    let mut it = StandIn::start(&["--shutdown-delay-duration=1h"]).await;
+    it.signal();
+    it.marked(MarkKind::Terminating).await;
+    it.signal();
+    assert_eq!(it.exit().await.code(), Some(1));
+}

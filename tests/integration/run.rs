@@ -1,0 +1,440 @@
+//! The life of `berth run`, with the real binary and a stand-in for the apiserver: a shell where it
+//! needs no port, else this test binary itself ([`stand_in`]).
+
+use crate::stand_in::STAND_IN;
+use crate::support::net::{
+    client_hello, connect, connect_from, expect_end, expect_reset, free_address, fresh_ip, listening, ping, read,
+};
+use crate::support::process::{Running, berth, gone, said};
+use crate::support::{MOMENT, eventually};
+use berth_os::process;
+use berth_os::socket::{self, Keepalive};
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A run directory and a berth of its own.
+struct Node {
+    temp: TempDir,
+    listen: SocketAddr,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self { temp: tempfile::tempdir().unwrap(), listen: free_address() }
+    }
+
+    fn run_dir(&self) -> String {
+        self.temp.path().join("run").display().to_string()
+    }
+
+    fn command(&self, options: &[&str], command: &[&str]) -> Command {
+        let mut run = berth(["run", "--listen", &self.listen.to_string(), "--run-dir", &self.run_dir()]);
+        run.args(["--probe", "tcp", "--probe-interval", "20ms", "--rise", "1"]);
+        if !options.contains(&"--instance") {
+            run.args(["--instance", "a"]);
+        }
+        run.args(options).arg("--").args(command);
+        run.env("TEST_BINARY", std::env::current_exe().unwrap()).env("STAND_IN_STATUS", "3");
+        run
+    }
+
+    /// With a shell's script in the apiserver's place.
+    fn script(&self, script: &str) -> Command {
+        self.command(&[], &["sh", "-c", script, "kube-apiserver"])
+    }
+
+    /// With a stand-in, joined.
+    fn joined(&self, options: &[&str]) -> (Running, u32) {
+        let run = Running::start(&mut self.command(options, &["sh", "-c", STAND_IN, "kube-apiserver"]));
+        let line = run.says("listening, pid ");
+        run.logs("joined");
+        (run, line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+}
+
+#[test]
+fn the_exit_status_and_the_output_pass() {
+    let node = Node::new();
+    for status in [0, 1, 7, 255] {
+        let script = format!("echo to output; echo to the log >&2; exit {status}");
+        let (code, out, log) = said(&mut node.script(&script));
+        assert_eq!(code, Some(status), "{log}");
+        assert_eq!(out, "to output\n");
+        assert!(log.lines().any(|line| line == "to the log"), "{log}");
+        assert!(log.contains("the apiserver ended by itself"), "{log}");
+    }
+}
+
+#[test]
+fn a_signal_becomes_128_and_its_number() {
+    let node = Node::new();
+    for signal in [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGTERM] {
+        let (code, _, log) = said(&mut node.script(&format!("kill -{} $$", signal as i32)));
+        assert_eq!(code, Some(128 + signal as i32), "{log}");
+    }
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let node = Node::new();
+    let (code, out, log) = said(&mut node.command(&[], &["/no/such/kube-apiserver"]));
+    assert_eq!((code, out.as_str()), (Some(69), ""), "{log}");
+    assert!(log.contains("cannot run /no/such/kube-apiserver"), "{log}");
+    assert!(listening(node.listen).is_empty());
+}
+
+#[test]
+fn wrong_command_lines_are_64() {
+    let node = Node::new();
+    let (code, _, log) = said(&mut node.command(&["--hold", "soon"], &["kube-apiserver", "--secure-port"]));
+    assert_eq!(code, Some(64), "{log}");
+    for part in ["--hold soon", "--secure-port is the last argument"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    let (code, _, _) = said(&mut node.command(&[], &[]));
+    assert_eq!(code, Some(64), "no command");
+    assert!(!node.temp.path().join("run").exists(), "nothing was begun");
+}
+
+/// Claims of a berth follow one another, and one may be stopped: that holds up a note, and nothing else.
+#[test]
+fn noting_the_end_of_the_apiserver_holds_nothing_up() {
+    let node = Node::new();
+    let mut run = Running::start(
+        &mut node
+            .command(&["--log-level", "debug"], &["sh", "-c", "echo up, pid $$; exec sleep 3600", "kube-apiserver"]),
+    );
+    let line = run.says("up, pid ");
+    let directory = node.temp.path().join("run").join(node.listen.to_string()).join("instances");
+    let lock =
+        Flock::lock(File::open(directory.join(".lock")).unwrap(), FlockArg::LockExclusive).map_err(|(_, e)| e).unwrap();
+    kill(Pid::from_raw(line.rsplit(' ').next().unwrap().parse().unwrap()), Signal::SIGKILL).unwrap();
+    run.logs("cannot record the end in the instance's record");
+    drop(lock);
+    run.ended();
+    let log = run.log();
+    let at = |part: &str| log.find(part).unwrap_or_else(|| panic!("no {part:?} in {log}"));
+    assert!(at("drained") < at("cannot record the end"), "{log}");
+}
+
+/// A new version with a flag that does not exist: it never joins, and status says why.
+#[test]
+fn an_apiserver_that_never_serves_never_gets_a_connection() {
+    let node = Node::new();
+    let mut run = node.script("echo 'unknown flag: --nope' >&2; exit 1");
+    let (code, _, log) = said(&mut run);
+    assert_eq!(code, Some(1));
+    assert!(log.contains("unknown flag: --nope") && !log.contains("joined"), "{log}");
+    let (_, out, _) = said(&mut berth(["status", "--run-dir", &node.run_dir()]));
+    assert!(out.contains("the apiserver ended: exit status: 1"), "{out}");
+}
+
+#[test]
+fn sigterm_is_passed_on_once_after_leaving() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&[]);
+    let mut client = connect(node.listen);
+    ping(&mut client, &client_hello(100));
+    run.signal(Signal::SIGTERM);
+    run.says("told to end");
+    assert!(listening(node.listen).is_empty(), "it left before the apiserver heard of it");
+    ping(&mut client, b"still served");
+    run.logs("the instance listens no more: draining");
+    assert!(run.is_running());
+    drop(client);
+    assert_eq!(run.ended().code(), Some(3), "{}", run.log());
+    gone(pid);
+    assert!(!run.out().contains("told again"), "{}", run.out());
+    let log = run.log();
+    assert_eq!(log.matches("passed on to the apiserver").count(), 1, "{log}");
+    assert!(!log.contains("by itself"), "{log}");
+}
+
+/// How long it waits for first bytes.
+const ANSWERING: Duration = Duration::from_secs(5);
+
+/// With SIGTERM it would close its listener, and an opening that it took could be lost.
+#[test]
+fn sigterm_is_passed_on_when_first_bytes_have_come() {
+    // A machine that stood still for so long shows nothing.
+    while !is_passed_on_when_first_bytes_have_come() {}
+}
+
+/// False: too much time went by for it to be seen.
+fn is_passed_on_when_first_bytes_have_come() -> bool {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&[]);
+    let signal = |signal| kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
+    signal(Signal::SIGSTOP);
+    let stat = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.unwrap().path().join("stat"));
+    eventually("each of its threads stands still", || {
+        let mut tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(stat);
+        let stopped = |stat: String| stat.rsplit(')').next().unwrap().trim_start().starts_with('T');
+        tasks.all(|stat| stat.is_ok_and(stopped)).then_some(())
+    });
+    let mut client = connect(node.listen);
+    client.write_all(&client_hello(100)).unwrap();
+    eventually("the shim has read it", || {
+        let (_, out, _) = said(&mut berth(["status", "--json", "--run-dir", &node.run_dir()]));
+        let status: serde_json::Value = serde_json::from_str(&out).unwrap();
+        (status["instances"][0]["shim"]["connections_pending"] == 1).then_some(())
+    });
+    let told = Instant::now();
+    run.signal(Signal::SIGTERM);
+    run.logs("left");
+    std::thread::sleep(MOMENT);
+    let early = run.log().contains("passed on to the apiserver");
+    let took = told.elapsed();
+    signal(Signal::SIGCONT);
+    if early && took >= ANSWERING {
+        return false;
+    }
+    assert!(!early, "{}", run.log());
+    assert_eq!(read(&mut client, 100), client_hello(100));
+    run.logs("passed on to the apiserver");
+    drop(client);
+    assert_eq!(run.ended().code(), Some(3), "{}", run.log());
+    true
+}
+
+/// One that ends before it is ready gets its SIGTERM too.
+#[test]
+fn sigterm_before_ready() {
+    let node = Node::new();
+    let script = "trap 'echo told; exit 5' TERM; echo begun; while :; do sleep 0.05; done";
+    let mut run = Running::start(&mut node.script(script));
+    run.says("begun");
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.ended().code(), Some(5), "{}", run.log());
+    assert_eq!(run.out().matches("told").count(), 1);
+}
+
+#[test]
+fn a_second_sigterm_ends_both_at_once() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&["--drain-timeout", "1h"]);
+    let line = run.logs("becoming the apiserver");
+    let address: SocketAddr = line.split("address=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    // It keeps the stand-in from ending by itself.
+    let mut direct = connect(address);
+    ping(&mut direct, b"served");
+    let mut client = connect(node.listen);
+    ping(&mut client, &client_hello(100));
+    run.signal(Signal::SIGTERM);
+    run.says("told to end");
+    ping(&mut client, b"still served");
+    run.signal(Signal::SIGTERM);
+    // By the shim, before the apiserver's death can look like the end of an answer.
+    expect_reset(&mut client);
+    assert_eq!(run.ended().code(), Some(128 + Signal::SIGKILL as i32), "{}", run.log());
+    gone(pid);
+}
+
+#[test]
+fn the_drain_deadline_cuts_what_is_left() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&["--drain-timeout", "500ms"]);
+    let mut client = connect(node.listen);
+    ping(&mut client, &client_hello(100));
+    let told = Instant::now();
+    run.signal(Signal::SIGTERM);
+    expect_reset(&mut client);
+    // The stand-in ends with its last connection, which the shim cuts.
+    assert_eq!(run.ended().code(), Some(3), "{}", run.log());
+    assert!(told.elapsed() >= Duration::from_millis(500));
+    assert!(run.log().contains("--drain-timeout has expired"), "{}", run.log());
+    gone(pid);
+}
+
+#[test]
+fn the_child_dies_with_berth() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&[]);
+    run.signal(Signal::SIGKILL);
+    run.ended();
+    gone(pid);
+    let status = || said(&mut berth(["status", "--run-dir", &node.run_dir()])).1;
+    eventually("status says that it ended", || status().contains("process ended").then_some(()));
+}
+
+/// Who stands between berth and its child is no way to lose the child.
+#[test]
+fn the_child_dies_with_its_parent() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&[]);
+    kill(between(&run, pid), Signal::SIGKILL).unwrap();
+    gone(pid);
+    assert_eq!(run.ended().code(), Some(128 + Signal::SIGKILL as i32), "{}", run.log());
+}
+
+/// The process between berth and its apiserver.
+fn between(run: &Running, apiserver: u32) -> Pid {
+    let stat = std::fs::read_to_string(format!("/proc/{apiserver}/stat")).unwrap();
+    let parent = stat.rsplit(')').next().unwrap().split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
+    assert_ne!(parent, run.pid().as_raw());
+    Pid::from_raw(parent)
+}
+
+/// Whoever signals berth's child means the apiserver, which can end as it is used to.
+#[test]
+fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+        let node = Node::new();
+        let (mut run, pid) = node.joined(&[]);
+        let mut client = connect(node.listen);
+        ping(&mut client, &client_hello(100));
+        let child = between(&run, pid);
+        kill(child, signal).unwrap();
+        run.says(&format!("told to end by {signal}"));
+        kill(child, signal).unwrap();
+        ping(&mut client, b"still served");
+        drop(client);
+        assert_eq!(run.ended().code(), Some(3), "{}", run.log());
+        assert!(!run.out().contains("told again"), "{}", run.out());
+    }
+}
+
+/// kube-apiserver takes a second SIGTERM for "at once". The kernel tells a child of each thread that had it, one after
+/// the other, when a process of several threads dies.
+#[test]
+fn the_death_of_berth_is_one_sigterm() {
+    let node = Node::new();
+    for _ in 0..20 {
+        let (mut run, pid) = node.joined(&["--threads", "16"]);
+        let (_, out, _) = said(&mut berth(["status", "--json", "--run-dir", &node.run_dir()]));
+        let status: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let address: SocketAddr = status["instances"][0]["record"]["address"].as_str().unwrap().parse().unwrap();
+        // It ends with this one, and hears of SIGTERM until then.
+        let mut client = connect(address);
+        ping(&mut client, b"served");
+        run.signal(Signal::SIGKILL);
+        run.ended();
+        run.says("told to end");
+        ping(&mut client, b"still served");
+        drop(client);
+        gone(pid);
+        assert!(!run.out().contains("told again"), "{}", run.out());
+    }
+}
+
+/// Its connections end as the kernel ends them, and its status becomes berth's.
+#[test]
+fn a_child_that_ends_by_itself() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&[]);
+    let mut client = connect(node.listen);
+    ping(&mut client, &client_hello(100));
+    kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
+    run.logs("the apiserver ended by itself");
+    expect_end(&mut client);
+    assert!(run.is_running(), "the client has not ended yet");
+    drop(client);
+    assert_eq!(run.ended().code(), Some(128 + Signal::SIGKILL as i32), "{}", run.log());
+    let (_, out, _) = said(&mut berth(["status", "--run-dir", &node.run_dir()]));
+    assert!(out.contains("the apiserver ended: signal: 9"), "{out}");
+}
+
+/// The same address and port again for the same instance.
+#[test]
+fn it_can_be_started_again() {
+    let node = Node::new();
+    for _ in 0..2 {
+        let (mut run, _) = node.joined(&[]);
+        ping(&mut connect(node.listen), &client_hello(100));
+        run.signal(Signal::SIGTERM);
+        assert_eq!(run.ended().code(), Some(3), "{}", run.log());
+    }
+}
+
+/// Two of one berth, as in an upgrade: clients are served by either, all the time.
+#[test]
+fn an_upgrade_of_two() {
+    let node = Node::new();
+    // None is taken for dead because the machine stood still.
+    let (mut old, _) = node.joined(&["--lease", "60s"]);
+    let mut kept = connect(node.listen);
+    ping(&mut kept, &client_hello(100));
+    let mut new = node.command(&["--instance", "b", "--lease", "60s"], &["sh", "-c", STAND_IN, "kube-apiserver"]);
+    let new = Running::start(&mut new);
+    new.logs("joined");
+    assert_eq!(listening(node.listen).len(), 2);
+    for _ in 0..50 {
+        ping(&mut connect(node.listen), &client_hello(100));
+    }
+    old.signal(Signal::SIGTERM);
+    old.logs("left");
+    for _ in 0..50 {
+        ping(&mut connect(node.listen), &client_hello(100));
+    }
+    ping(&mut kept, b"still served by the old one");
+    drop(kept);
+    assert_eq!(old.ended().code(), Some(3));
+}
+
+/// The samples of `berth_backend_connect_seconds_bucket` so far: the upper ends in microseconds, and how many are below.
+fn connects(admin: SocketAddr) -> Vec<(f64, u64)> {
+    let mut stream = connect(admin);
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: berth\r\nConnection: close\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    let bucket = |line: &str| {
+        let rest = line.strip_prefix("berth_backend_connect_seconds_bucket{")?;
+        let end = rest.split("le=\"").nth(1)?.split('"').next()?;
+        let end = if end == "+Inf" { f64::INFINITY } else { end.parse::<f64>().ok()? * 1e6 };
+        Some((end, rest.rsplit(' ').next()?.parse().ok()?))
+    };
+    page.lines().filter_map(bucket).collect()
+}
+
+/// All clients behind one NAT or load balancer: the apiserver's port is reached from one source address, and Linux
+/// looks for a free port among the odd ones only when no even one is left.
+#[test]
+#[ignore = "15,000 connections through three processes: cargo test --test integration -- --ignored --nocapture legs"]
+fn fifteen_thousand_legs_from_one_source() {
+    // As the shim makes them, without its descriptors: then all fit into a limit of 20,000.
+    const DIRECT: usize = 10_000;
+    const LEGS: usize = 15_000;
+    const STEP: usize = 500;
+    let limit = process::raise_file_limit().unwrap();
+    if limit < LEGS as u64 + 1_000 {
+        return eprintln!("left out: {limit} open files are too few for {LEGS} connections");
+    }
+    let node = Node::new();
+    let admin = free_address();
+    let (run, _) = node.joined(&["--admin", &admin.to_string(), "--drain-timeout", "100ms"]);
+    let line = run.logs("becoming the apiserver");
+    let instance: SocketAddr = line.split("address=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    let source = fresh_ip();
+    let keepalive = Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None };
+    let mut kept: Vec<_> = (0..DIRECT)
+        .map(|_| {
+            let mut leg = socket::connect(instance, Some(source.into()), &keepalive).unwrap();
+            leg.set_nonblocking(false).unwrap();
+            ping(&mut leg, &client_hello(100));
+            leg
+        })
+        .collect();
+    let mut medians = Vec::new();
+    let mut before = connects(admin);
+    while kept.len() < LEGS {
+        for _ in 0..STEP {
+            let mut client = connect_from(source.into(), node.listen);
+            ping(&mut client, &client_hello(100));
+            kept.push(client);
+        }
+        let now = connects(admin);
+        let below: Vec<_> = now.iter().zip(&before).map(|((end, now), (_, before))| (*end, now - before)).collect();
+        let median = below.iter().find(|(_, below)| *below * 2 >= STEP as u64).unwrap().0;
+        println!("{:6} legs: half of the last {STEP} connects took less than {median:.0} µs", kept.len());
+        medians.push(median);
+        before = now;
+    }
+    assert!(medians.iter().all(|median| *median <= 100.0), "{medians:?}");
+}

@@ -1,0 +1,709 @@
+//! `berth upgrade` with a stand-in for the kubelet: it runs a directory's static pods as `berth run` processes, with
+//! the kubelet's order and signals. The real kubelet, with real
+//! apiservers, is scripts/kubelet.sh's; this runs anywhere in seconds.
+
+use crate::stand_in::STAND_IN;
+use crate::support::cluster::Cluster;
+use crate::support::eventually;
+use crate::support::net::{client_hello, connect, free_address, ping};
+use crate::support::process::{Running, berth, said};
+use berth_cluster::service::slice_path;
+use berth_options::cluster::host_name;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
+
+/// What a pod of each image tag does.
+fn script(text: &str) -> &'static str {
+    match text {
+        text if text.contains("kube-apiserver:refuses") => "echo 'Error: unknown flag: --no-such-flag' >&2; exit 1",
+        // Only under its own name: the temporary pod serves.
+        text if text.contains("kube-apiserver:half") && !text.contains("\n  uid: ") => {
+            "echo 'Error: no disk' >&2; exit 1"
+        }
+        text if text.contains("kube-apiserver:hangs") => "exec sleep 3600",
+        _ => STAND_IN,
+    }
+}
+
+/// A pod of the kubelet's.
+struct Pod {
+    text: String,
+    uid: String,
+    logs: PathBuf,
+    process: Option<Child>,
+    starts: u32,
+    next: Instant,
+    stopping: bool,
+}
+
+/// What the kubelet does not do yet, so that an upgrade stays in a step for as long as a test looks at it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lags {
+    Not,
+    /// It starts no pod of this kind.
+    Starting(Kind),
+    /// It stops none.
+    Stopping(Kind),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Canonical,
+    Temporary,
+}
+
+/// Runs the pods of a directory until it is dropped.
+struct Kubelet {
+    logs: PathBuf,
+    lags: Arc<Mutex<Lags>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Kubelet {
+    fn start(node: &Node) -> Self {
+        let (stop, lags) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Lags::Not)));
+        let (told, directory, logs, lagging) = (stop.clone(), node.directory(), node.path("pods"), lags.clone());
+        let (listen, run_dir) = (node.listen, node.path("run"));
+        let thread = std::thread::spawn(move || {
+            let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
+            while !told.load(Ordering::Relaxed) {
+                let files = files(&directory);
+                for (name, pod) in &mut pods {
+                    pod.tend(files.get(name) == Some(&pod.text), *lagging.lock().unwrap(), listen, &run_dir);
+                }
+                pods.retain(|_, pod| !pod.stopping || pod.process.is_some());
+                for (name, text) in files {
+                    pods.entry(name.clone()).or_insert_with(|| Pod::new(&name, text, &logs));
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            for child in pods.values_mut().filter_map(|pod| pod.process.as_mut()) {
+                // Its apiserver is its child, and hears of its end.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        });
+        Self { logs: node.path("pods"), lags, stop, thread: Some(thread) }
+    }
+
+    fn lags(&self, how: Lags) {
+        *self.lags.lock().unwrap() = how;
+    }
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        if std::thread::panicking() {
+            println!("the kubelet: {ended:?}; its pods' logs in {}:", self.logs.display());
+            let found = Command::new("find")
+                .arg(&self.logs)
+                .args(["-name", "*.log", "-print", "-exec", "tail", "-n", "20", "{}", ";"])
+                .output();
+            println!("{}", found.map(|found| String::from_utf8_lossy(&found.stdout).into_owned()).unwrap_or_default());
+        }
+    }
+}
+
+/// The manifests of a directory by their pods' names; a kubelet reads all files but those with a dot.
+fn files(directory: &Path) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(directory).unwrap().flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let Ok(text) = fs::read_to_string(entry.path()) else { continue };
+        let name = field(&text, "\n  name: ").expect("a whole manifest");
+        assert!(found.insert(name.clone(), text).is_none(), "two files with the pod name {name}");
+    }
+    found
+}
+
+/// A scalar; one that begins as a number does, such as a UID with 0b, may be in quotes.
+fn field(text: &str, key: &str) -> Option<String> {
+    Some(text.split_once(key)?.1.lines().next()?.trim_matches('"').to_owned())
+}
+
+impl Pod {
+    fn new(name: &str, text: String, logs: &Path) -> Self {
+        let mut hasher = DefaultHasher::new();
+        text.hash(&mut hasher);
+        let uid = field(&text, "\n  uid: ").unwrap_or_else(|| format!("{:016x}", hasher.finish()));
+        let logs = logs.join(format!("kube-system_{name}-node_{uid}/kube-apiserver"));
+        Self { text, uid, logs, process: None, starts: 0, next: Instant::now(), stopping: false }
+    }
+
+    fn kind(&self) -> Kind {
+        // berth draws the UID of a temporary one.
+        if self.text.contains("\n  uid: ") { Kind::Temporary } else { Kind::Canonical }
+    }
+
+    fn tend(&mut self, wanted: bool, lags: Lags, listen: SocketAddr, run_dir: &Path) {
+        let begins = wanted && lags != Lags::Starting(self.kind());
+        let wanted = wanted || lags == Lags::Stopping(self.kind());
+        if let Some(child) = &mut self.process {
+            if child.try_wait().unwrap().is_some() {
+                self.process = None;
+                self.next = Instant::now() + Duration::from_millis(100 << self.starts.min(5));
+            } else if !wanted && !self.stopping {
+                kill(Pid::from_raw(child.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+            }
+        }
+        self.stopping |= !wanted;
+        if begins && !self.stopping && self.process.is_none() && Instant::now() >= self.next {
+            self.process = Some(self.launch(listen, run_dir));
+            self.starts += 1;
+        }
+    }
+
+    /// The shim and the apiserver. Their log has no times, which berth takes as it is. No shim is taken for dead, and no client cut,
+    /// because the machine stood still.
+    fn launch(&self, listen: SocketAddr, run_dir: &Path) -> Child {
+        fs::create_dir_all(&self.logs).unwrap();
+        let log = self.logs.join(format!("{}.log", self.starts));
+        let mut run = berth(["run", "--probe", "tcp", "--probe-interval", "20ms", "--rise", "1"]);
+        run.args(["--lease", "60s", "--drain-timeout", "1m"]);
+        run.args(["--listen", &listen.to_string(), "--instance", &self.uid, "--run-dir"]).arg(run_dir);
+        run.args(["--", "sh", "-c", script(&self.text), "kube-apiserver"]);
+        run.env("TEST_BINARY", std::env::current_exe().unwrap());
+        run.stdout(Stdio::null()).stderr(fs::File::create(log).unwrap()).spawn().unwrap()
+    }
+}
+
+/// A node with a berth, and a directory of manifests.
+struct Node {
+    temp: TempDir,
+    listen: SocketAddr,
+    /// Mode and owner of the manifest.
+    access: (u32, u32, u32),
+}
+
+impl Node {
+    /// With an apiserver of this image tag.
+    fn new(tag: &str) -> Self {
+        // In memory, as /run is: on a disk that is busy a lease takes seconds to write.
+        let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let mut node = Self { temp, listen: free_address(), access: (0, 0, 0) };
+        fs::create_dir(node.directory()).unwrap();
+        fs::write(node.canonical(), node.manifest(tag)).unwrap();
+        fs::set_permissions(node.canonical(), fs::Permissions::from_mode(0o640)).unwrap();
+        // Only root may give it to another.
+        let _ = chown(node.canonical(), Some(7), Some(7));
+        node.access = node.access();
+        node
+    }
+
+    fn access(&self) -> (u32, u32, u32) {
+        let now = fs::metadata(self.canonical()).unwrap();
+        (now.mode(), now.uid(), now.gid())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.path("manifests")
+    }
+
+    fn canonical(&self) -> PathBuf {
+        self.directory().join("kube-apiserver.yaml")
+    }
+
+    /// kubeadm's manifest behind berth, as this node's.
+    fn manifest(&self, tag: &str) -> String {
+        let Self { listen, .. } = self;
+        let ip = listen.ip().to_string();
+        let kubeadm = KUBEADM.replace("10.0.0.5", &ip).replace("6443", &listen.port().to_string());
+        let file = self.path("kubeadm.yaml");
+        fs::write(&file, kubeadm.replace("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"))).unwrap();
+        let mut inject = berth(["inject", "--image", "example/berth:v0.1.0", "--listen", &listen.to_string()]);
+        inject.arg("--run-dir").arg(self.path("run")).arg("--backup-dir").arg(self.path("none")).arg(file);
+        let (code, out, log) = said(&mut inject);
+        assert_eq!(code, Some(0), "{log}");
+        out
+    }
+
+    /// A manifest outside the kubelet's directory.
+    fn new_manifest(&self, tag: &str) -> PathBuf {
+        let path = self.path(&format!("{tag}.yaml"));
+        fs::write(&path, self.manifest(tag)).unwrap();
+        path
+    }
+
+    fn upgrade(&self, options: &[&str]) -> Command {
+        let mut upgrade = berth(["upgrade"]);
+        upgrade.env("BERTH_SETTLE", "300ms");
+        upgrade.arg("--manifests-dir").arg(self.directory()).arg("--backup-dir").arg(self.path("kept"));
+        upgrade.arg("--pod-logs-dir").arg(self.path("pods")).args(options);
+        upgrade
+    }
+
+    /// With the cluster's lock.
+    fn upgrade_in(&self, cluster: &Cluster, options: &[&str]) -> Command {
+        let mut upgrade = self.upgrade(options);
+        upgrade.arg("--kubeconfig").arg(cluster.kubeconfig());
+        upgrade
+    }
+
+    fn until_joined(&self) {
+        eventually("the first instance joins", || {
+            let (code, ..) = said(&mut berth(["ready", "--run-dir", self.path("run").to_str().unwrap()]));
+            (code == Some(0)).then_some(())
+        });
+    }
+
+    /// The manifests that upgrades kept, each with the version in its name, in the order of their names.
+    fn befores(&self) -> Vec<(String, String)> {
+        let mut names: Vec<_> = fs::read_dir(self.path("kept")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        names.sort();
+        let kept = |path: PathBuf| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let (time, version) = name.strip_prefix("kube-apiserver.yaml.before-upgrade.")?.split_once('.')?;
+            assert!(time.len() == 16 && time.ends_with('Z'), "{name}");
+            Some((version.to_owned(), fs::read_to_string(&path).unwrap()))
+        };
+        names.into_iter().filter_map(kept).collect()
+    }
+
+    /// One manifest, of this tag, with mode and owner as they were, and nothing else.
+    #[track_caller]
+    fn is_whole(&self, tag: &str) {
+        assert_eq!(fs::read_to_string(self.canonical()).unwrap(), self.manifest(tag));
+        assert_eq!(self.access(), self.access, "mode, uid and gid of the manifest");
+        assert_eq!(fs::read_dir(self.directory()).unwrap().count(), 1, "nothing else in the directory");
+        assert!(!self.path("kept/upgrade.json").exists(), "the state is removed");
+    }
+}
+
+/// Connects and asks all the time.
+struct Load {
+    stop: Arc<AtomicBool>,
+    asked: Arc<AtomicU32>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(to: SocketAddr) -> Self {
+        let (stop, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+        let (told, count) = (stop.clone(), asked.clone());
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::Relaxed) {
+                // It panics if there is no answer.
+                ping(&mut connect(to), &client_hello(64));
+                count.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        Self { stop, asked, thread: Some(thread) }
+    }
+
+    /// Nothing was lost.
+    #[track_caller]
+    fn end(mut self) {
+        let thread = self.thread.take().unwrap();
+        eventually("the load is one", || {
+            (thread.is_finished() || self.asked.load(Ordering::Relaxed) > 50).then_some(())
+        });
+        self.stop.store(true, Ordering::Relaxed);
+        thread.join().expect("a client got no answer");
+    }
+}
+
+#[test]
+fn all_mistakes_are_told_at_once_and_nothing_is_touched() {
+    let node = Node::new("v1");
+    let (canonical, directory) = (node.canonical(), node.directory());
+    let (canonical, directory) = (canonical.to_str().unwrap(), directory.to_str().unwrap());
+    let options = ["--settle", "soon", "--manifest", canonical, "--backup-dir", directory, "--kubeconfig", "/none"];
+    let (code, _, log) = said(berth(["upgrade", "--manifests-dir", directory]).args(options));
+    assert_eq!(code, Some(64), "{log}");
+    for part in
+        ["--settle soon", "is in the kubelet's directory", "--backup-dir", "--kubeconfig /none: it is not there"]
+    {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    let plain = node.path("plain.yaml");
+    fs::write(&plain, node.manifest("v2").replace("    - /opt/berth/berth\n    - exec\n    - --\n", "")).unwrap();
+    let (code, _, log) = said(&mut node.upgrade(&["--manifest", plain.to_str().unwrap()]));
+    assert_eq!(code, Some(64), "{log}");
+    assert!(
+        log.contains(&format!(
+            "run `berth inject {} --image example/berth:v0.1.0 --listen {} --write` first",
+            plain.display(),
+            node.listen
+        )),
+        "{log}"
+    );
+    let elsewhere = node.path("elsewhere.yaml");
+    fs::write(
+        &elsewhere,
+        node.manifest("v2").replace(&node.listen.to_string(), "10.0.0.5:6443").replace("metadata.uid", "metadata.name"),
+    )
+    .unwrap();
+    let (code, _, log) = said(&mut node.upgrade(&["--manifest", elsewhere.to_str().unwrap()]));
+    assert_eq!(code, Some(64), "{log}");
+    assert!(
+        log.contains("BERTH_INSTANCE is not the pod's UID") && log.contains("has another first BERTH_LISTEN"),
+        "{log}"
+    );
+    let (code, _, log) = said(&mut node.upgrade(&[]));
+    assert_eq!(code, Some(69), "{log}");
+    assert!(log.contains("no instance runs in"), "{log}");
+    node.is_whole("v1");
+    // A first switch is for `berth inject`.
+    fs::copy(plain, node.canonical()).unwrap();
+    let v2 = node.new_manifest("v2");
+    for options in [&["--manifest", v2.to_str().unwrap()][..], &[]] {
+        let (code, _, log) = said(&mut node.upgrade(options));
+        assert_eq!(code, Some(64), "{log}");
+        for part in
+            [" --image IMAGE --write --bridge` first", "without --bridge: clients are then refused", "is the way back"]
+        {
+            assert!(log.contains(part), "{part} in {log}");
+        }
+    }
+}
+
+#[test]
+fn an_upgrade_and_a_restart_lose_nothing() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let (code, out, log) = said(&mut node.upgrade(&["--dry-run"]));
+    assert_eq!(code, Some(0), "{log}");
+    assert_eq!(out.lines().count(), 8, "{out}");
+    assert!(!node.path("kept").exists(), "a dry run touches nothing");
+    node.is_whole("v1");
+
+    let load = Load::start(node.listen);
+    let v2 = node.new_manifest("v2");
+    let (code, _, log) = said(&mut node.upgrade(&["--manifest", v2.to_str().unwrap()]));
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("no --kubeconfig: nothing keeps another control-plane node"), "{log}");
+    node.is_whole("v2");
+    assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
+    let (code, _, log) = said(&mut node.upgrade(&[]));
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("rolling restart of registry.k8s.io/kube-apiserver:v2"), "{log}");
+    node.is_whole("v2");
+    assert_eq!(node.befores().len(), 1, "a restart leaves nothing to go back to");
+    load.end();
+}
+
+#[test]
+fn a_new_version_that_fails_goes_and_says_why() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let load = Load::start(node.listen);
+    let refuses = node.new_manifest("refuses");
+    let (code, _, log) = said(&mut node.upgrade(&["--manifest", refuses.to_str().unwrap()]));
+    assert_eq!(code, Some(1), "{log}");
+    for part in [" times without getting ready", "Error: unknown flag: --no-such-flag", "rolled back"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    // It may end again before it is looked at again.
+    let ends = log.split_once("its process ended ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<u32>().ok());
+    assert!(ends.is_some_and(|ends| ends >= 3), "{log}");
+    node.is_whole("v1");
+    let hangs = node.new_manifest("hangs");
+    // Its shim must have come so far that it asks: on a machine that stands still that takes longer.
+    for seconds in [1, 2, 4, 8, 16, 32] {
+        let options = ["--manifest", hangs.to_str().unwrap(), "--ready-timeout", &format!("{seconds}s")];
+        let (code, _, log) = said(&mut node.upgrade(&options));
+        assert_eq!(code, Some(1), "{log}");
+        assert!(log.contains(&format!("it was not ready in {seconds}s")), "{log}");
+        node.is_whole("v1");
+        if log.contains("nothing listens on 127.") {
+            return load.end();
+        }
+    }
+    panic!("why it is not ready is not told");
+}
+
+#[test]
+fn an_image_that_the_kubelet_cannot_get_ends_it_at_once() {
+    let node = Node::new("v1");
+    let kubelet = Kubelet::start(&node);
+    node.until_joined();
+    kubelet.lags(Lags::Starting(Kind::Temporary));
+    let temporary = node.directory().join("berth-kube-apiserver.yaml");
+    let line = r#""Error syncing pod, skipping" err="failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"not found\"""#;
+    let programs = tempfile::tempdir().unwrap();
+    let program = programs.path().join("journalctl");
+    let uid = format!("sed -n 's/^  uid: \"*\\([^\"]*\\)\"*$/\\1/p' {}", temporary.display());
+    fs::write(&program, format!("#!/bin/sh\necho '{line} podUID=\"'$({uid})'\"'\n")).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let v2 = node.new_manifest("v2");
+    let mut upgrade = node.upgrade(&["--manifest", v2.to_str().unwrap()]);
+    upgrade.env("PATH", format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap()));
+    let (code, _, log) = said(&mut upgrade);
+    assert_eq!(code, Some(1), "{log}");
+    for part in ["the kubelet cannot get its image", "ErrImagePull: \"not found\"", "rolled back"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    node.is_whole("v1");
+}
+
+#[test]
+fn an_address_that_is_given_up_is_not_waited_for() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let other = TcpListener::bind(("127.0.0.1", node.listen.port())).unwrap();
+    let _client = TcpStream::connect(other.local_addr().unwrap()).unwrap();
+    let (code, _, log) = said(&mut node.upgrade(&[]));
+    assert!(code == Some(1) && log.contains("error[client-address]"), "{code:?} {log}");
+    let upgrade = Running::start(&mut node.upgrade(&["--ignore-errors", "client-address", "--settle", "1h"]));
+    upgrade.logs("3/8");
+    let state: Value = serde_json::from_slice(&fs::read(node.path("kept/upgrade.json")).unwrap()).unwrap();
+    assert_eq!(state["dialled"].as_array().map_or(0, Vec::len), 0);
+}
+
+/// As a unit does it after a reboot, which does not know the options.
+#[test]
+fn a_resumed_upgrade_has_the_kubeconfig_that_it_was_begun_with() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let cluster = Cluster::of(&[node.listen.ip()]);
+    let kubeconfig = cluster.kubeconfig();
+    let mut upgrade = node.upgrade(&["--settle", "1h"]);
+    // Relative, from another directory than the one in which it goes on.
+    upgrade.current_dir(kubeconfig.parent().unwrap()).arg("--kubeconfig").arg(kubeconfig.file_name().unwrap());
+    let mut upgrade = Running::start(&mut upgrade);
+    upgrade.logs("3/8");
+    upgrade.signal(Signal::SIGKILL);
+    upgrade.ended();
+    fs::write(&kubeconfig, "none").unwrap();
+    let again = Running::start(&mut node.upgrade(&[]));
+    again.logs("it goes on to the new manifest");
+    again.logs(&format!("note: kubeconfig {}", kubeconfig.display()));
+}
+
+/// It serves as a temporary pod and not from the canonical file: the old one comes back there meanwhile.
+#[test]
+fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let load = Load::start(node.listen);
+    let half = node.new_manifest("half");
+    let (code, _, log) = said(&mut node.upgrade(&["--manifest", half.to_str().unwrap()]));
+    assert_eq!(code, Some(1), "{log}");
+    for part in ["failed: the instance of the canonical file", "Error: no disk", "5/8", "7/8", "rolled back"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    node.is_whole("v1");
+    load.end();
+}
+
+/// Killed in each step, the same command brings it to its end.
+#[test]
+fn killed_at_each_step_the_same_command_goes_on() {
+    let node = Node::new("v1");
+    let kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let load = Load::start(node.listen);
+    // What keeps it in each step: the kubelet, or how long it settles.
+    let steps = [
+        (2, Lags::Starting(Kind::Temporary), "300ms"),
+        (3, Lags::Not, "1h"),
+        (4, Lags::Stopping(Kind::Canonical), "300ms"),
+        (5, Lags::Starting(Kind::Canonical), "300ms"),
+        (6, Lags::Not, "1h"),
+        (7, Lags::Stopping(Kind::Temporary), "300ms"),
+    ];
+    // Each is gone on from to the end, and to where it is killed again.
+    for (tag, killed) in [("v2", [2, 4, 6]), ("v3", [3, 5, 7])] {
+        let (new, other) = (node.new_manifest(tag), node.new_manifest("other"));
+        let mut options = vec!["--manifest", new.to_str().unwrap()];
+        for (step, lags, settle) in steps.into_iter().filter(|(step, ..)| killed.contains(step)) {
+            kubelet.lags(lags);
+            options.extend(["--settle", settle]);
+            let mut upgrade = Running::start(&mut node.upgrade(&options));
+            upgrade.logs(&format!("{step}/8"));
+            upgrade.signal(Signal::SIGKILL);
+            assert_eq!(upgrade.ended().signal(), Some(Signal::SIGKILL as i32), "{}", upgrade.log());
+            assert!(node.path("kept/upgrade.json").exists(), "{}", upgrade.log());
+            kubelet.lags(Lags::Not);
+            let (code, _, log) = said(&mut node.upgrade(&["--manifest", other.to_str().unwrap()]));
+            assert!(code == Some(64) && log.contains("to another manifest"), "{code:?} {log}");
+            options.clear();
+        }
+        let (code, _, log) = said(&mut node.upgrade(&[]));
+        assert_eq!(code, Some(0), "{log}");
+        assert!(log.contains("is under way (step ") && log.contains("it goes on to the new manifest"), "{log}");
+        node.is_whole(tag);
+    }
+    load.end();
+}
+
+/// Whoever has to rescue a node in the middle of an upgrade finds the manifest that was there, and `eject` does not put
+/// one beside what the upgrade runs.
+#[test]
+fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let v2 = node.new_manifest("v2");
+    let mut upgrade = Running::start(&mut node.upgrade(&["--manifest", v2.to_str().unwrap(), "--settle", "1h"]));
+    upgrade.logs("3/8");
+    assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
+    let (canonical, kept) = (node.canonical(), node.path("kept"));
+    let on = |command: &str, file: &Path, write: &[&str]| {
+        let mut command = berth([command]);
+        command.arg(file).arg("--backup-dir").arg(&kept).args(write);
+        said(&mut command)
+    };
+    for (command, write) in [("eject", &["--write"][..]), ("inject", &["--write", "--image", "example/berth:v0.2.0"])] {
+        let (code, _, log) = on(command, &canonical, write);
+        assert_eq!(code, Some(69), "{log}");
+        for part in ["is under way (step settle-temporary)", "`berth upgrade`", "nothing was changed"] {
+            assert!(log.contains(part), "{part} in {log}");
+        }
+    }
+    assert_eq!(fs::read_to_string(&canonical).unwrap(), node.manifest("v1"));
+    assert_eq!(on("eject", &canonical, &["--diff"]).0, Some(0), "looking is free");
+    assert_eq!(on("eject", &v2, &["--write"]).0, Some(0), "a file elsewhere is none of the upgrade's");
+    upgrade.signal(Signal::SIGTERM);
+    assert_eq!(upgrade.ended().code(), Some(1), "{}", upgrade.log());
+    node.is_whole("v1");
+    assert!(node.befores().is_empty(), "what serves is what was there");
+}
+
+#[test]
+fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
+    let node = Node::new("v1");
+    let kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let load = Load::start(node.listen);
+    let v2 = node.new_manifest("v2");
+    // The signal comes within the step: that settles for long, or waits for the kubelet.
+    let back = (3, "1h", Lags::Not, "going back", 1, "v1");
+    let on = (5, "300ms", Lags::Starting(Kind::Canonical), "the old instance has left already", 0, "v2");
+    for (step, settle, lags, said, code, tag) in [back, on] {
+        kubelet.lags(lags);
+        let options = ["--manifest", v2.to_str().unwrap(), "--settle", settle];
+        let mut upgrade = Running::start(&mut node.upgrade(&options));
+        upgrade.logs(&format!("{step}/8"));
+        upgrade.signal(Signal::SIGTERM);
+        upgrade.logs(said);
+        kubelet.lags(Lags::Not);
+        assert_eq!(upgrade.ended().code(), Some(code), "{}", upgrade.log());
+        node.is_whole(tag);
+    }
+    load.end();
+}
+
+/// Else nothing would keep another node from being upgraded meanwhile, although a cluster was named that could.
+#[test]
+fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let cluster = Cluster::of(&[node.listen.ip()]);
+    for status in ["403 Forbidden", "429 Too Many Requests", "503 Service Unavailable"] {
+        *cluster.no_leases.lock().unwrap() = Some(status);
+        let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
+        assert!(
+            code == Some(69)
+                && log.contains(
+                    "so nothing was changed: give one of a user who may create and update Leases in berth-upgrade"
+                )
+                && log.contains("kubectl create namespace berth-upgrade"),
+            "{code:?} {log}"
+        );
+        node.is_whole("v1");
+    }
+    *cluster.no_leases.lock().unwrap() = None;
+    let mut upgrade = Running::start(&mut node.upgrade_in(&cluster, &["--settle", "1h"]));
+    upgrade.logs("3/8");
+    // Who may have changed its node goes on, whatever the cluster says.
+    *cluster.no_leases.lock().unwrap() = Some("503 Service Unavailable");
+    upgrade.signal(Signal::SIGKILL);
+    upgrade.ended();
+    let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
+    assert_eq!(code, Some(0), "{log}");
+}
+
+/// On the only node: one that is resumed takes over the slice of the process that was killed.
+#[test]
+fn the_node_is_in_the_service_until_the_upgrade_ends() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let cluster = Cluster::of(&[node.listen.ip()]);
+    let path = slice_path(&format!("berth-upgrade-{}-ipv4", host_name()));
+    let mut upgrade = Running::start(&mut node.upgrade_in(&cluster, &["--settle", "1h"]));
+    let slice = eventually("the slice", || cluster.objects.get(&path));
+    assert_eq!(slice["endpoints"][0]["addresses"][0], node.listen.ip().to_string());
+    upgrade.logs("3/8");
+    upgrade.signal(Signal::SIGKILL);
+    upgrade.ended();
+    assert!(cluster.objects.get(&path).is_some());
+    let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
+    assert_eq!((code, cluster.objects.get(&path)), (Some(0), None), "{log}");
+}
+
+/// Whoever was killed in the middle keeps the others out until it is brought to its end, or its lock is broken.
+#[test]
+fn two_nodes_are_never_upgraded_at_once() {
+    let nodes = [Node::new("v1"), Node::new("v1")];
+    let [first, second] = &nodes;
+    let _kubelets = [Kubelet::start(first), Kubelet::start(second)];
+    nodes.iter().for_each(Node::until_joined);
+    let cluster = Cluster::of(&[first, second].map(|node| node.listen.ip()));
+    let refused = |node: &Node| {
+        let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
+        assert_eq!(code, Some(69), "{log}");
+        assert!(log.contains("another upgrade has the cluster's lock: node ") && log.contains("--break-lock"), "{log}");
+        node.is_whole("v1");
+    };
+    let v2 = first.new_manifest("v2");
+    let v2 = ["--manifest", v2.to_str().unwrap()];
+    let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &[v2[0], v2[1], "--settle", "1h"]));
+    upgrade.logs("the cluster's lock is held: no other node is upgraded meanwhile");
+    upgrade.logs("3/8");
+    assert_eq!(cluster.locked(), Some(true));
+    refused(second);
+    upgrade.signal(Signal::SIGKILL);
+    upgrade.ended();
+    refused(second);
+
+    let (code, _, log) = said(&mut first.upgrade_in(&cluster, &[]));
+    assert_eq!(code, Some(0), "{log}");
+    first.is_whole("v2");
+    assert_eq!(cluster.locked(), None, "whoever is done releases it");
+
+    let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &["--settle", "1h"]));
+    upgrade.logs("3/8");
+    upgrade.signal(Signal::SIGKILL);
+    upgrade.ended();
+    let (code, _, log) = said(&mut second.upgrade_in(&cluster, &["--break-lock"]));
+    assert_eq!((code, cluster.locked()), (Some(0), None), "{log}");
+    // Rolled back is done too.
+    let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &["--settle", "1h"]));
+    upgrade.logs("3/8");
+    upgrade.signal(Signal::SIGTERM);
+    assert_eq!((upgrade.ended().code(), cluster.locked()), (Some(1), None), "{}", upgrade.log());
+}
