@@ -316,7 +316,8 @@ fn away(away: &[(Micros, Micros)], lost: &[(Micros, Micros)]) -> String {
     let times = if away.len() == 1 { String::new() } else { format!("{} times, ", away.len()) };
     format!(
         "{times}{:.1} s; {} lost then, the last one {:.1} s after it was back",
-        away.iter().map(|(from, to)| to - from).sum::<Micros>() / 1e6,
+        // The sum of none would be -0.
+        away.iter().fold(0.0, |sum, (from, to)| sum + to - from) / 1e6,
         after.len(),
         after.into_iter().fold(0.0, f64::max) / 1e6
     )
