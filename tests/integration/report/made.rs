@@ -57,10 +57,18 @@ fn a_rehearsal_leaves_data_and_a_page() {
         ran.informers.iter().map(|i| i.id.as_str()).collect::<Vec<_>>(),
         ["informer-0", "informer-1", "quiet-0", "quiet-1", "quiet-2", "quiet-3"]
     );
-    // They listed again, as nothing told them a revision since the new one began.
+    // They listed again, as nothing told them a revision since the new one began; unless the run was so slow that the old one's store
+    // did, which it does every 5 s.
     let again: Vec<_> = ran.informers.iter().map(|informer| (informer.relists, informer.expired)).collect();
-    assert_eq!(again, [[(0, 0); 2], [(1, 1); 2], [(1, 1); 2]].concat());
-    assert_eq!((ran.figures.relists, ran.figures.expired), (4, 4));
+    let at = |what| ran.marks.iter().find(|mark| mark.what == what && mark.instance == "old").unwrap().at_ms;
+    if at(MarkKind::Exited) - at(MarkKind::Started) < 5000 {
+        assert_eq!(again, [[(0, 0); 2], [(1, 1); 2], [(1, 1); 2]].concat());
+    }
+    let sum = again.iter().fold((0, 0), |sum, again| (sum.0 + again.0, sum.1 + again.1));
+    assert!(
+        (ran.figures.relists, ran.figures.expired) == sum && sum.0 == sum.1 && again[..2] == [(0, 0); 2],
+        "{again:?}"
+    );
     assert_eq!(ran.control_streams.keys().collect::<Vec<_>>(), ["new", "old"]);
     assert!(ran.control_streams.values().all(|control| control.opened >= control.ended && control.opened > 0));
     assert!(std::fs::read_to_string(&html).unwrap().contains("What happened"));
