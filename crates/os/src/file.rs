@@ -1,9 +1,16 @@
-//! Files that other processes read while they are written, and private directories.
+//! Files that other processes read while they are written, their locks, and private directories.
 
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Pause between two attempts to lock: flock(2) has no timeout.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Replaces or creates a file atomically: a reader finds the whole old one or the whole new one. `fill` gets the
 /// new one, which has mode 0600 and the name `temporary`, in the same directory, until it is filled. A file of that name is
@@ -35,6 +42,21 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 /// It is none, or fstat(2) failed.
 pub fn regular(file: File) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
+}
+
+/// Locks a file exclusively. Another process's lock is waited for, at most this long.
+///
+/// # Errors
+/// Those of flock(2); EWOULDBLOCK: it is locked still.
+pub fn lock_within(mut file: File, wait: Duration) -> Result<Flock<File>, Errno> {
+    let until = Instant::now() + wait;
+    loop {
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Err((file, Errno::EWOULDBLOCK)) if Instant::now() < until => file,
+            locked => return locked.map_err(|(_, errno)| errno),
+        };
+        thread::sleep(LOCK_PAUSE);
+    }
 }
 
 /// Creates a directory with mode 0700 and this owner, or gives one that exists that mode and owner.

@@ -27,7 +27,7 @@ use super::BerthDir;
 use super::file::{self, id_of, names, read_all};
 pub use super::file::{IgnoredFile, Listing};
 use crate::instance::InstanceId;
-use berth_os::file::replace;
+use berth_os::file::{lock_within, replace};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use serde::{Deserialize, Serialize};
@@ -37,7 +37,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 /// Format of the records that are written, and the only one that is read. New fields do not
 /// change it: unknown ones are ignored.
@@ -50,9 +50,6 @@ pub const KEEP_DEAD: Duration = Duration::from_secs(600);
 /// How long a claim waits for another one. A claim takes milliseconds; a process that holds the lock longer is
 /// stopped (SIGSTOP), which must not keep a node from starting without a message.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
-
-/// Pause between two attempts to lock: flock(2) has no timeout.
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Mode of a record whose modification time is its time of death.
 const DEAD_MODE: u32 = 0o400;
@@ -357,17 +354,11 @@ fn lock_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimErro
     let nofollow = nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK;
     let flags = nofollow | nix::fcntl::OFlag::O_CREAT | nix::fcntl::OFlag::O_CLOEXEC;
     let mode = nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR;
-    let mut file = nix::fcntl::open(&path, flags, mode).map(File::from).map_err(|e| failed("open", &path)(e.into()))?;
-    let until = Instant::now() + wait;
-    loop {
-        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(lock),
-            Err((file, Errno::EWOULDBLOCK)) if Instant::now() < until => file,
-            Err((_, Errno::EWOULDBLOCK)) => return Err(ClaimError::Busy { path }),
-            Err((_, errno)) => return Err(failed("lock", &path)(errno.into())),
-        };
-        std::thread::sleep(LOCK_PAUSE);
-    }
+    let file = nix::fcntl::open(&path, flags, mode).map(File::from).map_err(|e| failed("open", &path)(e.into()))?;
+    lock_within(file, wait).map_err(|errno| match errno {
+        Errno::EWOULDBLOCK => ClaimError::Busy { path },
+        errno => failed("lock", &path)(errno.into()),
+    })
 }
 
 /// Writes a record and replaces what has its name. To be called with the lock on names held; `before_named` gets the

@@ -7,14 +7,16 @@
 use super::machine::{Position, Version};
 use crate::manifest::file::{Access, FileError, is_in, replace, stamp};
 use berth_node::instance::InstanceId;
+use berth_os::file::lock_within;
+use nix::errno::Errno;
+use nix::fcntl::Flock;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const VERSION: u32 = 1;
 
@@ -102,7 +104,7 @@ impl State {
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
-    _lock: File,
+    _lock: Flock<File>,
 }
 
 impl Store {
@@ -117,14 +119,10 @@ impl Store {
         let mut options = OpenOptions::new();
         let file = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let file = file.open(&path).map_err(FileError::of("open", &path))?;
-        let deadline = Instant::now() + LEFT;
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(Self { path: directory.join(NAME), _lock: file }),
-                Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(LEFT / 50),
-                Err(TryLockError::WouldBlock) => return Err(StateError::Busy(path)),
-                Err(TryLockError::Error(error)) => return Err(FileError::of("lock", &path)(error).into()),
-            }
+        match lock_within(file, LEFT) {
+            Ok(lock) => Ok(Self { path: directory.join(NAME), _lock: lock }),
+            Err(Errno::EWOULDBLOCK) => Err(StateError::Busy(path)),
+            Err(errno) => Err(FileError::of("lock", &path)(errno.into()).into()),
         }
     }
 
