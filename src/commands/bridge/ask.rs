@@ -1,4 +1,4 @@
-//! What is asked of a bridge that is on, and what is left of one that was killed.
+//! Requests to a bridge that is on, and what a bridge or an upgrade that was killed left in the cluster.
 
 use super::watch::{WaitOutcome, Watcher, hangs, over, shown, stays};
 use super::{Exit, PATIENCE, print, say, unavailable};
@@ -63,7 +63,7 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
     ended(&mut watcher, &client, false).await
 }
 
-/// There is none here, but what one left in the cluster may be.
+/// There is no bridge here. One that was killed, or an upgrade, may have left its slice in the cluster.
 async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
     let Some(kubeconfig) = given_or_admin(args.kubeconfig.as_deref()) else { return Err(none(directory)) };
     let left = match berth_cluster::Client::from_kubeconfig(kubeconfig) {
@@ -74,12 +74,14 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
         Ok(left) if left.is_empty() => Err(none(directory)),
         Ok(left) => {
             let left = left.join(", ");
-            print(&format!("removed from the Service kubernetes what a bridge that was killed left there: {left}\n"))?;
+            print(&format!(
+                "removed from the Service kubernetes what a bridge or an upgrade that was killed left there: {left}\n"
+            ))?;
             Ok(Exit::Ok)
         }
         Err(why) => {
             say(format_args!(
-                "what a bridge that was killed may have left in the Service kubernetes was not looked for: {why}"
+                "cannot check the Service kubernetes for what a bridge or an upgrade that was killed left there: {why}"
             ));
             Err(none(directory))
         }
