@@ -271,7 +271,8 @@ impl ServiceKeeper {
                 }
                 Err(error) => {
                     let why = error.to_string();
-                    if trouble.as_ref() != Some(&why) {
+                    // An upgrade prints why itself, if that lasts.
+                    if self.purpose == Purpose::Bridge && trouble.as_ref() != Some(&why) {
                         tracing::warn!(%error, "the Service kubernetes cannot be kept");
                         trouble = Some(why);
                     }
