@@ -309,7 +309,7 @@ impl Editor<'_> {
             };
         }
         let dash = items.first().map_or(0, |first| self.dash(first));
-        let written: String = values.iter().map(|value| self.style.item(dash, value)).collect();
+        let written = self.style.items(dash, values);
         match index.checked_sub(1).and_then(|before| items.get(before)) {
             Some(before) => self.lines(self.end(before, dash), written),
             None => self.lines(self.line_start(list.span.start), written),

@@ -50,9 +50,8 @@ pub fn patches(manifest: &Manifest, edits: &[Edit]) -> Result<[Patch; 2], Proble
         })?;
     }
     let style = Style { indented: true, sorted: false, json: false };
-    let entries = merge.as_object().into_iter().flatten();
-    let merge: String = entries.map(|(key, value)| style.entry(0, key, value)).collect();
-    let operations: String = operations.iter().map(|operation| style.item(0, operation)).collect();
+    let merge = merge.as_object().map(|map| style.fields(0, map)).unwrap_or_default();
+    let operations = style.items(0, &operations);
     Ok([
         Patch { name: "kube-apiserver9-berth+json.yaml", text: format!("{HEAD}{operations}") },
         Patch { name: "kube-apiserver9-berth+strategic.yaml", text: format!("{HEAD}{merge}") },

@@ -31,12 +31,7 @@ pub(super) struct Style {
 /// A whole document, as people write it.
 pub fn document(value: &Value) -> String {
     let style = Style { indented: false, sorted: false, json: false };
-    value
-        .as_object()
-        .into_iter()
-        .flat_map(|map| style.entries(map))
-        .map(|(key, value)| style.entry(0, key, value))
-        .collect()
+    value.as_object().map(|map| style.fields(0, map)).unwrap_or_default()
 }
 
 impl Style {
@@ -67,25 +62,41 @@ impl Style {
         entries
     }
 
-    /// `key: value` in lines that begin at this indent, each ended.
+    /// The fields of a mapping, in lines that begin at this indent, each ended.
+    pub(super) fn fields(self, indent: usize, map: &Map<String, Value>) -> String {
+        self.entries(map).into_iter().map(|(key, value)| self.entry(indent, key, value)).collect()
+    }
+
+    /// The items of a list, likewise.
+    pub(super) fn items(self, indent: usize, items: &[Value]) -> String {
+        items.iter().map(|item| self.item(indent, item)).collect()
+    }
+
+    /// `key: value`, likewise.
     pub(super) fn entry(self, indent: usize, key: &str, value: &Value) -> String {
-        let mut out = String::new();
-        self.write_entry(&mut out, indent, key, value);
-        out
+        format!("{:indent$}{}{}", "", scalar_text(key), self.after_key(indent, value))
     }
 
     /// What follows a key that stands at this indent, from its colon on.
     pub(super) fn after_key(self, indent: usize, value: &Value) -> String {
-        let mut out = String::new();
-        self.write_after_key(&mut out, indent, value);
-        out
+        match value {
+            Value::Object(map) if !map.is_empty() => format!(":\n{}", self.fields(indent + 2, map)),
+            Value::Array(items) if !items.is_empty() => {
+                format!(":\n{}", self.items(if self.indented { indent + 2 } else { indent }, items))
+            }
+            other => format!(": {}\n", scalar(other)),
+        }
     }
 
-    /// `- value`, likewise.
-    pub(super) fn item(self, indent: usize, value: &Value) -> String {
-        let mut out = String::new();
-        self.write_item(&mut out, indent, value);
-        out
+    /// `- value`, in lines as those of [`Style::fields`].
+    fn item(self, indent: usize, value: &Value) -> String {
+        let lines = match value {
+            Value::Object(map) if !map.is_empty() => self.fields(indent + 2, map),
+            Value::Array(items) if !items.is_empty() => self.items(indent + 2, items),
+            other => return format!("{:indent$}- {}\n", "", scalar(other)),
+        };
+        // The first key stands behind the dash.
+        format!("{:indent$}- {}", "", &lines[indent + 2..])
     }
 
     /// A value inside of `[…]` or `{…}`.
@@ -111,55 +122,6 @@ impl Style {
     /// `key: value` inside of `{…}`.
     pub(super) fn flow_entry(self, key: &str, value: &Value) -> String {
         format!("{}: {}", self.flow(&key.into()), self.flow(value))
-    }
-
-    fn write_entry(self, out: &mut String, indent: usize, key: &str, value: &Value) {
-        let _ = write!(out, "{:indent$}{}", "", scalar_text(key));
-        self.write_after_key(out, indent, value);
-    }
-
-    fn write_after_key(self, out: &mut String, indent: usize, value: &Value) {
-        out.push(':');
-        match value {
-            Value::Object(map) if !map.is_empty() => {
-                out.push('\n');
-                for (key, value) in self.entries(map) {
-                    self.write_entry(out, indent + 2, key, value);
-                }
-            }
-            Value::Array(items) if !items.is_empty() => {
-                out.push('\n');
-                for item in items {
-                    self.write_item(out, if self.indented { indent + 2 } else { indent }, item);
-                }
-            }
-            other => {
-                let _ = writeln!(out, " {}", scalar(other));
-            }
-        }
-    }
-
-    fn write_item(self, out: &mut String, indent: usize, value: &Value) {
-        match value {
-            Value::Object(map) if !map.is_empty() => {
-                let from = out.len();
-                for (key, value) in self.entries(map) {
-                    self.write_entry(out, indent + 2, key, value);
-                }
-                // The first key stands behind the dash.
-                out.replace_range(from + indent..from + indent + 1, "-");
-            }
-            Value::Array(items) if !items.is_empty() => {
-                let from = out.len();
-                for item in items {
-                    self.write_item(out, indent + 2, item);
-                }
-                out.replace_range(from + indent..from + indent + 1, "-");
-            }
-            other => {
-                let _ = writeln!(out, "{:indent$}- {}", "", scalar(other));
-            }
-        }
     }
 }
 
