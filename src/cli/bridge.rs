@@ -42,16 +42,10 @@ pub enum BridgeAction {
 #[derive(Debug, Clone, Args)]
 pub struct ToldArgs {
     /// Directory for the bridge's socket, logs and copies of keys
-    #[arg(
-        long,
-        env = "BERTH_BRIDGE_STATE_DIR",
-        hide_env_values = true,
-        default_value = berth_operate::bridge::DIRECTORY,
-        value_name = "DIR"
-    )]
+    #[arg(long, env = "BERTH_BRIDGE_STATE_DIR", default_value = berth_operate::bridge::DIRECTORY, value_name = "DIR")]
     pub state_dir: PathBuf,
     /// Print JSON: the bridge's status, a line at each change, on standard error (of `status` and --dry-run on standard output)
-    #[arg(long, env = "BERTH_BRIDGE_JSON", hide_env_values = true)]
+    #[arg(long, env = "BERTH_BRIDGE_JSON")]
     pub json: bool,
 }
 
@@ -62,44 +56,36 @@ pub struct BridgeStartArgs {
     #[arg(
         long,
         env = "BERTH_MANIFEST",
-        hide_env_values = true,
         default_value = berth_operate::bridge::pod::MANIFEST,
         value_name = "FILE",
         conflicts_with = "command"
     )]
     pub manifest: PathBuf,
     /// The command line of the kube-apiserver that runs on this node, if it is in no pod; its words are separated as by a shell
-    #[arg(long, env = "BERTH_BRIDGE_COMMAND", hide_env_values = true, value_name = "COMMAND LINE")]
+    #[arg(long, env = "BERTH_BRIDGE_COMMAND", value_name = "COMMAND LINE")]
     pub command: Option<String>,
     /// Port on loopback of the temporary kube-apiserver and of its shim [default: a free one]
-    #[arg(long, env = "BERTH_BRIDGE_PORT", hide_env_values = true, value_name = "PORT")]
+    #[arg(long, env = "BERTH_BRIDGE_PORT", value_name = "PORT")]
     pub port: Option<String>,
     /// How long either kube-apiserver may take to get ready
-    #[arg(long, env = "BERTH_READY_TIMEOUT", hide_env_values = true, default_value = "5m", value_name = "DURATION")]
+    #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION")]
     pub ready_timeout: String,
     /// How long each must then stay ready before clients are given to it: a round of its watch cache's bookmarks and a little, so
     /// that watches go on in it
-    #[arg(long, env = "BERTH_SETTLE", hide_env_values = true, default_value = "75s", value_name = "DURATION")]
+    #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION")]
     pub settle: String,
     /// What happens when COMMAND fails, or the node's own kube-apiserver does not come back
-    #[arg(
-        long,
-        env = "BERTH_BRIDGE_ON_FAILURE",
-        hide_env_values = true,
-        default_value = "stay",
-        value_name = "WHAT",
-        value_enum
-    )]
+    #[arg(long, env = "BERTH_BRIDGE_ON_FAILURE", default_value = "stay", value_name = "WHAT", value_enum)]
     pub on_failure: OnFailure,
     /// Keeps the Service `kubernetes` whole while COMMAND restarts kube-apiserver, as an admin
     /// [default: /etc/kubernetes/admin.conf, if it is there]
-    #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
+    #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Serve /metrics, /livez, /readyz and /status of the bridge by HTTP here [default: off]
-    #[arg(long, env = "BERTH_BRIDGE_ADMIN", hide_env_values = true, value_name = "ADDR:PORT")]
+    #[arg(long, env = "BERTH_BRIDGE_ADMIN", value_name = "ADDR:PORT")]
     pub admin: Option<String>,
     /// Check what is needed, print the steps, and do nothing
-    #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
+    #[arg(long, env = "BERTH_DRY_RUN")]
     pub dry_run: bool,
     /// Divide the times that no option sets
     #[arg(long, hide = true, default_value_t)]
@@ -116,7 +102,7 @@ pub struct BridgeRestoreArgs {
     #[command(flatten)]
     pub told: ToldArgs,
     /// Show the difference, and do nothing
-    #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
+    #[arg(long, env = "BERTH_DRY_RUN")]
     pub dry_run: bool,
 }
 
@@ -127,9 +113,9 @@ pub struct BridgeEndArgs {
     pub told: ToldArgs,
     /// Where there is no bridge on this node: removes what one that was killed left in the Service `kubernetes`, as an admin
     /// [default: /etc/kubernetes/admin.conf, if it is there]
-    #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
+    #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Do not wait for the node's own kube-apiserver: without one, clients are refused
-    #[arg(long, env = "BERTH_BRIDGE_NOW", hide_env_values = true)]
+    #[arg(long, env = "BERTH_BRIDGE_NOW")]
     pub now: bool,
 }

@@ -11,37 +11,36 @@ pub struct GrantArgs {
     #[command(flatten)]
     pub admin: AdminArgs,
     /// The shim's kubeconfig, which is written with its token into a directory of their own
-    #[arg(long, env = "BERTH_GRANT_WRITE", hide_env_values = true, value_name = "FILE", conflicts_with_all = ["revoke", "print"])]
+    #[arg(long, env = "BERTH_GRANT_WRITE", value_name = "FILE", conflicts_with_all = ["revoke", "print"])]
     pub write: Option<PathBuf>,
     /// The node's name in the cluster; with --print or --revoke there may be several, separated by commas [default:
     /// what this machine's kubelet calls it]
-    #[arg(long, env = "BERTH_NODE_NAME", hide_env_values = true, value_name = "NAME", value_delimiter = ',')]
+    #[arg(long, env = "BERTH_NODE_NAME", value_name = "NAME", value_delimiter = ',')]
     pub node: Vec<String>,
     /// The manifest with the shim's listen address and uid
     #[arg(
         long,
         env = "BERTH_GRANT_MANIFEST",
-        hide_env_values = true,
         default_value = "/etc/kubernetes/manifests/kube-apiserver.yaml",
         value_name = "FILE"
     )]
     pub manifest: PathBuf,
     /// The address of the berth, at which the shim reaches the API [default: the manifest's]
-    #[arg(long, env = "BERTH_LISTEN", hide_env_values = true, value_delimiter = ' ', value_name = "ADDR:PORT", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT", help_heading = ADDRESSES)]
     pub listen: Vec<String>,
     /// Name that the apiserver's certificate carries [default: the manifest's --probe-server-name, else kubernetes]
-    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", hide_env_values = true, value_name = "NAME", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", value_name = "NAME", help_heading = ADDRESSES)]
     pub server_name: Option<String>,
     /// The shim's uid, which gets the files [default: the manifest's]
-    #[arg(long, env = "BERTH_UID", hide_env_values = true, value_name = "UID")]
+    #[arg(long, env = "BERTH_UID", value_name = "UID")]
     pub uid: Option<String>,
     /// Delete the node's service account, which ends its tokens, and its Role and RoleBindings
-    #[arg(long, env = "BERTH_REVOKE", hide_env_values = true, conflicts_with = "print")]
+    #[arg(long, env = "BERTH_REVOKE", conflicts_with = "print")]
     pub revoke: bool,
     /// Print the objects as YAML, without a request to the cluster
-    #[arg(long, env = "BERTH_PRINT", hide_env_values = true)]
+    #[arg(long, env = "BERTH_PRINT")]
     pub print: bool,
     /// Print JSON
-    #[arg(long, env = "BERTH_GRANT_JSON", hide_env_values = true)]
+    #[arg(long, env = "BERTH_GRANT_JSON")]
     pub json: bool,
 }

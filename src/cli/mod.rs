@@ -18,7 +18,7 @@ use berth_options::log::LogArgs;
 use bridge::BRIDGE_STATUS;
 #[cfg(feature = "operate")]
 pub use bridge::{BridgeAction, BridgeArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs, ToldArgs};
-use clap::{Parser, Subcommand};
+use clap::{Arg, Parser, Subcommand};
 pub use generate::{Generate, GenerateArgs};
 #[cfg(feature = "operate")]
 pub use grant::GrantArgs;
@@ -37,10 +37,12 @@ pub use rehearse::{RehearseArgs, StandInArgs};
     version,
     max_term_width = 100,
     propagate_version = true,
+    mut_args(no_environment_value),
+    mut_subcommands(no_environment_values),
     after_help = "Exit status: 0 done, 1 no (not ready, something was lost), 64 wrong command line or \
                   configuration, 69 a port or file that is needed cannot be had, 70 a bug in berth, 74 standard output \
                   cannot be written, 75 (upgrade, bridge) neither done nor \
-                  rolled back: what to do is said; (rehearse) the run proves nothing."
+                  rolled back: the next step is printed; (rehearse) the run proves nothing."
 )]
 pub struct Cli {
     /// Where the log goes and how much of it.
@@ -48,6 +50,15 @@ pub struct Cli {
     pub log: LogArgs,
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Help names the variable of an option and not its value, which may be secret and is another one for each reader.
+fn no_environment_value(option: Arg) -> Arg {
+    option.hide_env_values(true)
+}
+
+fn no_environment_values(command: clap::Command) -> clap::Command {
+    command.mut_args(no_environment_value).mut_subcommands(no_environment_values)
 }
 
 /// The subcommands.

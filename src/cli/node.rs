@@ -12,15 +12,15 @@ pub struct StatusArgs {
     /// Show the instances of all nodes, as their Leases in the cluster have them, and whether the Service
     /// `kubernetes` names them
     #[cfg(feature = "operate")]
-    #[arg(long, env = "BERTH_STATUS_CLUSTER", hide_env_values = true)]
+    #[arg(long, env = "BERTH_STATUS_CLUSTER")]
     pub cluster: bool,
     #[cfg(feature = "operate")]
     #[command(flatten)]
     pub admin: super::operate::AdminArgs,
     /// Print JSON instead of a table
-    #[arg(long, env = "BERTH_STATUS_JSON", hide_env_values = true)]
+    #[arg(long, env = "BERTH_STATUS_JSON")]
     pub json: bool,
     /// Print again every second until interrupted
-    #[arg(long, env = "BERTH_STATUS_WATCH", hide_env_values = true)]
+    #[arg(long, env = "BERTH_STATUS_WATCH")]
     pub watch: bool,
 }

@@ -15,32 +15,32 @@ pub struct InjectArgs {
     #[command(flatten)]
     pub file: ManifestArgs,
     /// Image with berth as its entrypoint; there is no published one
-    #[arg(long, env = "BERTH_IMAGE", hide_env_values = true, value_name = "IMAGE")]
+    #[arg(long, env = "BERTH_IMAGE", value_name = "IMAGE")]
     pub image: String,
     /// How the shim runs: as an init container that restarts (Kubernetes 1.29 or newer) or a plain container
-    #[arg(long, env = "BERTH_SIDECAR", hide_env_values = true, default_value = "native", value_name = "KIND")]
+    #[arg(long, env = "BERTH_SIDECAR", default_value = "native", value_name = "KIND")]
     pub sidecar: Sidecar,
     /// Write patches for `kubeadm … --patches DIR` into this directory, and leave the manifest alone
-    #[arg(long, env = "BERTH_KUBEADM_PATCH", hide_env_values = true, value_name = "DIR", conflicts_with_all = ["write", "diff"])]
+    #[arg(long, env = "BERTH_KUBEADM_PATCH", value_name = "DIR", conflicts_with_all = ["write", "diff"])]
     pub kubeadm_patch: Option<PathBuf>,
     /// Where the shim listens; may be given several times, the first names the berth [default: the
     /// manifest's --bind-address or --advertise-address, else the node's address]
-    #[arg(long, env = "BERTH_LISTEN", hide_env_values = true, value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
     pub listen: Vec<String>,
     /// Listen on this port of every address; the apiserver's own port becomes 7443, which other
     /// control-plane nodes must share
-    #[arg(long, env = "BERTH_EXPOSE_ALL", hide_env_values = true, value_name = "PORT", conflicts_with = "listen", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_EXPOSE_ALL", value_name = "PORT", conflicts_with = "listen", help_heading = ADDRESSES)]
     pub expose_all: Option<String>,
     /// Directory where the shims of a node meet, there and in the containers
-    #[arg(long, env = "BERTH_RUN_DIR", hide_env_values = true, default_value = "/run/berth", value_name = "DIR", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_RUN_DIR", default_value = "/run/berth", value_name = "DIR", help_heading = ADDRESSES)]
     pub run_dir: String,
     /// Keep the Service `kubernetes` whole: with this kubeconfig, which `berth grant` wrote on the node [/etc/kubernetes/berth-cluster/kubeconfig if
     /// none is named]; a Deployment or DaemonSet uses its service account
-    #[arg(long, env = "BERTH_SERVICE", hide_env_values = true, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "/etc/kubernetes/berth-cluster/kubeconfig")]
+    #[arg(long, env = "BERTH_SERVICE", value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "/etc/kubernetes/berth-cluster/kubeconfig")]
     pub service: Option<String>,
     /// In calm, let the kernel steer new connections of IPv4 to the apiserver itself; the shim gets the capabilities BPF and
     /// NET_ADMIN for it
-    #[arg(long, env = "BERTH_DIRECT", hide_env_values = true, default_value = "off", value_name = "WHEN", value_parser = direct_modes())]
+    #[arg(long, env = "BERTH_DIRECT", default_value = "off", value_name = "WHEN", value_parser = direct_modes())]
     pub direct: DirectMode,
     /// Which errors do not count, with --bridge.
     #[command(flatten)]
@@ -55,13 +55,7 @@ pub struct InjectArgs {
 #[derive(Debug, Clone, Args)]
 pub struct KeptArgs {
     /// Where originals and the state of an upgrade are kept
-    #[arg(
-        long,
-        env = "BERTH_BACKUP_DIR",
-        hide_env_values = true,
-        default_value = berth_operate::upgrade::state::DIRECTORY,
-        value_name = "DIR"
-    )]
+    #[arg(long, env = "BERTH_BACKUP_DIR", default_value = berth_operate::upgrade::state::DIRECTORY, value_name = "DIR")]
     pub backup_dir: PathBuf,
 }
 
@@ -69,13 +63,7 @@ pub struct KeptArgs {
 #[derive(Debug, Clone, Args)]
 pub struct AdminArgs {
     /// An administrator's kubeconfig for requests to the cluster; shims never see it
-    #[arg(
-        long,
-        env = "BERTH_KUBECONFIG",
-        hide_env_values = true,
-        default_value = "/etc/kubernetes/admin.conf",
-        value_name = "FILE"
-    )]
+    #[arg(long, env = "BERTH_KUBECONFIG", default_value = "/etc/kubernetes/admin.conf", value_name = "FILE")]
     pub kubeconfig: PathBuf,
 }
 
@@ -83,13 +71,7 @@ pub struct AdminArgs {
 #[derive(Debug, Clone, Args)]
 pub struct KubeletArgs {
     /// The kubelet's directory of static pods, with kube-apiserver.yaml in it
-    #[arg(
-        long,
-        env = "BERTH_MANIFESTS_DIR",
-        hide_env_values = true,
-        default_value = "/etc/kubernetes/manifests",
-        value_name = "DIR"
-    )]
+    #[arg(long, env = "BERTH_MANIFESTS_DIR", default_value = "/etc/kubernetes/manifests", value_name = "DIR")]
     pub manifests_dir: PathBuf,
 }
 
@@ -101,14 +83,14 @@ pub struct ManifestArgs {
     pub path: PathBuf,
     /// Write the result into the file, not to standard output; the kubelet then restarts a static pod, and clients are refused until it
     /// is ready: --bridge prevents that
-    #[arg(long, env = "BERTH_WRITE", hide_env_values = true)]
+    #[arg(long, env = "BERTH_WRITE")]
     pub write: bool,
     /// Write it under `berth bridge`, which needs Linux 5.9: a temporary kube-apiserver serves until the one of the new manifest does, and
     /// nothing is lost. `inject` writes nothing if `berth doctor --node` finds an error
-    #[arg(long, env = "BERTH_BRIDGE", hide_env_values = true, requires = "write")]
+    #[arg(long, env = "BERTH_BRIDGE", requires = "write")]
     pub bridge: bool,
     /// Print what changes, not the whole result
-    #[arg(long, env = "BERTH_DIFF", hide_env_values = true)]
+    #[arg(long, env = "BERTH_DIFF")]
     pub diff: bool,
     #[command(flatten)]
     pub kept: KeptArgs,
@@ -121,7 +103,6 @@ pub struct ExcusedArgs {
     #[arg(
         long,
         env = "BERTH_IGNORE_ERRORS",
-        hide_env_values = true,
         value_name = "CHECKS",
         value_delimiter = ',',
         value_parser = checks_with_errors(),
@@ -144,7 +125,7 @@ pub struct DoctorArgs {
     pub manifest: PathBuf,
     /// Check this node too: the manifest is, or will be, of a static pod here, like the others in the
     /// kubelet's directory
-    #[arg(long, env = "BERTH_NODE", hide_env_values = true)]
+    #[arg(long, env = "BERTH_NODE")]
     pub node: bool,
     /// Where the kubelet finds static pods.
     #[command(flatten)]
@@ -152,13 +133,13 @@ pub struct DoctorArgs {
     #[command(flatten)]
     pub kept: KeptArgs,
     /// Check the cluster too, with this kubeconfig: whether all control-plane nodes have one secure port
-    #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
+    #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Which errors do not count.
     #[command(flatten)]
     pub excused: ExcusedArgs,
     /// Print JSON
-    #[arg(long, env = "BERTH_DOCTOR_JSON", hide_env_values = true)]
+    #[arg(long, env = "BERTH_DOCTOR_JSON")]
     pub json: bool,
 }
 
@@ -172,43 +153,37 @@ pub(super) const UPGRADE_STATUS: &str = "Exit status: 0 done: the new one serves
 pub struct UpgradeArgs {
     /// The new manifest, behind berth, outside the kubelet's directory [default: the current one, for a
     /// rolling restart]
-    #[arg(long, env = "BERTH_UPGRADE_MANIFEST", hide_env_values = true, value_name = "FILE")]
+    #[arg(long, env = "BERTH_UPGRADE_MANIFEST", value_name = "FILE")]
     pub manifest: Option<PathBuf>,
     /// Where the kubelet finds static pods.
     #[command(flatten)]
     pub kubelet: KubeletArgs,
     /// How long an instance may take to get ready and join
-    #[arg(long, env = "BERTH_READY_TIMEOUT", hide_env_values = true, default_value = "5m", value_name = "DURATION")]
+    #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION")]
     pub ready_timeout: String,
     /// How long an instance must then stay ready before the other one goes: a round of its watch cache's bookmarks and a
     /// little, so that watches go on in it
-    #[arg(long, env = "BERTH_SETTLE", hide_env_values = true, default_value = "75s", value_name = "DURATION")]
+    #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION")]
     pub settle: String,
     /// An administrator's kubeconfig, for the cluster's lock and the node's address in the Service `kubernetes`
     /// [default: /etc/kubernetes/admin.conf, if it is there]
-    #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
+    #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Take the cluster's lock from the node that has it, whose upgrade will not be completed
-    #[arg(long, env = "BERTH_BREAK_LOCK", hide_env_values = true)]
+    #[arg(long, env = "BERTH_BREAK_LOCK")]
     pub break_lock: bool,
     /// Which errors do not count.
     #[command(flatten)]
     pub excused: ExcusedArgs,
     /// Print the steps, and do nothing
-    #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
+    #[arg(long, env = "BERTH_DRY_RUN")]
     pub dry_run: bool,
     #[command(flatten)]
     pub kept: KeptArgs,
     /// The kubelet's directory of container logs, of which the last lines are shown when a container fails
-    #[arg(
-        long,
-        env = "BERTH_POD_LOGS_DIR",
-        hide_env_values = true,
-        default_value = "/var/log/pods",
-        value_name = "DIR"
-    )]
+    #[arg(long, env = "BERTH_POD_LOGS_DIR", default_value = "/var/log/pods", value_name = "DIR")]
     pub pod_logs_dir: PathBuf,
     /// Directory where the shims of the node meet [default: the new manifest's, else /run/berth]
-    #[arg(long, env = "BERTH_RUN_DIR", hide_env_values = true, value_name = "DIR")]
+    #[arg(long, env = "BERTH_RUN_DIR", value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
 }

@@ -22,100 +22,93 @@ const OUTPUT: &str = "Output";
 pub struct RehearseArgs {
     /// Command of the apiserver that is replaced, split as a shell does it; flags that it lacks are
     /// filled in. `stand-in FLAGS`: the simulated apiserver that berth brings along
-    #[arg(long, env = "BERTH_REHEARSE_OLD", hide_env_values = true, default_value = "stand-in", value_name = "CMD", help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_OLD", default_value = "stand-in", value_name = "CMD", help_heading = REHEARSED)]
     pub old: String,
     /// Command of the one that replaces it
-    #[arg(long, env = "BERTH_REHEARSE_NEW", hide_env_values = true, default_value = "stand-in", value_name = "CMD", help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_NEW", default_value = "stand-in", value_name = "CMD", help_heading = REHEARSED)]
     pub new: String,
     /// The etcd that real apiservers get, if their commands name none [default: the one in PATH]
-    #[arg(long, env = "BERTH_REHEARSE_ETCD", hide_env_values = true, value_name = "PATH", help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_ETCD", value_name = "PATH", help_heading = REHEARSED)]
     pub etcd: Option<PathBuf>,
     /// The berth whose shims are rehearsed, an image's for example [default: this program]
-    #[arg(long, env = "BERTH_REHEARSE_BERTH", hide_env_values = true, value_name = "PATH", help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_BERTH", value_name = "PATH", help_heading = REHEARSED)]
     pub berth: Option<PathBuf>,
     /// Rehearse in a network namespace of its own, where kube-apiserver can advertise an address
-    #[arg(long, env = "BERTH_REHEARSE_NETNS", hide_env_values = true, help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_NETNS", help_heading = REHEARSED)]
     pub netns: bool,
-    /// So many nodes of one cluster, each in a namespace of its own: upgraded one after the other, and dialled by the
+    /// This many nodes of one cluster, each in a namespace of its own: upgraded one after the other, and dialled by the
     /// Service kubernetes and by their addresses
-    #[arg(long, env = "BERTH_REHEARSE_NODES", hide_env_values = true, value_name = "N", help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_NODES", value_name = "N", help_heading = REHEARSED)]
     pub nodes: Option<String>,
     /// The kube-proxy that serves the Service, with --nodes [default: the one in PATH]
-    #[arg(long, env = "BERTH_REHEARSE_KUBE_PROXY", hide_env_values = true, value_name = "PATH", help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_KUBE_PROXY", value_name = "PATH", help_heading = REHEARSED)]
     pub kube_proxy: Option<PathBuf>,
     /// Which processes an instance has, and which of them gets SIGTERM when
-    #[arg(long, env = "BERTH_REHEARSE_TOPOLOGY", hide_env_values = true, default_value = "sidecar", value_name = "TOPOLOGY", value_enum, help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_TOPOLOGY", default_value = "sidecar", value_name = "TOPOLOGY", value_enum, help_heading = REHEARSED)]
     pub topology: Topology,
     /// In calm, let the kernel steer new connections to the apiserver itself, in a network namespace of the rehearsal's own
-    #[arg(long, env = "BERTH_REHEARSE_DIRECT", hide_env_values = true, default_value = "off", value_name = "WHEN", value_parser = direct_modes(), help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_DIRECT", default_value = "off", value_name = "WHEN", value_parser = direct_modes(), help_heading = REHEARSED)]
     pub direct: DirectMode,
     /// Consecutive upgrades, from old to new and back
-    #[arg(long, env = "BERTH_REHEARSE_UPGRADES", hide_env_values = true, default_value = "1", value_name = "N", help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_UPGRADES", default_value = "1", value_name = "N", help_heading = REHEARSED)]
     pub upgrades: String,
     /// What goes wrong meanwhile, separated by commas; several: one after the other
-    #[arg(long, env = "BERTH_REHEARSE_FAULT", hide_env_values = true, default_value = "none", value_name = "LIST", value_delimiter = ',', value_parser = fault_names(), help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_FAULT", default_value = "none", value_name = "LIST", value_delimiter = ',', value_parser = fault_names(), help_heading = REHEARSED)]
     pub fault: Vec<String>,
     /// How long the load lasts before an upgrade, while both serve, and after it, each
-    #[arg(
-        long,
-        env = "BERTH_REHEARSE_PHASE",
-        hide_env_values = true,
-        default_value = "3s",
-        value_name = "DURATION",
-        help_heading = TIMES
-    )]
+    #[arg(long, env = "BERTH_REHEARSE_PHASE", default_value = "3s", value_name = "DURATION", help_heading = TIMES)]
     pub phase: String,
     /// How long both serve before the old one goes, as `berth upgrade --settle` [default: --phase]
-    #[arg(long, env = "BERTH_REHEARSE_SETTLE", hide_env_values = true, value_name = "DURATION", help_heading = TIMES)]
+    #[arg(long, env = "BERTH_REHEARSE_SETTLE", value_name = "DURATION", help_heading = TIMES)]
     pub settle: Option<String>,
     /// Time from SIGTERM to SIGKILL, as a pod's or a unit's [default: 30s beyond the shutdown delay]
-    #[arg(long, env = "BERTH_REHEARSE_STOP_GRACE", hide_env_values = true, value_name = "DURATION", help_heading = TIMES)]
+    #[arg(long, env = "BERTH_REHEARSE_STOP_GRACE", value_name = "DURATION", help_heading = TIMES)]
     pub stop_grace: Option<String>,
     /// The shims' --hold: how long a client waits while no apiserver is ready
-    #[arg(long, env = "BERTH_REHEARSE_HOLD", hide_env_values = true, default_value = "8s", value_name = "DURATION", help_heading = TIMES)]
+    #[arg(long, env = "BERTH_REHEARSE_HOLD", default_value = "8s", value_name = "DURATION", help_heading = TIMES)]
     pub hold: String,
     /// Divide the times that no option of shims, bridges and faults sets
     #[arg(long, hide = true, default_value_t)]
     pub speedup: Speedup,
     /// kube-apiserver's flag of that name: time between SIGTERM and the end of listening
-    #[arg(long, env = "BERTH_REHEARSE_SHUTDOWN_DELAY_DURATION", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = TIMES)]
+    #[arg(long, env = "BERTH_REHEARSE_SHUTDOWN_DELAY_DURATION", default_value = "0s", value_name = "DURATION", help_heading = TIMES)]
     pub shutdown_delay_duration: String,
     /// kube-apiserver's flag of that name: answer 429 while draining, and listen until then
-    #[arg(long, env = "BERTH_REHEARSE_SHUTDOWN_SEND_RETRY_AFTER", hide_env_values = true, help_heading = TIMES)]
+    #[arg(long, env = "BERTH_REHEARSE_SHUTDOWN_SEND_RETRY_AFTER", help_heading = TIMES)]
     pub shutdown_send_retry_after: bool,
     /// kube-apiserver's flag of that name: time over which watches are ended
-    #[arg(long, env = "BERTH_REHEARSE_SHUTDOWN_WATCH_TERMINATION_GRACE_PERIOD", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = TIMES)]
+    #[arg(long, env = "BERTH_REHEARSE_SHUTDOWN_WATCH_TERMINATION_GRACE_PERIOD", default_value = "0s", value_name = "DURATION", help_heading = TIMES)]
     pub shutdown_watch_termination_grace_period: String,
     /// New TLS connections a second
-    #[arg(long, env = "BERTH_REHEARSE_RATE", hide_env_values = true, default_value = "100", value_name = "N", help_heading = LOAD)]
+    #[arg(long, env = "BERTH_REHEARSE_RATE", default_value = "100", value_name = "N", help_heading = LOAD)]
     pub rate: String,
     /// Clients that keep their connection
-    #[arg(long, env = "BERTH_REHEARSE_CLIENTS", hide_env_values = true, default_value = "8", value_name = "N", help_heading = LOAD)]
+    #[arg(long, env = "BERTH_REHEARSE_CLIENTS", default_value = "8", value_name = "N", help_heading = LOAD)]
     pub clients: String,
     /// Watches of ConfigMaps
-    #[arg(long, env = "BERTH_REHEARSE_WATCHES", hide_env_values = true, default_value = "8", value_name = "N", help_heading = LOAD)]
+    #[arg(long, env = "BERTH_REHEARSE_WATCHES", default_value = "8", value_name = "N", help_heading = LOAD)]
     pub watches: String,
     /// Clients that read a large answer slowly
-    #[arg(long, env = "BERTH_REHEARSE_SLOW_READERS", hide_env_values = true, default_value = "0", value_name = "N", help_heading = LOAD)]
+    #[arg(long, env = "BERTH_REHEARSE_SLOW_READERS", default_value = "0", value_name = "N", help_heading = LOAD)]
     pub slow_readers: String,
     /// Clients that all come at one moment after the first switch, each from an address of its own, and again until they are
     /// served
-    #[arg(long, env = "BERTH_REHEARSE_STORM", hide_env_values = true, default_value = "0", value_name = "N", help_heading = LOAD)]
+    #[arg(long, env = "BERTH_REHEARSE_STORM", default_value = "0", value_name = "N", help_heading = LOAD)]
     pub storm: String,
     /// Makes the clients do the same again [default: a random one, which is printed]
-    #[arg(long, env = "BERTH_REHEARSE_SEED", hide_env_values = true, value_name = "N", help_heading = LOAD)]
+    #[arg(long, env = "BERTH_REHEARSE_SEED", value_name = "N", help_heading = LOAD)]
     pub seed: Option<String>,
     /// What clients go through
-    #[arg(long, env = "BERTH_REHEARSE_VIA", hide_env_values = true, default_value = "berth", value_name = "VIA", value_parser = via_names(), help_heading = COMPARISON)]
+    #[arg(long, env = "BERTH_REHEARSE_VIA", default_value = "berth", value_name = "VIA", value_parser = via_names(), help_heading = COMPARISON)]
     pub via: String,
     /// Rehearse through each of these, one after the other; the exit status is that of --via's
-    #[arg(long, env = "BERTH_REHEARSE_COMPARE", hide_env_values = true, value_name = "LIST", value_parser = compared_names(), value_delimiter = ',', help_heading = COMPARISON)]
+    #[arg(long, env = "BERTH_REHEARSE_COMPARE", value_name = "LIST", value_parser = compared_names(), value_delimiter = ',', help_heading = COMPARISON)]
     pub compare: Vec<String>,
     /// Write all figures here, as JSON
-    #[arg(long, env = "BERTH_REHEARSE_JSON", hide_env_values = true, value_name = "FILE", help_heading = OUTPUT)]
+    #[arg(long, env = "BERTH_REHEARSE_JSON", value_name = "FILE", help_heading = OUTPUT)]
     pub json: Option<PathBuf>,
     /// Write a page to look at here, as HTML
-    #[arg(long, env = "BERTH_REHEARSE_REPORT", hide_env_values = true, value_name = "FILE", help_heading = OUTPUT)]
+    #[arg(long, env = "BERTH_REHEARSE_REPORT", value_name = "FILE", help_heading = OUTPUT)]
     pub report: Option<PathBuf>,
 }
 

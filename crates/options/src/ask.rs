@@ -8,7 +8,7 @@ use clap::Args;
 #[derive(Debug, Clone, Args)]
 pub struct AskArgs {
     /// Which instance [default: the only one there]
-    #[arg(long, env = "BERTH_INSTANCE", hide_env_values = true, value_name = "ID", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_INSTANCE", value_name = "ID", help_heading = ADDRESSES)]
     pub instance: Option<String>,
     /// Where the shims of this node meet.
     #[command(flatten)]
@@ -19,7 +19,7 @@ pub struct AskArgs {
 #[derive(Debug, Clone, Args)]
 pub struct TimeoutArgs {
     /// How long the answer may take: the kubelet's timeoutSeconds less one, which is for the start of this process
-    #[arg(long, env = "BERTH_TIMEOUT", hide_env_values = true, value_name = "DURATION", help_heading = PROBE)]
+    #[arg(long, env = "BERTH_TIMEOUT", value_name = "DURATION", help_heading = PROBE)]
     pub timeout: Option<String>,
 }
 
@@ -40,15 +40,15 @@ pub struct DrainArgs {
     pub ask: AskArgs,
     /// Do nothing if no sibling is joined: without a shim to hand over to, clients are served until
     /// the apiserver itself stops (for a preStop hook)
-    #[arg(long, env = "BERTH_DRAIN_IF_SIBLING", hide_env_values = true)]
+    #[arg(long, env = "BERTH_DRAIN_IF_SIBLING")]
     pub if_sibling: bool,
     /// Return when the siblings have taken over and clients that wait for the apiserver's first byte have
     /// it (for 5s at most), not at once
-    #[arg(long, env = "BERTH_DRAIN_WAIT", hide_env_values = true)]
+    #[arg(long, env = "BERTH_DRAIN_WAIT")]
     pub wait: bool,
     /// Return when the connections have ended too, or with exit status 1 after this time and how
     /// many are left; implies --wait
-    #[arg(long, env = "BERTH_DRAIN_WAIT_STREAMS", hide_env_values = true, value_name = "DURATION")]
+    #[arg(long, env = "BERTH_DRAIN_WAIT_STREAMS", value_name = "DURATION")]
     pub wait_streams: Option<String>,
 }
 

@@ -14,10 +14,10 @@ const CLUSTER: &str = "Cluster";
 pub struct ClusterArgs {
     /// Keep the Service `kubernetes` whole, and a Lease for each instance: with the pod's service account (in-cluster), or
     /// with a kubeconfig that `berth grant` wrote [default: off]
-    #[arg(long, env = "BERTH_CLUSTER", hide_env_values = true, value_name = "in-cluster|KUBECONFIG", help_heading = CLUSTER)]
+    #[arg(long, env = "BERTH_CLUSTER", value_name = "in-cluster|KUBECONFIG", help_heading = CLUSTER)]
     pub cluster: Option<String>,
     /// The node's name in the cluster (in a pod: spec.nodeName) [default: the host's name]
-    #[arg(long, env = "BERTH_NODE_NAME", hide_env_values = true, value_name = "NAME", help_heading = CLUSTER)]
+    #[arg(long, env = "BERTH_NODE_NAME", value_name = "NAME", help_heading = CLUSTER)]
     pub node_name: Option<String>,
 }
 

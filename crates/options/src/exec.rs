@@ -25,9 +25,9 @@ pub struct CopySelfArgs {
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
     /// Make this directory too if it is not there, with mode 0700
-    #[arg(long, env = "BERTH_RUN_DIR", hide_env_values = true, value_name = "DIR")]
+    #[arg(long, env = "BERTH_RUN_DIR", value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
     /// Uid that the run directory shall belong to [default: this process's]
-    #[arg(long, env = "BERTH_OWNER", hide_env_values = true, value_name = "UID", requires = "run_dir")]
+    #[arg(long, env = "BERTH_OWNER", value_name = "UID", requires = "run_dir")]
     pub owner: Option<u32>,
 }

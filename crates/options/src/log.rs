@@ -8,10 +8,10 @@ const LOGGING: &str = "Logging";
 #[derive(Debug, Clone, Args)]
 pub struct LogArgs {
     /// How log lines look; they go to standard error
-    #[arg(long, global = true, env = "BERTH_LOG_FORMAT", hide_env_values = true, default_value = "text", value_name = "FORMAT", help_heading = LOGGING)]
+    #[arg(long, global = true, env = "BERTH_LOG_FORMAT", default_value = "text", value_name = "FORMAT", help_heading = LOGGING)]
     pub log_format: LogFormat,
     /// Least severity that is logged
-    #[arg(long, global = true, env = "BERTH_LOG_LEVEL", hide_env_values = true, default_value = "info", value_name = "LEVEL", help_heading = LOGGING)]
+    #[arg(long, global = true, env = "BERTH_LOG_LEVEL", default_value = "info", value_name = "LEVEL", help_heading = LOGGING)]
     pub log_level: LogLevel,
 }
 

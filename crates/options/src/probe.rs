@@ -12,28 +12,28 @@ pub const PROBE: &str = "Probe";
 #[derive(Debug, Clone, Args)]
 pub struct ProbeArgs {
     /// Probe by HTTPS, or only whether the port accepts connections
-    #[arg(long, env = "BERTH_PROBE", hide_env_values = true, default_value = "https", value_name = "KIND", value_parser = kinds(), help_heading = PROBE)]
+    #[arg(long, env = "BERTH_PROBE", default_value = "https", value_name = "KIND", value_parser = kinds(), help_heading = PROBE)]
     pub probe: ProbeKind,
     /// PEM file with the CAs that the apiserver's certificate is checked against
-    #[arg(long, env = "BERTH_PROBE_CA", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
+    #[arg(long, env = "BERTH_PROBE_CA", value_name = "FILE", help_heading = PROBE)]
     pub probe_ca: Option<PathBuf>,
     /// PEM file with the probe's client certificate, for an apiserver without anonymous access
-    #[arg(long, env = "BERTH_PROBE_CERT", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
+    #[arg(long, env = "BERTH_PROBE_CERT", value_name = "FILE", help_heading = PROBE)]
     pub probe_cert: Option<PathBuf>,
     /// PEM file with the key of --probe-cert
-    #[arg(long, env = "BERTH_PROBE_KEY", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
+    #[arg(long, env = "BERTH_PROBE_KEY", value_name = "FILE", help_heading = PROBE)]
     pub probe_key: Option<PathBuf>,
     /// File with a bearer token for the probe
-    #[arg(long, env = "BERTH_PROBE_TOKEN_FILE", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
+    #[arg(long, env = "BERTH_PROBE_TOKEN_FILE", value_name = "FILE", help_heading = PROBE)]
     pub probe_token_file: Option<PathBuf>,
     /// Name that the apiserver's certificate must carry
-    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", hide_env_values = true, default_value = "kubernetes", value_name = "NAME", help_heading = PROBE)]
+    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", default_value = "kubernetes", value_name = "NAME", help_heading = PROBE)]
     pub probe_server_name: String,
     /// Do not check the apiserver's certificate; no credentials are sent then
-    #[arg(long, env = "BERTH_PROBE_INSECURE", hide_env_values = true, help_heading = PROBE)]
+    #[arg(long, env = "BERTH_PROBE_INSECURE", help_heading = PROBE)]
     pub probe_insecure: bool,
     /// How long an answer may take; a shim leaves an apiserver where no client's TLS handshake ends for this long
-    #[arg(long, env = "BERTH_PROBE_TIMEOUT", hide_env_values = true, default_value = "2s", value_name = "DURATION", help_heading = PROBE)]
+    #[arg(long, env = "BERTH_PROBE_TIMEOUT", default_value = "2s", value_name = "DURATION", help_heading = PROBE)]
     pub probe_timeout: String,
 }
 
@@ -41,16 +41,16 @@ pub struct ProbeArgs {
 #[derive(Debug, Clone, Args)]
 pub struct PaceArgs {
     /// Path that answers 200 when the apiserver is ready
-    #[arg(long, env = "BERTH_PROBE_PATH", hide_env_values = true, default_value = "/readyz", value_name = "PATH", help_heading = PROBE)]
+    #[arg(long, env = "BERTH_PROBE_PATH", default_value = "/readyz", value_name = "PATH", help_heading = PROBE)]
     pub probe_path: String,
     /// Time between two probes; while it starts, 100ms at most
-    #[arg(long, env = "BERTH_PROBE_INTERVAL", hide_env_values = true, default_value = "1s", value_name = "DURATION", help_heading = PROBE)]
+    #[arg(long, env = "BERTH_PROBE_INTERVAL", default_value = "1s", value_name = "DURATION", help_heading = PROBE)]
     pub probe_interval: String,
     /// Consecutive good answers that make it ready
-    #[arg(long, env = "BERTH_RISE", hide_env_values = true, default_value = "2", value_name = "N", help_heading = PROBE)]
+    #[arg(long, env = "BERTH_RISE", default_value = "2", value_name = "N", help_heading = PROBE)]
     pub rise: String,
     /// Consecutive bad answers that make it unready
-    #[arg(long, env = "BERTH_FALL", hide_env_values = true, default_value = "3", value_name = "N", help_heading = PROBE)]
+    #[arg(long, env = "BERTH_FALL", default_value = "3", value_name = "N", help_heading = PROBE)]
     pub fall: String,
 }
 

@@ -19,11 +19,11 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub place: PlaceArgs,
     /// Address of the apiserver; without it, the address that `berth exec` recorded is waited for
-    #[arg(long, env = "BERTH_BACKEND", hide_env_values = true, value_name = "ADDR:PORT", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_BACKEND", value_name = "ADDR:PORT", help_heading = ADDRESSES)]
     pub backend: Option<String>,
     /// Serve every apiserver that `berth exec` records for this berth: one shim for a node, through all
     /// upgrades
-    #[arg(long, env = "BERTH_DISCOVER", hide_env_values = true, conflicts_with = "backend", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_DISCOVER", conflicts_with = "backend", help_heading = ADDRESSES)]
     pub discover: bool,
     /// All that `berth run` has in common with `berth serve`.
     #[command(flatten)]
@@ -48,54 +48,54 @@ pub struct RunArgs {
 #[derive(Debug, Clone, Args)]
 pub struct ShimArgs {
     /// How long bind is tried again while a port is not available, before exit 69
-    #[arg(long, env = "BERTH_BIND_WAIT", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_BIND_WAIT", default_value = "0s", value_name = "DURATION", help_heading = ADDRESSES)]
     pub bind_wait: String,
     #[command(flatten)]
     pub probe: ProbeArgs,
     #[command(flatten)]
     pub pace: PaceArgs,
     /// How long a client is kept waiting while no apiserver is ready
-    #[arg(long, env = "BERTH_HOLD", hide_env_values = true, default_value = "8s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_HOLD", default_value = "8s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub hold: String,
     /// How long connections may go on after SIGTERM, counted from when the own apiserver stopped
     /// listening
-    #[arg(long, env = "BERTH_DRAIN_TIMEOUT", hide_env_values = true, default_value = "60s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_DRAIN_TIMEOUT", default_value = "60s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub drain_timeout: String,
     /// Most connections at once; further ones wait in the backlog, unless one that waits for its turn at
     /// the gate makes room [default: what the file limit allows]
-    #[arg(long, env = "BERTH_MAX_CONNECTIONS", hide_env_values = true, value_name = "N", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_MAX_CONNECTIONS", value_name = "N", help_heading = CONNECTIONS)]
     pub max_connections: Option<String>,
     /// Most new connections at once that an instance has not answered with a first byte, which is about the TLS handshakes
     /// that it computes: auto (twice the CPUs at least, more while it answers fast), a number, or off. Further clients wait
     /// for their turn, each source in a queue of its own
-    #[arg(long, env = "BERTH_MAX_OPENINGS", hide_env_values = true, default_value = "auto", value_name = "auto|N|off", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_MAX_OPENINGS", default_value = "auto", value_name = "auto|N|off", help_heading = CONNECTIONS)]
     pub max_openings: String,
     /// Clients of these addresses go first where new connections wait for their turn, as those of the node's own addresses
     /// do; may be given more than once
-    #[arg(long, env = "BERTH_FIRST", hide_env_values = true, value_delimiter = ',', value_name = "CIDR", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_FIRST", value_delimiter = ',', value_name = "CIDR", help_heading = CONNECTIONS)]
     pub first: Vec<String>,
     /// Length of the accept queue; the kernel caps it at net.core.somaxconn
-    #[arg(long, env = "BERTH_BACKLOG", hide_env_values = true, default_value = "4096", value_name = "N", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_BACKLOG", default_value = "4096", value_name = "N", help_heading = CONNECTIONS)]
     pub backlog: String,
     /// Idle time after which TCP probes whether the peer is still there; 0s: never
-    #[arg(long, env = "BERTH_KEEPALIVE_IDLE", hide_env_values = true, default_value = "30s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_KEEPALIVE_IDLE", default_value = "30s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub keepalive_idle: String,
     /// Time between two such probes
-    #[arg(long, env = "BERTH_KEEPALIVE_INTERVAL", hide_env_values = true, default_value = "10s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_KEEPALIVE_INTERVAL", default_value = "10s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub keepalive_interval: String,
     /// Unanswered probes after which the peer is gone
-    #[arg(long, env = "BERTH_KEEPALIVE_PROBES", hide_env_values = true, default_value = "3", value_name = "N", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_KEEPALIVE_PROBES", default_value = "3", value_name = "N", help_heading = CONNECTIONS)]
     pub keepalive_probes: String,
     /// TCP_USER_TIMEOUT; 0s: off. It also cuts readers that pause for that long (`kubectl logs -f |
     /// less`)
-    #[arg(long, env = "BERTH_USER_TIMEOUT", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_USER_TIMEOUT", default_value = "0s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub user_timeout: String,
     /// How long siblings wait for a sign of life of this shim before they accept from its listeners; at most a day
-    #[arg(long, env = "BERTH_LEASE", hide_env_values = true, default_value = "3s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_LEASE", default_value = "3s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub lease: String,
     /// Outside of changes, let the kernel steer new IPv4 connections to the apiserver itself: no relay, and it sees the
     /// client's address
-    #[arg(long, env = "BERTH_DIRECT", hide_env_values = true, default_value = "off", value_name = "WHEN", value_parser = direct_modes(), help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_DIRECT", default_value = "off", value_name = "WHEN", value_parser = direct_modes(), help_heading = CONNECTIONS)]
     pub direct: DirectMode,
     /// Close listeners with what is queued in them: what the tests compare with
     #[arg(long, hide = true)]
@@ -104,16 +104,16 @@ pub struct ShimArgs {
     #[arg(long, hide = true, default_value_t)]
     pub speedup: Speedup,
     /// Threads that relay [default: one per core, at most 8]
-    #[arg(long, env = "BERTH_THREADS", hide_env_values = true, value_name = "N", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_THREADS", value_name = "N", help_heading = CONNECTIONS)]
     pub threads: Option<String>,
     /// Serve /metrics, /livez, /readyz and /status by HTTP here; may be shared by several shims
     /// [default: off]
-    #[arg(long, env = "BERTH_ADMIN", hide_env_values = true, value_name = "ADDR:PORT", help_heading = OPERATION)]
+    #[arg(long, env = "BERTH_ADMIN", value_name = "ADDR:PORT", help_heading = OPERATION)]
     pub admin: Option<String>,
     #[command(flatten)]
     pub cluster: ClusterArgs,
     /// Log the end of each connection at info instead of debug
-    #[arg(long, env = "BERTH_LOG_CONNECTIONS", hide_env_values = true, help_heading = OPERATION)]
+    #[arg(long, env = "BERTH_LOG_CONNECTIONS", help_heading = OPERATION)]
     pub log_connections: bool,
 }
 
