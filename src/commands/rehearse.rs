@@ -65,23 +65,12 @@ fn finish(plan: &Plan, outcome: &Rehearsed, runs: &[Run]) -> anyhow::Result<Exit
         text.push_str(&format!("\n{}", table::compare(&runs)));
     }
     print(&text)?;
+    outcome.aborted.iter().for_each(say);
     Ok(match &outcome.aborted {
-        Some(error @ Aborted::Failed(Error::Unavailable(_))) => {
-            say(error);
-            Exit::Unavailable
-        }
-        Some(error @ Aborted::Failed(Error::Instance { .. })) => {
-            say(error);
-            Exit::No
-        }
-        Some(error @ Aborted::Panicked(_)) => {
-            say(error);
-            Exit::Bug
-        }
-        Some(error @ Aborted::Signal(signal)) => {
-            say(error);
-            Exit::Child(u8::try_from(128 + signal).unwrap_or(1))
-        }
+        Some(Aborted::Failed(Error::Unavailable(_))) => Exit::Unavailable,
+        Some(Aborted::Failed(Error::Instance { .. })) => Exit::No,
+        Some(Aborted::Panicked(_)) => Exit::Bug,
+        Some(Aborted::Signal(signal)) => Exit::Child(u8::try_from(128 + signal).unwrap_or(1)),
         None => match outcome.runs.iter().find(|run| run.via == plan.via).map(|run| &run.verdict) {
             Some(verdict) if verdict.held() => Exit::Ok,
             Some(verdict) if verdict.is_inconclusive() => Exit::Again,

@@ -33,10 +33,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     }
     let etcd = etcd(args, [&old, &new], &mut checks);
     let nodes = nodes(args, [&old, &new], &mut checks);
-    let berth = args.berth.as_deref().and_then(|program| {
-        let fix = |why| format!("--berth {}: {why}; give the path of a berth binary", program.display());
-        checks.note(find_program(program.as_os_str()).map_err(fix))
-    });
+    let berth = args.berth.as_deref().and_then(|path| program("--berth", path, "a berth", &mut checks));
     let faults = faults(&args.fault, &mut checks);
     let shutdown = Shutdown {
         delay: delay("--shutdown-delay-duration", &args.shutdown_delay_duration, &mut checks),
@@ -102,33 +99,49 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         runs: runs(decides, &compared),
         output: Output { json: args.json.clone(), report: args.report.clone() },
     };
-    let others = plan.nodes.as_ref().map_or(0, |nodes| nodes.count.saturating_sub(1));
-    for fault in plan.faults.iter().filter(|fault| fault.is_of_calm()) {
-        if plan.topology == Topology::Bridge || plan.nodes.is_some() {
-            checks.wrong(format!(
-                "--fault {fault}: it is done on one node without a bridge; leave out --nodes and --topology bridge"
-            ));
+    for fault in &plan.faults {
+        for why in misplaced(*fault, &plan) {
+            checks.wrong(format!("--fault {fault}: {why}"));
         }
     }
-    for fault in plan.faults.iter().filter(|fault| fault.is_of_a_node() && others == 0) {
-        checks.wrong(format!(
-            "--fault {fault}: no other node is there that could serve meanwhile; give --nodes 2 or more"
-        ));
+    if plan.topology == Topology::Bridge {
+        bridge(&plan, &mut checks);
     }
-    bridge(&plan, &mut checks);
     direct(&mut plan, &mut checks);
-    for fault in plan.faults.iter().filter(|fault| fault.needs_a_second_shim() && plan.via == Via::Haproxy) {
-        checks.wrong(format!("--fault {fault}: --via haproxy has no second shim; leave it out or give --via berth"));
-    }
-    if plan.via == Via::None {
-        for fault in plan.faults.iter().filter(|fault| fault.needs_a_shim()) {
-            let via = plan.via;
-            checks.wrong(format!(
-                "--fault {fault}: --via {via} has nothing that relays; leave it out or give another way"
-            ));
-        }
-    }
     checks.finish(Some(plan))
+}
+
+/// Why a fault has no place in a plan.
+fn misplaced(fault: Fault, plan: &Plan) -> impl Iterator<Item = &'static str> {
+    let bridged = plan.topology == Topology::Bridge;
+    let alone = plan.nodes.as_ref().is_none_or(|nodes| nodes.count < 2);
+    let rules = [
+        (
+            fault.is_of_calm() && (bridged || plan.nodes.is_some()),
+            "it is done on one node without a bridge; leave out --nodes and --topology bridge",
+        ),
+        (fault.is_of_a_node() && alone, "no other node is there that could serve meanwhile; give --nodes 2 or more"),
+        (
+            fault.needs_a_bridge() && !(bridged && plan.via == Via::Berth),
+            "there is no bridge; give --topology bridge, too, or leave it out",
+        ),
+        (bridged && fault == Fault::BothKilled, "a bridge has one shim; give kill-shim, or leave it out"),
+        (
+            fault.needs_a_second_shim() && plan.via == Via::Haproxy,
+            "--via haproxy has no second shim; leave it out or give --via berth",
+        ),
+        (
+            fault.needs_a_shim() && plan.via == Via::None,
+            "--via none has nothing that relays; leave it out or give another way",
+        ),
+    ];
+    rules.into_iter().filter_map(|(is_wrong, why)| is_wrong.then_some(why))
+}
+
+/// Finds the program of an option.
+fn program(option: &str, path: &Path, what: &str, checks: &mut Checks) -> Option<PathBuf> {
+    let fix = |why| format!("{option} {}: {why}; give the path of {what} binary", path.display());
+    checks.note(find_program(path.as_os_str()).map_err(fix))
 }
 
 fn apiserver(option: &str, text: &str, checks: &mut Checks) -> Option<Apiserver> {
@@ -145,6 +158,11 @@ fn apiserver(option: &str, text: &str, checks: &mut Checks) -> Option<Apiserver>
     Some(apiserver)
 }
 
+/// Whether the command of a real apiserver has a flag.
+fn names(apiserver: &Apiserver, flag: &str) -> bool {
+    matches!(apiserver, Apiserver::Command { flags, .. } if has(flags, flag))
+}
+
 /// The etcd to be started, if one is needed.
 fn etcd(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<PathBuf> {
     let named = apiservers.map(|apiserver| match apiserver {
@@ -159,14 +177,15 @@ fn etcd(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -
         [Some(named), Some(_)] => !named,
         _ => false,
     };
-    let program = args.etcd.as_deref().unwrap_or(Path::new("etcd"));
-    let fix = |why| format!("--etcd {}: {why}; give the path of an etcd binary", program.display());
     if args.netns && named.contains(&Some(true)) {
         checks.wrong("--netns: an etcd outside cannot be reached from a network namespace; leave out --etcd-servers");
     }
     match (wanted, &args.etcd) {
         (false, None) => None,
-        _ => checks.note(find_program(program.as_os_str()).map_err(fix)).filter(|_| wanted),
+        (_, path) => {
+            let path = path.as_deref().unwrap_or(Path::new("etcd"));
+            program("--etcd", path, "an etcd", checks).filter(|_| wanted)
+        }
     }
 }
 
@@ -190,9 +209,7 @@ fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) 
     if !cfg!(feature = "operate") {
         checks.wrong("--nodes: it needs `berth grant`, which this build lacks; give a build with the feature operate");
     }
-    let typed =
-        |apiserver: &&Apiserver| matches!(apiserver, Apiserver::Command { flags, .. } if has(flags, SERVICE_RANGE));
-    if apiservers.iter().any(typed) {
+    if apiservers.iter().any(|apiserver| names(apiserver, SERVICE_RANGE)) {
         checks.wrong(format!(
             "--nodes: --{SERVICE_RANGE} is the rehearsal's own, whose clients dial the Service; leave it out"
         ));
@@ -201,26 +218,12 @@ fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) 
         let fix = |why| format!("--nodes: {why}; install {package}");
         checks.note(find_program(program.as_ref()).map_err(fix));
     }
-    let program = args.kube_proxy.as_deref().unwrap_or(Path::new("kube-proxy"));
-    let fix = |why| format!("--kube-proxy {}: {why}; give the path of a kube-proxy binary", program.display());
-    let kube_proxy = checks.note(find_program(program.as_os_str()).map_err(fix))?;
-    Some(Nodes { count, kube_proxy })
+    let path = args.kube_proxy.as_deref().unwrap_or(Path::new("kube-proxy"));
+    Some(Nodes { count, kube_proxy: program("--kube-proxy", path, "a kube-proxy", checks)? })
 }
 
-/// What a bridge needs, and what can go wrong with it.
+/// What a bridge needs.
 fn bridge(plan: &Plan, checks: &mut Checks) {
-    let bridged = plan.topology == Topology::Bridge;
-    for fault in &plan.faults {
-        if fault.needs_a_bridge() && !(bridged && plan.via == Via::Berth) {
-            checks.wrong(format!("--fault {fault}: there is no bridge; give --topology bridge, too, or leave it out"));
-        }
-        if bridged && *fault == Fault::BothKilled {
-            checks.wrong(format!("--fault {fault}: a bridge has one shim; give kill-shim, or leave it out"));
-        }
-    }
-    if !bridged {
-        return;
-    }
     if plan.nodes.is_some() {
         checks.wrong("--topology bridge: it is rehearsed on one node; leave out --nodes");
     } else if !plan.netns {
@@ -235,8 +238,6 @@ fn bridge(plan: &Plan, checks: &mut Checks) {
 
 /// What the direct path needs of the rest. `auto` goes on without it.
 fn direct(plan: &mut Plan, checks: &mut Checks) {
-    let real =
-        |apiserver: &Apiserver| matches!(apiserver, Apiserver::Command { flags, .. } if has(flags, "etcd-servers"));
     let calm = CROWD / 2 * u32::try_from(processors()).unwrap_or(u32::MAX / CROWD);
     let crowd = format!(
         "for the processors of this machine, --rate {} is a crowd, which goes to the shims; give {calm} or less",
@@ -250,7 +251,7 @@ fn direct(plan: &mut Plan, checks: &mut Checks) {
         _ if !plan.runs.contains(&Via::Berth) || plan.via != Via::Berth => {
             "only a berth has a direct path; give --via berth"
         }
-        _ if real(&plan.old) || real(&plan.new) => {
+        _ if names(&plan.old, "etcd-servers") || names(&plan.new, "etcd-servers") => {
             "it is rehearsed in a network namespace, from which an etcd outside cannot be reached; leave out --etcd-servers"
         }
         _ => return,
