@@ -9,12 +9,12 @@ pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<Exit> {
         Generate::Man { dir } => {
             let made = std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Cli::command(), dir));
             made.map_err(|error| unavailable(format!("cannot write man pages to {}: {error}", dir.display())))?;
+            Ok(Exit::Ok)
         }
         Generate::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "berth", &mut script);
-            print(&String::from_utf8(script)?)?;
+            print(&String::from_utf8(script)?)
         }
     }
-    Ok(Exit::Ok)
 }

@@ -1,6 +1,6 @@
 //! `berth grant`: credentials for the shims of a node, made, printed or revoked.
 
-use super::{Exit, Refused, block_on, mistaken, print, say, unavailable};
+use super::{Exit, Refused, block_on, json, mistaken, print, say, unavailable};
 use crate::cli::GrantArgs;
 use anyhow::Context;
 use berth_cluster::lease::{NAMESPACE, is_object_name};
@@ -23,7 +23,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
     let nodes = nodes(args, &mut checks);
     if args.print {
         checks.finish(Some(())).map_err(mistaken)?;
-        return print_all(&objects_of(&nodes, args.json));
+        return print(&objects_of(&nodes, args.json));
     }
     let options = if args.revoke { None } else { options(args, &nodes, &mut checks) };
     let access = Access::read(&args.admin.kubeconfig).and_then(|access| {
@@ -40,7 +40,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
     match options {
         Some(options) => {
             let granted = block_on(grant(&access, &client, &options))?.map_err(|error| failed(&error))?;
-            print_all(&if args.json { json(&granted)? } else { text_of(&granted) })
+            print(&if args.json { json_of(&granted)? } else { text_of(&granted) })
         }
         None => revoke_all(&client, &nodes, args.json),
     }
@@ -122,7 +122,7 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
         deleted.extend(block_on(revoke(client, node))?.map_err(|error| failed(&error))?);
     }
     if as_json {
-        return print_all(&pretty(&json!({"version": 1, "nodes": nodes, "deleted": deleted}))?);
+        return print(&json(&json!({"version": 1, "nodes": nodes, "deleted": deleted}))?);
     }
     let nodes = nodes.join(", ");
     let mut text: String = deleted.iter().map(|object| format!("deleted  {object}\n")).collect();
@@ -133,7 +133,7 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
              of its slices stay in the Role default/berth, by which other nodes remove what it left\n"
         ),
     };
-    print_all(&text)
+    print(&text)
 }
 
 /// All objects for the shims of these nodes, to be applied in another way.
@@ -147,14 +147,10 @@ fn objects_of(nodes: &[String], as_json: bool) -> String {
     all.map(|object| document(&object)).collect::<Vec<_>>().join("---\n")
 }
 
-fn json(granted: &Granted) -> anyhow::Result<String> {
-    let mut value = serde_json::to_value(granted).context("no JSON")?;
+fn json_of(granted: &Granted) -> anyhow::Result<String> {
+    let mut value = serde_json::to_value(granted).context("cannot write JSON")?;
     value["version"] = json!(1);
-    pretty(&value)
-}
-
-fn pretty(value: &Value) -> anyhow::Result<String> {
-    Ok(serde_json::to_string_pretty(value).context("no JSON")? + "\n")
+    json(&value)
 }
 
 fn text_of(granted: &Granted) -> String {
@@ -170,9 +166,4 @@ fn text_of(granted: &Granted) -> String {
         kubeconfig.parent().unwrap_or(Path::new("/")).display()
     );
     text
-}
-
-fn print_all(text: &str) -> anyhow::Result<Exit> {
-    print(text)?;
-    Ok(Exit::Ok)
 }

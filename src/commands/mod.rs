@@ -8,6 +8,7 @@ use anyhow::Context;
 use berth_options::PodCommand;
 use berth_options::check::Mistakes;
 use berth_options::log::{LogArgs, LogFormat, LogLevel};
+use serde::Serialize;
 use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -87,11 +88,21 @@ impl Display for Unwritten {
     }
 }
 
+/// Writes to standard output, with which a command is done.
+fn print(text: &str) -> anyhow::Result<Exit> {
+    has_reader(text).map(|_| Exit::Ok)
+}
+
 /// Writes to standard output; false if it is a pipe without a reader. That is no error, and changes no exit status (`berth status |
 /// head`).
-fn print(text: &str) -> anyhow::Result<bool> {
+fn has_reader(text: &str) -> anyhow::Result<bool> {
     let mut out = io::stdout().lock();
     printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// A document of JSON, with the newline at its end.
+fn json(value: &impl Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value).context("cannot write JSON")? + "\n")
 }
 
 /// Steps, a line each.

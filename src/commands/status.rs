@@ -3,9 +3,8 @@
 #[cfg(feature = "operate")]
 mod cluster;
 
-use super::{Exit, block_on, print, say, unavailable};
+use super::{Exit, block_on, has_reader, json, say, unavailable};
 use crate::cli::StatusArgs;
-use anyhow::Context;
 use berth_node::ipc;
 use berth_node::ipc::wire::{DirectStatus, GateStatus, InstanceStatus, LongestQueue, Status};
 use berth_node::registry::instance::Record;
@@ -33,9 +32,13 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
             }
             let mut rows = Vec::new();
             for known in node.instances {
-                rows.push(Row::look(known).await);
+                rows.push(Row::ask(known).await);
             }
-            let text = if args.json { json(rows)? } else { table(&rows, SystemTime::now()) };
+            let text = if args.json {
+                json(&Document { version: VERSION, instances: rows })?
+            } else {
+                table(&rows, SystemTime::now())
+            };
             if !again(args, &text).await? {
                 return Ok(Exit::Ok);
             }
@@ -47,7 +50,7 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
 async fn again(args: &StatusArgs, text: &str) -> anyhow::Result<bool> {
     // Home, and what is below away: a table that is printed again stays in its place.
     let clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[J" } else { "" };
-    if !print(&format!("{clear}{text}"))? || !args.watch {
+    if !has_reader(&format!("{clear}{text}"))? || !args.watch {
         return Ok(false);
     }
     Ok(tokio::select! {
@@ -76,7 +79,7 @@ struct Row {
 }
 
 impl Row {
-    async fn look(known: KnownInstance) -> Self {
+    async fn ask(known: KnownInstance) -> Self {
         let asked = match known.berth.socket_path(&known.id) {
             Ok(path) => {
                 ipc::status(&path, ipc::PATIENCE).await.map(|status| *status).map_err(|why| format!("its shim: {why}"))
@@ -107,17 +110,17 @@ impl Row {
         let shim = self.shim.as_ref();
         let own = self.own();
         let address = own.map(|own| own.address).or(self.record.as_ref().map(|record| record.address));
-        let said = own.map(|own| own.last_probe.clone()).or_else(|| self.silent.clone());
+        let probe = own.map(|own| own.last_probe.clone()).or_else(|| self.silent.clone());
         let ended = self.record.as_ref().and_then(|record| record.ended.as_deref());
         let discover = shim.is_some_and(|shim| shim.discover);
         let of_node = |shim: &Status| {
             let ready = shim.instances.iter().filter(|instance| instance.health == InstanceHealth::Ready).count();
             format!("serves every instance: {ready} of {} ready", shim.instances.len())
         };
-        let last = match (self.running || own.is_some(), ended, said) {
+        let last = match (self.running || own.is_some(), ended, probe) {
             _ if discover => shim.map_or_else(none, of_node),
             (true, _, Some(_)) if shim.is_none() && !self.socket => "no shim of its own".into(),
-            (true, _, Some(said)) => said,
+            (true, _, Some(probe)) => probe,
             (false, Some(ended), _) => format!("the apiserver ended: {ended}"),
             (false, None, _) if self.record.is_some() => "the apiserver's process ended".into(),
             (false, ..) => "waiting for `berth exec`".into(),
@@ -143,14 +146,11 @@ impl Row {
     }
 }
 
-fn json(instances: Vec<Row>) -> anyhow::Result<String> {
-    #[derive(Serialize)]
-    struct Document {
-        version: u32,
-        instances: Vec<Row>,
-    }
-    let document = Document { version: VERSION, instances };
-    Ok(serde_json::to_string_pretty(&document).context("cannot write the status as JSON")? + "\n")
+/// The JSON form.
+#[derive(Serialize)]
+struct Document {
+    version: u32,
+    instances: Vec<Row>,
 }
 
 fn table(rows: &[Row], now: SystemTime) -> String {
@@ -160,50 +160,41 @@ fn table(rows: &[Row], now: SystemTime) -> String {
         return "no berth on this node\n".into();
     }
     let mut text = align(HEAD, rows.iter().map(|row| row.cells(now)));
-    let open = |row: &&Row| row.shim.as_ref().is_some_and(|shim| shim.fail_open && shim.state == Phase::Joined);
-    for row in rows.iter().filter(open) {
-        let _ = writeln!(
-            text,
-            "{} of {}: no apiserver passes its probe; connections go to one that did before (fail open)",
-            row.instance, row.berth
-        );
-    }
-    for (row, shim) in rows.iter().filter_map(|row| Some((row, row.shim.as_ref().filter(|s| s.foreign_listeners > 0)?)))
-    {
-        let _ = writeln!(
-            text,
-            "{} of {}: the port is shared with {} of others, which get a share of new connections (`ss -ltnp` names their processes)",
-            row.instance,
-            row.berth,
-            if shim.foreign_listeners == 1 {
-                "a listener".into()
-            } else {
-                format!("{} listeners", shim.foreign_listeners)
-            },
-        );
-    }
-    for (row, gate) in rows.iter().filter_map(|row| Some((row, row.shim.as_ref()?.gate.as_ref()?))) {
-        if gate.waiting > 0 {
-            let _ = writeln!(text, "{} of {}: {}", row.instance, row.berth, crowd(gate));
+    for remark in [fail_open, foreign_listeners, crowd, direct_path] {
+        for (row, remark) in rows.iter().filter_map(|row| Some((row, remark(row.shim.as_ref()?)?))) {
+            let _ = writeln!(text, "{} of {}: {remark}", row.instance, row.berth);
         }
-    }
-    for (row, direct) in rows.iter().filter_map(|row| Some((row, row.shim.as_ref()?.direct.as_ref()?))) {
-        let _ = writeln!(text, "{} of {}: {}", row.instance, row.berth, direct_path(direct));
     }
     text
 }
 
-fn crowd(gate: &GateStatus) -> String {
-    let GateStatus { openings, limit, waiting, longest } = gate;
+fn fail_open(shim: &Status) -> Option<String> {
+    (shim.fail_open && shim.state == Phase::Joined)
+        .then(|| "no apiserver passes its probe; connections go to one that did before (fail open)".into())
+}
+
+fn foreign_listeners(shim: &Status) -> Option<String> {
+    let listeners = match shim.foreign_listeners {
+        0 => return None,
+        1 => "a listener".to_owned(),
+        many => format!("{many} listeners"),
+    };
+    Some(format!(
+        "the port is shared with {listeners} of others, which get a share of new connections (`ss -ltnp` names their processes)"
+    ))
+}
+
+fn crowd(shim: &Status) -> Option<String> {
+    let GateStatus { openings, limit, waiting, longest } = shim.gate.as_ref().filter(|gate| gate.waiting > 0)?;
     let mut text = format!("{waiting} clients wait for their turn, {openings} of {limit} TLS handshakes are in flight");
     if let Some(LongestQueue { source, clients }) = longest {
         let _ = write!(text, "; most of them came from {source}: {clients}");
     }
-    text
+    Some(text)
 }
 
-fn direct_path(direct: &DirectStatus) -> String {
-    let DirectStatus { on, why, opened, open, relayed, .. } = direct;
+fn direct_path(shim: &Status) -> Option<String> {
+    let DirectStatus { on, why, opened, open, relayed, .. } = shim.direct.as_ref()?;
     let mut text = match (on, why) {
         (true, _) => "direct path on".to_owned(),
         (false, Some(why)) => format!("direct path off ({why})"),
@@ -216,7 +207,7 @@ fn direct_path(direct: &DirectStatus) -> String {
     for (nth, address) in relayed.iter().enumerate() {
         let _ = write!(text, "{} {address}", if nth == 0 { "; always relayed:" } else { "," });
     }
-    text
+    Some(text)
 }
 
 /// Columns, two spaces apart.

@@ -2,8 +2,7 @@
 
 use super::{again, align, short};
 use crate::cli::StatusArgs;
-use crate::commands::{Exit, block_on, say, unavailable};
-use anyhow::Context;
+use crate::commands::{Exit, block_on, json, say, unavailable};
 use berth_cluster::Client;
 use berth_operate::cluster_status::{ClusterInstance, ClusterStatus, Observer, UpgradeLock, explain};
 use std::fmt::Write as _;
@@ -16,9 +15,7 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
         let (mut observer, began) = (Observer::default(), Instant::now());
         loop {
             let text = match observer.look(&client, SystemTime::now(), began.elapsed()).await {
-                Ok(status) if args.json => {
-                    serde_json::to_string_pretty(&status).context("cannot write the status as JSON")? + "\n"
-                }
+                Ok(status) if args.json => json(&status)?,
                 Ok(status) => table(&status),
                 Err(error) if !args.watch => return Err(unavailable(explain(&error))),
                 Err(error) if args.json => {
