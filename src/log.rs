@@ -173,14 +173,14 @@ mod tests {
     }
 
     fn lines(limit: usize) -> (Receiver<Vec<u8>>, Lines, Flush, Receiver<u64>) {
-        let ((out, read), (tell, told)) = (mpsc::sync_channel(0), mpsc::channel());
-        let (lines, flush) = Lines::to(Out(out), limit, move |lines| tell.send(lines).unwrap()).unwrap();
-        (read, lines, flush, told)
+        let ((out, read), (report, reports)) = (mpsc::sync_channel(0), mpsc::channel());
+        let (lines, flush) = Lines::to(Out(out), limit, move |lines| report.send(lines).unwrap()).unwrap();
+        (read, lines, flush, reports)
     }
 
     #[test]
     fn the_end_waits_for_the_last_line() {
-        let (read, mut lines, flush, _told) = lines(WAITING);
+        let (read, mut lines, flush, _reports) = lines(WAITING);
         for number in 0..1000 {
             lines.write_all(format!("{number}\n").as_bytes()).unwrap();
         }
@@ -190,17 +190,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_is_counted_and_told() {
+    fn what_is_dropped_is_counted_and_reported() {
         const LINES: u64 = 1000;
-        let (read, mut lines, flush, told) = lines(100);
+        let (read, mut lines, flush, reports) = lines(100);
         for number in 100..100 + LINES {
             lines.write_all(format!("{number:9}\n").as_bytes()).unwrap();
         }
-        // Nobody reads: the end does not wait for ever.
+        // The reader has stopped: the end does not wait for ever.
         drop(flush);
-        assert!(told.try_recv().is_err());
+        assert!(reports.try_recv().is_err());
         assert_eq!(read.recv().unwrap(), b"      100\n");
-        let missing = told.recv().unwrap();
+        let missing = reports.recv().unwrap();
         assert!((LINES - 20..LINES).contains(&missing) && LOG_LINES_DROPPED.load(Relaxed) >= missing, "{missing}");
         // Where there is room again.
         let mut rest = Vec::new();
@@ -210,17 +210,17 @@ mod tests {
         lines.write_all(b"after\n").unwrap();
         rest.extend(read.iter().take_while(|line| line != b"after\n"));
         assert_eq!(rest.len() as u64, LINES - 1 - missing);
-        assert!(told.try_recv().is_err(), "told once");
+        assert!(reports.try_recv().is_err(), "reported once");
     }
 
-    /// Standard error may be a pipe that nobody has open any more.
+    /// Standard error may be a pipe without a reader.
     #[test]
     fn what_cannot_be_written_is_dropped() {
-        let (read, mut lines, flush, told) = lines(WAITING);
+        let (read, mut lines, flush, reports) = lines(WAITING);
         drop(read);
         lines.write_all(b"lost\n").unwrap();
         drop(flush);
         assert_eq!(lines.0.lock().dropped, 1);
-        assert!(told.try_recv().is_err());
+        assert!(reports.try_recv().is_err());
     }
 }

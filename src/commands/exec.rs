@@ -21,7 +21,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
-    let plan = Plan::check(args).map_err(mistaken)?;
+    let plan = ExecPlan::check(args).map_err(mistaken)?;
     end_on_signals().context("cannot handle signals")?;
     if args.stay {
         go_on_as_child().context("cannot start the process that becomes the apiserver")?;
@@ -29,12 +29,12 @@ pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
     match plan.carry_out().map_err(|error| unavailable(format!("{error:#}")))? {}
 }
 
-struct Plan {
+struct ExecPlan {
     place: Place,
     argv: Vec<OsString>,
 }
 
-impl Plan {
+impl ExecPlan {
     fn check(args: &ExecArgs) -> Result<Self, Mistakes> {
         let mut checks = Checks::default();
         let place = check::place(&args.place, &mut checks);
@@ -64,7 +64,7 @@ impl Plan {
         let IpAddr::V4(ip) = address.ip() else { anyhow::bail!("{address} is no IPv4 address") };
         let wanted = Wanted { address: ip, port, advertise: public, instance: &instance };
         let rewritten = args::rewrite(&self.argv, &wanted)?;
-        tell(&instance, address, advertise, &rewritten);
+        log_changes(&instance, address, advertise, &rewritten);
 
         let Some((program, arguments)) = rewritten.argv.split_first() else { anyhow::bail!("there is no command") };
         let mut command = Command::new(program);
@@ -81,7 +81,7 @@ impl Plan {
     }
 }
 
-fn tell(instance: &InstanceId, address: SocketAddr, advertise: IpAddr, rewritten: &Rewritten) {
+fn log_changes(instance: &InstanceId, address: SocketAddr, advertise: IpAddr, rewritten: &Rewritten) {
     for Replaced { flag, was, now } in &rewritten.replaced {
         let was = was.display();
         match now {

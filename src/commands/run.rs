@@ -60,8 +60,8 @@ fn start(bound: &Bound, args: &RunArgs, log: &LogArgs) -> std::io::Result<Child>
 async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> anyhow::Result<ExitStatus> {
     let (instance, berth) = (bound.instance().clone(), bound.berth().clone());
     let mut answered = bound.answered();
-    let (stop, told) = watch::channel(Stop::No);
-    let serving = bound.run(told);
+    let (stop, stopped) = watch::channel(Stop::No);
+    let serving = bound.run(stopped);
     tokio::pin!(serving);
     let mut drained = false;
     let mut terminated = false;

@@ -15,8 +15,8 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
     block_on(async {
         let mut signals = Signals::new()?;
         let bound = build(config, &mut signals).await?;
-        let (stop, told) = watch::channel(Stop::No);
-        let serving = bound.run(told);
+        let (stop, stopped) = watch::channel(Stop::No);
+        let serving = bound.run(stopped);
         tokio::pin!(serving);
         loop {
             tokio::select! {

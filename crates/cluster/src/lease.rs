@@ -149,12 +149,12 @@ pub fn is_object_name(text: &str) -> bool {
 /// counts only between two reads that both succeeded: after an outage of etcd all look expired.
 #[derive(Debug, Default)]
 pub struct Expiry {
-    seen: BTreeMap<String, Seen>,
+    seen: BTreeMap<String, ObservedLease>,
     last: Option<Duration>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct ObservedLease {
     version: Value,
     unchanged: Duration,
     /// It was seen to become this.
@@ -175,7 +175,7 @@ impl Expiry {
                 Some(before) if before.version == *version => (before.unchanged + passed, before.changed),
                 before => (Duration::ZERO, before.is_some()),
             };
-            seen.insert(name.to_owned(), Seen { version: version.clone(), unchanged, changed });
+            seen.insert(name.to_owned(), ObservedLease { version: version.clone(), unchanged, changed });
         }
         self.seen = seen;
     }

@@ -148,14 +148,14 @@ pub fn rewrite(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, Args
     let values = missing.clone();
     for part in parts {
         let part = part?;
-        let Part::Ours { flag, name, value, joined } = part else {
+        let ArgumentPart::Ours { flag, name, value, joined } = part else {
             out.extend(part.into_arguments().into_iter().map(|arg| expand(arg, wanted.instance)));
             continue;
         };
         let first = missing.iter().any(|(absent, _)| *absent == flag);
         missing.retain(|(absent, _)| *absent != flag);
         if flag == ADVERTISE {
-            let kept = Part::Ours { flag, name, value, joined };
+            let kept = ArgumentPart::Ours { flag, name, value, joined };
             out.extend(kept.into_arguments().into_iter().map(|arg| expand(arg, wanted.instance)));
             continue;
         }
@@ -164,7 +164,7 @@ pub fn rewrite(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, Args
             replaced.push(Replaced { flag, was: value.to_owned(), now: new.clone() });
         }
         if let Some(new) = new {
-            out.extend(Part::Ours { flag, name, value: OsStr::new(&new), joined }.into_arguments());
+            out.extend(ArgumentPart::Ours { flag, name, value: OsStr::new(&new), joined }.into_arguments());
         }
     }
     out.extend(missing.into_iter().map(|(flag, value)| format!("{flag}={value}").into()));
@@ -173,12 +173,12 @@ pub fn rewrite(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, Args
 }
 
 /// An argument, or a flag of ours with its value.
-enum Part<'a> {
+enum ArgumentPart<'a> {
     Other(&'a OsStr),
     Ours { flag: &'static str, name: &'a OsStr, value: &'a OsStr, joined: bool },
 }
 
-impl Part<'_> {
+impl ArgumentPart<'_> {
     fn into_arguments(self) -> Vec<OsString> {
         match self {
             Self::Other(arg) => vec![arg.to_owned()],
@@ -194,7 +194,7 @@ impl Part<'_> {
 }
 
 /// The arguments after the program's name in parts, and what follows from a bare `--` on.
-fn read(argv: &[OsString]) -> (Vec<Result<Part<'_>, ArgsError>>, &[OsString]) {
+fn read(argv: &[OsString]) -> (Vec<Result<ArgumentPart<'_>, ArgsError>>, &[OsString]) {
     let mut parts = Vec::new();
     let mut rest = argv.get(1..).unwrap_or_default();
     while let Some((arg, after)) = rest.split_first() {
@@ -204,24 +204,24 @@ fn read(argv: &[OsString]) -> (Vec<Result<Part<'_>, ArgsError>>, &[OsString]) {
         rest = after;
         let (name, joined) = split(arg);
         parts.push(match (ours(name), joined, after.first()) {
-            (None, ..) => Ok(Part::Other(arg)),
-            (Some(flag), Some(value), _) => Ok(Part::Ours { flag, name, value, joined: true }),
+            (None, ..) => Ok(ArgumentPart::Other(arg)),
+            (Some(flag), Some(value), _) => Ok(ArgumentPart::Ours { flag, name, value, joined: true }),
             (Some(flag), None, None) => Err(ArgsError::NoValue { flag }),
             (Some(flag), None, Some(next)) if next.as_bytes().starts_with(b"--") => {
                 Err(ArgsError::FlagForValue { flag, next: next.clone() })
             }
             (Some(flag), None, Some(value)) => {
                 rest = after.get(1..).unwrap_or_default();
-                Ok(Part::Ours { flag, name, value, joined: false })
+                Ok(ArgumentPart::Ours { flag, name, value, joined: false })
             }
         });
     }
     (parts, rest)
 }
 
-fn kept_advertise(parts: &[Result<Part<'_>, ArgsError>]) -> Option<OsString> {
+fn kept_advertise(parts: &[Result<ArgumentPart<'_>, ArgsError>]) -> Option<OsString> {
     parts.iter().rev().find_map(|part| match part {
-        Ok(Part::Ours { flag: ADVERTISE, value, .. }) => Some((*value).to_owned()),
+        Ok(ArgumentPart::Ours { flag: ADVERTISE, value, .. }) => Some((*value).to_owned()),
         _ => None,
     })
 }
@@ -400,7 +400,7 @@ mod tests {
     fn others(args: &[OsString]) -> Vec<OsString> {
         let (parts, rest) = read(args);
         let other = |part| match part {
-            Ok(Part::Other(arg)) => Some(arg.to_owned()),
+            Ok(ArgumentPart::Other(arg)) => Some(arg.to_owned()),
             _ => None,
         };
         parts.into_iter().filter_map(other).chain(rest.iter().cloned()).collect()

@@ -107,7 +107,7 @@ struct Entry {
 
 /// One datagram of a reply.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Part {
+struct ReplyPart {
     sockets: Vec<Entry>,
     is_last: bool,
     /// The kernel's tables changed: the whole reply may lack some sockets, or have some twice.
@@ -176,8 +176,8 @@ fn request(port: u16, states: &[u8]) -> [u8; REQUEST] {
 ///
 /// # Errors
 /// The kernel's own, or `InvalidData`.
-fn parse(mut datagram: &[u8]) -> io::Result<Part> {
-    let mut part = Part::default();
+fn parse(mut datagram: &[u8]) -> io::Result<ReplyPart> {
+    let mut part = ReplyPart::default();
     loop {
         let (header, body) = message(&mut datagram).ok_or_else(unreadable)?;
         part.is_inconsistent |= i32::from(header.flags) & libc::NLM_F_DUMP_INTR != 0;
@@ -507,7 +507,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_told_is_read(sockets in prop::collection::vec(any_entry(), 0..20)) {
-            prop_assert_eq!(parse(&answer(&sockets)).unwrap(), Part { sockets, is_last: true, is_inconsistent: false });
+            prop_assert_eq!(parse(&answer(&sockets)).unwrap(), ReplyPart { sockets, is_last: true, is_inconsistent: false });
         }
 
         /// A part of an answer is one only where a message ends.
@@ -558,6 +558,6 @@ mod tests {
         assert_eq!(errno(libc::NLMSG_OVERRUN, 0), Err(None));
         assert!(parse(&[]).is_err(), "an answer has a last message");
         let changed = message(libc::NLMSG_DONE, libc::NLM_F_DUMP_INTR, &[0; 4]);
-        assert_eq!(parse(&changed).unwrap(), Part { sockets: vec![], is_last: true, is_inconsistent: true });
+        assert_eq!(parse(&changed).unwrap(), ReplyPart { sockets: vec![], is_last: true, is_inconsistent: true });
     }
 }

@@ -8,7 +8,7 @@
 
 use crate::accept::Dispatcher;
 use crate::admin::Admin;
-use crate::backend::follow::{Own, follow};
+use crate::backend::follow::{OwnShim, follow};
 use crate::backend::probe::{Probe, ProbeKind};
 use crate::backend::prober::Probers;
 use crate::backend::{Table, TableWriter};
@@ -394,7 +394,7 @@ impl Bound {
             let probe = Probe::new(preferred.probe.clone()).from(from);
             tasks.spawn(probers.with(probe).prefer(preferred, instance.clone()));
         }
-        let own = Own { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
+        let own = OwnShim { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
         tasks.spawn(follow(berth.clone(), own, probers));
 
         let sockets = config.place.addresses().zip(sockets).collect();

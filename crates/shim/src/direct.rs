@@ -80,7 +80,7 @@ pub(crate) struct Direct {
     speedup: Speedup,
     /// This many new connections a second are a crowd, if there is a gate for them.
     crowd: Option<u64>,
-    now: Mutex<Now>,
+    now: Mutex<PathState>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl Path {
 }
 
 #[derive(Debug)]
-struct Now {
+struct PathState {
     path: Path,
     /// Since when no shim steers; another one may have before this one started.
     ended: Option<Instant>,
@@ -128,7 +128,7 @@ struct Now {
     ports: Weak<Vec<Steering>>,
 }
 
-impl Now {
+impl PathState {
     fn opened(&self) -> u64 {
         self.opened + self.ports.upgrade().map_or(0, |ports| sum(&ports, |counters| counters.steered))
     }
@@ -183,7 +183,7 @@ impl Pace {
 
 /// Steering of each port, while it is on.
 #[derive(Debug)]
-struct On {
+struct SteeredPorts {
     target: Target,
     ports: Arc<Vec<Steering>>,
     /// Connections that did not get its listener until it was found last.
@@ -193,7 +193,7 @@ struct On {
 /// Turns it off with the shim, in whatever order its parts end.
 struct Ends<'a> {
     direct: &'a Direct,
-    on: Option<On>,
+    on: Option<SteeredPorts>,
 }
 
 impl Drop for Ends<'_> {
@@ -238,7 +238,8 @@ impl Direct {
                 );
                 let path = Path::Off("not joined yet".to_owned());
                 let ended = Some(Instant::now());
-                let now = Now { path, ended, quiet: None, open: None, sample: None, opened: 0, ports: Weak::new() };
+                let now =
+                    PathState { path, ended, quiet: None, open: None, sample: None, opened: 0, ports: Weak::new() };
                 let lease = lease.min(LONGEST_LEASE);
                 let crowd = has_gate.then(|| u64::from(CROWD) * process::processors() as u64);
                 Ok(Some(Arc::new(Self { steered, relayed, lease, speedup, crowd, now: Mutex::new(now) })))
@@ -279,7 +280,7 @@ impl Direct {
         }
     }
 
-    fn choose(&self, on: &mut Option<On>, calm: Result<(bool, Target), String>, at: Instant) -> Path {
+    fn choose(&self, on: &mut Option<SteeredPorts>, calm: Result<(bool, Target), String>, at: Instant) -> Path {
         let (own, target) = match calm {
             Ok(calm) => calm,
             Err(why) => return Path::Off(why),
@@ -326,7 +327,7 @@ impl Direct {
     }
 
     /// Renews what is on for this target, or turns it on.
-    fn steer(&self, on: &mut Option<On>, target: Target) -> Result<(), Path> {
+    fn steer(&self, on: &mut Option<SteeredPorts>, target: Target) -> Result<(), Path> {
         match on {
             Some(on) if on.target == target => {
                 let failed = sum(&on.ports, |counters| counters.failed);
@@ -350,13 +351,13 @@ impl Direct {
                 ports.iter().for_each(Steering::on);
                 let ports = Arc::new(ports);
                 self.now().ports = Arc::downgrade(&ports);
-                *on = Some(On { target, ports, failed: 0 });
+                *on = Some(SteeredPorts { target, ports, failed: 0 });
             }
         }
         Ok(())
     }
 
-    fn off(&self, on: &mut Option<On>) {
+    fn off(&self, on: &mut Option<SteeredPorts>) {
         if on.is_some() {
             let mut now = self.now();
             now.opened = now.opened();
@@ -392,7 +393,7 @@ impl Direct {
         now.path = path;
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
+    fn now(&self) -> MutexGuard<'_, PathState> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::time::SystemTime;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Own {
+pub(crate) struct OwnShim {
     pub(crate) id: InstanceId,
     /// Its instance's address was configured: its record, if there is one, is ignored.
     pub(crate) given: bool,
@@ -43,7 +43,7 @@ impl LiveInstance {
 }
 
 #[derive(Debug, Default)]
-struct Found {
+struct RunDirContents {
     live: BTreeMap<InstanceId, LiveInstance>,
     /// The records of those that are recorded.
     held: BTreeMap<InstanceId, HeldRecord>,
@@ -54,8 +54,8 @@ struct Found {
 }
 
 /// Reads records and leases. A lease that exists and cannot be read holds as it was read before, in `known`.
-fn read(berth: &BerthDir, own: &Own, known: &[Lease]) -> io::Result<Found> {
-    let mut found = Found { leases: lease::list(berth)?.found, ..Found::default() };
+fn read(berth: &BerthDir, own: &OwnShim, known: &[Lease]) -> io::Result<RunDirContents> {
+    let mut found = RunDirContents { leases: lease::list(berth)?.found, ..RunDirContents::default() };
     for lease in known {
         let read = found.leases.iter().any(|read| read.instance == lease.instance);
         if !read && !lease::is_missing(berth, &lease.instance) {
@@ -76,7 +76,7 @@ fn read(berth: &BerthDir, own: &Own, known: &[Lease]) -> io::Result<Found> {
     Ok(found)
 }
 
-impl Found {
+impl RunDirContents {
     fn hold(&mut self, held: HeldRecord) {
         let record = held.record();
         let id = record.instance.clone();
@@ -96,7 +96,7 @@ impl Found {
 }
 
 /// Follows a berth until it is dropped.
-pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers) {
+pub(crate) async fn follow(berth: BerthDir, own: OwnShim, mut probers: Probers) {
     let mut watch = Watch::new(&berth);
     let mut known: BTreeMap<InstanceId, LiveInstance> = BTreeMap::new();
     let mut held: BTreeMap<InstanceId, HeldRecord> = BTreeMap::new();
@@ -116,7 +116,7 @@ pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers) {
             Ok(mut found) => {
                 broken = false;
                 found.add(alive);
-                let Found { live, held: records, leases, shimmed, problems } = found;
+                let RunDirContents { live, held: records, leases, shimmed, problems } = found;
                 for problem in problems.difference(&logged) {
                     tracing::warn!("{problem}");
                 }
@@ -209,7 +209,7 @@ mod tests {
         });
         let probers = Probers::new(writer, probe, ProbeKind::Tcp, Duration::from_secs(1), metrics);
         lease::write(&berth, &lease("b", "127.1.2.3:1", 600)).unwrap();
-        tokio::spawn(follow(berth.clone(), Own { id: own, given: true, any: false }, probers));
+        tokio::spawn(follow(berth.clone(), OwnShim { id: own, given: true, any: false }, probers));
         let mut until = async |is: &dyn Fn(&Table) -> bool| {
             timeout(PATIENCE, table.wait_for(|table| is(table))).await.unwrap().unwrap().clone()
         };

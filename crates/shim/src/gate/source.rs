@@ -41,11 +41,11 @@ impl fmt::Display for Source {
 #[derive(Debug)]
 pub(crate) struct First {
     given: Vec<IpNet>,
-    own: RwLock<Own>,
+    own: RwLock<OwnAddresses>,
 }
 
 #[derive(Debug)]
-struct Own {
+struct OwnAddresses {
     addresses: BTreeSet<IpAddr>,
     listed: Instant,
 }
@@ -63,7 +63,7 @@ impl First {
                 BTreeSet::new()
             }
         };
-        Self { given, own: RwLock::new(Own { addresses, listed: Instant::now() }) }
+        Self { given, own: RwLock::new(OwnAddresses { addresses, listed: Instant::now() }) }
     }
 
     pub(super) fn contains(&self, client: IpAddr) -> bool {
