@@ -83,9 +83,9 @@ pub fn in_own_processes(command: &mut Command, cgroups: &[(PathBuf, PathBuf)]) -
 
 /// Returns in the first process of new namespaces, never in this one.
 fn supervise(parent: Pid, cgroups: &[(CString, CString)]) -> io::Result<()> {
-    let heard: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, KILL_CHILD].into_iter().collect();
+    let awaited: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, KILL_CHILD].into_iter().collect();
     // Blocked before they can come, so that none is missed.
-    let mask = heard.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let mask = awaited.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     die_with(parent, KILL_CHILD)?;
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS)?;
     // Mounts made here must not propagate to other namespaces.
@@ -109,7 +109,7 @@ fn supervise(parent: Pid, cgroups: &[(CString, CString)]) -> io::Result<()> {
             // One of them is the pipe whose end tells the parent that the program was executed.
             // SAFETY: nothing uses these descriptors any more.
             unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
-            let code = watch(child, &heard)
+            let code = watch(child, &awaited)
                 .map_or(70, |status| status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
             for (above, own) in cgroups {
                 remove_cgroup(above, own);
@@ -121,9 +121,9 @@ fn supervise(parent: Pid, cgroups: &[(CString, CString)]) -> io::Result<()> {
 }
 
 /// Waits until the child has ended.
-fn watch(child: Pid, heard: &SigSet) -> io::Result<ExitStatus> {
+fn watch(child: Pid, awaited: &SigSet) -> io::Result<ExitStatus> {
     loop {
-        match heard.wait()? {
+        match awaited.wait()? {
             Signal::SIGCHLD => {
                 if let Some(status) = ended(child)? {
                     return Ok(status);

@@ -450,7 +450,7 @@ mod tests {
             assert!(waits.join().unwrap());
         });
         child.wait().unwrap();
-        assert!(held.kill().is_err(), "it is nobody else's number");
+        assert!(held.kill().is_err(), "no other process has its number");
     }
 
     /// In the environment of this test's own binary where that is to have another limit.

@@ -310,13 +310,13 @@ fn is_ready(socket: &impl AsFd, flags: PollFlags) -> bool {
 /// Whether a connection was reset or timed out. The error is left for the next read. One whose both ends have sent FIN
 /// (POLLHUP) may have bytes that are not read yet.
 pub fn is_gone(socket: &impl AsFd) -> bool {
-    events(socket, PollFlags::empty()).is_some_and(|said| said.contains(PollFlags::POLLERR))
+    events(socket, PollFlags::empty()).is_some_and(|events| events.contains(PollFlags::POLLERR))
 }
 
 /// Whether the other end of a connection has sent FIN or reset it, whatever it sent before.
 pub fn has_ended(socket: &impl AsFd) -> bool {
     // nix has no POLLRDHUP.
-    events(socket, PollFlags::from_bits_retain(libc::POLLRDHUP)).is_none_or(|said| !said.is_empty())
+    events(socket, PollFlags::from_bits_retain(libc::POLLRDHUP)).is_none_or(|events| !events.is_empty())
 }
 
 /// What poll(2) reports for a socket now; none: flags that nix does not know, or poll(2) failed.

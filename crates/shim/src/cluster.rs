@@ -37,9 +37,9 @@ impl Cluster {
             version: instance.version.clone(),
         });
         let facts = Facts { phase, sibling, blocked, instances: instances.collect() };
-        self.facts.send_if_modified(|told| {
-            let changed = *told != facts;
-            *told = facts;
+        self.facts.send_if_modified(|published| {
+            let changed = *published != facts;
+            *published = facts;
             changed
         });
     }

@@ -231,8 +231,8 @@ pub(super) fn load_program(prog_type: ProgramType, as_name: &str, program: &[Ins
     with_memory(|| load(&mut []), raise_locked_memory).or_else(|_| {
         let mut log = vec![0; LOG_BYTES];
         load(&mut log).map_err(|source| {
-            let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
-            Refused { step: Step::Program, source, log: String::from_utf8_lossy(said).trim_end().to_owned() }
+            let text = log.split(|byte| *byte == 0).next().unwrap_or_default();
+            Refused { step: Step::Program, source, log: String::from_utf8_lossy(text).trim_end().to_owned() }
         })
     })
 }

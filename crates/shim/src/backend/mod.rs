@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn own_first_then_sibling_then_fail_open() {
         let (mut writer, own, sibling) = writer();
-        assert_eq!(picked(&writer), None, "nobody was ready yet");
+        assert_eq!(picked(&writer), None, "none was ready yet");
         see(&mut writer, &sibling, Observation::Pass);
         assert_eq!(picked(&writer), Some(sibling.clone()));
         see(&mut writer, &own, Observation::Pass);
@@ -272,7 +272,7 @@ mod tests {
         let (mut writer, own, sibling) = writer();
         let leaving = |writer: &TableWriter| writer.table().pick_leaving(|_| true).map(|i| i.id.clone());
         see(&mut writer, &own, Observation::Pass);
-        assert_eq!(leaving(&writer), Some(own.clone()), "nobody else is ready");
+        assert_eq!(leaving(&writer), Some(own.clone()), "no other is ready");
         see(&mut writer, &sibling, Observation::Pass);
         assert_eq!(leaving(&writer), Some(sibling.clone()));
         see(&mut writer, &sibling, Observation::Fail);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_of_an_epoch_that_is_over_is_not_held_against_the_next() {
+    fn a_refusal_of_an_earlier_epoch_does_not_count_in_the_next() {
         let (mut writer, own, _) = writer();
         see(&mut writer, &own, Observation::Pass);
         let (old, ..) = writer.epoch(&own).unwrap();
@@ -310,17 +310,17 @@ mod tests {
         assert_eq!(picked(&writer), None);
     }
 
-    /// Every opening and held connection waits for the table, and who refuses is asked ten times a second.
+    /// Every connection that is opened or held waits for the table, and an instance that refuses is probed ten times a second.
     #[test]
-    fn an_answer_that_changes_nothing_wakes_nobody() {
+    fn an_answer_that_changes_nothing_wakes_no_receiver() {
         let (mut writer, own, _) = writer();
         let mut table = writer.subscribe();
         for (seen, words, changes) in [
-            (Observation::Refused, "nobody listens", true),
-            (Observation::Refused, "nobody listens", false),
-            (Observation::Refused, "still nobody", true),
-            (Observation::Pass, "still nobody", true),
-            (Observation::Pass, "still nobody", false),
+            (Observation::Refused, "nothing listens", true),
+            (Observation::Refused, "nothing listens", false),
+            (Observation::Refused, "still nothing", true),
+            (Observation::Pass, "still nothing", true),
+            (Observation::Pass, "still nothing", false),
         ] {
             table.mark_unchanged();
             let (epoch, ..) = writer.epoch(&own).unwrap();

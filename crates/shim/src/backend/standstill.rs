@@ -94,7 +94,7 @@ mod tests {
         let mut now = Standstill::new(Duration::from_secs(2));
         let (handshakes, all) = (Handshakes::default(), SAMPLES + 1);
         sampled(&mut now, &handshakes, 2 * all);
-        assert!(!now.is_suspect() && !now.is_certain(false), "nobody waits");
+        assert!(!now.is_suspect() && !now.is_certain(false), "no client waits");
         let one = handshakes.begin();
         sampled(&mut now, &handshakes, all - 1);
         assert!(!now.is_suspect());
@@ -104,7 +104,7 @@ mod tests {
         sampled(&mut now, &handshakes, all - 1);
         assert!(!now.is_certain(true), "the second has just begun");
         sampled(&mut now, &handshakes, 1);
-        assert!(now.is_certain(true) && !now.is_certain(true), "said once");
+        assert!(now.is_certain(true) && !now.is_certain(true), "reported once");
         drop(two);
         sampled(&mut now, &handshakes, all);
         assert!(!now.is_certain(true) && now.is_certain(false));

@@ -104,7 +104,10 @@ async fn an_instance_serves_on_for_the_handshakes_that_began() {
     let direct = made(DirectMode::On, &["10.0.0.5:6443"], Ok(())).await.unwrap().unwrap();
     let start = Instant::now();
     let later = |half| start + HANDSHAKES * half / 2;
-    assert!(direct.is_settling(start) && !direct.is_settling(later(3)), "who was there before may have steered");
+    assert!(
+        direct.is_settling(start) && !direct.is_settling(later(3)),
+        "a shim that was there before may have steered"
+    );
     direct.note(Path::On("a".parse().unwrap()), start);
     assert!(direct.is_settling(later(4)));
     direct.note(Path::Off("this shim is not joined".to_owned()), later(4));
@@ -114,11 +117,11 @@ async fn an_instance_serves_on_for_the_handshakes_that_began() {
     // As a sibling's.
     direct.note(Path::Sibling, later(7));
     direct.note(Path::Off("a sibling joins or leaves".to_owned()), later(9));
-    assert!(direct.is_settling(later(11)), "it may hang, and steer until its lease is over");
+    assert!(direct.is_settling(later(11)), "it may hang, and steer until its lease has expired");
     assert!(!direct.is_settling(later(11) + direct.lease));
 }
 
-/// Who is accepted one by one, however slowly, is none; one that waits for a moment is not, either.
+/// A queue whose clients are accepted one by one, however slowly, does not stand still; nor does one whose client waits for a moment.
 #[tokio::test]
 async fn an_instance_stands_still_that_accepts_nobody_between_two_looks() {
     let direct = made(DirectMode::On, &["10.0.0.5:6443"], Ok(())).await.unwrap().unwrap();

@@ -162,7 +162,7 @@ mod tests {
     const LEAST: usize = 2 * PROCESSORS;
     const MS: Duration = Duration::from_millis(1);
 
-    /// So many clients, of whose openings each takes so long of a processor, as many at once as the bound allows.
+    /// A number of clients, each of whose handshakes takes `cost` of a processor, as many at once as the bound allows.
     fn crowd(limiter: &mut Limiter, now: &mut Instant, clients: usize, cost: Duration, period: Duration) {
         let until = *now + period;
         while *now < until {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn in_calm_nobody_ever_waits() {
+    fn in_calm_no_client_ever_waits() {
         let (mut limiter, mut now) = grown();
         // As a benchmark does: 100 at once, answered within a millisecond.
         crowd(&mut limiter, &mut now, 100, MS / 100, Duration::from_secs(1));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_is_calm_where_nobody_waits() {
+    fn slow_is_calm_where_no_client_waits() {
         let (mut limiter, mut now) = grown();
         crowd(&mut limiter, &mut now, 1, 50 * MS, Duration::from_secs(60));
         assert!(limiter.calm >= Some(45 * MS) && !limiter.is_slow, "{limiter:?}");

@@ -72,7 +72,7 @@ fn check(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
     assert_eq!(instance.in_flight - opened, waiting - instance.queue.len(), "{instance:?}");
     assert_eq!(instance.waiting.len(), instance.queue.len());
     let mut free = (0..SOURCES).map(source).filter(|source| instance.may_open(source, bound));
-    assert!(free.all(|source| !instance.queue.has(&source)), "nobody waits for what is free: {instance:?}");
+    assert!(free.all(|source| !instance.queue.has(&source)), "no client waits for what is free: {instance:?}");
 }
 
 proptest! {

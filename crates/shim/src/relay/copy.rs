@@ -382,7 +382,7 @@ mod tests {
         }
         reader.read_exact(&mut vec![0; filled]).unwrap();
         assert!(room(&stream) > 0);
-        // No await since the write that was refused: the runtime has heard nothing.
+        // No await since the write that was refused: the runtime does not know of the room yet.
         let asked = poll_fn(|cx| Poll::Ready(poll_room(cx, &stream))).await;
         assert!(asked.is_pending());
         assert!(poll_fn(|cx| poll_room(cx, &stream)).await > 0);

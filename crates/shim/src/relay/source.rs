@@ -63,7 +63,7 @@ impl Sources {
         if let (IpAddr::V4(client), 0) = (client, number) {
             let [_, b, c, d] = client.octets();
             let name = Ipv4Addr::new(127, b, c, d);
-            // Who is named 127.0.0.1 is a process of this node.
+            // A client with the name 127.0.0.1 is a process of this node.
             let local = name == Ipv4Addr::LOCALHOST && client != Ipv4Addr::LOCALHOST;
             if b < HASHED && !local && name != Ipv4Addr::new(127, 0, 0, 0) {
                 return name;
@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    /// Who has no name of its own gets one that no other client has, and keeps it.
+    /// A client without a name of its own gets one that no other client has, and keeps it.
     #[test]
     fn other_names_are_hashes_of_their_own() {
         let (here, again, later) = (sources(BOOT, 10), sources(BOOT, 10), sources("0e", 10));

@@ -68,7 +68,7 @@ fn in_a_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// A listener that tells its name to who connects, for as long as it lives.
+/// A listener that sends its name to each client, for as long as it lives.
 struct Server {
     listener: TcpListener,
     accepting: Option<JoinHandle<()>>,
@@ -126,7 +126,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// Who answers there.
+/// The name of the listener that answers there.
 fn ask(to: &str) -> String {
     ask_from(None, to)
 }

@@ -100,7 +100,7 @@ fn it_steers_only_while_it_is_on_and_its_time_lasts() {
         steerer.steer_until(now + Duration::from_secs(600));
         assert_eq!((client(), counted(&steerer)), (listeners.cookie(ip("10.0.0.5")), (1, 2, 0)));
         steerer.steer_until(now);
-        assert_eq!((client(), counted(&steerer)), (None, (1, 3, 0)), "its time is over");
+        assert_eq!((client(), counted(&steerer)), (None, (1, 3, 0)), "it has expired");
         steerer.steer_until(Duration::MAX);
         steerer.switch(false);
         assert_eq!((client(), counted(&steerer)), (None, (1, 4, 0)));
@@ -189,7 +189,7 @@ fn a_listener_is_found_by_its_address_and_no_other_is() {
         };
         let client = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
         let none = (Step::Listener, Some(libc::ENOENT));
-        assert_eq!(refused("127.1.2.3:6443"), none, "nobody listens");
+        assert_eq!(refused("127.1.2.3:6443"), none, "nothing listens");
         let any = TcpListener::bind("0.0.0.0:6443").unwrap();
         assert_eq!(refused("127.1.2.3:6443"), none, "of 0.0.0.0, which is a shim's");
         drop(any);
@@ -213,7 +213,7 @@ fn a_listener_is_found_by_its_address_and_no_other_is() {
         find("127.9.8.7:6443").unwrap();
         assert_eq!(client(), Some(socket::cookie(next.as_fd()).unwrap()));
         drop(next);
-        assert_eq!((client(), counted(&steerer)), (None, (2, 0, 2)), "who closed gets nothing");
+        assert_eq!((client(), counted(&steerer)), (None, (2, 0, 2)), "a closed listener gets nothing");
 
         if let Ok(mptcp) = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)) {
             mptcp.bind(&SocketAddr::from(at("127.4.4.4:6443")).into()).unwrap();

@@ -38,7 +38,7 @@ pub(crate) fn run(program: BorrowedFd<'_>, lookup: &Lookup) -> io::Result<Option
         ctx_out: context,
         ..TestRun::default()
     };
-    // SAFETY: the context lives for the call, holds numbers only and is as long as is said.
+    // SAFETY: the context lives for the call, holds numbers only and has the length that is passed.
     unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;
     assert_eq!(attr.retval, SK_PASS, "it never drops");
     Ok(Some(lookup.cookie).filter(|cookie| *cookie != 0))

@@ -8,7 +8,7 @@ fn source(number: u8) -> Source {
     Source::of(IpAddr::V4(Ipv4Addr::new(10, 0, 0, number)))
 }
 
-/// A queue with room for all, in which each source has so many.
+/// A queue with room for all, in which each source has this many clients.
 fn filled(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
     let mut queue = Queue::new(Room { clients: usize::MAX, bytes: usize::MAX });
     let clients =
@@ -19,7 +19,7 @@ fn filled(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
     queue
 }
 
-/// The classes, and the sources, of the next so many.
+/// The classes, and the sources, of the next clients.
 fn turns(queue: &mut Queue, count: usize, now: Instant) -> (Vec<Class>, Vec<Source>) {
     (0..count).filter_map(|_| queue.next(now, |_| true)).map(|next| (next.class, next.source)).unzip()
 }
@@ -142,7 +142,7 @@ proptest! {
                     let is_too_much = waiting.len() > SMALL.clients || waiting.iter().map(|c| c.bytes).sum::<usize>() > SMALL.bytes;
                     prop_assert_eq!(rejected.is_empty(), !is_too_much);
                     for ticket in rejected {
-                        // Who was late when the queue looked last has lost its class.
+                        // A client that was late at the last check has lost its class.
                         let of_first = |c: &&Client| c.is_first && now < c.since + LATE;
                         let firsts = waiting.iter().filter(of_first).count();
                         let at = waiting.iter().position(|c| c.ticket == ticket).expect("one that waits");
