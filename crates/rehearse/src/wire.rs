@@ -2,6 +2,8 @@
 //! line, the version in the first.
 //!
 //! A connection carries calls in turn, or, after [`Call::Watch`], changes until it is closed.
+//!
+//! This is a stream of lines, not the datagrams of berth-node's framing, because a list can be larger than a datagram.
 
 use super::record::{EndReport, MarkKind, Stamp};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
