@@ -30,9 +30,7 @@ impl Process {
         let file = File::options().create(true).append(true).open(&log);
         let file = file.with_context(|| format!("cannot write {}", log.display()))?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
-            command.env_remove(name);
-        }
+        berth_os::process::remove_settings(&mut command);
         berth_os::process::die_with_parent(&mut command);
         let child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;
         Ok(Self { child, log })

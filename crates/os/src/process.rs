@@ -135,6 +135,14 @@ pub fn die_with_parent(command: &mut Command) {
     }
 }
 
+/// Keeps this process's variables `BERTH_*` from a child: they set options of berth, and the child is to run with those of its
+/// command line alone.
+pub fn remove_settings(command: &mut Command) {
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
+        command.env_remove(name);
+    }
+}
+
 /// The parent of a process, if it is there.
 pub fn parent(pid: i32) -> Option<i32> {
     Process::new(pid).and_then(|process| process.stat()).ok().map(|stat| stat.ppid)

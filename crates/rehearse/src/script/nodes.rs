@@ -17,7 +17,7 @@ use crate::network::WORKER;
 use crate::plan::{Nodes, Via};
 use crate::record::{Named, RECONCILED, Stamp, names};
 use crate::setting::Setting;
-use crate::stage::{Error, Stage, Stages, forget_settings};
+use crate::stage::{Error, Stage, Stages};
 use crate::topology::{Part, Role, listen};
 use berth_cluster::lease::lease_name;
 use std::collections::BTreeSet;
@@ -307,7 +307,7 @@ async fn grant_shims(setting: &Setting) -> Result<(), Error> {
     command.arg("grant").arg(flag("kubeconfig", admin(setting)?)).arg(flag("write", setting.kubeconfig(node)));
     command.arg(format!("--node={}", node.name)).arg(format!("--listen={}", setting.address));
     command.arg(format!("--uid={}", nix::unistd::geteuid())).stdin(Stdio::null()).kill_on_drop(true).process_group(0);
-    forget_settings(&mut command);
+    berth_os::process::remove_settings(command.as_std_mut());
     let failed = |why: String| Error::Unavailable(format!("berth grant --node {}: {}", node.name, why.trim()));
     let output = command.output().await.map_err(|error| failed(error.to_string()))?;
     match output.status.success() {

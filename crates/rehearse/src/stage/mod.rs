@@ -11,7 +11,6 @@ mod stages;
 pub(crate) use bridge::Status;
 pub(crate) use directory::sweep;
 pub(crate) use probe::{of_shims, watch_gates};
-pub(crate) use process::forget_settings;
 pub(crate) use stages::Stages;
 
 use super::address::free_address;

@@ -53,7 +53,7 @@ impl Process {
         }
         command.args(arguments).process_group(0).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        forget_settings(&mut command);
+        berth_os::process::remove_settings(command.as_std_mut());
         if let Some(namespace) = namespace {
             namespace.enter(command.as_std_mut());
         }
@@ -124,13 +124,6 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
         self.waiter.abort();
-    }
-}
-
-/// Settings of the environment must not reach a program: the rehearsal is what it says it is.
-pub(crate) fn forget_settings(command: &mut Command) {
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
-        command.env_remove(name);
     }
 }
 
