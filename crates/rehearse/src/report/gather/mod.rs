@@ -1,6 +1,6 @@
 //! From what a rehearsal wrote down and judged to a report's data; pure.
 //!
-//! What is of one run is its [judges'](crate::judges); here are the verdict as a whole, and the rehearsal.
+//! What belongs to one run comes from the judges; here are the verdict as a whole, and the rehearsal.
 
 use super::{environment, format};
 use crate::data::{self, Command, Program, Ran, Report, Run, RunOutcome, Tally, Verdict};
