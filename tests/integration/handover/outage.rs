@@ -1,7 +1,7 @@
 //! Instances that go away, one of two or the only one.
 
 use super::load;
-use super::node::{Echo, Node};
+use super::node::{Echo, Node, Shim};
 use crate::support::net::{client_hello, connect, free_address, fresh_ip, ping, read};
 use crate::support::process::said;
 use crate::support::{PATIENCE, eventually};
@@ -9,7 +9,7 @@ use berth_node::terms::Phase;
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
 use std::io::{self, Write};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 #[test]
@@ -49,9 +49,8 @@ fn limit(pid: nix::unistd::Pid, one: bool) {
     assert_eq!(code, Some(0), "{why}");
 }
 
-#[test]
-fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
-    let (node, instance) = (Node::new(), Echo::new());
+/// A shim that is stopped (SIGSTOP) and has one free descriptor, and clients in its queue.
+fn frozen_without_descriptors(node: &Node, instance: &Echo) -> (Shim, Vec<TcpStream>) {
     // Nothing else opens a descriptor meanwhile, and who accepts takes all that are left before a leg is dialled.
     let a = node.joined("a", instance.address, &["--probe-interval", "1h", "--hold", "60s", "--threads", "1"]);
     a.freeze();
@@ -60,6 +59,13 @@ fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
     for client in &mut clients {
         client.write_all(&client_hello(64)).unwrap();
     }
+    (a, clients)
+}
+
+#[test]
+fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let (a, mut clients) = frozen_without_descriptors(&node, &instance);
     a.running.signal(Signal::SIGCONT);
     a.running.logs("cannot accept, trying again");
     limit(a.running.pid(), false);
@@ -72,13 +78,7 @@ fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
 #[test]
 fn what_is_queued_when_the_last_shim_leaves_waits_for_descriptors() {
     let (node, instance) = (Node::new(), Echo::new());
-    let a = node.joined("a", instance.address, &["--probe-interval", "1h", "--hold", "60s", "--threads", "1"]);
-    a.freeze();
-    limit(a.running.pid(), true);
-    let mut clients: Vec<_> = (0..8).map(|_| connect(node.listen)).collect();
-    for client in &mut clients {
-        client.write_all(&client_hello(64)).unwrap();
-    }
+    let (a, mut clients) = frozen_without_descriptors(&node, &instance);
     // It finds both when it wakes.
     a.running.signal(Signal::SIGTERM);
     a.running.signal(Signal::SIGCONT);

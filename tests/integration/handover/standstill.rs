@@ -53,6 +53,16 @@ fn instance() {
     std::thread::sleep(Duration::from_secs(600));
 }
 
+/// A sibling and its shim, and an instance that is stopped (SIGSTOP) although both shims count it as ready.
+fn stopped_beside_one_that_is_well(node: &Node, ca: &Ca, options: &[&str]) -> (Api, Shim, Stopped) {
+    let well = Api::start_with(ca, "by the one that is well");
+    let b = node.joined("b", well.address, options);
+    let stopped = Stopped::new(node, options);
+    b.until_counted("guard", 1);
+    stopped.shim.until("both are ready", |status| status.instances.iter().all(|i| i.health.as_str() == "ready"));
+    (well, b, stopped)
+}
+
 /// All clients, with whole ClientHellos, are answered by the instance that moves, whether they wait at the gate or at the other;
 /// which has clients again when it moves.
 #[test]
@@ -62,12 +72,8 @@ fn all_are_answered_beside_an_instance_that_stands_still() {
         for openings in ["auto", "off"] {
             let (node, ca) = (Node::new(), Ca::new());
             let options = [probe, &["--probe-timeout", "1s", "--max-openings", openings]].concat();
-            let well = Api::start_with(&ca, "by the one that is well");
-            let b = node.joined("b", well.address, &options);
-            let stopped = Stopped::new(&node, &options);
-            b.until_counted("guard", 1);
+            let (well, b, stopped) = stopped_beside_one_that_is_well(&node, &ca, &options);
             let a = &stopped.shim;
-            a.until("both are ready", |status| status.instances.iter().all(|i| i.health.as_str() == "ready"));
             std::thread::scope(|scope| {
                 let get = || ca.get(connect(node.listen), "/");
                 let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(get)).collect();
@@ -92,12 +98,8 @@ fn all_are_answered_beside_an_instance_that_stands_still() {
 fn one_client_alone_is_answered_beside_an_instance_that_stands_still() {
     let (node, ca) = (Node::new(), Ca::new());
     let options = [&TCP[..], &["--probe-timeout", "500ms"]].concat();
-    let well = Api::start_with(&ca, "by the one that is well");
-    let b = node.joined("b", well.address, &options);
-    let stopped = Stopped::new(&node, &options);
-    b.until_counted("guard", 1);
+    let (_well, _b, stopped) = stopped_beside_one_that_is_well(&node, &ca, &options);
     let a = &stopped.shim;
-    a.until("both are ready", |status| status.instances.iter().all(|i| i.health.as_str() == "ready"));
     eventually("one that came to the instance that stands still", || {
         assert!(ca.get(connect(node.listen), "/").ends_with("by the one that is well"));
         a.running.log().contains("stands still").then_some(())
