@@ -1,16 +1,13 @@
 //! `berth rehearse` as a user runs it.
 
+use crate::support::in_memory;
+use crate::support::process::{processes, rehearsed};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
-
-/// Exit status of a run that proves nothing, and how often one is repeated.
-const PROVES_NOTHING: i32 = 75;
-const TRIES: u32 = 5;
 
 /// Far beyond what anything here takes.
 const BOUND: Duration = Duration::from_secs(60);
@@ -21,35 +18,6 @@ fn rehearse(tmp: &Path, args: &[&str]) -> Command {
     command.env("TMPDIR", tmp).env("BERTH_LISTEN", "nonsense").env("BERTH_PROBE_CA", "/nonexistent");
     command.arg("rehearse").args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
-}
-
-/// Processes with a word in their command line.
-fn processes(word: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        if line.contains(word) {
-            found.push(line);
-        }
-    }
-    found
-}
-
-/// Where a rehearsal writes. In memory, as /run is: on a disk that is busy a lease takes seconds to write.
-fn directory() -> TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
-}
-
-/// Rehearses; again if the run proves nothing, as the machine was too busy for it. What is lost, or not as promised, fails at once.
-fn rehearsed(tmp: &Path, args: &[&str]) -> Output {
-    for again in (0..TRIES).rev() {
-        let output = rehearse(tmp, args).output().unwrap();
-        if again == 0 || output.status.code() != Some(PROVES_NOTHING) {
-            return output;
-        }
-    }
-    unreachable!("the last one was returned")
 }
 
 /// A rehearsal that has come as far as this line.
@@ -82,8 +50,8 @@ fn started(tmp: &Path) -> Child {
 
 #[test]
 fn an_upgrade_loses_nothing() {
-    let tmp = directory();
-    let output = rehearsed(tmp.path(), &["--rate=30", "--phase=1s"]);
+    let tmp = in_memory();
+    let output = rehearsed(&mut rehearse(tmp.path(), &["--rate=30", "--phase=1s"])).unwrap();
     let (table, progress) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{table}\n{progress}");
     for row in ["requests ", "lost  ", "longest wait ", "streams ended by the instance ", "connections on new "] {
@@ -97,7 +65,7 @@ fn an_upgrade_loses_nothing() {
 /// `berth rehearse 2>&1 | head`: it goes on to its end, and its verdict counts.
 #[test]
 fn nobody_need_read_what_it_says() {
-    let tmp = directory();
+    let tmp = in_memory();
     let closed = || std::io::pipe().unwrap().1;
     let status = rehearse(tmp.path(), &["--rate=30", "--phase=1s"]).stdout(closed()).stderr(closed()).status();
     assert_eq!(status.unwrap().code(), Some(0));
@@ -106,8 +74,8 @@ fn nobody_need_read_what_it_says() {
 
 /// Rehearses; the verdict must be good. What was printed.
 fn held(args: &[&str]) -> String {
-    let tmp = directory();
-    let output = rehearsed(tmp.path(), &[&["--rate=30", "--phase=1s"], args].concat());
+    let tmp = in_memory();
+    let output = rehearsed(&mut rehearse(tmp.path(), &[&["--rate=30", "--phase=1s"], args].concat())).unwrap();
     let (table, progress) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{table}\n{progress}");
     assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
@@ -174,7 +142,7 @@ fn script(dir: &Path, body: &str) -> String {
 /// A script that says who it was started as, and becomes this berth: of the processes only the shims are its.
 #[test]
 fn another_berths_shims_are_rehearsed() {
-    let dir = directory();
+    let dir = in_memory();
     let started = dir.path().join("started");
     let berth = env!("CARGO_BIN_EXE_berth");
     let other = script(dir.path(), &format!("echo \"$PPID $1\" >>'{}'\nexec '{berth}' \"$@\"", started.display()));
@@ -190,7 +158,7 @@ fn another_berths_shims_are_rehearsed() {
 /// Its shims open one client at a time, so that a storm waits on any machine.
 #[test]
 fn each_client_of_a_storm_is_served_and_who_waits_is_seen() {
-    let dir = directory();
+    let dir = in_memory();
     let (json, html) = (dir.path().join("a.json"), dir.path().join("a.html"));
     let berth = env!("CARGO_BIN_EXE_berth");
     let one =
@@ -257,7 +225,7 @@ fn other_ways_are_compared_and_do_not_decide() {
 
 #[test]
 fn a_program_that_is_not_there_is_said() {
-    let tmp = directory();
+    let tmp = in_memory();
     let output = rehearse(tmp.path(), &["--via=haproxy"]).env("PATH", tmp.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(69) && said.contains("haproxy is not in PATH"), "{said}");
@@ -275,7 +243,7 @@ fn a_program_that_is_not_there_is_said() {
 #[test]
 fn an_interrupt_leaves_nothing_behind() {
     for (signal, status) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
-        let tmp = directory();
+        let tmp = in_memory();
         let mut child = started(tmp.path());
         kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(status));
@@ -288,7 +256,7 @@ fn an_interrupt_leaves_nothing_behind() {
 #[test]
 fn one_that_hangs_on_purpose_is_not_left_behind() {
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
-        let tmp = directory();
+        let tmp = in_memory();
         let mut child = at("fault hang at new", tmp.path(), &["--rate=20", "--phase=1s", "--fault=hang"]);
         kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
         child.wait().unwrap();
@@ -303,7 +271,7 @@ fn names(dir: &Path) -> Vec<std::ffi::OsString> {
 
 #[test]
 fn one_that_is_killed_takes_its_children_along_and_the_next_removes_its_files() {
-    let tmp = directory();
+    let tmp = in_memory();
     let mut killed = started(tmp.path());
     let left = tmp.path().join(&names(tmp.path())[0]);
     let mut other = started(tmp.path());
@@ -327,7 +295,7 @@ fn one_that_is_killed_takes_its_children_along_and_the_next_removes_its_files() 
 
 #[test]
 fn all_mistakes_are_reported_at_once() {
-    let tmp = directory();
+    let tmp = in_memory();
     let output = rehearse(
         tmp.path(),
         &["--rate=0", "--clients=x", "--watches=-1", "--storm=20001", "--shutdown-delay-duration=soon"],

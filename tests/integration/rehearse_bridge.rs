@@ -1,18 +1,14 @@
 //! `berth rehearse --topology bridge` as a user runs it.
 
-use crate::support::{eventually, skipped};
+use crate::support::process::{processes, rehearsed};
+use crate::support::{eventually, in_memory, skipped};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use tempfile::TempDir;
-
-/// Exit status of a run that proves nothing, and how often one is repeated.
-const PROVES_NOTHING: i32 = 75;
-const TRIES: u32 = 5;
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 const BRIDGE: [&str; 6] = ["--topology=bridge", "--netns", "--phase=1s", "--rate=40", "--seed=7", "--speedup=10"];
 
@@ -21,22 +17,6 @@ fn rehearse(tmp: &Path, args: &[&str]) -> Command {
     command.env("TMPDIR", tmp).arg("rehearse").args(BRIDGE).args(args);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
-}
-
-/// Where a rehearsal writes. In memory, as /run is: on a disk that is busy a lease takes seconds to write.
-fn directory() -> TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
-}
-
-/// Rehearses; again if the run proves nothing, as the machine was too busy for it. What is lost, or not as promised, fails at once.
-fn rehearsed(tmp: &Path, args: &[&str]) -> Output {
-    for again in (0..TRIES).rev() {
-        let output = rehearse(tmp, args).output().unwrap();
-        if again == 0 || output.status.code() != Some(PROVES_NOTHING) {
-            return output;
-        }
-    }
-    unreachable!("the last one was returned")
 }
 
 /// Whether nothing can be steered here, which the rehearsal says; then this test does nothing.
@@ -49,19 +29,12 @@ fn cannot(status: Option<i32>, said: &str) -> bool {
     missing
 }
 
-/// Processes with a word in their command line.
-fn processes(word: &str) -> Vec<String> {
-    let lines = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| std::fs::read(entry.path().join("cmdline")));
-    let lines = lines.map(|line| String::from_utf8_lossy(&line.unwrap_or_default()).replace('\0', " "));
-    lines.filter(|line| line.contains(word)).collect()
-}
-
 /// Rehearses; what was printed, and the report. None: nothing can be steered here.
 fn held(args: &[&str]) -> Option<(String, Value)> {
-    let tmp = directory();
+    let tmp = in_memory();
     let json = tempfile::NamedTempFile::new().unwrap();
     let file = format!("--json={}", json.path().display());
-    let output = rehearsed(tmp.path(), &[args, &[&file]].concat());
+    let output = rehearsed(&mut rehearse(tmp.path(), &[args, &[&file]].concat())).unwrap();
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     if cannot(output.status.code(), &said) {
         return None;
@@ -119,7 +92,7 @@ fn bridged(tmp: &Path) -> Option<Child> {
 
 /// The bridge is nobody's child: what ends the rehearsal, or comes after it, has to end it.
 fn is_not_left_behind(signal: Signal, after: impl FnOnce(&Path, ExitStatus)) {
-    let tmp = directory();
+    let tmp = in_memory();
     let Some(mut child) = bridged(tmp.path()) else { return };
     kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
     let status = child.wait().unwrap();

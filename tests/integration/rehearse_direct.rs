@@ -1,15 +1,10 @@
 //! `berth rehearse --direct` as a user runs it.
 
-use crate::support::skipped;
+use crate::support::process::rehearsed;
+use crate::support::{in_memory, skipped};
 use serde_json::Value;
-use std::io;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
-use tempfile::TempDir;
-
-/// Exit status of a run that proves nothing, and how often one is repeated.
-const PROVES_NOTHING: i32 = 75;
-const TRIES: u32 = 5;
+use std::process::{Command, Stdio};
 
 const SHORT: [&str; 3] = ["--rate=30", "--seed=7", "--speedup=5"];
 
@@ -20,29 +15,13 @@ fn rehearse(program: &str, before: &[&str], tmp: &Path, args: &[&str]) -> Comman
     command
 }
 
-/// Where a rehearsal writes. In memory, as /run is: on a disk that is busy a lease takes seconds to write.
-fn directory() -> TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
-}
-
-/// Rehearses; again if the run proves nothing, as the machine was too busy for it. What is lost, or not as promised, fails at once.
-fn rehearsed(rehearse: &mut Command) -> io::Result<Output> {
-    for again in (0..TRIES).rev() {
-        let output = rehearse.output()?;
-        if again == 0 || output.status.code() != Some(PROVES_NOTHING) {
-            return Ok(output);
-        }
-    }
-    unreachable!("the last one was returned")
-}
-
 /// What was printed, and the report; none if there can be no direct path here, which the rehearsal says.
 fn held(args: &[&str]) -> Option<(String, Value)> {
     held_by(&["--phase=1s"], args)
 }
 
 fn held_by(times: &[&str], args: &[&str]) -> Option<(String, Value)> {
-    let (tmp, json) = (directory(), tempfile::NamedTempFile::new().unwrap());
+    let (tmp, json) = (in_memory(), tempfile::NamedTempFile::new().unwrap());
     let file = format!("--json={}", json.path().display());
     let args = [&["--direct=on", &file], times, args].concat();
     let output = rehearsed(&mut rehearse(env!("CARGO_BIN_EXE_berth"), &[], tmp.path(), &args)).unwrap();
@@ -133,7 +112,7 @@ fn what_is_beside_has_no_direct_path() {
 /// Root without what makes a namespace is as good as anybody.
 #[test]
 fn without_the_privilege_on_ends_before_it_begins_and_auto_relays() {
-    let tmp = directory();
+    let tmp = in_memory();
     let berth = env!("CARGO_BIN_EXE_berth");
     let before = ["--bounding-set=-sys_admin,-bpf,-net_admin", "--", berth];
     let run = |direct: &str| rehearsed(&mut rehearse("setpriv", &before, tmp.path(), &["--phase=1s", direct]));

@@ -1,6 +1,7 @@
 //! Is a loss seen? Load, stand-ins and verdict around small relays in this process, a good one and
 //! some that each lose in their own way; and around stand-ins whose store loses.
 
+use crate::support::in_memory;
 use berth_rehearse::load::{Anonymous, Closed, Instances, Joined, Load, Target};
 use berth_rehearse::log::{Dialed, Event, EventKind, Recorder, attempts};
 use berth_rehearse::plan::{LoadPlan, Plan};
@@ -345,11 +346,6 @@ fn followers() -> impl Iterator<Item = String> {
     named("watch", WATCHES).chain(named("informer", 2)).chain(named("quiet", 4))
 }
 
-/// In memory, as /run is: a disk may be busy.
-fn directory() -> TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
-}
-
 async fn until(mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + BOUND;
     while !condition() {
@@ -366,7 +362,7 @@ async fn stop(mut child: Child) {
 /// An upgrade, and what was written down of it.
 async fn upgrade(plot: Plot) -> (Record, Plan) {
     let address = address::free_address().unwrap();
-    let dir = directory();
+    let dir = in_memory();
     let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
     let scene = Scene { dir, certs, recorder: Arc::default(), joined: watch::Sender::default(), history: plot.history };
     let mut background = JoinSet::new();
@@ -430,7 +426,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
             flag.store(false, SeqCst);
         }
         Relay::Misleads => {
-            let other = directory();
+            let other = in_memory();
             let certs = certs::make(other.path(), &[address.ip()]).unwrap();
             let (stranger, its) = stand_in("stranger", &scene.dir.path().join("store"), &certs, plot.history);
             until(|| scene.recorder.last("stranger", MarkKind::Ready).is_some()).await;
@@ -649,7 +645,7 @@ async fn answered(server: SocketAddr, dir: &Path, path: &str, accepted: &AtomicU
 
 #[tokio::test]
 async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
-    let dir = directory();
+    let dir = in_memory();
     let certs = certs::make(dir.path(), &[]).unwrap();
     let store = UnixListener::bind(dir.path().join("store")).unwrap();
     let (recorder, mut background) = (Arc::<Recorder>::default(), JoinSet::new());
@@ -682,7 +678,7 @@ async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
     assert!(answers >= 3);
     let refused = answered(server, dir.path(), "/no-such-path", &accepted).await;
     assert!(refused.as_ref().is_err_and(|why| why.starts_with("404")), "{refused:?}");
-    let elsewhere = directory();
+    let elsewhere = in_memory();
     let stranger = certs::make(elsewhere.path(), &[]).unwrap();
     let closed = address::free_address().unwrap();
     for (server, certs, path, why) in [

@@ -4,9 +4,9 @@
 
 use crate::stand_in::STAND_IN;
 use crate::support::cluster::Cluster;
-use crate::support::eventually;
 use crate::support::net::{client_hello, connect, free_address, ping};
 use crate::support::process::{Running, berth, said};
+use crate::support::{eventually, in_memory};
 use berth_cluster::service::slice_path;
 use berth_options::cluster::host_name;
 use nix::sys::signal::{Signal, kill};
@@ -199,9 +199,7 @@ struct Node {
 impl Node {
     /// With an apiserver of this image tag.
     fn new(tag: &str) -> Self {
-        // In memory, as /run is: on a disk that is busy a lease takes seconds to write.
-        let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-        let mut node = Self { temp, listen: free_address(), access: (0, 0, 0) };
+        let mut node = Self { temp: in_memory(), listen: free_address(), access: (0, 0, 0) };
         fs::create_dir(node.directory()).unwrap();
         fs::write(node.canonical(), node.manifest(tag)).unwrap();
         fs::set_permissions(node.canonical(), fs::Permissions::from_mode(0o640)).unwrap();

@@ -15,6 +15,7 @@ pub(crate) mod tls;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// Longest wait for anything that should happen at once. Generous: machines are slow at times.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,6 +26,11 @@ pub(crate) const MOMENT: Duration = Duration::from_millis(150);
 /// Says why a test does nothing here; not by a macro, whose words the harness keeps to itself when a test passes.
 pub(crate) fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
+}
+
+/// A directory in memory, as /run is: on a disk that is busy a lease takes seconds to write.
+pub(crate) fn in_memory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
 /// Looks again and again until there is something.

@@ -5,7 +5,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
@@ -20,6 +20,21 @@ pub(crate) fn berth<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>
     clean(&mut command);
     command.args(args);
     command
+}
+
+/// The exit status of a rehearsal that proves nothing, as the machine was too busy for it, and how often one is made.
+const PROVES_NOTHING: i32 = 75;
+const TRIES: u32 = 5;
+
+/// Rehearses; again if the run proves nothing. What is lost, or not as promised, is returned at once.
+pub(crate) fn rehearsed(rehearse: &mut Command) -> io::Result<Output> {
+    for again in (0..TRIES).rev() {
+        let output = rehearse.output()?;
+        if again == 0 || output.status.code() != Some(PROVES_NOTHING) {
+            return Ok(output);
+        }
+    }
+    unreachable!("the last one was returned")
 }
 
 fn clean(command: &mut Command) {
@@ -186,6 +201,13 @@ impl Drop for Running {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The command lines that have a word, of processes.
+pub(crate) fn processes(word: &str) -> Vec<String> {
+    let lines = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| std::fs::read(entry.path().join("cmdline")));
+    let lines = lines.map(|line| String::from_utf8_lossy(&line.unwrap_or_default()).replace('\0', " "));
+    lines.filter(|line| line.contains(word)).collect()
 }
 
 /// Waits until there is no process of that ID, or only its remains.

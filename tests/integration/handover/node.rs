@@ -4,7 +4,7 @@ use crate::support::net::{free_address, fresh_ip, listening, queued_at};
 use crate::support::process::{Running, berth, said};
 use crate::support::shim::ask;
 use crate::support::stopped::Stopped;
-use crate::support::{PATIENCE, eventually, skipped};
+use crate::support::{PATIENCE, eventually, in_memory, skipped};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire;
 use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
@@ -80,9 +80,7 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new() -> Self {
-        // In memory, as /run is: on a disk that is busy a lease takes seconds to write.
-        let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-        Self { temp, listen: free_address(), uid: None }
+        Self { temp: in_memory(), listen: free_address(), uid: None }
     }
 
     /// One of another uid's, or why that cannot be had.

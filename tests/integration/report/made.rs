@@ -1,38 +1,20 @@
 //! What `berth rehearse` writes.
 
+use crate::support::in_memory;
+use crate::support::process::rehearsed;
 use berth_rehearse::data::{MarkKind, Report, RunOutcome, VERSION};
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
-/// Exit status of a run that proves nothing, as its machine was too busy, and how often such a run is done.
-const PROVES_NOTHING: i32 = 75;
-const TRIES: u32 = 5;
-
 #[test]
 fn a_rehearsal_leaves_data_and_a_page() {
-    // In memory, as /run is: on a disk that is busy a lease takes seconds to write.
-    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let dir = in_memory();
     let (json, html) = (dir.path().join("report.json"), dir.path().join("report.html"));
-    let made = || {
-        Command::new(env!("CARGO_BIN_EXE_berth"))
-            .args(["rehearse", "--phase=1s", "--seed=7", "--watches=3"])
-            .arg(format!("--json={}", json.display()))
-            .arg(format!("--report={}", html.display()))
-            .env("TMPDIR", dir.path())
-            .env("BERTH_REHEARSE_CLIENTS", "4")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .unwrap()
-    };
-    // On a busy machine a run may prove nothing.
-    let mut status = made();
-    for _ in 1..TRIES {
-        if status.code() == Some(PROVES_NOTHING) {
-            status = made();
-        }
-    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    command.args(["rehearse", "--phase=1s", "--seed=7", "--watches=3"]);
+    command.arg(format!("--json={}", json.display())).arg(format!("--report={}", html.display()));
+    command.env("TMPDIR", dir.path()).env("BERTH_REHEARSE_CLIENTS", "4").stdin(Stdio::null());
+    let status = rehearsed(&mut command).unwrap().status;
 
     let report: Report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!((report.version, report.seed, report.aborted), (VERSION, Some(7), None));
