@@ -16,7 +16,7 @@
 //! * `monitor`: requests in addition to the load; [`direct`]: how many connections go past the shims; [`gate`]: the metrics of their gates.
 //! * [`netns`]: a network namespace for all of this; `network`: those of several nodes.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
-//! * `judges`, a file each: from the record to the [`verdict`] (what was lost, by kinds of `loss`, and whether each promise was kept), to
+//! * [`judges`], a file each: from the record to the [`verdict`] (what was lost, by kinds of `loss`, and whether each promise was kept), to
 //!   the [`data`], which is the JSON and has a version, and from that to a `section`: rows, tiles, what runs are compared by, grids.
 //! * The [`table`] and the [`report`]'s page draw sections, and do not know which judge made which.
 //! * `progress`: what a person sees meanwhile. `context` has it, the plan and the log of one run.
@@ -37,7 +37,7 @@ pub mod fault;
 pub mod gate;
 mod haproxy;
 mod instance;
-mod judges;
+pub mod judges;
 pub mod load;
 pub mod log;
 mod loss;
@@ -158,7 +158,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
         };
         stages.close().await;
         let record = Record::of(context.recorder.take());
-        let verdict = verdict::judge(&record, plan);
+        let verdict = judges::judge(&record, plan);
         let failed = ended.as_ref().err().map(ToString::to_string);
         outcome.runs.push(Run { via, record, verdict, failed });
         match ended {

@@ -1,7 +1,5 @@
 //! What a judge says of a run, in a form that the table, the comparison and the page draw without knowing which judge it was.
 
-use crate::data::Ran;
-use crate::judges;
 use Place::{Compared, Page, Table, Tile};
 
 /// Where a row is drawn.
@@ -114,20 +112,4 @@ impl Section {
     pub(crate) fn rows(&self, place: Place) -> impl Iterator<Item = &Row> {
         self.rows.iter().filter(move |row| row.places.contains(&place))
     }
-}
-
-/// Runs side by side: a name, and a value for each run that has one.
-pub(crate) fn compared(runs: &[Option<&Ran>]) -> Vec<(String, Vec<Option<String>>)> {
-    let mut rows: Vec<(String, Vec<Option<String>>)> = Vec::new();
-    for (index, run) in runs.iter().enumerate() {
-        let sections = run.map(judges::sections).unwrap_or_default();
-        for row in sections.iter().flat_map(|section| section.rows(Compared)) {
-            let place = rows.iter().position(|(name, _)| *name == row.name).unwrap_or_else(|| {
-                rows.push((row.name.clone(), vec![None; runs.len()]));
-                rows.len() - 1
-            });
-            rows[place].1[index] = Some(row.value.clone());
-        }
-    }
-    rows
 }

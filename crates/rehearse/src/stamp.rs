@@ -26,3 +26,8 @@ impl Stamp {
         Self(self.0.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)))
     }
 }
+
+/// As a report has it. Microseconds are as fine as the waits are measured.
+pub(crate) fn millis(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e3
+}

@@ -2,7 +2,7 @@
 
 use super::data::{Promise, Ran, Via};
 use super::judges;
-use super::section::{self, Place, Row};
+use super::section::{Place, Row};
 use std::fmt::Write;
 
 /// The table and one line of verdict below.
@@ -48,7 +48,7 @@ pub fn compare(runs: &[(Via, &Ran)]) -> String {
         cells.fold(format!("{name:<32}"), |line, cell| format!("{line}{cell:>14}")) + "\n"
     };
     let header = line("", &mut runs.iter().map(|(via, _)| via.to_string()));
-    let rows = section::compared(&runs.iter().map(|(_, ran)| Some(*ran)).collect::<Vec<_>>());
+    let rows = judges::compared(&runs.iter().map(|(_, ran)| Some(*ran)).collect::<Vec<_>>());
     let cell = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
     rows.into_iter().fold(header, |text, (name, cells)| text + &line(&name, &mut cells.into_iter().map(cell)))
 }

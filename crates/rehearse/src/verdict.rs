@@ -4,11 +4,8 @@
 //! 15 s of being dialled, or a stream that ended before its instance ended it.
 
 use super::data::Figures;
-use super::judges;
-use super::plan::Plan;
-use super::record::{Record, Stamp, StreamId};
+use super::record::{Stamp, StreamId};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 pub use super::loss::Loss;
 
@@ -149,17 +146,3 @@ impl Verdict {
         }
     }
 }
-
-pub fn judge(record: &Record, plan: &Plan) -> Verdict {
-    let mut verdict = Verdict::default();
-    judges::weigh(record, plan, &mut verdict);
-    verdict
-}
-
-/// As a report has it. Microseconds are as fine as the waits are measured.
-pub(crate) fn millis(time: Duration) -> f64 {
-    time.as_micros() as f64 / 1e3
-}
-
-#[cfg(test)]
-mod tests;

@@ -23,7 +23,7 @@ use crate::data::{Period, Ran};
 use crate::log::EventKind;
 use crate::plan::Plan;
 use crate::record::{Record, Stamp};
-use crate::section::Section;
+use crate::section::{Place::Compared, Section};
 use crate::verdict::Verdict;
 use std::time::Duration;
 
@@ -63,19 +63,21 @@ struct Case<'a> {
     lives: streams::Lives<'a>,
 }
 
-/// Lets each judge add to a verdict.
-pub(crate) fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
+/// The verdict of all judges.
+pub fn judge(record: &Record, plan: &Plan) -> Verdict {
+    let mut verdict = Verdict::default();
     record.troubles.iter().for_each(|trouble| verdict.object(trouble.clone()));
     for event in &record.events {
         if let EventKind::Note(note) = &event.what {
             verdict.notes.push(note.clone());
         }
     }
-    JUDGES.iter().for_each(|judge| (judge.weigh)(record, plan, verdict));
+    JUDGES.iter().for_each(|judge| (judge.weigh)(record, plan, &mut verdict));
+    verdict
 }
 
 /// The data of a run without its verdict as a whole.
-pub(crate) fn judge(record: &Record, verdict: &Verdict) -> Ran {
+pub(crate) fn data(record: &Record, verdict: &Verdict) -> Ran {
     let span = Span::of(record);
     let case = Case { record, verdict, span, lives: streams::lives(record, &span) };
     let load_ms = span.over.since(span.began).as_millis() as u64;
@@ -87,6 +89,22 @@ pub(crate) fn judge(record: &Record, verdict: &Verdict) -> Ran {
 /// The sections of all judges.
 pub(crate) fn sections(ran: &Ran) -> Vec<Section> {
     JUDGES.iter().map(|judge| (judge.section)(ran)).collect()
+}
+
+/// Runs side by side: a name, and a value for each run that has one.
+pub(crate) fn compared(runs: &[Option<&Ran>]) -> Vec<(String, Vec<Option<String>>)> {
+    let mut rows: Vec<(String, Vec<Option<String>>)> = Vec::new();
+    for (index, run) in runs.iter().enumerate() {
+        let sections = run.map(sections).unwrap_or_default();
+        for row in sections.iter().flat_map(|section| section.rows(Compared)) {
+            let place = rows.iter().position(|(name, _)| *name == row.name).unwrap_or_else(|| {
+                rows.push((row.name.clone(), vec![None; runs.len()]));
+                rows.len() - 1
+            });
+            rows[place].1[index] = Some(row.value.clone());
+        }
+    }
+    rows
 }
 
 /// The load, and all that came of it.
@@ -116,3 +134,6 @@ impl Span {
         Period { from_ms: self.ms(*from), to_ms: self.ms(*to) }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,8 @@ use crate::network::SERVICE;
 use crate::record::{Answer, Attempt, Injected, Kind, Record, Stamp};
 use crate::report::format::{count, moment, named, wait};
 use crate::section::{Grid, Row, Section};
-use crate::verdict::{LostAtNode, Verdict, millis};
+use crate::stamp::millis;
+use crate::verdict::{LostAtNode, Verdict};
 use std::net::SocketAddr;
 
 pub(super) const NODES: Judge = Judge { fill, section, ..JUDGE };

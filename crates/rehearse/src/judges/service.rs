@@ -7,7 +7,8 @@ use crate::plan::Plan;
 use crate::record::{Named, RECONCILED, Record, Stamp, names};
 use crate::report::format::{moment, wait};
 use crate::section::{Row, Section};
-use crate::verdict::{Verdict, millis};
+use crate::stamp::millis;
+use crate::verdict::Verdict;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 

@@ -9,7 +9,8 @@ use crate::record::{Answer, Failure, Record, Stamp};
 use crate::report::format::{self, count, named, wait};
 use crate::section::Place::{Page, Table, Tile};
 use crate::section::{Row, Section};
-use crate::verdict::{Promise, Verdict, millis};
+use crate::stamp::millis;
+use crate::verdict::{Promise, Verdict};
 use std::collections::BTreeMap;
 
 pub(super) const STORM: Judge = Judge { weigh, fill, section };

@@ -3,7 +3,7 @@
 use super::{Case, JUDGE, Judge, Span};
 use crate::data::{Ran, Timeline};
 use crate::record::{Answer, Stamp};
-use crate::verdict::millis;
+use crate::stamp::millis;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -7,7 +7,8 @@ use crate::data::{self, Command, Program, Ran, Report, Run, RunOutcome, Tally, V
 use crate::judges;
 use crate::plan::{Plan, Via};
 use crate::record::Kind;
-use crate::verdict::{Loss, Promise as Promised, Verdict as Judged, millis};
+use crate::stamp::millis;
+use crate::verdict::{Loss, Promise as Promised, Verdict as Judged};
 use crate::{Rehearsed, Run as Played};
 use std::collections::BTreeSet;
 
@@ -60,7 +61,7 @@ fn programs(plan: &Plan, rehearsed: &Rehearsed) -> Vec<Program> {
 }
 
 fn ran(played: &Played, control: Option<&Judged>) -> Ran {
-    Ran { verdict: verdict(played, control), ..judges::judge(&played.record, &played.verdict) }
+    Ran { verdict: verdict(played, control), ..judges::data(&played.record, &played.verdict) }
 }
 
 fn verdict(played: &Played, control: Option<&Judged>) -> Verdict {

@@ -2,13 +2,14 @@ use super::*;
 use crate::data::{Away, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Segment, Timeline, Watch};
 use crate::fault::{Fault, Standby};
 use crate::gate::{Counted, GateMetrics, Sample};
+use crate::judges::judge;
 use crate::log::{Event, EventKind};
 use crate::plan::{LoadPlan, Plan};
 use crate::record::{
     Answer, AtNode, Attempt, Control, EndReport, EndedBy, Failure, Injected, InjectedNode, Kind, Player, Protocol,
     Record, Stamp, StreamEnd, WatchSum, What,
 };
-use crate::verdict::{NEW, OLD, judge};
+use crate::verdict::{NEW, OLD};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 

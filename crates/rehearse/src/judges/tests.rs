@@ -1,12 +1,15 @@
 use super::*;
 use crate::data::Informer;
 use crate::log::{Event, EventKind};
+use crate::loss::Loss;
 use crate::plan::LoadPlan;
 use crate::record::{
     Answer, AtNode, Attempt, EndReport, EndedBy, Failure, Kind, MarkKind, Player, Protocol, Signed, StreamEnd,
     WatchSum, What,
 };
+use crate::verdict::{LostAtNode, NEW, OLD};
 use berth_node::ipc::wire::DirectStatus;
+use std::collections::BTreeMap;
 
 fn plan() -> Plan {
     Plan { load: LoadPlan { watches: 1, ..LoadPlan::default() }, ..Plan::default() }
