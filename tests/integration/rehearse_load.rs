@@ -2,11 +2,14 @@
 //! some that each lose in their own way; and around stand-ins whose store loses.
 
 use crate::support::in_memory;
+use berth_rehearse::data::MarkKind;
+use berth_rehearse::event::{Answer, Attempt, Dialed, Event, EventKind, Failure, Kind, Signed, What};
 use berth_rehearse::judges::judge;
 use berth_rehearse::load::{Anonymous, Closed, Instances, Joined, Load, Target};
-use berth_rehearse::log::{Dialed, Event, EventKind, Recorder, attempts};
+use berth_rehearse::log::{Recorder, attempts};
 use berth_rehearse::plan::{LoadPlan, Plan};
-use berth_rehearse::record::{Answer, Attempt, Failure, Kind, MarkKind, Record, Signed, Stamp, What};
+use berth_rehearse::record::Record;
+use berth_rehearse::stamp::Stamp;
 use berth_rehearse::store::Store;
 use berth_rehearse::verdict::{Loss, NEW, OLD, Verdict};
 use berth_rehearse::{address, certs, store_server};

@@ -1,7 +1,8 @@
 //! A stand-in apiserver alone, as a process: its flags, its API, its phases on SIGTERM.
 
-use berth_rehearse::log::{EventKind, Recorder};
-use berth_rehearse::record::{EndedBy, MarkKind, STREAM_HEADER};
+use berth_rehearse::data::MarkKind;
+use berth_rehearse::event::{EndedBy, EventKind, STREAM_HEADER};
+use berth_rehearse::log::Recorder;
 use berth_rehearse::store::Store;
 use berth_rehearse::{address, certs, store_server};
 use http_body_util::{BodyExt, Full, combinators::BoxBody};

@@ -31,9 +31,11 @@
 mod lines;
 
 use anyhow::{Context, Result, anyhow};
+use berth_rehearse::event::{Answer, Attempt, Failure, Kind, StreamEnd};
 use berth_rehearse::load::{Anonymous, Closed, Connection, Known};
 use berth_rehearse::plan::LoadPlan;
-use berth_rehearse::record::{Answer, Attempt, Failure, Kind, Record, Stamp, StreamEnd};
+use berth_rehearse::record::Record;
+use berth_rehearse::stamp::Stamp;
 use berth_rehearse::verdict::Loss;
 use clap::{Parser, Subcommand};
 use lines::Judge;

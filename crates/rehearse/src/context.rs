@@ -1,6 +1,7 @@
 //! What everything that acts in one run has: the plan, the way that is rehearsed, the log, and what a person sees meanwhile.
 
-use super::log::{EventKind, FaultStep, Recorder};
+use super::event::{EventKind, FaultStep};
+use super::log::Recorder;
 use super::plan::{Plan, Via};
 use super::progress::Progress;
 use std::sync::Arc;

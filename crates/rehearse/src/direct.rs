@@ -2,7 +2,8 @@
 //! run it was used. The shims are asked, so what one steered after the last time, before its SIGKILL, is not seen.
 
 use super::address::NETNS;
-use super::log::{EventKind, Recorder};
+use super::event::EventKind;
+use super::log::Recorder;
 use super::netns;
 use super::plan::Plan;
 use super::setting::Setting;

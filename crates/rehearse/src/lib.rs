@@ -11,8 +11,8 @@
 //! * [`store`]: the objects that simulated apiservers serve, in etcd's place; they reach it through [`store_server`] in
 //!   the language of `wire`. Real ones get an `etcd`.
 //! * [`load`]: clients through the berth that never retry.
-//! * [`log`]: what clients, instances and the script saw, an event each, appended and never changed; [`record`]: the same, sorted by what it is
-//!   about when all is over.
+//! * [`event`]: what clients, instances and the script see; [`log`]: these, appended and never changed; [`record`]: the same, sorted by what
+//!   they are about when all is over.
 //! * `monitor`: requests in addition to the load; [`direct`]: how many connections go past the shims; [`gate`]: the metrics of their gates.
 //! * [`netns`]: a network namespace for all of this; `network`: those of several nodes.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
@@ -33,6 +33,7 @@ mod context;
 pub mod data;
 pub mod direct;
 mod etcd;
+pub mod event;
 pub mod fault;
 pub mod gate;
 mod haproxy;
@@ -52,7 +53,7 @@ mod script;
 mod section;
 mod setting;
 pub mod stage;
-mod stamp;
+pub mod stamp;
 pub mod stand_in;
 pub mod store;
 pub mod store_server;

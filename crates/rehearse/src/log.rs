@@ -4,128 +4,13 @@
 //! The load, the stage and the script only append. What the events mean is decided when all is over:
 //! [`Record`](super::record::Record) sorts them for the judges.
 
-use super::data::{Informer, MarkKind};
+use super::data::MarkKind;
+use super::event::{Attempt, Dialed, Event, EventKind};
 use super::fault::{Fault, Standby};
-use super::gate::GateMetrics;
-use super::record::{Answer, Attempt, EndReport, Named, StreamEnd, WatchSum};
 use super::stamp::Stamp;
-use berth_node::ipc::wire::DirectStatus;
-use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// One thing that was seen.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Event {
-    pub at: Stamp,
-    /// The client, instance or process that it is about; empty: the whole rehearsal.
-    pub who: String,
-    pub what: EventKind,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum EventKind {
-    /// The timetables of the clients began.
-    LoadBegan,
-    LoadEnded,
-    /// Clients of their own dial a node.
-    NodeDialed(SocketAddr),
-    /// A request of a client's timetable was answered, or failed.
-    Attempt(Dialed, Attempt),
-    /// A connection ended without its client wanting that.
-    StreamEnd(Dialed, StreamEnd),
-    /// A large answer was read slowly to its end.
-    SlowRead,
-    /// The clients were this far behind their timetable, farther than before.
-    Behind(Duration),
-    /// A watch came to its end.
-    Watch(WatchSum),
-    /// A client that keeps a copy of objects came to its end.
-    Informer(Informer),
-    /// The clients of a storm came.
-    StormBegan(u32),
-    /// One try of one of them.
-    StormTry(Answer),
-    /// Each of them was served, or gave up for good.
-    StormEnded,
-    /// A simulated apiserver reported the end of a connection.
-    EndReport(EndReport),
-    /// Something happened to an instance.
-    Mark {
-        mark: MarkKind,
-        /// More of it in words, such as an exit status; may be empty.
-        text: String,
-    },
-    Player {
-        /// Whether it is one of those that take over from one another; others are not to serve.
-        serves: bool,
-        /// Its node, if there are several.
-        node: Option<String>,
-    },
-    /// The instance has the version that it should have.
-    Version(String),
-    /// A fault was injected at an instance.
-    Fault {
-        fault: Fault,
-        standby: Standby,
-        /// Name and address of the node, if there are several.
-        node: Option<(String, SocketAddr)>,
-    },
-    /// Something was seen of the fault that was injected as the N-th, from 0 on.
-    FaultStep(usize, FaultStep),
-    /// The Service `kubernetes` was looked at.
-    Service {
-        /// When the poll before was, which saw what the event before has.
-        after: Stamp,
-        /// The addresses in its EndpointSlices.
-        named: Named,
-    },
-    /// The shims were asked for their direct path, by their names.
-    Steering(Vec<(String, DirectStatus)>),
-    /// The shims were asked for the metrics of their gates, by their sockets.
-    Gates(Vec<(PathBuf, GateMetrics)>),
-    /// An apiserver logged a certificate that it does not trust.
-    UntrustedCertificate,
-    /// Something was not as it should be, in words.
-    Trouble(String),
-    /// Something is worth knowing and is nothing against the run, in words.
-    Note(String),
-}
-
-/// What a client dials.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Dialed {
-    /// The address that is under test: of several nodes, the Service.
-    Front,
-    /// A node by its address.
-    Node(String),
-    /// An instance itself: the control, with nothing in between.
-    Instance(String),
-}
-
-/// What can be seen of a fault.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FaultStep {
-    /// Whoever is to notice it has; under a bridge, what was killed is gone.
-    Noticed,
-    /// All is as before again.
-    Over,
-    /// Something else, in words.
-    Seen(String),
-    /// kube-proxy sends no client to the node any more.
-    Unproxied,
-    /// The node's link is back.
-    Linked,
-    /// The Service named the node again at this moment at the earliest.
-    Named(Stamp),
-    /// The node's shim listens again.
-    Listened,
-}
 
 /// The log while it is written.
 #[derive(Debug, Default)]

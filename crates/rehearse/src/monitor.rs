@@ -2,9 +2,10 @@
 //! `kubernetes`. Each is a connection of its own, and one without an answer is ignored: only the
 //! load counts losses.
 
-use super::log::{EventKind, Recorder};
-use super::record::{Named, Stamp};
+use super::event::{EventKind, Named};
+use super::log::Recorder;
 use super::setting::Setting;
+use super::stamp::Stamp;
 use berth_cluster::lease::OF_INSTANCES;
 use berth_cluster::service::OF_SERVICE;
 use berth_shim::backend::health::Observation;
@@ -123,7 +124,7 @@ fn named(list: &[u8]) -> Option<Named> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::names;
+    use crate::event::names;
     use serde_json::json;
 
     #[test]

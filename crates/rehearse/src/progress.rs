@@ -1,8 +1,8 @@
 //! What a person sees meanwhile, on standard error: a line a phase, and on a terminal live counters
 //! below. No colours, so there is nothing that `NO_COLOR` has to turn off.
 
+use super::event::{Answer, Attempt};
 use super::log::{Recorder, attempts};
-use super::record::{Answer, Attempt};
 use super::report::format::count;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};

@@ -4,13 +4,16 @@
 //!
 //! What is a valid object is decided by the stand-in, not here.
 
-use super::store_server::NOTIFY_EVERY;
 use super::wire::{Change, ChangeKind, Reason};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
+
+/// Time between two notices of how far a watch has come: what kubeadm sets for etcd
+/// (`--watch-progress-notify-interval`).
+pub(crate) const NOTIFY_EVERY: Duration = Duration::from_secs(5);
 
 /// Changes that are kept for watches. A rehearsal writes some hundred.
 pub(crate) const HISTORY: usize = 10_000;

@@ -1,6 +1,7 @@
 //! The socket where simulated apiservers reach the store and the log.
 
-use super::log::{EventKind, Recorder};
+use super::event::EventKind;
+use super::log::Recorder;
 use super::store::Store;
 use super::wire::{self, Call, Reason, Reply};
 use std::io;
@@ -10,10 +11,6 @@ use tokio::io::BufReader;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::MissedTickBehavior;
-
-/// Time between two notices of how far a watch has come: what kubeadm sets for etcd
-/// (`--watch-progress-notify-interval`).
-pub(crate) const NOTIFY_EVERY: Duration = Duration::from_secs(5);
 
 /// Serves simulated apiservers until the future is dropped.
 pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Recorder>) {

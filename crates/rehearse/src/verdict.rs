@@ -4,7 +4,8 @@
 //! 15 s of being dialled, or a stream that ended before its instance ended it.
 
 use super::data::Figures;
-use super::record::{Stamp, StreamId};
+use super::event::StreamId;
+use super::stamp::Stamp;
 use std::collections::BTreeMap;
 
 pub use super::loss::Loss;

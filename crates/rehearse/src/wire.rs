@@ -5,7 +5,9 @@
 //!
 //! This is a stream of lines, not the datagrams of berth-node's framing, because a list can be larger than a datagram.
 
-use super::record::{EndReport, MarkKind, Stamp};
+use super::data::MarkKind;
+use super::event::EndReport;
+use super::stamp::Stamp;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use std::io;

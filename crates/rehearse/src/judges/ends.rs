@@ -3,7 +3,7 @@
 //! There are three kinds of evidence, the strongest first:
 //!
 //! 1. The instance's own report, which only stand-ins make. Where there is one, it decides.
-//! 2. What the instance said inside TLS ([`Signed`](crate::record::Signed)): nothing in between can
+//! 2. What the instance said inside TLS ([`Signed`](crate::event::Signed)): nothing in between can
 //!    forge that. It counts when the instance was stopping, as a server says goodbye, too, to a client whose
 //!    connection is half closed by another.
 //! 3. The control: connections to the instance itself. A process that is killed, or ends with
@@ -12,7 +12,10 @@
 //!
 //! Whatever is left was ended by something in between.
 
-use crate::record::{EndReport, EndedBy, MarkKind, Protocol, Record, Stamp, StreamEnd, What};
+use crate::data::MarkKind;
+use crate::event::{EndReport, EndedBy, Protocol, StreamEnd, What};
+use crate::record::Record;
+use crate::stamp::Stamp;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -76,7 +79,8 @@ fn kind(end: &StreamEnd) -> (bool, Protocol) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Control, Failure, Signed};
+    use crate::event::{Failure, Signed};
+    use crate::record::Control;
 
     fn end(what: What, at: u64) -> StreamEnd {
         StreamEnd {

@@ -5,12 +5,14 @@
 
 use super::service::{Forgotten, Service};
 use super::{Case, JUDGE, Judge};
-use crate::data::{self, Ran};
+use crate::data::{self, MarkKind, Ran};
+use crate::event::{Answer, Attempt, Kind};
 use crate::fault::{Fault, SLOW, Standby};
 use crate::loss::Loss;
 use crate::plan::{GONE_WITHIN, LEASE, Plan};
-use crate::record::{Answer, Attempt, Injected, InjectedNode, Kind, MarkKind, Record, Stamp};
+use crate::record::{Injected, InjectedNode, Record};
 use crate::report::format;
+use crate::stamp::Stamp;
 use crate::verdict::{Promise, Verdict};
 use berth_node::terms::Speedup;
 use std::net::SocketAddr;
@@ -407,8 +409,8 @@ impl Check<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::{Event, EventKind};
-    use crate::record::{AtNode, Failure};
+    use crate::event::{Event, EventKind, Failure};
+    use crate::record::AtNode;
     use std::net::IpAddr;
 
     /// As it is on an idle machine.

@@ -3,12 +3,13 @@
 use super::timeline::Steps;
 use super::{Case, JUDGE, Judge};
 use crate::data::{Gate, Ran};
+use crate::event::{Event, EventKind};
 use crate::gate::{Counted, GateMetrics, Sample};
-use crate::log::{Event, EventKind};
-use crate::record::{Record, Stamp};
+use crate::record::Record;
 use crate::report::format::{self, count};
 use crate::section::Place::{Compared, Page, Table};
 use crate::section::{Line, Numbers, Row, Section, Series};
+use crate::stamp::Stamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 

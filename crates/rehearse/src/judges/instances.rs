@@ -1,12 +1,13 @@
 //! What is known of the instances: what each served, and what they logged of certificates.
 
 use super::{Case, Judge};
-use crate::data::{ControlStreams, Instance, Ran};
-use crate::log::EventKind;
+use crate::data::{ControlStreams, Instance, MarkKind, Ran};
+use crate::event::{Answer, Attempt, EventKind};
 use crate::plan::Plan;
-use crate::record::{Answer, Attempt, MarkKind, Player, Record, Stamp};
+use crate::record::{Player, Record};
 use crate::report::format::count;
 use crate::section::{Row, Section};
+use crate::stamp::Stamp;
 use crate::verdict::Verdict;
 use std::collections::BTreeMap;
 

@@ -3,9 +3,10 @@
 use super::ends::Ends;
 use super::faults::{self, Lost};
 use super::{JUDGE, Judge};
+use crate::event::{Answer, Attempt, Failure, Kind, StreamEnd, What};
 use crate::loss::Loss;
 use crate::plan::Plan;
-use crate::record::{Answer, AtNode, Attempt, Failure, Kind, Record, StreamEnd, What};
+use crate::record::{AtNode, Record};
 use crate::verdict::{LostAtNode, Verdict};
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;

@@ -20,10 +20,11 @@ mod timeline;
 mod watches;
 
 use crate::data::{Period, Ran};
-use crate::log::EventKind;
+use crate::event::EventKind;
 use crate::plan::Plan;
-use crate::record::{Record, Stamp};
+use crate::record::Record;
 use crate::section::{Place::Compared, Section};
+use crate::stamp::Stamp;
 use crate::verdict::Verdict;
 use std::time::Duration;
 

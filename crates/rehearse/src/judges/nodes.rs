@@ -3,11 +3,12 @@
 use super::service::Service;
 use super::{Case, JUDGE, Judge};
 use crate::data::{Away, ByAddress, Ran, Tally};
+use crate::event::{Answer, Attempt, Kind};
 use crate::network::SERVICE;
-use crate::record::{Answer, Attempt, Injected, Kind, Record, Stamp};
+use crate::record::{Injected, Record};
 use crate::report::format::{count, moment, named, wait};
 use crate::section::{Grid, Row, Section};
-use crate::stamp::millis;
+use crate::stamp::{Stamp, millis};
 use crate::verdict::{LostAtNode, Verdict};
 use std::net::SocketAddr;
 

@@ -2,11 +2,12 @@
 
 use super::{JUDGE, Judge};
 use crate::data::{Figures, Ran, count_of};
+use crate::event::{Answer, Kind};
 use crate::plan::Plan;
-use crate::record::{Answer, Kind, Record, Stamp};
+use crate::record::Record;
 use crate::report::format::{self, count, wait};
 use crate::section::{Row, Section};
-use crate::stamp::millis;
+use crate::stamp::{Stamp, millis};
 use crate::verdict::Verdict;
 use hdrhistogram::Histogram;
 use std::ops::Range;

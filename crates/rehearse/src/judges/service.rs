@@ -2,12 +2,12 @@
 
 use super::{Case, Judge};
 use crate::data::{Period, Ran};
-use crate::log::{Event, EventKind};
+use crate::event::{Event, EventKind, Named, RECONCILED, names};
 use crate::plan::Plan;
-use crate::record::{Named, RECONCILED, Record, Stamp, names};
+use crate::record::Record;
 use crate::report::format::{moment, wait};
 use crate::section::{Row, Section};
-use crate::stamp::millis;
+use crate::stamp::{Stamp, millis};
 use crate::verdict::Verdict;
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -2,11 +2,12 @@
 
 use super::{Case, Judge};
 use crate::data::{Direct, Ran, count_of};
-use crate::log::{Event, EventKind};
+use crate::event::{Event, EventKind};
 use crate::plan::Plan;
-use crate::record::{Record, Stamp};
+use crate::record::Record;
 use crate::report::format::{count, moment, percent, wait};
 use crate::section::{Row, Section};
+use crate::stamp::Stamp;
 use crate::verdict::Verdict;
 use berth_node::ipc::wire::DirectStatus;
 use std::collections::BTreeMap;

@@ -2,14 +2,14 @@
 
 use super::{Case, Judge};
 use crate::data::{self, Ran};
-use crate::log::{Event, EventKind};
+use crate::event::{Answer, Event, EventKind, Failure};
 use crate::loss::Loss;
 use crate::plan::Plan;
-use crate::record::{Answer, Failure, Record, Stamp};
+use crate::record::Record;
 use crate::report::format::{self, count, named, wait};
 use crate::section::Place::{Page, Table, Tile};
 use crate::section::{Row, Section};
-use crate::stamp::millis;
+use crate::stamp::{Stamp, millis};
 use crate::verdict::{Promise, Verdict};
 use std::collections::BTreeMap;
 

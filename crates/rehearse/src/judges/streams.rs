@@ -5,7 +5,9 @@
 
 use super::{Case, Span};
 use crate::data::{Flaw, Gap, Segment, Watch};
-use crate::record::{Answer, Record, Stamp, StreamEnd, WatchSum};
+use crate::event::{Answer, StreamEnd, WatchSum};
+use crate::record::Record;
+use crate::stamp::Stamp;
 use crate::verdict::Loss;
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -1,12 +1,11 @@
 use super::*;
-use crate::data::Informer;
-use crate::log::{Event, EventKind};
+use crate::data::{Informer, MarkKind};
+use crate::event::{
+    Answer, Attempt, EndReport, EndedBy, Event, EventKind, Failure, Kind, Protocol, Signed, StreamEnd, WatchSum, What,
+};
 use crate::loss::Loss;
 use crate::plan::LoadPlan;
-use crate::record::{
-    Answer, AtNode, Attempt, EndReport, EndedBy, Failure, Kind, MarkKind, Player, Protocol, Signed, StreamEnd,
-    WatchSum, What,
-};
+use crate::record::{AtNode, Player};
 use crate::verdict::{LostAtNode, NEW, OLD};
 use berth_node::ipc::wire::DirectStatus;
 use std::collections::BTreeMap;

@@ -2,8 +2,8 @@
 
 use super::{Case, JUDGE, Judge, Span};
 use crate::data::{Ran, Timeline};
-use crate::record::{Answer, Stamp};
-use crate::stamp::millis;
+use crate::event::Answer;
+use crate::stamp::{Stamp, millis};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

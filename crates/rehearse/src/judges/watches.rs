@@ -2,10 +2,10 @@
 
 use super::{Case, Judge, streams};
 use crate::data::{Gap, Informer, Ran, count_of};
-use crate::log::EventKind;
+use crate::event::{EventKind, WatchSum};
 use crate::loss::Loss;
 use crate::plan::Plan;
-use crate::record::{Record, WatchSum};
+use crate::record::Record;
 use crate::report::format::count;
 use crate::section::Place::{Table, Tile};
 use crate::section::{Grid, Row, Section};

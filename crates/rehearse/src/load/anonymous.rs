@@ -7,7 +7,7 @@ use super::objects::get;
 use super::timetable::Seed;
 use super::{Due, UNANSWERED};
 use crate::certs;
-use crate::record::Protocol;
+use crate::event::Protocol;
 use hyper::StatusCode;
 use rustls::pki_types::CertificateDer;
 use std::net::{IpAddr, SocketAddr};

@@ -5,7 +5,7 @@
 use super::dial::{Link, Target};
 use super::objects::get;
 use crate::certs::{self, Identity};
-use crate::record::{Failure, Protocol};
+use crate::event::{Failure, Protocol};
 use hyper::StatusCode;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use std::net::SocketAddr;

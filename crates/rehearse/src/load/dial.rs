@@ -3,8 +3,9 @@
 use super::observe::{Observed, Said};
 use super::{Instances, Joined, objects};
 use crate::certs::{Certs, Names};
+use crate::event::{Answer, Failure, Protocol, STREAM_HEADER, Signed, StreamEnd, StreamId, What};
 use crate::netns::Namespace;
-use crate::record::{Answer, Failure, Protocol, STREAM_HEADER, Signed, Stamp, StreamEnd, StreamId, What};
+use crate::stamp::Stamp;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::{http1, http2};

@@ -2,8 +2,8 @@
 
 use super::timetable::{Entry, Seed, protocol};
 use super::{Client, Due};
-use crate::log::EventKind;
-use crate::record::Stamp;
+use crate::event::EventKind;
+use crate::stamp::Stamp;
 use std::panic::resume_unwind;
 use std::pin::pin;
 use std::time::Duration;

@@ -7,7 +7,7 @@
 use super::dial::Target;
 use super::objects::{self, Request, WRITTEN};
 use crate::certs::{CLIENTS, Certs};
-use crate::record::{Failure, Protocol};
+use crate::event::{Failure, Protocol};
 use hyper::{Method, StatusCode};
 use serde_json::json;
 use std::net::{IpAddr, SocketAddr};

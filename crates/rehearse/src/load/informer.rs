@@ -10,7 +10,7 @@ use super::follow::{Follower, View};
 use super::objects::{ALL, Event, Object, READ, SECRETS, Tag, maps};
 use super::writer::Goal;
 use crate::data::Informer;
-use crate::log::EventKind;
+use crate::event::EventKind;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::mpsc::Sender;

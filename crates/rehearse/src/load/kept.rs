@@ -6,8 +6,9 @@
 use super::dial::{Link, Unsent};
 use super::timetable::{Entry, Seed, protocol};
 use super::{Client, Due};
+use crate::event::{Answer, Failure, Kind, What};
 use crate::plan::{PACE, UNANSWERED};
-use crate::record::{Answer, Failure, Kind, Stamp, What};
+use crate::stamp::Stamp;
 
 /// Sends a request every [`PACE`] until the load stops. A client of the control is over with its
 /// first connection.

@@ -47,10 +47,11 @@ pub use known::Known;
 pub(crate) use storm::Storm;
 pub use visitor::{Answer as Answered, Visit, Visitor};
 
-use super::log::{Dialed, EventKind, Recorder};
+use super::event::{Answer, Attempt, Dialed, EventKind, Kind, Protocol, StreamEnd, StreamId, What};
+use super::log::Recorder;
 use super::network::Node;
 use super::plan::{LoadPlan, RATE, UNANSWERED};
-use super::record::{Answer, Attempt, Kind, Protocol, Stamp, StreamEnd, StreamId, What};
+use super::stamp::Stamp;
 use dial::{Link, Unsent};
 use informer::Scope;
 use objects::Tag;

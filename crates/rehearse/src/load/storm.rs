@@ -6,8 +6,9 @@
 use super::dial::{self, Target};
 use super::objects::get;
 use crate::address::source;
+use crate::event::{Answer, Failure, Protocol};
 use crate::plan::UNANSWERED;
-use crate::record::{Answer, Failure, Protocol, Stamp};
+use crate::stamp::Stamp;
 use std::io;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};

@@ -1,6 +1,6 @@
 //! What a client does when, from one seed. Pure: no clock, no I/O.
 
-use crate::record::Protocol;
+use crate::event::Protocol;
 use fastrand::Rng;
 use std::iter;
 use std::time::Duration;

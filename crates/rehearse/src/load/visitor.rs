@@ -5,7 +5,7 @@
 use super::dial::{Link, Target, Unsent, http_failure};
 use super::objects::{self, get};
 use crate::certs::Certs;
-use crate::record::{Failure, Protocol};
+use crate::event::{Failure, Protocol};
 use http_body_util::BodyExt;
 use hyper::Method;
 use hyper::body::{Bytes, Incoming};

@@ -3,9 +3,9 @@
 //! COMMAND is the script itself: it stops the old one and starts the new one, as systemd does it for `systemctl restart`. What goes
 //! wrong, does so while COMMAND runs: then neither this nor the bridge can be too late.
 
+use super::super::event::FaultStep;
 use super::super::fault::{Fault, SLOW, Standby};
 use super::super::instance::Instance;
-use super::super::log::FaultStep;
 use super::super::plan::LEASE;
 use super::super::stage::{Error, Stage, Status};
 use super::super::topology::Limits;

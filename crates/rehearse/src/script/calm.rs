@@ -1,9 +1,9 @@
 //! Faults before the upgrade, while one instance serves: what is on the direct path, if there is one, is on it then.
 
 use super::super::direct;
+use super::super::event::FaultStep;
 use super::super::fault::{Fault, Standby};
 use super::super::instance::Instance;
-use super::super::log::FaultStep;
 use super::super::plan::{LEASE, Topology, Via};
 use super::super::stage::Error;
 use super::super::topology::BESIDE;

@@ -1,11 +1,12 @@
 //! Faults while both serve: each is injected, waited for and fixed, and written down.
 
+use super::super::event::{Attempt, FaultStep, Kind};
 use super::super::fault::{Fault, Standby};
 use super::super::instance::Instance;
-use super::super::log::{FaultStep, attempts};
+use super::super::log::attempts;
 use super::super::plan::{LEASE, Topology, UNANSWERED, Via};
-use super::super::record::{Attempt, Kind, Stamp};
 use super::super::stage::Error;
+use super::super::stamp::Stamp;
 use super::{POLL, Play, SETTLE};
 use nix::unistd::Pid;
 use std::time::Duration;

@@ -8,16 +8,17 @@ mod nodes;
 
 use super::context::Context;
 use super::direct;
+use super::event::{Answer, Attempt, Event, EventKind, Failure, names};
 use super::fault::{Fault, SLOW, Standby};
 use super::instance::Instance;
 use super::load::{self, Load, Target, grant};
-use super::log::{Event, EventKind, attempts};
+use super::log::attempts;
 use super::monitor::Monitor;
 use super::plan::{Plan, UNANSWERED, Via};
-use super::record::{Answer, Attempt, Failure, Stamp, names};
 use super::setting::Setting;
 use super::stage::{self, Error, Stage, Stages};
-use super::store::Store;
+use super::stamp::Stamp;
+use super::store::{NOTIFY_EVERY, Store};
 use super::store_server;
 use super::topology::Role;
 use super::verdict::{NEW, OLD};
@@ -46,7 +47,7 @@ pub(crate) async fn play(context: &Context<'_>, stages: &mut Stages) -> Result<(
     })?;
     // Aborted with this future when it is dropped.
     let mut background = JoinSet::new();
-    let store = Store::default().telling_every(plan.timing.speedup.of(store_server::NOTIFY_EVERY));
+    let store = Store::default().telling_every(plan.timing.speedup.of(NOTIFY_EVERY));
     background.spawn(store_server::serve(socket, Arc::new(store), Arc::clone(recorder)));
     if plan.etcd.is_none() && !plan.old.is_stand_in() {
         context.print("--etcd-servers is given: what this rehearsal writes stays there");

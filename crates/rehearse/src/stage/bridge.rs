@@ -2,10 +2,12 @@
 //! of itself on its socket.
 
 use super::super::certs::Names;
+use super::super::data::MarkKind;
+use super::super::event::{Event, EventKind};
 use super::super::instance::Instance;
-use super::super::log::{Event, EventKind, Recorder, last};
-use super::super::record::{MarkKind, Stamp};
+use super::super::log::{Recorder, last};
 use super::super::setting::BRIDGE;
+use super::super::stamp::Stamp;
 use super::super::topology::Limits;
 use super::{Error, POLL, Stage};
 pub(crate) use berth_node::ipc::bridge::BridgeStatus as Status;

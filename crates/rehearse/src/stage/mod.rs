@@ -15,14 +15,15 @@ pub(crate) use stages::Stages;
 
 use super::address::free_address;
 use super::certs;
+use super::data::MarkKind;
 use super::etcd::{self, Etcd};
+use super::event::EventKind;
 use super::haproxy;
 use super::instance::Instance;
 use super::load::{Instances, Joined};
-use super::log::{EventKind, Recorder};
+use super::log::Recorder;
 use super::network::Node;
 use super::plan::Via;
-use super::record::MarkKind;
 use super::setting::Setting;
 use super::topology::{BESIDE, Layout, NODE, Part, Role};
 use berth_os::proc_net;

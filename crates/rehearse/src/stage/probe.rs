@@ -1,10 +1,12 @@
 //! What can be seen of an instance from outside: in a shim's log, from a shim's answer, in /proc.
 
+use super::super::data::MarkKind;
+use super::super::event::{Event, EventKind};
 use super::super::gate::GateMetrics;
-use super::super::log::{Event, EventKind, Recorder, last};
+use super::super::log::{Recorder, last};
 use super::super::plan::Via;
-use super::super::record::{MarkKind, Stamp};
 use super::super::setting::Setting;
+use super::super::stamp::Stamp;
 use super::super::topology::{Layout, NODE};
 use super::process::Listener;
 use berth_node::instance::InstanceId;

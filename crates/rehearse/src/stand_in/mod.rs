@@ -21,7 +21,8 @@ mod server;
 mod store_client;
 mod watch;
 
-use super::record::{MarkKind, Stamp};
+use super::data::MarkKind;
+use super::stamp::Stamp;
 use cache::Cache;
 use flags::Flags;
 use life::{DRAIN, LINGER, Life};

@@ -1,6 +1,8 @@
 //! The simulated apiserver's connection to the rehearsal's store: what etcd is to kube-apiserver.
 
-use super::super::record::{EndReport, MarkKind, Stamp};
+use super::super::data::MarkKind;
+use super::super::event::EndReport;
+use super::super::stamp::Stamp;
 use super::super::wire::{self, Call, Reply};
 use serde_json::Value;
 use std::io;

@@ -4,9 +4,9 @@
 
 use super::{environment, format};
 use crate::data::{self, Command, Program, Ran, Report, Run, RunOutcome, Tally, Verdict};
+use crate::event::Kind;
 use crate::judges;
 use crate::plan::{Plan, Via};
-use crate::record::Kind;
 use crate::stamp::millis;
 use crate::verdict::{Loss, Promise as Promised, Verdict as Judged};
 use crate::{Rehearsed, Run as Played};

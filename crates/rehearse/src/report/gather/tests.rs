@@ -1,14 +1,14 @@
 use super::*;
 use crate::data::{Away, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Segment, Timeline, Watch};
+use crate::event::{
+    Answer, Attempt, EndReport, EndedBy, Event, EventKind, Failure, Kind, Protocol, StreamEnd, WatchSum, What,
+};
 use crate::fault::{Fault, Standby};
 use crate::gate::{Counted, GateMetrics, Sample};
 use crate::judges::judge;
-use crate::log::{Event, EventKind};
 use crate::plan::{LoadPlan, Plan};
-use crate::record::{
-    Answer, AtNode, Attempt, Control, EndReport, EndedBy, Failure, Injected, InjectedNode, Kind, Player, Protocol,
-    Record, Stamp, StreamEnd, WatchSum, What,
-};
+use crate::record::{AtNode, Control, Injected, InjectedNode, Player, Record};
+use crate::stamp::Stamp;
 use crate::verdict::{NEW, OLD};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,0 +1,336 @@
+//! What a [log](super::log) holds: the events that clients, instances and the script saw.
+//!
+//! Nothing is judged here: only the whole log shows what the other side reported.
+
+use super::data::{Informer, MarkKind};
+use super::fault::{Fault, Standby};
+use super::gate::GateMetrics;
+use super::loss::Loss;
+use super::stamp::Stamp;
+use berth_node::ipc::wire::DirectStatus;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// One thing that was seen.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    pub at: Stamp,
+    /// The client, instance or process that it is about; empty: the whole rehearsal.
+    pub who: String,
+    pub what: EventKind,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EventKind {
+    /// The timetables of the clients began.
+    LoadBegan,
+    LoadEnded,
+    /// Clients of their own dial a node.
+    NodeDialed(SocketAddr),
+    /// A request of a client's timetable was answered, or failed.
+    Attempt(Dialed, Attempt),
+    /// A connection ended without its client wanting that.
+    StreamEnd(Dialed, StreamEnd),
+    /// A large answer was read slowly to its end.
+    SlowRead,
+    /// The clients were this far behind their timetable, farther than before.
+    Behind(Duration),
+    /// A watch came to its end.
+    Watch(WatchSum),
+    /// A client that keeps a copy of objects came to its end.
+    Informer(Informer),
+    /// The clients of a storm came.
+    StormBegan(u32),
+    /// One try of one of them.
+    StormTry(Answer),
+    /// Each of them was served, or gave up for good.
+    StormEnded,
+    /// A simulated apiserver reported the end of a connection.
+    EndReport(EndReport),
+    /// Something happened to an instance.
+    Mark {
+        mark: MarkKind,
+        /// More of it in words, such as an exit status; may be empty.
+        text: String,
+    },
+    Player {
+        /// Whether it is one of those that take over from one another; others are not to serve.
+        serves: bool,
+        /// Its node, if there are several.
+        node: Option<String>,
+    },
+    /// The instance has the version that it should have.
+    Version(String),
+    /// A fault was injected at an instance.
+    Fault {
+        fault: Fault,
+        standby: Standby,
+        /// Name and address of the node, if there are several.
+        node: Option<(String, SocketAddr)>,
+    },
+    /// Something was seen of the fault that was injected as the N-th, from 0 on.
+    FaultStep(usize, FaultStep),
+    /// The Service `kubernetes` was looked at.
+    Service {
+        /// When the poll before was, which saw what the event before has.
+        after: Stamp,
+        /// The addresses in its EndpointSlices.
+        named: Named,
+    },
+    /// The shims were asked for their direct path, by their names.
+    Steering(Vec<(String, DirectStatus)>),
+    /// The shims were asked for the metrics of their gates, by their sockets.
+    Gates(Vec<(PathBuf, GateMetrics)>),
+    /// An apiserver logged a certificate that it does not trust.
+    UntrustedCertificate,
+    /// Something was not as it should be, in words.
+    Trouble(String),
+    /// Something is worth knowing and is nothing against the run, in words.
+    Note(String),
+}
+
+/// What a client dials.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dialed {
+    /// The address that is under test: of several nodes, the Service.
+    Front,
+    /// A node by its address.
+    Node(String),
+    /// An instance itself: the control, with nothing in between.
+    Instance(String),
+}
+
+/// What can be seen of a fault.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultStep {
+    /// Whoever is to notice it has; under a bridge, what was killed is gone.
+    Noticed,
+    /// All is as before again.
+    Over,
+    /// Something else, in words.
+    Seen(String),
+    /// kube-proxy sends no client to the node any more.
+    Unproxied,
+    /// The node's link is back.
+    Linked,
+    /// The Service named the node again at this moment at the earliest.
+    Named(Stamp),
+    /// The node's shim listens again.
+    Listened,
+}
+
+/// Name of a stream: one client's one connection. It travels in the header [`STREAM_HEADER`].
+pub type StreamId = String;
+
+/// Request header that carries the [`StreamId`], so that an instance can name what it ended.
+pub const STREAM_HEADER: &str = "x-rehearse-stream";
+
+/// One request that a client had in its timetable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attempt {
+    /// On a new connection or a kept one.
+    pub kind: Kind,
+    /// The connection that it used.
+    pub stream: StreamId,
+    /// When the timetable wanted it; waits are counted from here.
+    pub due: Stamp,
+    /// When the answer was complete, or the failure seen.
+    pub done: Stamp,
+    pub answer: Answer,
+}
+
+/// Whether an [`Attempt`] had to connect first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Connect, TLS handshake, request.
+    New,
+    /// A request on a connection that answered before.
+    Kept,
+}
+
+/// What came of an [`Attempt`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// A whole answer with a status below 400.
+    Good {
+        instance: String,
+    },
+    /// A whole answer with an error status.
+    Bad {
+        instance: String,
+        status: u16,
+    },
+    Failed(Failure),
+}
+
+/// Why there was no answer, or why a stream ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Failure {
+    Refused,
+    Reset,
+    /// The connection was closed, with or without a TLS close before.
+    Closed,
+    /// Nothing for [`super::plan::UNANSWERED`].
+    Unanswered,
+    /// The certificate was not one that the client trusts for this address.
+    X509(String),
+    Tls(String),
+    Http(String),
+    /// This process failed (no descriptors, no ports), and not the berth.
+    Local(String),
+}
+
+impl std::error::Error for Failure {}
+
+impl Failure {
+    /// What it costs a client that does not come again; none: it is this machine's own.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        Some(match self {
+            Self::Local(_) => return None,
+            Self::Unanswered => Loss::Unanswered,
+            Self::Refused => Loss::Refused,
+            Self::Reset => Loss::Reset,
+            Self::Closed => Loss::Closed,
+            Self::X509(_) | Self::Tls(_) => Loss::Tls,
+            Self::Http(_) => Loss::Http,
+        })
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused => f.write_str("refused"),
+            Self::Reset => f.write_str("reset"),
+            Self::Closed => f.write_str("closed"),
+            Self::Unanswered => f.write_str("unanswered"),
+            Self::X509(why) => write!(f, "x509: {why}"),
+            Self::Tls(why) => write!(f, "TLS: {why}"),
+            Self::Http(why) => write!(f, "HTTP: {why}"),
+            Self::Local(why) => write!(f, "this machine: {why}"),
+        }
+    }
+}
+
+/// The end, not wanted by its client, of a connection whose TLS handshake was over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamEnd {
+    pub stream: StreamId,
+    pub what: What,
+    pub protocol: Protocol,
+    /// Whose certificate was seen on it.
+    pub instance: String,
+    /// When the client saw the end.
+    pub at: Stamp,
+    pub how: Failure,
+    /// A request was under way (always so for a watch).
+    pub in_flight: bool,
+    /// How its instance announced the end, if it did.
+    pub signed: Option<Signed>,
+}
+
+/// What a stream was for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum What {
+    /// One request. Its end is in the [`Attempt`], too.
+    New,
+    /// One request after the other.
+    Kept,
+    Watch,
+    /// A large answer that is read slowly.
+    Slow,
+}
+
+/// HTTP version of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// How an instance announces that it ends a connection. All of these are inside TLS, so that a relay
+/// cannot forge them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Signed {
+    /// The end of an answer that could have gone on: a watch's.
+    EndOfAnswer,
+    /// `Connection: close` on the last answer.
+    LastAnswer,
+    /// HTTP/2's GOAWAY, with no request under way that it lets finish.
+    GoAway,
+    /// TLS's close_notify.
+    CloseNotify,
+}
+
+/// An instance's own report about a connection that has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndReport {
+    /// As the client named it.
+    pub stream: StreamId,
+    /// The other end of the connection as the instance saw it.
+    pub peer: SocketAddr,
+    pub by: EndedBy,
+    /// When the instance began to end it, or saw that it was over.
+    pub at: Stamp,
+    /// Requests that it rejected with 429 or 503 because it was shutting down.
+    pub rejected: u32,
+}
+
+/// Which end closed a connection, seen from the instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EndedBy {
+    /// The instance, because it shuts down.
+    Instance,
+    /// The other end closed it while nothing was under way.
+    Peer,
+    /// The other end closed or reset it while an answer was under way.
+    PeerEarly,
+}
+
+/// What one watch saw in all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchSum {
+    /// Name of its client: its streams are `CLIENT-1`, `CLIENT-2` and so on.
+    pub client: String,
+    /// Events by the instance that sent them.
+    pub events: BTreeMap<String, u64>,
+    /// When it noticed what it never saw ([`Loss::EventMissed`]) or saw again or too late ([`Loss::EventDuplicated`]), and how
+    /// many writes.
+    pub flaws: Vec<(Stamp, Loss, u64)>,
+    /// Times that it listed again.
+    pub relists: u64,
+    /// Times that it got 410: its revision was older than what the instance knew.
+    pub expired: u64,
+}
+
+impl WatchSum {
+    /// Writes that it never saw, or saw again or too late.
+    pub fn count(&self, flaw: Loss) -> u64 {
+        self.flaws.iter().filter(|(_, loss, _)| *loss == flaw).map(|(_, _, count)| count).sum()
+    }
+}
+
+/// The addresses that are ready in each EndpointSlice of the Service `kubernetes`.
+pub type Named = BTreeMap<String, BTreeSet<IpAddr>>;
+
+/// Name of the slice that kube-apiserver's own reconciler writes. Shims write those of their nodes.
+pub(crate) const RECONCILED: &str = "kubernetes";
+
+/// Whether any slice of the Service names this address.
+pub(crate) fn names(named: &Named, address: IpAddr) -> bool {
+    named.values().any(|addresses| addresses.contains(&address))
+}
