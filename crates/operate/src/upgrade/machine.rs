@@ -11,6 +11,7 @@
 mod terms;
 
 use super::progress::seconds;
+use std::task::Poll;
 use std::time::Duration;
 pub use terms::{
     Action, Content, Hopeless, InstanceObservation, Limits, NodeObservation, Position, Slot, Step, UpgradeOutcome,
@@ -56,8 +57,7 @@ pub struct Machine {
 #[derive(Debug, Clone, Copy)]
 struct Since {
     at: Duration,
-    canonical: InstanceObservation,
-    temporary: InstanceObservation,
+    seen: NodeObservation,
 }
 
 impl Machine {
@@ -90,13 +90,18 @@ impl Machine {
     }
 
     pub fn next(&mut self, seen: &NodeObservation, now: Duration) -> Action {
-        let since = *self.since.get_or_insert(Since::of(seen, now));
+        let since = *self.since.get_or_insert(Since { at: now, seen: *seen });
         let step = Look { seen, now, since, limits: self.limits, same: self.same, target: self.position.target };
         if let Some(path) = step.foreign() {
             return Action::Halt(format!("the {path} file is not what this upgrade put there, so it is left alone"));
         }
+        if self.interrupted && matches!(self.position.step, Step::StartTemporary | Step::SettleTemporary) {
+            return self.withdraw(INTERRUPTED);
+        }
+        if let Some(wrong) = step.changed(self.position.step) {
+            return Action::Halt(format!("the canonical file is not {wrong}"));
+        }
         match self.position.step {
-            Step::StartTemporary | Step::SettleTemporary if self.interrupted => self.withdraw(INTERRUPTED),
             Step::StartTemporary => self.start_temporary(&step),
             Step::SettleTemporary => self.settle_temporary(&step),
             Step::StopOld => self.stop_old(&step),
@@ -127,9 +132,6 @@ impl Machine {
     }
 
     fn start_temporary(&mut self, look: &Look<'_>) -> Action {
-        if !look.holds(Version::Old) {
-            return Action::Halt("the canonical file is not the old one any more".into());
-        }
         if look.seen.temporary_file == Content::Absent {
             return if look.seen.temporary.alive {
                 self.stopping(look)
@@ -138,23 +140,20 @@ impl Machine {
             };
         }
         match look.start(Slot::Temporary) {
-            Start::InGroup => self.enter(Step::SettleTemporary),
-            Start::Failed(why) => self.withdraw(&why),
-            Start::NotYet => Action::Wait,
+            Poll::Ready(Ok(())) => self.enter(Step::SettleTemporary),
+            Poll::Ready(Err(why)) => self.withdraw(&why),
+            Poll::Pending => Action::Wait,
         }
     }
 
     fn settle_temporary(&mut self, look: &Look<'_>) -> Action {
-        if !look.holds(Version::Old) {
-            return Action::Halt("the canonical file is not the old one any more".into());
-        }
         if look.seen.temporary_file == Content::Absent {
             return self.withdraw("the temporary file was removed");
         }
         match self.settle(look, Slot::Temporary) {
-            Settle::Over => self.enter(Step::StopOld),
-            Settle::Broken(why) => self.withdraw(&why),
-            Settle::NotYet => Action::Wait,
+            Poll::Ready(Ok(())) => self.enter(Step::StopOld),
+            Poll::Ready(Err(why)) => self.withdraw(&why),
+            Poll::Pending => Action::Wait,
         }
     }
 
@@ -162,9 +161,6 @@ impl Machine {
         let NodeObservation { canonical, temporary, canonical_file, .. } = look.seen;
         if *canonical_file == Content::Absent {
             return if canonical.alive { self.stopping(look) } else { self.enter(Step::StartCanonical) };
-        }
-        if !look.holds(Version::Old) {
-            return Action::Halt("the canonical file is not the old one any more".into());
         }
         let lost = self.lost(look, Slot::Temporary);
         if temporary.in_group {
@@ -185,7 +181,7 @@ impl Machine {
 
     /// A file goes, its shim first; the other slot's instance is in the group.
     fn stop(&self, look: &Look<'_>, slot: Slot) -> Action {
-        let instance = look.instance(slot);
+        let instance = look.seen.instance(slot);
         let waits = self.drains_failed < DRAINS && !(self.drained && look.elapsed() >= LEAVING);
         if instance.may_serve() && instance.drains && waits { Action::Drain(slot) } else { Action::Remove(slot) }
     }
@@ -206,20 +202,17 @@ impl Machine {
             };
         }
         match look.start(Slot::Canonical) {
-            Start::InGroup => self.enter(Step::SettleCanonical),
-            Start::Failed(why) => self.fail_canonical(why),
-            Start::NotYet => Action::Wait,
+            Poll::Ready(Ok(())) => self.enter(Step::SettleCanonical),
+            Poll::Ready(Err(why)) => self.fail_canonical(why),
+            Poll::Pending => Action::Wait,
         }
     }
 
     fn settle_canonical(&mut self, look: &Look<'_>) -> Action {
-        if !look.holds(self.position.target) {
-            return Action::Halt("the canonical file is not the one that was put there".into());
-        }
         match self.settle(look, Slot::Canonical) {
-            Settle::Over => self.enter(Step::StopTemporary),
-            Settle::Broken(why) => self.fail_canonical(why),
-            Settle::NotYet => Action::Wait,
+            Poll::Ready(Ok(())) => self.enter(Step::StopTemporary),
+            Poll::Ready(Err(why)) => self.fail_canonical(why),
+            Poll::Pending => Action::Wait,
         }
     }
 
@@ -236,9 +229,6 @@ impl Machine {
 
     fn stop_temporary(&mut self, look: &Look<'_>) -> Action {
         let NodeObservation { canonical, temporary, temporary_file, .. } = look.seen;
-        if !look.holds(self.position.target) {
-            return Action::Halt("the canonical file is not the one that was put there".into());
-        }
         if *temporary_file == Content::Absent {
             return if temporary.alive { self.stopping(look) } else { self.enter(Step::Verify) };
         }
@@ -257,9 +247,6 @@ impl Machine {
 
     fn go_back(&mut self, look: &Look<'_>) -> Action {
         let NodeObservation { canonical, temporary, temporary_file, .. } = look.seen;
-        if !look.holds(Version::Old) {
-            return Action::Halt("the canonical file is not the old one any more".into());
-        }
         let late = look.elapsed() >= look.limits.ready;
         let down = || Action::Halt("the old instance is not ready".into());
         if *temporary_file == Content::Absent {
@@ -278,30 +265,32 @@ impl Machine {
         }
     }
 
-    fn settle(&mut self, look: &Look<'_>, slot: Slot) -> Settle {
-        let instance = look.instance(slot);
-        let before = look.since.instance(slot);
+    fn settle(&mut self, look: &Look<'_>, slot: Slot) -> Poll<Result<(), String>> {
+        let instance = look.seen.instance(slot);
+        let before = look.since.seen.instance(slot);
         let another = instance.process.is_some() && before.process.is_some() && instance.process != before.process;
         if self.joined && another {
-            return Settle::Broken(format!("it started again within {}", seconds(look.limits.settle)));
+            return Poll::Ready(Err(format!("it started again within {}", seconds(look.limits.settle))));
         }
         let over = self.joined && instance.in_group && look.elapsed() >= look.limits.settle;
         match self.lost(look, slot) {
-            Some(why) if self.joined => Settle::Broken(format!("{why} {} after it was ready", seconds(look.elapsed()))),
-            Some(why) => Settle::Broken(why),
-            None if over => Settle::Over,
-            None => Settle::NotYet,
+            Some(why) if self.joined => {
+                Poll::Ready(Err(format!("{why} {} after it was ready", seconds(look.elapsed()))))
+            }
+            Some(why) => Poll::Ready(Err(why)),
+            None if over => Poll::Ready(Ok(())),
+            None => Poll::Pending,
         }
     }
 
     /// Why the instance that the step watches is not ready any more. As long as it has not been in the group in this
     /// run, it starts and has the time for that; what is watched begins when it is ready.
     fn lost(&mut self, look: &Look<'_>, slot: Slot) -> Option<String> {
-        let instance = look.instance(slot);
+        let instance = look.seen.instance(slot);
         if instance.in_group {
             self.lost = None;
             if !self.joined {
-                (self.joined, self.since) = (true, Some(Since::of(look.seen, look.now)));
+                (self.joined, self.since) = (true, Some(Since { at: look.now, seen: *look.seen }));
             }
             return None;
         }
@@ -312,11 +301,11 @@ impl Machine {
         let since = *self.lost.get_or_insert(look.now);
         if !self.joined {
             return match look.start(slot) {
-                Start::Failed(why) => Some(why),
-                Start::InGroup | Start::NotYet => None,
+                Poll::Ready(Err(why)) => Some(why),
+                Poll::Ready(Ok(())) | Poll::Pending => None,
             };
         }
-        let ended = instance.ends > look.since.instance(slot).ends;
+        let ended = instance.ends > look.since.seen.instance(slot).ends;
         let how = if ended { "its process ended" } else { "it got unready" };
         (look.now.saturating_sub(since) >= LOST).then(|| how.into())
     }
@@ -346,18 +335,6 @@ struct Look<'a> {
     target: Version,
 }
 
-enum Start {
-    InGroup,
-    Failed(String),
-    NotYet,
-}
-
-enum Settle {
-    Over,
-    Broken(String),
-    NotYet,
-}
-
 impl Look<'_> {
     /// The file that another wrote.
     fn foreign(&self) -> Option<&'static str> {
@@ -373,31 +350,37 @@ impl Look<'_> {
         matches!(self.seen.canonical_file, Content::Holds(held) if held == version || self.same)
     }
 
-    fn instance(&self, slot: Slot) -> InstanceObservation {
-        match slot {
-            Slot::Canonical => self.seen.canonical,
-            Slot::Temporary => self.seen.temporary,
-        }
+    /// What the canonical file is to be in this step, if it is that no longer. While it is replaced it is looked at by the step itself.
+    fn changed(&self, step: Step) -> Option<&'static str> {
+        let (version, name) = match step {
+            Step::StopOld if self.seen.canonical_file == Content::Absent => return None,
+            Step::StartTemporary | Step::SettleTemporary | Step::StopOld | Step::Withdraw => {
+                (Version::Old, "the old one any more")
+            }
+            Step::SettleCanonical | Step::StopTemporary => (self.target, "the one that was put there"),
+            Step::StartCanonical | Step::Verify => return None,
+        };
+        (!self.holds(version)).then_some(name)
     }
 
     fn elapsed(&self) -> Duration {
         self.now.saturating_sub(self.since.at)
     }
 
-    fn start(&self, slot: Slot) -> Start {
-        let instance = self.instance(slot);
-        let ends = instance.ends.saturating_sub(self.since.instance(slot).ends);
+    fn start(&self, slot: Slot) -> Poll<Result<(), String>> {
+        let instance = self.seen.instance(slot);
+        let ends = instance.ends.saturating_sub(self.since.seen.instance(slot).ends);
         if instance.in_group {
-            Start::InGroup
+            Poll::Ready(Ok(()))
         } else if let Some(why) = instance.hopeless.filter(|_| self.target == Version::New) {
             // On the way back that may be the new one's, which is going still.
-            Start::Failed(why.to_string())
+            Poll::Ready(Err(why.to_string()))
         } else if ends >= ENDS {
-            Start::Failed(format!("its process ended {ends} times without getting ready"))
+            Poll::Ready(Err(format!("its process ended {ends} times without getting ready")))
         } else if self.elapsed() >= self.limits.ready {
-            Start::Failed(format!("it was not ready in {}", seconds(self.limits.ready)))
+            Poll::Ready(Err(format!("it was not ready in {}", seconds(self.limits.ready))))
         } else {
-            Start::NotYet
+            Poll::Pending
         }
     }
 
@@ -412,19 +395,6 @@ impl Look<'_> {
                 Action::Halt("the canonical instance is not the only one, or not ready".into())
             }
             (false, _) => Action::Wait,
-        }
-    }
-}
-
-impl Since {
-    fn of(seen: &NodeObservation, now: Duration) -> Self {
-        Self { at: now, canonical: seen.canonical, temporary: seen.temporary }
-    }
-
-    fn instance(&self, slot: Slot) -> InstanceObservation {
-        match slot {
-            Slot::Canonical => self.canonical,
-            Slot::Temporary => self.temporary,
         }
     }
 }

@@ -142,6 +142,15 @@ pub struct NodeObservation {
     pub reached: bool,
 }
 
+impl NodeObservation {
+    pub fn instance(&self, slot: Slot) -> InstanceObservation {
+        match slot {
+            Slot::Canonical => self.canonical,
+            Slot::Temporary => self.temporary,
+        }
+    }
+}
+
 /// What is to be done next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
