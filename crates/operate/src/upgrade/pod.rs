@@ -6,6 +6,7 @@ use crate::manifest::{Manifest, Problem, basename};
 use berth_cluster::yaml::YamlNode;
 use berth_node::instance::InstanceId;
 use std::fmt::Write as _;
+use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,6 +15,9 @@ pub const PREFIX: &str = "berth-";
 
 /// A kubelet's grace period where the manifest names none.
 const GRACE: u64 = 30;
+
+/// A new random UUID at each read; see random(4).
+const UUID: &str = "/proc/sys/kernel/random/uuid";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiserverPod {
@@ -117,22 +121,13 @@ pub fn temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Proble
     apply(manifest.text(), manifest.document(), &edits)
 }
 
-/// A UID for a pod.
+/// A new random UID for a pod.
 ///
 /// # Errors
-/// The system gives no random bytes.
+/// The kernel's UUID cannot be read.
 pub fn draw_uid() -> Result<InstanceId, String> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| format!("the system gives no random bytes: {error}"))?;
-    // A random UUID: version 4, variant 1.
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut uid = String::new();
-    for (at, byte) in bytes.iter().enumerate() {
-        let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
-        let _ = write!(uid, "{dash}{byte:02x}");
-    }
-    InstanceId::parse(&uid).map_err(|error| error.to_string())
+    let uid = fs::read_to_string(UUID).map_err(|error| format!("cannot read {UUID}: {error}: is /proc mounted?"))?;
+    InstanceId::parse(uid.trim_end()).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
