@@ -51,14 +51,19 @@ pub fn json(findings: &[Finding]) -> String {
 
 fn sum(findings: &[Finding]) -> String {
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-    let said = |(count, one): (usize, &str)| match count {
+    let bad =
+        [counted(count(Severity::Error), "error", "errors"), counted(count(Severity::Warning), "warning", "warnings")];
+    let bad: Vec<_> = bad.into_iter().flatten().collect();
+    if bad.is_empty() { "no error and no warning".into() } else { bad.join(", ") }
+}
+
+/// A number of things in words; none if it is zero.
+pub(super) fn counted(count: usize, one: &str, many: &str) -> Option<String> {
+    match count {
         0 => None,
         1 => Some(format!("1 {one}")),
-        count => Some(format!("{count} {one}s")),
-    };
-    let bad = [(count(Severity::Error), "error"), (count(Severity::Warning), "warning")];
-    let bad: Vec<_> = bad.into_iter().filter_map(said).collect();
-    if bad.is_empty() { "no error and no warning".into() } else { bad.join(", ") }
+        count => Some(format!("{count} {many}")),
+    }
 }
 
 fn style(severity: Severity) -> &'static str {

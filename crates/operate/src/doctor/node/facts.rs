@@ -2,6 +2,7 @@
 
 use super::super::layout::{Layout, uid};
 use super::super::options;
+use super::super::text::counted;
 use super::{Certificates, Clients, Credentials, Uncovered, covered, run_dir_on_node};
 use crate::manifest::Manifest;
 use berth_cluster::yaml::YamlNode;
@@ -186,16 +187,11 @@ impl Facts {
         let sockets =
             node.instances.iter().filter(|known| known.socket && live.iter().all(|lease| lease.instance != known.id));
         let counts = [
-            (dead.count(), "record of an apiserver", "records of apiservers"),
-            (stale, "lease of a shim", "leases of shims"),
-            (sockets.count(), "socket of a shim", "sockets of shims"),
+            counted(dead.count(), "record of an apiserver", "records of apiservers"),
+            counted(stale, "lease of a shim", "leases of shims"),
+            counted(sockets.count(), "socket of a shim", "sockets of shims"),
         ];
-        let said = |(count, one, many): (usize, &str, &str)| match count {
-            0 => None,
-            1 => Some(format!("1 {one}")),
-            count => Some(format!("{count} {many}")),
-        };
-        self.leftovers = counts.into_iter().filter_map(said).collect();
+        self.leftovers = counts.into_iter().flatten().collect();
         self.leftovers.extend(node.problems.iter().map(ToString::to_string));
     }
 }

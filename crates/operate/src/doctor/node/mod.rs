@@ -2,7 +2,6 @@
 
 pub mod certificates;
 pub mod clients;
-mod connections;
 mod credentials;
 mod facts;
 
