@@ -19,13 +19,21 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 /// # Errors
 /// Those of the system calls and of `fill`. Then the file is as it was.
 pub fn replace<T>(path: &Path, temporary: &Path, fill: impl FnOnce(File) -> io::Result<T>) -> io::Result<T> {
-    match fs::remove_file(temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    found(fs::remove_file(temporary))?;
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(temporary)?;
     let filled = fill(file).and_then(|filled| fs::rename(temporary, path).map(|()| filled));
     filled.inspect_err(|_| drop(fs::remove_file(temporary)))
+}
+
+/// What was done with a path, or none if nothing is there.
+///
+/// # Errors
+/// Every other error.
+pub fn found<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        done => done.map(Some),
+    }
 }
 
 /// Opens a file at a path from outside: a FIFO or a device cannot block this.
@@ -59,6 +67,14 @@ pub fn lock_within(mut file: File, wait: Duration) -> Result<Flock<File>, Errno>
     }
 }
 
+/// Creates a directory with mode 0700, and those above it. One that exists stays as it is.
+///
+/// # Errors
+/// Those of mkdir(2).
+pub fn make_private(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}
+
 /// Creates a directory with mode 0700 and this owner, or gives one that exists that mode and owner.
 ///
 /// By a descriptor, so that the name cannot be exchanged meanwhile. The mode comes first: CHOWN alone does not allow to
@@ -67,7 +83,7 @@ pub fn lock_within(mut file: File, wait: Duration) -> Result<Flock<File>, Errno>
 /// # Errors
 /// Those of the system calls.
 pub fn private_directory(dir: &Path, owner: u32) -> io::Result<()> {
-    match DirBuilder::new().recursive(true).mode(0o700).create(dir) {
+    match make_private(dir) {
         // If the name is a file's or a link's, the open below fails.
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}

@@ -2,6 +2,7 @@
 //!
 //! For messages, `berth doctor` and the number of foreign listeners: no decision of a shim depends on it.
 
+use crate::file::found;
 use nix::unistd::Uid;
 use procfs::net::TcpNetEntries;
 use procfs::process::{FDTarget, all_processes};
@@ -194,12 +195,9 @@ impl fmt::Display for Owner {
 
 /// What `read` finds in the tables of both families. A missing tcp6 means that there is no IPv6.
 fn read_tables(read: impl Fn(&str) -> io::Result<Vec<Entry>>) -> io::Result<Vec<Entry>> {
-    let mut found = read(TABLES[0])?;
-    match read(TABLES[1]) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        more => found.extend(more?),
-    }
-    Ok(found)
+    let mut entries = read(TABLES[0])?;
+    entries.extend(found(read(TABLES[1]))?.into_iter().flatten());
+    Ok(entries)
 }
 
 /// The listening sockets of a table. The kernel shows them first, and no more is read.

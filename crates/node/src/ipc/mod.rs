@@ -6,6 +6,7 @@
 pub mod bridge;
 pub mod wire;
 
+use berth_os::file::found;
 use berth_os::seqpacket;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -87,10 +88,7 @@ fn listen(path: &Path) -> io::Result<(AsyncFd<OwnedFd>, (u64, u64))> {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_stem().unwrap_or_default());
     let made = path.with_file_name(name);
-    match std::fs::remove_file(&made) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    found(std::fs::remove_file(&made))?;
     let listener = seqpacket::listener(&made)?;
     let file = file_at(&made)?;
     std::fs::rename(&made, path)?;

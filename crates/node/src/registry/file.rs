@@ -2,6 +2,7 @@
 
 use super::BerthDir;
 use crate::instance::InstanceId;
+use berth_os::file::found;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ffi::{OsStr, OsString};
@@ -83,11 +84,8 @@ pub(super) fn read_all<T>(
 }
 
 pub(super) fn names(directory: &Path) -> io::Result<Vec<OsString>> {
-    match fs::read_dir(directory) {
-        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.file_name())).collect(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
+    let entries = found(fs::read_dir(directory))?.into_iter().flatten();
+    entries.map(|entry| entry.map(|entry| entry.file_name())).collect()
 }
 
 pub(super) fn id_of(name: &OsStr) -> Option<InstanceId> {
@@ -155,11 +153,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], what: &str, known: u32) -
 
 /// Removes a file; whether it existed.
 pub(super) fn remove(path: &Path) -> io::Result<bool> {
-    match fs::remove_file(path) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
+    Ok(found(fs::remove_file(path))?.is_some())
 }
 
 /// Fields that are the text of a type, and times of the wall clock as Kubernetes' Time (`2026-05-04T03:02:01Z`) and

@@ -18,13 +18,14 @@ pub mod lease;
 pub mod watch;
 
 use crate::instance::InstanceId;
+use berth_os::file::{found, make_private};
 use nix::unistd::{Uid, geteuid};
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Longest path of a Unix socket in bytes: 108 in `sockaddr_un` less the closing NUL.
@@ -205,7 +206,7 @@ fn open_dir(path: &Path) -> Result<u32, Error> {
         return Ok(owner);
     }
     let failed = |source| Error::Make { path: path.to_owned(), source, uid: geteuid().as_raw() };
-    match DirBuilder::new().recursive(true).mode(0o700).create(path) {
+    match make_private(path) {
         Ok(()) => {}
         // Another process created it just now: it is checked below.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -233,11 +234,8 @@ fn check_dir_to_read(path: &Path) -> Result<Option<u32>, Error> {
 }
 
 fn check_dir_as(path: &Path, uid: Uid) -> Result<Option<u32>, Error> {
-    let meta = match fs::symlink_metadata(path) {
-        Ok(meta) => meta,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(Error::Read { path: path.to_owned(), source }),
-    };
+    let meta = found(fs::symlink_metadata(path)).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let Some(meta) = meta else { return Ok(None) };
     let path = || path.to_owned();
     if !meta.is_dir() {
         let found = if meta.is_symlink() { "a symbolic link" } else { "a file" };

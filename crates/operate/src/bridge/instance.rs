@@ -10,7 +10,7 @@ use super::pod::container::{self, Container};
 use crate::command::{AUDIT_LOG, audit_log};
 use berth_exec::args::{self, ArgsError, Wanted};
 use berth_node::instance::InstanceId;
-use berth_os::file::open_regular;
+use berth_os::file::{found, open_regular};
 use berth_os::process::{KILL_CHILD, ProcessAttributes};
 use nix::sys::signal::Signal;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -226,10 +226,7 @@ fn copy_certificate(command: &[OsString], directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let from = args::value(command, "--cert-dir").map_or(Path::new(CERTIFICATES), Path::new);
     for name in CERTIFICATE {
-        match fs::copy(from.join(name), directory.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        found(fs::copy(from.join(name), directory.join(name)))?;
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use berth_cluster::kubeconfig::{ADMIN, given_or_admin};
 use berth_exec::{address, args};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::bridge::SOCKET;
+use berth_os::file::found;
 use berth_os::namespaces::is_shared_with;
 use berth_os::proc_net::{self, ESTABLISHED, Entry, Owner};
 use berth_os::process::{HeldProcess, ProcessAttributes, raise_hard_file_limit};
@@ -164,8 +165,7 @@ fn directory(directory: &Path) -> Result<(), String> {
     if let Some(open) = directory.ancestors().skip(1).find(|above| !is_closed(above)) {
         return wrong(&format!("others may write into {}, and put something else into its place", open.display()));
     }
-    match fs::read_dir(directory).map(Iterator::count) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+    match found(fs::read_dir(directory)).map(|files| files.map_or(0, Iterator::count)) {
         Err(error) => wrong(&error.to_string()),
         Ok(files) if files > 0 && !directory.join(LOCK).is_file() => {
             wrong("this directory has other files than a bridge's")

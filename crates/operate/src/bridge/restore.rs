@@ -1,13 +1,12 @@
 //! Puts back what the node's own kube-apiserver is started from and reads, as it was before the bridge began: its manifest, and the
 //! files that its arguments name. Nothing else: not etcd's manifest, not the kubelet's configuration, not what is in the cluster.
 
-use crate::manifest::file;
+use crate::manifest::file::{Access, replace_as};
 use berth_node::ipc::bridge::Difference;
-use berth_os::file::open_regular;
+use berth_os::file::{found, make_private, open_regular};
 use similar::TextDiff;
-use std::fs::{self, DirBuilder, File, Metadata, Permissions};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 /// Longest difference that is shown, in bytes: it goes into one message.
@@ -53,34 +52,27 @@ fn compare(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
         let path = path.display().to_string();
         move |error: io::Error| format!("cannot read {path}: {error}")
     };
-    let mut found = Vec::new();
+    let mut differing = Vec::new();
     for before in all {
         let was = fs::read(&before.copy).map_err(failed(&before.copy))?;
         let like = fs::metadata(&before.copy).map_err(failed(&before.copy))?;
-        let is = match open_regular(&before.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            opened => Some(opened.and_then(read).map_err(failed(&before.path))?),
-        };
-        if is.as_ref().is_some_and(|(is, meta)| *is == was && access(meta) == access(&like)) {
+        let opened = found(open_regular(&before.path)).map_err(failed(&before.path))?;
+        let is = opened.map(read).transpose().map_err(failed(&before.path))?;
+        if is.as_ref().is_some_and(|(is, meta)| *is == was && Access::from(meta) == Access::from(&like)) {
             continue;
         }
         let (path, missing) = (before.path.clone(), is.is_none());
         let is = is.map(|(is, _)| is).unwrap_or_default();
         let diff = before.shown.then(|| diff(&path, &is, &was)).filter(|diff| diff.len() <= LONGEST);
-        found.push((before, Difference { path, missing, diff }));
+        differing.push((before, Difference { path, missing, diff }));
     }
-    Ok(found)
+    Ok(differing)
 }
 
 fn read(mut file: File) -> io::Result<(Vec<u8>, Metadata)> {
     let mut is = Vec::new();
     file.read_to_end(&mut is)?;
     Ok((is, file.metadata()?))
-}
-
-/// Owner, group and mode.
-fn access(meta: &Metadata) -> (u32, u32, u32) {
-    (meta.uid(), meta.gid(), meta.mode() & 0o777)
 }
 
 fn diff(path: &Path, is: &[u8], was: &[u8]) -> String {
@@ -97,17 +89,17 @@ fn write(before: &SavedFile) -> io::Result<()> {
     }
     if let Some(parent) = before.path.parent() {
         // As root's alone: what COMMAND moved away is not known any more.
-        DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+        make_private(parent)?;
     }
-    file::replace(&before.path, fs::read(&before.copy)?).map_err(|error| io::Error::other(error.to_string()))?;
-    let (uid, gid, mode) = access(&fs::metadata(&before.copy)?);
-    chown(&before.path, Some(uid), Some(gid))?;
-    fs::set_permissions(&before.path, Permissions::from_mode(mode))
+    let access = Access::from(&fs::metadata(&before.copy)?);
+    replace_as(&before.path, fs::read(&before.copy)?, Some(access)).map_err(|error| io::Error::other(error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     #[test]
     fn what_differs_is_put_back_and_nothing_else() {

@@ -2,16 +2,15 @@
 //! if it mounts their directory and not the files: they have one of their own.
 
 use crate::manifest::document;
-use crate::manifest::file::FileError;
+use crate::manifest::file::{Access, FileError, replace_as};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use berth_cluster::account::FILE;
 use berth_cluster::lease::NAMESPACE;
-use berth_os::file::{private_directory, replace};
+use berth_os::file::{found, private_directory};
+use nix::unistd::getegid;
 use serde_json::json;
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::fchown;
 use std::path::Path;
 
 /// A shim's kubeconfig, with a token in another file of the same directory.
@@ -46,15 +45,12 @@ pub fn check(file: &Path) -> Result<(), String> {
     if name == FILE {
         return Err(format!("{shown}: {FILE} is the name of the token's file: give another, such as kubeconfig"));
     }
-    let entries = match fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.map_err(|error| format!("{}: {error}", directory.display()))?,
-    };
+    let entries = found(fs::read_dir(directory)).map_err(|error| format!("{}: {error}", directory.display()))?;
     let ours = |other: &std::ffi::OsStr| {
         // What a shim or this left half written begins with the token's name or a dot.
         other == name || other.to_string_lossy().starts_with(['.']) || other.to_string_lossy().starts_with(FILE)
     };
-    let other = entries.flatten().map(|entry| entry.file_name()).find(|other| !ours(other));
+    let other = entries.into_iter().flatten().flatten().map(|entry| entry.file_name()).find(|other| !ours(other));
     other.map_or(Ok(()), |other| {
         Err(format!(
             "{shown}: {} has {} in it, and is to become a directory that only the shim may read: give a directory of its own, such as \
@@ -74,22 +70,14 @@ pub fn write(file: &Path, uid: u32, kubeconfig: &str, token: &str) -> Result<(),
     private_directory(directory, uid).map_err(FileError::of("write", directory))?;
     // The token first: a kubeconfig without one would be none.
     for (path, text) in [(file.with_file_name(FILE), token), (file.to_owned(), kubeconfig)] {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let temporary = path.with_file_name(format!(".{name}.{}", std::process::id()));
-        let fill = |mut new: fs::File| {
-            fchown(&new, Some(uid), None)?;
-            new.write_all(text.as_bytes())?;
-            new.sync_all()
-        };
-        replace(&path, &temporary, fill).map_err(FileError::of("write", &path))?;
+        replace_as(&path, text, Some(Access { mode: 0o600, uid, gid: getegid().as_raw() }))?;
     }
-    fs::File::open(directory).and_then(|opened| opened.sync_all()).map_err(FileError::of("write", directory))
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_cluster::Access;
     use berth_cluster::kubeconfig::Token;
     use std::os::unix::fs::{MetadataExt, symlink};
 
@@ -105,7 +93,7 @@ mod tests {
             write(&file, uid, &text, token).unwrap();
             check(&file).unwrap();
         }
-        let access = Access::read(&file).unwrap();
+        let access = berth_cluster::Access::read(&file).unwrap();
         assert_eq!(
             (access.server.as_str(), access.server_name.as_deref()),
             ("https://[fd00::5]:6443", Some("kubernetes"))

@@ -5,12 +5,13 @@
 //! a rename, and backups lie elsewhere.
 
 use super::{Manifest, tag};
+use berth_os::file::{found, make_private};
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -88,8 +89,13 @@ pub struct Access {
 impl Access {
     /// Of a file that is there.
     pub fn of(path: &Path) -> Option<Self> {
-        let meta = fs::metadata(path).ok()?;
-        Some(Self { mode: meta.mode() & 0o777, uid: meta.uid(), gid: meta.gid() })
+        fs::metadata(path).ok().as_ref().map(Self::from)
+    }
+}
+
+impl From<&Metadata> for Access {
+    fn from(meta: &Metadata) -> Self {
+        Self { mode: meta.mode() & 0o777, uid: meta.uid(), gid: meta.gid() }
     }
 }
 
@@ -106,17 +112,21 @@ pub fn replace(path: &Path, text: impl AsRef<[u8]>) -> Result<(), FileError> {
 /// # Errors
 /// It cannot be written; then it is as it was.
 pub fn replace_or_make(path: &Path, text: impl AsRef<[u8]>, had: Option<Access>) -> Result<(), FileError> {
-    let failed = FileError::of("write", path);
-    let path = match path.canonicalize() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
-        other => other.map_err(&failed)?,
-    };
-    sweep(&path);
-    let temporary = path.with_file_name(format!("{}{}", temporary_prefix(&path), std::process::id()));
-    let access = Access::of(&path).or(had);
-    berth_os::file::replace(&path, &temporary, |file| write(file, access, text.as_ref()))
-        .and_then(|()| sync_directory(&path))
-        .map_err(failed)
+    let real = found(path.canonicalize()).map_err(FileError::of("write", path))?;
+    let path = real.as_deref().unwrap_or(path);
+    replace_as(path, text, Access::of(path).or(had))
+}
+
+/// Replaces or makes a file in one step, with this mode and owner, or 0600 and this user's. A symbolic link is replaced, not followed.
+///
+/// # Errors
+/// It cannot be written; then it is as it was.
+pub fn replace_as(path: &Path, text: impl AsRef<[u8]>, access: Option<Access>) -> Result<(), FileError> {
+    sweep(path);
+    let temporary = path.with_file_name(format!("{}{}", temporary_prefix(path), std::process::id()));
+    berth_os::file::replace(path, &temporary, |file| write(file, access, text.as_ref()))
+        .and_then(|()| sync_directory(path))
+        .map_err(FileError::of("write", path))
 }
 
 /// How the names of half written files begin; a process ID follows.
@@ -200,10 +210,7 @@ impl Backups {
     /// It is there and cannot be read.
     pub fn find(&self, manifest: &Path, text: &str) -> Result<Option<(PathBuf, String)>, FileError> {
         let failed = FileError::of("read", &self.directory);
-        let entries = match fs::read_dir(&self.directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            other => other.map_err(&failed)?,
-        };
+        let entries = found(fs::read_dir(&self.directory)).map_err(&failed)?.into_iter().flatten();
         let (prefix, suffix) = ends(manifest, text);
         let mut names = Vec::new();
         for entry in entries {
@@ -222,8 +229,7 @@ impl Backups {
     /// # Errors
     /// It cannot be written.
     pub fn keep(&self, manifest: &Path, original: &str, text: &str) -> Result<PathBuf, FileError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
-        made.map_err(FileError::of("make the directory", &self.directory))?;
+        make_private(&self.directory).map_err(FileError::of("make the directory", &self.directory))?;
         let path = match self.find(manifest, text)? {
             Some((path, _)) => path,
             None => {

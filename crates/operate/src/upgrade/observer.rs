@@ -10,6 +10,7 @@ use berth_node::registry::watch::Watch;
 use berth_node::registry::{BerthDir, Error};
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
+use berth_os::file::found;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -307,14 +308,10 @@ fn process(record: &Record) -> u64 {
 }
 
 fn content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<Content> {
-    match std::fs::read(path) {
-        Ok(bytes) => {
-            let known = std::str::from_utf8(&bytes).ok().and_then(which);
-            Ok(known.map_or(Content::Other, Content::Holds))
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Content::Absent),
-        Err(error) => Err(io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display()))),
-    }
+    let failed = |error: io::Error| io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display()));
+    let Some(bytes) = found(std::fs::read(path)).map_err(failed)? else { return Ok(Content::Absent) };
+    let known = std::str::from_utf8(&bytes).ok().and_then(which);
+    Ok(known.map_or(Content::Other, Content::Holds))
 }
 
 /// Those of some addresses that do not accept a connection now.

@@ -7,14 +7,13 @@
 use super::machine::{Position, Version};
 use crate::manifest::file::{Access, FileError, is_in, replace, stamp};
 use berth_node::instance::InstanceId;
-use berth_os::file::lock_within;
+use berth_os::file::{found, lock_within, make_private};
 use nix::errno::Errno;
 use nix::fcntl::Flock;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io;
+use std::fs::{self, File, OpenOptions};
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -113,8 +112,7 @@ impl Store {
     /// # Errors
     /// See [`StateError`].
     pub fn open(directory: &Path) -> Result<Self, StateError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        made.map_err(FileError::of("make the directory", directory))?;
+        make_private(directory).map_err(FileError::of("make the directory", directory))?;
         let path = directory.join("upgrade.lock");
         let mut options = OpenOptions::new();
         let file = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
@@ -169,11 +167,8 @@ impl Store {
 /// # Errors
 /// It is there still.
 pub fn remove(path: &Path) -> Result<(), StateError> {
-    let removed = match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all()),
-    };
-    Ok(removed.map_err(FileError::of("remove", path))?)
+    let synced = |_| path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all());
+    Ok(found(fs::remove_file(path)).and_then(synced).map_err(FileError::of("remove", path))?)
 }
 
 /// The upgrade that has begun, without the lock: to read only.
@@ -215,10 +210,7 @@ pub fn interrupted(directory: &Path) -> Option<String> {
 }
 
 fn load(path: &Path) -> Result<Option<State>, StateError> {
-    let bytes = match fs::read(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(FileError::of("read", path))?,
-    };
+    let Some(bytes) = found(fs::read(path)).map_err(FileError::of("read", path))? else { return Ok(None) };
     parse(&bytes).map(Some).map_err(|why| StateError::Format { path: path.to_owned(), why })
 }
 

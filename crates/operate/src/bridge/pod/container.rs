@@ -4,14 +4,15 @@ use super::spec::Changes;
 use super::tree::{self, Mounted};
 use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, RunningPod, copy};
 use crate::bridge::cgroup;
+use berth_os::file::{found, make_private};
 use berth_os::namespaces::{in_own_processes, tmpfs, unmount};
 use berth_os::process::ProcessAttributes;
 use rustix::fs::{XattrFlags, fsetxattr};
 use std::ffi::{CString, OsString};
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
+use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -56,12 +57,12 @@ impl Container {
         let args: Option<Vec<_>> = args.collect();
         let args = args.ok_or_else(|| io::Error::other("an argument is no UTF-8, as which all are handed on"))?;
         let memory = directory.join(MEMORY);
-        private(&memory)?;
+        make_private(&memory)?;
         tmpfs(&memory, pod.bytes + SPARE, pod.label())?;
         let root = tree::root_of(pid)?;
         tree::copy(&root, &memory.join(ROOT), Mounted::Leave)?;
         fs::copy(&pod.runtime, memory.join(RUNTIME))?;
-        private(&memory.join(FILES))?;
+        make_private(&memory.join(FILES))?;
         for (at, kept) in pod.files.iter().enumerate() {
             let to = copy(directory, at);
             let copied = match &kept.mounted {
@@ -76,7 +77,7 @@ impl Container {
         let audit = directory.join(AUDIT_DIRECTORY);
         let writes = args.iter().any(|argument| argument.contains(AUDIT));
         if writes {
-            private(&audit)?;
+            make_private(&audit)?;
             chown(&audit, Some(pod.spec.user().uid), Some(pod.spec.user().gid))?;
             let_write(&File::open(&audit)?, pod.label())?;
         }
@@ -89,7 +90,7 @@ impl Container {
             instead: &pod.instead(directory),
             besides: writes.then_some((&audit, Path::new(AUDIT))),
         };
-        private(&memory.join(BUNDLE))?;
+        make_private(&memory.join(BUNDLE))?;
         fs::write(memory.join(BUNDLE).join("config.json"), serde_json::to_vec(&pod.spec.clone().changed(changes))?)?;
         Ok(Self { memory, cgroup })
     }
@@ -100,10 +101,7 @@ impl Container {
     /// What is left of one that ended cannot be removed.
     pub fn command(&self) -> io::Result<Command> {
         let state = self.memory.join(STATE);
-        match fs::remove_dir_all(&state) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        found(fs::remove_dir_all(&state))?;
         let mut command = Command::new(self.memory.join(RUNTIME));
         command.arg("--root").arg(state).args(["run", "--bundle"]).arg(self.memory.join(BUNDLE)).arg(ID);
         command.env_clear().env("PATH", PATH);
@@ -122,10 +120,6 @@ pub fn let_write(to: &File, label: Option<&str>) -> io::Result<()> {
     fsetxattr(to, SELINUX, value.as_bytes_with_nul(), XattrFlags::empty()).map_err(|error| {
         io::Error::other(format!("SELinux's label {label} cannot be given to what the container writes: {error}"))
     })
-}
-
-fn private(directory: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
 /// Removes what is not to stay.

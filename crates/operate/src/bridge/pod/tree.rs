@@ -1,7 +1,7 @@
 //! Directories of a container, measured and copied. Symbolic links are never followed: what they name is the container's, not the
 //! node's.
 
-use berth_os::file::{open_regular, regular};
+use berth_os::file::{found, open_regular, regular};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags, Uid, XattrFlags,
     chmod, chownat, fgetxattr, fsetxattr, mkdir, openat, openat2, readlinkat, statx, symlink,
@@ -101,7 +101,7 @@ fn measure_one(
                     break;
                 }
                 let within = measure_one(directory.as_fd(), &name, &meta, (mounted, most, page), deep + 1, size);
-                unless_gone(within)?;
+                found(within)?;
             }
         }
         FileType::Symlink => {}
@@ -138,7 +138,7 @@ fn copy_one(at: BorrowedFd<'_>, name: &CStr, meta: &Statx, to: &Path, mounted: M
             let directory = directory(at, name)?;
             for (name, meta) in entries(&directory, mounted, deep)? {
                 let to = to.join(OsStr::from_bytes(name.to_bytes()));
-                unless_gone(copy_one(directory.as_fd(), &name, &meta, &to, mounted, deep + 1))?;
+                found(copy_one(directory.as_fd(), &name, &meta, &to, mounted, deep + 1))?;
             }
             own(to, meta)?;
             chmod(to, Mode::from_raw_mode(u32::from(meta.stx_mode) & 0o7777))?;
@@ -152,11 +152,6 @@ fn copy_one(at: BorrowedFd<'_>, name: &CStr, meta: &Statx, to: &Path, mounted: M
     Ok(())
 }
 
-/// What was removed since its name was read is none of a directory's.
-fn unless_gone(done: io::Result<()>) -> io::Result<()> {
-    done.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
-}
-
 fn own(path: &Path, meta: &Statx) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(meta.stx_uid), Gid::from_raw(meta.stx_gid));
     Ok(chownat(rustix::fs::CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
@@ -167,22 +162,19 @@ fn entries(directory: &OwnedFd, mounted: Mounted, deep: usize) -> io::Result<Vec
     if deep >= DEEPEST {
         return Err(io::Error::other(format!("more than {DEEPEST} directories in one another")));
     }
-    let mut found = Vec::new();
+    let mut named = Vec::new();
     for entry in Dir::read_from(directory)? {
         let name = entry?.file_name().to_owned();
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let meta = match about(directory.as_fd(), &name) {
-            // It is gone by now.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            meta => meta?,
-        };
+        // One that was removed since is none of the directory's.
+        let Some(meta) = found(about(directory.as_fd(), &name))? else { continue };
         if mounted == Mounted::Follow || !meta.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
-            found.push((name, meta));
+            named.push((name, meta));
         }
     }
-    Ok(found)
+    Ok(named)
 }
 
 /// Of a name in a directory; of what is open itself, if it is empty.
