@@ -1,5 +1,7 @@
 //! A cgroup of its own: what ends the operator's session by its cgroup must not end the bridge.
 
+use procfs::ProcResult;
+use procfs::process::{MountInfo, MountInfos, Process};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::net::Ipv4Addr;
@@ -28,9 +30,9 @@ const TRIES: u32 = 100;
 /// # Errors
 /// There is none that can be written to.
 pub fn leave() -> io::Result<()> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let mounts = mounts().map_err(io::Error::other)?;
     let mut left = Err(io::Error::other("no cgroup file system is mounted"));
-    for mount in hierarchies(&mounts, is_left) {
+    for mount in hierarchies(mounts, is_left) {
         let moved = enter(&mount.join(NAME));
         left = if left.is_ok() { left } else { moved };
     }
@@ -39,8 +41,7 @@ pub fn leave() -> io::Result<()> {
 
 /// Removes it, with this process in it.
 pub fn remove() {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    for mount in hierarchies(&mounts, is_left) {
+    for mount in mounts().into_iter().flat_map(|mounts| hierarchies(mounts, is_left)) {
         // One that cannot be removed is empty, and the next bridge's.
         let _ = fs::write(mount.join("cgroup.procs"), "0").and_then(|()| fs::remove_dir(mount.join(NAME)));
     }
@@ -77,8 +78,8 @@ fn try_enter(cgroup: &Path) -> io::Result<()> {
 
 /// A bridge's and its container's, wherever there can be one: the cgroup.procs of what is above it, and its own directory.
 pub fn all(container: &str) -> Vec<(PathBuf, PathBuf)> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let all = hierarchies(&mounts, |_, _| true).flat_map(|root| {
+    let roots = mounts().into_iter().flat_map(|mounts| hierarchies(mounts, |_| true));
+    let all = roots.flat_map(|root| {
         let own = [container, NAME].map(|name| root.join(name));
         own.map(|own| (root.join("cgroup.procs"), own))
     });
@@ -87,8 +88,8 @@ pub fn all(container: &str) -> Vec<(PathBuf, PathBuf)> {
 
 /// Removes those that bridges left which were killed.
 pub fn sweep() {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    hierarchies(&mounts, |_, _| true).for_each(|root| sweep_below(&root));
+    let roots = mounts().into_iter().flat_map(|mounts| hierarchies(mounts, |_| true));
+    roots.for_each(|root| sweep_below(&root));
 }
 
 fn sweep_below(root: &Path) {
@@ -102,21 +103,19 @@ fn sweep_below(root: &Path) {
 }
 
 /// Version 2, and of version 1 systemd's own hierarchy and that of processors: by their file system and its options.
-fn is_left(kind: &str, options: &str) -> bool {
-    kind == "cgroup2" || options.split(',').any(|option| matches!(option, "name=systemd" | "cpu"))
+fn is_left(mount: &MountInfo) -> bool {
+    let is_systemd = mount.super_options.get("name").is_some_and(|name| name.as_deref() == Some("systemd"));
+    mount.fs_type == "cgroup2" || is_systemd || mount.super_options.contains_key("cpu")
 }
 
-/// Roots of hierarchies; see proc_pid_mountinfo(5).
-fn hierarchies(mountinfo: &str, wanted: impl Fn(&str, &str) -> bool) -> impl Iterator<Item = PathBuf> {
-    mountinfo.lines().filter_map(move |line| {
-        let (mount, kind) = line.split_once(" - ")?;
-        let mut kind = kind.split(' ');
-        let (kind, options) = (kind.next()?, kind.nth(1)?);
-        let is_wanted = matches!(kind, "cgroup" | "cgroup2") && wanted(kind, options);
-        let mut mount = mount.split(' ').skip(3);
-        let (root, point) = (mount.next()?, mount.next()?);
-        (is_wanted && root == "/").then(|| point.into())
-    })
+fn mounts() -> ProcResult<MountInfos> {
+    Process::myself()?.mountinfo()
+}
+
+/// Roots of hierarchies.
+fn hierarchies(mounts: MountInfos, wanted: impl Fn(&MountInfo) -> bool) -> impl Iterator<Item = PathBuf> {
+    let is_root = |mount: &MountInfo| matches!(mount.fs_type.as_str(), "cgroup" | "cgroup2") && mount.root == "/";
+    mounts.into_iter().filter(move |mount| is_root(mount) && wanted(mount)).map(|mount| mount.mount_point)
 }
 
 /// Whether a process is in this one's cgroups: what ends them ends both.
@@ -128,6 +127,7 @@ pub fn is_shared_with(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use procfs::FromRead as _;
 
     #[test]
     fn what_was_left_is_removed_but_where_somebody_is_in() {
@@ -148,11 +148,12 @@ mod tests {
             38 35 0:34 / /sys/fs/cgroup/memory rw shared:12 - cgroup cgroup rw,memory\n\
             40 35 0:35 / /sys/fs/cgroup/cpu,cpuacct rw shared:13 - cgroup cgroup rw,cpu,cpuacct\n\
             39 35 0:33 /user.slice /mnt rw shared:11 - cgroup cgroup rw,xattr,name=systemd\n";
-        let found: Vec<_> = hierarchies(mountinfo, is_left).collect();
+        let mounts = || MountInfos::from_read(mountinfo.as_bytes()).unwrap();
+        let found: Vec<_> = hierarchies(mounts(), is_left).collect();
         assert_eq!(
             found,
             ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/cpu,cpuacct"].map(PathBuf::from)
         );
-        assert_eq!(hierarchies(mountinfo, |_, _| true).count(), 4);
+        assert_eq!(hierarchies(mounts(), |_| true).count(), 4);
     }
 }

@@ -4,7 +4,6 @@ use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::pod::{self, RunningPod};
 use super::{LOCK, instance, surroundings};
 use crate::command::{audit_log, find, strings};
-use crate::doctor::node::kilobytes;
 use crate::report::{Refusal, Report};
 use crate::service::{LOST, Purpose, ServiceKeeper};
 use berth_cluster::Client;
@@ -21,6 +20,7 @@ use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::Probe;
 use berth_shim::{limits, steering};
 use nix::unistd::geteuid;
+use procfs::{Current as _, Meminfo};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -359,8 +359,8 @@ fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
 
 /// In bytes.
 fn available_memory() -> io::Result<u64> {
-    let all = fs::read_to_string("/proc/meminfo")?;
-    kilobytes(&all, "MemAvailable").ok_or_else(|| io::Error::other("it has no MemAvailable"))
+    let available = Meminfo::current().map_err(io::Error::other)?.mem_available;
+    available.ok_or_else(|| io::Error::other("it has no MemAvailable"))
 }
 
 /// The addresses that are answered, those of a wildcard by that alone: one on `::` may answer IPv4 too.

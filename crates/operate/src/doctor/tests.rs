@@ -756,16 +756,20 @@ fn facts_are_gathered_below_a_root() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     };
-    write("proc/7/comm", "kube-apiserver\n");
-    write("proc/7/status", "Name:\tkube-apiserver\nVmRSS:\t    2048 kB\n");
-    write(
-        "proc/7/limits",
-        "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024                 4096                 files     \n",
-    );
-    write("proc/7/stat", &format!("7 (a ) b) S{} 10000 0", " 0".repeat(18)));
-    write("proc/stat", "cpu 1 2\nbtime 2000000000\n");
+    // As this kernel writes them, but for one line each.
+    let write_like = |path: &str, like: &str, name: &str, line: &str| {
+        let text = std::fs::read_to_string(like).unwrap();
+        let lines: String =
+            text.lines().filter(|line| !line.starts_with(name)).map(|line| format!("{line}\n")).collect();
+        write(path, &(lines + line + "\n"));
+    };
+    write_like("proc/7/status", "/proc/self/status", "VmRSS:", "VmRSS:\t    2048 kB");
+    let files = "Max open files            1024                 4096                 files     ";
+    write_like("proc/7/limits", "/proc/self/limits", "Max open files", files);
+    write("proc/7/stat", &format!("7 (kube-apiserver) S{} 10000{}", " 0".repeat(18), " 0".repeat(30)));
+    write_like("proc/stat", "/proc/stat", "btime", "btime 2000000000");
     write("proc/8/comm", "gone");
-    write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:      1024 kB\n");
+    write_like("proc/meminfo", "/proc/meminfo", "MemAvailable:", "MemAvailable:      1024 kB");
     write("proc/sys/net/core/somaxconn", "128\n");
     write("etc/kubernetes/pki/a", "kind: A");
     std::fs::create_dir_all(root.path().join("run/berth/10.0.0.5:6443/instances")).unwrap();

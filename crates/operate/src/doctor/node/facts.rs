@@ -9,15 +9,17 @@ use berth_cluster::yaml::YamlNode;
 use berth_node::ipc;
 use berth_node::registry::lease::{self, Lease};
 use berth_node::registry::{self, BerthDir, RunDir};
-use berth_os::proc_net::{Entry, Process, listeners, process_of};
+use berth_os::proc_net::{self, Entry, listeners, process_of};
 use berth_os::{clock, netdevice};
 use berth_shim::config::Listen;
 use nix::unistd::Uid;
+use procfs::process::{LimitValue, Process, all_processes_with_root};
+use procfs::{FromRead as _, FromReadSI as _, KernelStats, Meminfo, current_system_info};
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 /// The flag with the keys that an instance encrypts with, and the one that it signs with: the other instance must have
@@ -86,7 +88,7 @@ pub struct LiveShim {
 pub struct HeldPort {
     pub entry: Entry,
     /// The process, if it can be seen.
-    pub process: Option<Process>,
+    pub process: Option<proc_net::Process>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,9 +131,7 @@ impl Facts {
             addresses: netdevice::addresses().ok(),
             apiservers,
             berths: named("berth"),
-            available: fs::read_to_string(root.join("proc/meminfo"))
-                .ok()
-                .and_then(|text| kilobytes(&text, "MemAvailable")),
+            available: Meminfo::from_file(root.join("proc/meminfo")).ok().and_then(|memory| memory.mem_available),
             settings: settings.collect(),
             certificates: Certificates::gather(root, manifest),
             ..Self::default()
@@ -259,53 +259,23 @@ pub(super) fn dialled(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
 
 /// All processes that can be seen.
 fn running(proc: &Path) -> Vec<RunningProcess> {
-    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let booted = booted(proc);
-    let read = |pid| {
-        let of = |file: &str| fs::read_to_string(proc.join(PathBuf::from(format!("{pid}/{file}")))).ok();
-        let name = of("comm")?.trim_end().to_owned();
-        let ticks = of("stat").and_then(|stat| ticks(&stat));
+    let system = current_system_info();
+    let ticks = u32::try_from(system.ticks_per_second()).unwrap_or(u32::MAX);
+    let stats = KernelStats::from_file(proc.join("stat"), system).ok();
+    let booted = stats.and_then(|stats| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(stats.btime)));
+    let read = |process: Process| {
+        let stat = process.stat().ok()?;
         Some(RunningProcess {
-            pid,
-            name,
-            resident: kilobytes(&of("status")?, "VmRSS")?,
-            files: files(&of("limits")?),
-            started: booted.zip(ticks).map(|(booted, ticks)| booted + Duration::from_millis(ticks * 1000 / TICKS)),
+            pid: u32::try_from(process.pid).ok()?,
+            name: stat.comm,
+            resident: process.status().ok()?.vmrss?.checked_mul(1024)?,
+            // berth raises the soft limit to the hard one, and Go does too.
+            files: match process.limits().ok()?.max_open_files.hard_limit {
+                LimitValue::Value(files) => Some(files),
+                LimitValue::Unlimited => None,
+            },
+            started: booted.and_then(|booted| booted.checked_add(Duration::from_secs(stat.starttime) / ticks)),
         })
     };
-    pids.filter_map(read).collect()
-}
-
-/// Ticks of a second in what the kernel shows (USER_HZ), the same on every machine that berth runs on.
-const TICKS: u64 = 100;
-
-fn booted(proc: &Path) -> Option<SystemTime> {
-    let stat = fs::read_to_string(proc.join("stat")).ok()?;
-    let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
-    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds.trim().parse().ok()?))
-}
-
-/// When a process started, in ticks since the machine did: the 22nd field of /proc/PID/stat, where the second is a name with
-/// whatever is in it.
-fn ticks(stat: &str) -> Option<u64> {
-    stat.rsplit_once(')')?
-        .1
-        .split_ascii_whitespace()
-        .nth(19)?
-        .parse::<u64>()
-        .ok()
-        .filter(|ticks| *ticks < u64::MAX / 1000)
-}
-
-/// A line such as `MemAvailable:   123 kB`, in bytes.
-pub(crate) fn kilobytes(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// The hard limit of open files in /proc/PID/limits: berth raises the soft one, and Go does too.
-fn files(limits: &str) -> Option<u64> {
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    line.split_ascii_whitespace().nth(1)?.parse().ok()
+    all_processes_with_root(proc).into_iter().flatten().flatten().filter_map(read).collect()
 }

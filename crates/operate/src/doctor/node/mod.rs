@@ -22,7 +22,6 @@ pub use certificates::{Certificates, Validity};
 pub(super) use clients::covered;
 pub use clients::{Clients, Uncovered};
 pub use credentials::{Credentials, HeldCredentials};
-pub(crate) use facts::kilobytes;
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
 pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, unconnected};
 
