@@ -109,8 +109,8 @@ fn object(result: Result<serde_json::Value, Reason>) -> Reply {
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::ChangeKind;
     use super::*;
+    use crate::wire::ChangeKind;
     use serde_json::json;
 
     async fn dial(path: &std::path::Path, version: u32) -> (BufReader<OwnedReadHalf>, OwnedWriteHalf, Reply) {

@@ -3,14 +3,14 @@
 //! COMMAND is the script itself: it stops the old one and starts the new one, as systemd does it for `systemctl restart`. What goes
 //! wrong, does so while COMMAND runs: then neither this nor the bridge can be too late.
 
-use super::super::event::FaultStep;
-use super::super::fault::{Fault, SLOW, Standby};
-use super::super::instance::Instance;
-use super::super::plan::LEASE;
-use super::super::stage::{Error, Stage, Status};
-use super::super::topology::Limits;
 use super::harm::{BEYOND_LEASE, LONGEST_HANG};
 use super::{Play, SETTLE};
+use crate::event::FaultStep;
+use crate::fault::{Fault, SLOW, Standby};
+use crate::instance::Instance;
+use crate::plan::LEASE;
+use crate::stage::{Error, Stage, Status};
+use crate::topology::Limits;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::time::Duration;

@@ -1,14 +1,14 @@
 //! Faults before the upgrade, while one instance serves: what is on the direct path, if there is one, is on it then.
 
-use super::super::direct;
-use super::super::event::FaultStep;
-use super::super::fault::{Fault, Standby};
-use super::super::instance::Instance;
-use super::super::plan::{LEASE, Topology, Via};
-use super::super::stage::Error;
-use super::super::topology::BESIDE;
 use super::harm::{BEYOND_LEASE, LONGEST_HANG};
 use super::{POLL, Play};
+use crate::direct;
+use crate::event::FaultStep;
+use crate::fault::{Fault, Standby};
+use crate::instance::Instance;
+use crate::plan::{LEASE, Topology, Via};
+use crate::stage::Error;
+use crate::topology::BESIDE;
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep};
 

@@ -1,13 +1,13 @@
 //! Faults while both serve: each is injected, waited for and fixed, and written down.
 
-use super::super::event::{Attempt, FaultStep, Kind};
-use super::super::fault::{Fault, Standby};
-use super::super::instance::Instance;
-use super::super::log::attempts;
-use super::super::plan::{LEASE, Topology, UNANSWERED, Via};
-use super::super::stage::Error;
-use super::super::stamp::Stamp;
 use super::{POLL, Play, SETTLE};
+use crate::event::{Attempt, FaultStep, Kind};
+use crate::fault::{Fault, Standby};
+use crate::instance::Instance;
+use crate::log::attempts;
+use crate::plan::{LEASE, Topology, UNANSWERED, Via};
+use crate::stage::Error;
+use crate::stamp::Stamp;
 use nix::unistd::Pid;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};

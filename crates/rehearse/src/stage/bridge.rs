@@ -1,15 +1,15 @@
 //! `berth bridge` on the stage: COMMAND, which waits for the script as `systemctl restart` waits for systemd, and what the bridge says
 //! of itself on its socket.
 
-use super::super::certs::Names;
-use super::super::data::MarkKind;
-use super::super::event::{Event, EventKind};
-use super::super::instance::Instance;
-use super::super::log::{Recorder, last};
-use super::super::setting::BRIDGE;
-use super::super::stamp::Stamp;
-use super::super::topology::Limits;
 use super::{Error, POLL, Stage};
+use crate::certs::Names;
+use crate::data::MarkKind;
+use crate::event::{Event, EventKind};
+use crate::instance::Instance;
+use crate::log::{Recorder, last};
+use crate::setting::BRIDGE;
+use crate::stamp::Stamp;
+use crate::topology::Limits;
 pub(crate) use berth_node::ipc::bridge::BridgeStatus as Status;
 use berth_node::ipc::bridge::{Ask, Connection, Reply, SOCKET, Step};
 use berth_os::process::HeldProcess;

@@ -536,10 +536,10 @@ impl Drop for Stage {
 
 #[cfg(test)]
 mod tests {
-    use super::super::apiserver::Apiserver;
-    use super::super::context::Context;
-    use super::super::plan::{Plan, Topology};
     use super::*;
+    use crate::apiserver::Apiserver;
+    use crate::context::Context;
+    use crate::plan::{Plan, Topology};
 
     #[tokio::test]
     async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {

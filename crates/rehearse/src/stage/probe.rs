@@ -1,14 +1,14 @@
 //! What can be seen of an instance from outside: in a shim's log, from a shim's answer, in /proc.
 
-use super::super::data::MarkKind;
-use super::super::event::{Event, EventKind};
-use super::super::gate::GateMetrics;
-use super::super::log::{Recorder, last};
-use super::super::plan::Via;
-use super::super::setting::Setting;
-use super::super::stamp::Stamp;
-use super::super::topology::{Layout, NODE};
 use super::process::Listener;
+use crate::data::MarkKind;
+use crate::event::{Event, EventKind};
+use crate::gate::GateMetrics;
+use crate::log::{Recorder, last};
+use crate::plan::Via;
+use crate::setting::Setting;
+use crate::stamp::Stamp;
+use crate::topology::{Layout, NODE};
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply};

@@ -1,7 +1,7 @@
 //! One process of a rehearsal: it is started, its log is read, it gets signals, and its end is waited for.
 
-use super::super::netns::Namespace;
-use super::super::topology::{Part, Role};
+use crate::netns::Namespace;
+use crate::topology::{Part, Role};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::VecDeque;
@@ -48,7 +48,7 @@ impl Process {
     ) -> io::Result<Self> {
         let (program, arguments) = part.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
-        if *program == super::super::apiserver::this() {
+        if *program == crate::apiserver::this() {
             command.arg0("berth");
         }
         command.args(arguments).process_group(0).kill_on_drop(true);

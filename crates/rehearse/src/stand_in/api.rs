@@ -1,6 +1,5 @@
 //! From a request to its answer.
 
-use super::super::wire::{Call, Reason, Reply};
 use super::body::{Body, Payload};
 use super::connection::Connection;
 use super::objects::{self, Kind, failure};
@@ -8,6 +7,7 @@ use super::request::{Query, Resource};
 use super::server::Server;
 use super::store_client::unexpected;
 use super::watch::{self, Ending, Wanted};
+use crate::wire::{Call, Reason, Reply};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};

@@ -4,9 +4,9 @@
 //! 410. How far the store has come it knows from changes, and where there are none from the store's notices,
 //! as of etcd's (`--watch-progress-notify-interval`).
 
-use super::super::store::Log;
-use super::super::wire::Reply;
 use super::store_client::{StoreClient, unexpected};
+use crate::store::Log;
+use crate::wire::Reply;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,8 +1,8 @@
 //! One connection as the instance sees it, for the one question that only the instance can answer:
 //! which end closed it?
 
-use super::super::event::{EndReport, EndedBy, STREAM_HEADER, StreamId};
-use super::super::stamp::Stamp;
+use crate::event::{EndReport, EndedBy, STREAM_HEADER, StreamId};
+use crate::stamp::Stamp;
 use hyper::HeaderMap;
 use std::net::SocketAddr;
 use std::sync::OnceLock;

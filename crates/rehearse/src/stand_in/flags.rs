@@ -4,7 +4,7 @@
 //! a boolean takes its value only after `=`, the last one wins, and the first mistake ends the
 //! process.
 
-use super::super::store::HISTORY;
+use crate::store::HISTORY;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -155,9 +155,9 @@ pub(super) fn tls(flags: &Flags) -> io::Result<TlsAcceptor> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cache::Cache;
-    use super::super::store_client::StoreClient;
     use super::*;
+    use crate::stand_in::cache::Cache;
+    use crate::stand_in::store_client::StoreClient;
     use crate::{certs, log::Recorder, store::Store, store_server};
     use tokio::io::AsyncReadExt;
 

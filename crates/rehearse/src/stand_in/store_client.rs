@@ -1,9 +1,9 @@
 //! The simulated apiserver's connection to the rehearsal's store: what etcd is to kube-apiserver.
 
-use super::super::data::MarkKind;
-use super::super::event::EndReport;
-use super::super::stamp::Stamp;
-use super::super::wire::{self, Call, Reply};
+use crate::data::MarkKind;
+use crate::event::EndReport;
+use crate::stamp::Stamp;
+use crate::wire::{self, Call, Reply};
 use serde_json::Value;
 use std::io;
 use std::path::{Path, PathBuf};

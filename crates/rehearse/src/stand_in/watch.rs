@@ -1,14 +1,14 @@
 //! One watch: changes of the cache as lines, until the client goes, its time has passed, or the instance
 //! shuts down.
 
-use super::super::store::Changes;
-use super::super::wire::{Change, ChangeKind, Reason};
 use super::cache::Cache;
 use super::connection::Connection;
 use super::life::Life;
 use super::objects::{self, Kind};
 use super::request::Query;
 use super::server::Server;
+use crate::store::Changes;
+use crate::wire::{Change, ChangeKind, Reason};
 use hyper::StatusCode;
 use hyper::body::Bytes;
 use serde_json::Value;
