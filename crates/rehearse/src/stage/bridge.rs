@@ -14,9 +14,8 @@ pub(crate) use berth_node::ipc::bridge::BridgeStatus as Status;
 use berth_node::ipc::bridge::{Ask, Connection, Reply, SOCKET, Step};
 use berth_os::process::HeldProcess;
 use berth_os::seqpacket;
-use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
-use nix::unistd::{Pid, mkfifo};
+use nix::unistd::mkfifo;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -179,12 +178,10 @@ impl Stage {
 
     /// Kills the bridge, and waits until it is gone.
     pub(crate) async fn kill_bridge(&self) {
-        let pid = i32::try_from(self.bridge_status().pid).unwrap_or_default();
-        if pid > 0 {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-            while is_alive(pid) {
-                sleep(POLL).await;
-            }
+        let Some(daemon) = self.bridge.as_ref().and_then(|bridge| bridge.daemon.get()) else { return };
+        let _ = daemon.kill();
+        while !daemon.ends_within(Duration::ZERO).unwrap_or(true) {
+            sleep(POLL).await;
         }
     }
 }
@@ -300,15 +297,6 @@ fn kill_held(daemon: &HeldProcess) {
     let _ = daemon.ends_within(GOING);
 }
 
-/// Whether a process has not ended, in any of its threads: before that, its descriptors may be open.
-fn is_alive(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    // state and num_threads of proc_pid_stat(5), of which the second is behind 16 more.
-    let ended = matches!(fields.first(), None | Some(&("Z" | "X")));
-    !ended || fields.get(17).is_some_and(|threads| *threads != "1" && *threads != "0")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -359,10 +347,5 @@ mod tests {
         drop(child.stdin.take());
         bridge.ends();
         assert!(child.try_wait().unwrap().expect("an end").success());
-    }
-
-    #[test]
-    fn this_process_is_alive_and_none_is_not() {
-        assert!(is_alive(std::process::id().try_into().unwrap()) && !is_alive(0));
     }
 }
