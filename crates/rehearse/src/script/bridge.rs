@@ -3,12 +3,11 @@
 //! COMMAND is the script itself: it stops the old one and starts the new one, as systemd does it for `systemctl restart`. What goes
 //! wrong, does so while COMMAND runs: then neither this nor the bridge can be too late.
 
-use super::harm::{BEYOND_LEASE, LONGEST_HANG};
+use super::harm::LONGEST_HANG;
 use super::{Play, SETTLE};
 use crate::event::FaultStep;
 use crate::fault::{Fault, SLOW, Standby};
 use crate::instance::Instance;
-use crate::plan::LEASE;
 use crate::stage::{Error, Stage, Status};
 use crate::topology::Limits;
 use nix::sys::signal::{Signal, kill};
@@ -70,8 +69,7 @@ impl Play<'_> {
 
     /// An upgrade in place to a version that cannot serve: clients stay on the bridge, and the operator brings the old one back.
     pub(super) async fn failing_bridged_upgrade(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
-        let new =
-            Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.context.plan, None, 1) };
+        let new = super::failing(self.context.plan, fault);
         // Long enough for the temporary one; no longer, for clients wait for the end of it.
         let ready = self.context.plan.timing.failing.max(self.context.plan.timing.ready_within / 2);
         self.bridge(old, ready).await?;
@@ -84,12 +82,7 @@ impl Play<'_> {
         self.stage.command_ends(0)?;
         self.bridge_ends(old, AGAIN).await?;
         let status = self.stage.bridge_status();
-        let ended = match self.stage.ended(&new.name) {
-            Some(status) => {
-                format!("it ended with {status}; its last line of log:\n{}", self.stage.last_words(&new.name).await)
-            }
-            None => status.own.probe,
-        };
+        let ended = self.end_of(&new.name).await.unwrap_or(status.own.probe);
         let why = match status.trouble {
             Some(trouble) => vec![trouble, ended],
             None => Vec::new(),
@@ -177,9 +170,7 @@ impl Play<'_> {
     async fn hang_bridge(&mut self, old: &Instance) -> Result<(), Error> {
         let place = self.harms(Fault::HangShim, &old.temporary().name);
         let pid = i32::try_from(self.stage.bridge_status().pid).unwrap_or_default();
-        self.stage.freeze(Pid::from_raw(pid));
-        sleep(LEASE + BEYOND_LEASE).await;
-        self.stage.thaw();
+        self.hang_beyond_lease(Pid::from_raw(pid)).await;
         self.is_over(place).await;
         Ok(())
     }

@@ -1,12 +1,12 @@
 //! Faults before the upgrade, while one instance serves: what is on the direct path, if there is one, is on it then.
 
-use super::harm::{BEYOND_LEASE, LONGEST_HANG};
+use super::harm::LONGEST_HANG;
 use super::{POLL, Play};
 use crate::direct;
 use crate::event::FaultStep;
 use crate::fault::{Fault, Standby};
 use crate::instance::Instance;
-use crate::plan::{LEASE, Topology, Via};
+use crate::plan::{Topology, Via};
 use crate::stage::Error;
 use crate::topology::BESIDE;
 use nix::sys::signal::Signal;
@@ -27,11 +27,7 @@ impl Play<'_> {
         if fault.needs_a_second_shim() {
             self.harm_beside(old, fault).await?;
         } else {
-            let target = match fault {
-                Fault::CalmCrash | Fault::CalmHang => self.stage.apiserver(name),
-                _ => self.stage.relay(name),
-            };
-            let Some(target) = target else {
+            let Some(target) = self.target(fault, name) else {
                 self.context.trouble(format!("{name} had ended before {fault} could happen"));
                 return Ok(());
             };
@@ -48,11 +44,7 @@ impl Play<'_> {
             let place = self.inject(fault, name, standby);
             match fault {
                 Fault::CalmHang => self.hang(name, target, place).await,
-                Fault::CalmHangShim => {
-                    self.stage.freeze(target);
-                    sleep(LEASE + BEYOND_LEASE).await;
-                    self.stage.thaw();
-                }
+                Fault::CalmHangShim => self.hang_beyond_lease(target).await,
                 _ => {
                     self.stage.kill(name, target).await;
                     self.context.step(place, FaultStep::Noticed);
@@ -87,11 +79,7 @@ impl Play<'_> {
         let standby = if self.stage.setting.direct { Standby::Direct } else { Standby::Sibling };
         let place = self.inject(fault, &old.name, standby);
         match fault {
-            Fault::BesideHangShim => {
-                self.stage.freeze(target);
-                sleep(LEASE + BEYOND_LEASE).await;
-                self.stage.thaw();
-            }
+            Fault::BesideHangShim => self.hang_beyond_lease(target).await,
             Fault::BesideDrain => self.stop_beside().await,
             _ => {
                 self.stage.signal_beside(Signal::SIGKILL);

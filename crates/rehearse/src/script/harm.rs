@@ -19,13 +19,15 @@ pub(super) const LONGEST_HANG: Duration = Duration::from_secs(11);
 const CALM: Duration = Duration::from_secs(1);
 
 /// How long a shim hangs beyond its lease.
-pub(super) const BEYOND_LEASE: Duration = Duration::from_secs(3);
+const BEYOND_LEASE: Duration = Duration::from_secs(3);
 
 impl Play<'_> {
     /// An upgrade to a version that cannot serve: it is given up after a while.
     pub(super) async fn failing_upgrade(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
-        let new =
-            Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.context.plan, None, 1) };
+        if self.stage.layout.bridges() {
+            return self.failing_bridged_upgrade(old, fault).await;
+        }
+        let new = super::failing(self.context.plan, fault);
         let alone = self.context.via == Via::None;
         if alone {
             self.print(&format!("stop {}", old.name));
@@ -49,10 +51,8 @@ impl Play<'_> {
         while Instant::now() < patience && (fault != Fault::BadFlag || self.stage.ended(&new.name).is_none()) {
             sleep(POLL).await;
         }
-        let why = match self.stage.ended(&new.name) {
-            Some(status) => {
-                format!("it ended with {status}; its last line of log:\n{}", self.stage.last_words(&new.name).await)
-            }
+        let why = match self.end_of(&new.name).await {
+            Some(end) => end,
             None => match self.stage.check_joined(&new.name).await {
                 Ok(()) => "it reports that it is ready".into(),
                 Err(why) => why,
@@ -71,6 +71,12 @@ impl Play<'_> {
         Ok(())
     }
 
+    /// How an instance ended and what it logged last, if it has ended.
+    pub(super) async fn end_of(&mut self, name: &str) -> Option<String> {
+        let status = self.stage.ended(name)?;
+        Some(format!("it ended with {status}; its last line of log:\n{}", self.stage.last_words(name).await))
+    }
+
     /// What goes wrong while both serve.
     pub(super) async fn harm(&mut self, old: &Instance, new: &Instance, fault: Fault) -> Result<(), Error> {
         // Most streams are on the old one.
@@ -80,11 +86,7 @@ impl Play<'_> {
             self.print(&format!("fault {fault}: {} has no bridge, skipped", self.context.via));
             return Ok(());
         }
-        let target = match fault {
-            Fault::CrashAfterReady | Fault::Hang => self.stage.apiserver(name),
-            _ => self.stage.relay(name),
-        };
-        let Some(target) = target else {
+        let Some(target) = self.target(fault, name) else {
             if fault.needs_a_shim() && self.stage.layout.relays().is_none() {
                 self.print(&format!("fault {fault}: {} has nothing that relays, skipped", self.context.via));
             } else {
@@ -102,11 +104,7 @@ impl Play<'_> {
         let place = self.inject(fault, name, standby);
         match fault {
             Fault::Hang => self.hang(name, target, place).await,
-            Fault::HangShim => {
-                self.stage.freeze(target);
-                sleep(LEASE + BEYOND_LEASE).await;
-                self.stage.thaw();
-            }
+            Fault::HangShim => self.hang_beyond_lease(target).await,
             Fault::BothKilled => {
                 let other = self.stage.relay(&old.name).filter(|other| *other != target);
                 if let Some(other) = other {
@@ -132,6 +130,14 @@ impl Play<'_> {
         self.over(place);
         self.calm().await;
         Ok(())
+    }
+
+    /// The process of an instance that a fault is done to, if it lives.
+    pub(super) fn target(&self, fault: Fault, name: &str) -> Option<Pid> {
+        match fault {
+            Fault::CrashAfterReady | Fault::Hang | Fault::CalmCrash | Fault::CalmHang => self.stage.apiserver(name),
+            _ => self.stage.relay(name),
+        }
     }
 
     /// Waits until clients are served as before, so that one fault is not blamed for another.
@@ -170,6 +176,13 @@ impl Play<'_> {
             }
             sleep(POLL).await;
         }
+        self.stage.thaw();
+    }
+
+    /// Stops a shim by SIGSTOP for longer than its lease lasts.
+    pub(super) async fn hang_beyond_lease(&mut self, shim: Pid) {
+        self.stage.freeze(shim);
+        sleep(LEASE + BEYOND_LEASE).await;
         self.stage.thaw();
     }
 

@@ -90,10 +90,7 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
     watch_gates(context, &play.stage.setting, &mut background);
     let load = start_load(context, play.stage, &[]).await?;
     for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
-        match play.stage.layout.bridges() {
-            true => play.failing_bridged_upgrade(&old, *fault).await?,
-            false => play.failing_upgrade(&old, *fault).await?,
-        }
+        play.failing_upgrade(&old, *fault).await?;
     }
     for fault in plan.faults.iter().filter(|fault| fault.is_of_calm()) {
         play.harm_in_calm(&old, *fault).await?;
@@ -183,6 +180,11 @@ fn instance(plan: &Plan, node: Option<&str>, upgrades: u32) -> Instance {
     let side = node.map_or_else(|| side.to_owned(), |node| format!("{node}-{side}"));
     let name = if upgrades < 2 { side } else { format!("{side}-{}", upgrades / 2 + 1) };
     Instance { name, apiserver: apiserver.clone(), version: plan.versions[usize::from(new)].clone(), fault: None }
+}
+
+/// The instance of an upgrade that fails.
+fn failing(plan: &Plan, fault: Fault) -> Instance {
+    Instance { name: fault.to_string(), fault: Some(fault), ..instance(plan, None, 1) }
 }
 
 /// The instance that an upgrade brings, and what goes wrong meanwhile, if it is the one in which something does.
