@@ -16,17 +16,15 @@ use crate::netns::Namespace;
 use crate::network::WORKER;
 use crate::plan::{Nodes, Via};
 use crate::setting::Setting;
-use crate::stage::{Error, Stage, Stages};
+use crate::stage::{Error, Stage, Stages, command};
 use crate::stamp::Stamp;
 use crate::topology::{Part, Role, listen};
 use berth_cluster::lease::lease_name;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
 /// Names where an instance's is expected.
@@ -225,9 +223,8 @@ impl Cluster<'_> {
     /// Waits until the rules that kube-proxy has in the kernel do not name an address.
     async fn unproxied(&self, ip: IpAddr) {
         loop {
-            let mut nft = Command::new("nft");
-            self.worker.enter(nft.args(["-nn", "list", "table", "ip", "kube-proxy"]).as_std_mut());
-            let rules = nft.stdin(Stdio::null()).kill_on_drop(true).process_group(0).output().await;
+            let mut nft = command("nft".as_ref(), Some(&self.worker));
+            let rules = nft.args(["-nn", "list", "table", "ip", "kube-proxy"]).output().await;
             let rules = rules.ok().filter(|rules| rules.status.success());
             if rules.is_some_and(|rules| !String::from_utf8_lossy(&rules.stdout).contains(&format!(" {ip} . "))) {
                 return;
@@ -303,11 +300,10 @@ fn admin(setting: &Setting) -> Result<PathBuf, Error> {
 /// `berth grant` for the shims of a node.
 async fn grant_shims(setting: &Setting) -> Result<(), Error> {
     let Some(node) = &setting.node else { return Ok(()) };
-    let mut command = Command::new(this());
+    let mut command = command(&this(), None);
     command.arg("grant").arg(flag("kubeconfig", admin(setting)?)).arg(flag("write", setting.kubeconfig(node)));
     command.arg(format!("--node={}", node.name)).arg(format!("--listen={}", setting.address));
-    command.arg(format!("--uid={}", nix::unistd::geteuid())).stdin(Stdio::null()).kill_on_drop(true).process_group(0);
-    berth_os::process::remove_settings(command.as_std_mut());
+    command.arg(format!("--uid={}", nix::unistd::geteuid()));
     let failed = |why: String| Error::Unavailable(format!("berth grant --node {}: {}", node.name, why.trim()));
     let output = command.output().await.map_err(|error| failed(error.to_string()))?;
     match output.status.success() {

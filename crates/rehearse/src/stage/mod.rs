@@ -11,6 +11,7 @@ mod stages;
 pub(crate) use bridge::Status;
 pub(crate) use directory::sweep;
 pub(crate) use probe::{of_shims, watch_gates};
+pub(crate) use process::command;
 pub(crate) use stages::Stages;
 
 use super::address::free_address;

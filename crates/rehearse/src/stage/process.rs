@@ -1,10 +1,12 @@
 //! One process of a rehearsal: it is started, its log is read, it gets signals, and its end is waited for.
 
+use crate::apiserver::this;
 use crate::netns::Namespace;
 use crate::topology::{Part, Role};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::VecDeque;
+use std::ffi::OsStr;
 use std::io;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,18 +49,8 @@ impl Process {
         over: impl FnOnce(ExitStatus) + Send + 'static,
     ) -> io::Result<Self> {
         let (program, arguments) = part.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-        let mut command = Command::new(program);
-        if *program == crate::apiserver::this() {
-            command.arg0("berth");
-        }
-        command.args(arguments).process_group(0).kill_on_drop(true);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        berth_os::process::remove_settings(command.as_std_mut());
-        if let Some(namespace) = namespace {
-            namespace.enter(command.as_std_mut());
-        }
-        berth_os::process::die_with_parent(command.as_std_mut());
-        let mut child = command.spawn()?;
+        let mut command = command(program, namespace);
+        let mut child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or(io::ErrorKind::NotFound)?;
         let log = Arc::default();
         let mut readers = Vec::new();
@@ -118,6 +110,21 @@ impl Process {
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         log.iter().map(|line| readable(line)).collect()
     }
+}
+
+/// A program in a process group and a namespace of its own, which gets none of berth's settings and ends with this process.
+pub(crate) fn command(program: &OsStr, namespace: Option<&Namespace>) -> Command {
+    let mut command = Command::new(program);
+    if program == this() {
+        command.arg0("berth");
+    }
+    command.process_group(0).kill_on_drop(true).stdin(Stdio::null());
+    berth_os::process::remove_settings(command.as_std_mut());
+    if let Some(namespace) = namespace {
+        namespace.enter(command.as_std_mut());
+    }
+    berth_os::process::die_with_parent(command.as_std_mut());
+    command
 }
 
 impl Drop for Process {
