@@ -11,7 +11,7 @@ use crate::stamp::Stamp;
 use crate::topology::{Layout, NODE};
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
-use berth_node::ipc::wire::{Ask, Reply};
+use berth_node::ipc::wire::{Ask, Reply, Status};
 use berth_node::registry::instance::{self, ListedInstance, Record};
 use berth_node::registry::{BerthDir, RunDir};
 use berth_node::snapshot::RunDirSnapshot;
@@ -87,14 +87,7 @@ fn mark_of(owner: &str, line: &Line) -> Option<(String, MarkKind)> {
 
 /// Whether a shim reports that it listens and that an instance is ready, or why not.
 pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<(), String> {
-    let berth = berth(setting).ok_or("the run directory is still empty")?;
-    let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
-    let path = berth.socket_path(&shim).map_err(|error| error.to_string())?;
-    let status = match ipc::ask(&path, Ask::Status, ipc::PATIENCE).await {
-        Ok(Reply::Status(status)) => status,
-        Ok(reply) => return Err(format!("its shim says {reply:?}")),
-        Err(error) => return Err(format!("its shim cannot be asked: {error}")),
-    };
+    let status = status(setting, shim).await?;
     match status.instances.iter().find(|i| i.instance.as_str() == name) {
         Some(own) if own.health != InstanceHealth::Ready => Err(own.last_probe.clone()),
         Some(_) if status.state != Phase::Joined => Err(format!("its shim has not joined: {}", status.state.as_str())),
@@ -105,11 +98,21 @@ pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<
 
 /// Whether a shim reports that an instance is not ready, or knows none of this name.
 pub(super) async fn is_missed(setting: &Setting, shim: &str, name: &str) -> bool {
-    let (Some(berth), Ok(shim)) = (berth(setting), InstanceId::parse(shim)) else { return false };
-    let Ok(path) = berth.socket_path(&shim) else { return false };
-    let Ok(Reply::Status(status)) = ipc::ask(&path, Ask::Status, ipc::PATIENCE).await else { return false };
+    let Ok(status) = status(setting, shim).await else { return false };
     let own = status.instances.iter().find(|i| i.instance.as_str() == name);
     own.is_none_or(|own| own.health != InstanceHealth::Ready)
+}
+
+/// A shim's status, or why it does not report one.
+async fn status(setting: &Setting, shim: &str) -> Result<Box<Status>, String> {
+    let berth = berth(setting).ok_or("the run directory is still empty")?;
+    let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
+    let path = berth.socket_path(&shim).map_err(|error| error.to_string())?;
+    match ipc::ask(&path, Ask::Status, ipc::PATIENCE).await {
+        Ok(Reply::Status(status)) => Ok(status),
+        Ok(reply) => Err(format!("its shim says {reply:?}")),
+        Err(error) => Err(format!("its shim cannot be asked: {error}")),
+    }
 }
 
 /// What the shims of a run directory answer, by their sockets.
