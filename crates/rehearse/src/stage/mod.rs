@@ -365,11 +365,7 @@ impl Stage {
             for (process, signal) in &told {
                 process.signal(*signal);
             }
-            let all = async {
-                for (process, _) in &told {
-                    process.wait().await;
-                }
-            };
+            let all = all_ended(told.iter().map(|(process, _)| *process));
             tokio::select! {
                 _ = timeout_at(deadline, all) => {}
                 never = self.leaves(name) => match never {},
@@ -382,9 +378,7 @@ impl Stage {
         for is_proxy in [false, true] {
             let group = || left.iter().filter(|process| (process.role == Role::Proxy) == is_proxy);
             group().for_each(|process| process.signal(Signal::SIGKILL));
-            for process in group() {
-                process.wait().await;
-            }
+            all_ended(group().copied()).await;
         }
         let server = self.processes.iter().find(|p| p.owner == name && p.role != Role::Proxy);
         let status = server.filter(|p| !killed.contains(&p.role)).and_then(Process::status);
@@ -436,6 +430,11 @@ impl Stage {
         if let Some(apiserver) = apiserver.filter(|apiserver| *apiserver != pid) {
             let _ = kill(apiserver, Signal::SIGKILL);
         }
+        self.apiserver_gone(name).await;
+    }
+
+    /// Waits until the apiserver of a unit has ended.
+    async fn apiserver_gone(&self, name: &str) {
         while probe::living(&self.setting, name).is_some() {
             sleep(POLL).await;
         }
@@ -449,13 +448,9 @@ impl Stage {
         for apiserver in units.iter().filter_map(|(_, apiserver)| *apiserver) {
             let _ = kill(apiserver, Signal::SIGKILL);
         }
-        for process in &self.processes {
-            process.wait().await;
-        }
+        all_ended(&self.processes).await;
         for (name, _) in units {
-            while probe::living(&self.setting, name).is_some() {
-                sleep(POLL).await;
-            }
+            self.apiserver_gone(name).await;
         }
     }
 
@@ -507,19 +502,18 @@ impl Stage {
             for process in &self.processes {
                 process.signal(Signal::SIGTERM);
             }
-            let all = async {
-                for process in &self.processes {
-                    process.wait().await;
-                }
-            };
-            if timeout(wait, all).await.is_ok() {
+            if timeout(wait, all_ended(&self.processes)).await.is_ok() {
                 break;
             }
         }
-        for process in &self.processes {
-            process.signal(Signal::SIGKILL);
-            process.wait().await;
-        }
+        self.processes.iter().for_each(|process| process.signal(Signal::SIGKILL));
+        all_ended(&self.processes).await;
+    }
+}
+
+async fn all_ended<'a>(processes: impl IntoIterator<Item = &'a Process>) {
+    for process in processes {
+        process.wait().await;
     }
 }
 
