@@ -23,6 +23,10 @@ use std::{fs, io};
 const NAMES: [&str; 5] =
     ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost"];
 
+/// Names of an admin's certificate and of the shims' probe's, which is in no group.
+pub(crate) const ADMIN: &str = "admin";
+pub(crate) const PROBE: &str = "berth-probe";
+
 /// The group that may do everything.
 const ADMINS: &str = "system:masters";
 
@@ -34,14 +38,6 @@ pub(crate) const CLIENTS: &str = "berth-rehearse";
 pub struct Certs {
     /// PEM file with the CA.
     pub ca_file: PathBuf,
-    /// PEM file with an admin's certificate.
-    pub(crate) admin_cert_file: PathBuf,
-    /// PEM file with its key.
-    pub(crate) admin_key_file: PathBuf,
-    /// PEM file with the certificate of the shims' probe, which is in no group.
-    pub(crate) probe_cert_file: PathBuf,
-    /// PEM file with its key.
-    pub(crate) probe_key_file: PathBuf,
     /// PEM file with the public key of service accounts.
     pub account_public_key_file: PathBuf,
     /// PEM file with the private one.
@@ -106,27 +102,25 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let issuer = CertifiedIssuer::self_signed(ca, KeyPair::generate()?)?;
 
-    let identity = |name, group: Option<&str>| {
+    let identity = |name: &str, group: Option<&str>| {
         let mut params = params(&[], ExtendedKeyUsagePurpose::ClientAuth, name)?;
         if let Some(group) = group {
             params.distinguished_name.push(DnType::OrganizationName, group);
         }
         let key = KeyPair::generate()?;
-        Ok::<_, rcgen::Error>((params.signed_by(&key, &issuer)?, key))
+        let cert = params.signed_by(&key, &issuer)?;
+        write(&dir.join(format!("{name}.crt")), &cert.pem())?;
+        write(&dir.join(format!("{name}.key")), &key.serialize_pem())?;
+        Ok::<_, Error>(Identity { cert: cert.into(), key: key.serialize_der().into() })
     };
-    let (admin, admin_key) = identity("admin", Some(ADMINS))?;
-    let (client, client_key) = identity("client", Some(CLIENTS))?;
-    let (probe, probe_key) = identity("berth-probe", None)?;
+    let (admin, client) = (identity(ADMIN, Some(ADMINS))?, identity("client", Some(CLIENTS))?);
+    identity(PROBE, None)?;
 
     let mut subjects: Vec<String> = NAMES.map(str::to_owned).to_vec();
     subjects.push("127.0.0.1".into());
     subjects.extend(ips.iter().map(ToString::to_string));
     let certs = Certs {
         ca_file: dir.join("ca.crt"),
-        admin_cert_file: dir.join("admin.crt"),
-        admin_key_file: dir.join("admin.key"),
-        probe_cert_file: dir.join("probe.crt"),
-        probe_key_file: dir.join("probe.key"),
         account_public_key_file: dir.join("service-account.pub"),
         account_key_file: dir.join("service-account.key"),
         ca: issuer.der().clone(),
@@ -134,29 +128,25 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
         dir: dir.to_owned(),
         issuer,
         subjects,
-        admin: Identity { cert: admin.der().clone(), key: admin_key.serialize_der().into() },
-        client: Identity { cert: client.der().clone(), key: client_key.serialize_der().into() },
+        admin,
+        client,
     };
     let account_key = KeyPair::generate()?;
     write(&certs.ca_file, &certs.issuer.pem())?;
-    write(&certs.admin_cert_file, &admin.pem())?;
-    write(&certs.admin_key_file, &admin_key.serialize_pem())?;
-    write(&certs.probe_cert_file, &probe.pem())?;
-    write(&certs.probe_key_file, &probe_key.serialize_pem())?;
     write(&certs.account_public_key_file, &account_key.public_key_pem())?;
     write(&certs.account_key_file, &account_key.serialize_pem())?;
     Ok(certs)
 }
 
 impl Certs {
-    /// PEM file with an instance's serving certificate.
-    pub fn cert_file(&self, instance: &str) -> PathBuf {
-        self.dir.join(format!("{instance}.crt"))
+    /// PEM file with the serving certificate of an instance, or the certificate of a client.
+    pub fn cert_file(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.crt"))
     }
 
     /// PEM file with its key, readable by the owner alone.
-    pub fn key_file(&self, instance: &str) -> PathBuf {
-        self.dir.join(format!("{instance}.key"))
+    pub fn key_file(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.key"))
     }
 
     /// Makes an instance's serving certificate, if it has none yet.
@@ -181,16 +171,23 @@ impl Certs {
         Ok(())
     }
 
-    /// An admin's kubeconfig, for other programs. JSON is YAML.
-    pub(crate) fn kubeconfig(&self, server: SocketAddr) -> String {
+    /// An admin's kubeconfig, for other programs.
+    pub(crate) fn kubeconfig_file(&self) -> PathBuf {
+        self.dir.join("admin.kubeconfig")
+    }
+
+    /// Writes it for this address; its file. JSON is YAML.
+    pub(crate) fn write_kubeconfig(&self, server: SocketAddr) -> Result<PathBuf, Error> {
         let cluster = json!({"server": format!("https://{server}"), "certificate-authority": self.ca_file});
-        let user = json!({"client-certificate": self.admin_cert_file, "client-key": self.admin_key_file});
-        json!({
+        let user = json!({"client-certificate": self.cert_file(ADMIN), "client-key": self.key_file(ADMIN)});
+        let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "rehearsal",
             "clusters": [{"name": "rehearsal", "cluster": cluster}], "users": [{"name": "admin", "user": user}],
             "contexts": [{"name": "rehearsal", "context": {"cluster": "rehearsal", "user": "admin"}}],
-        })
-        .to_string()
+        });
+        let file = self.kubeconfig_file();
+        fs::write(&file, config.to_string()).map_err(|error| Error::Write(file.clone(), error))?;
+        Ok(file)
     }
 
     /// TLS of a client that trusts this CA alone, and is of the group `CLIENTS`.

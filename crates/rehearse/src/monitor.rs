@@ -2,6 +2,7 @@
 //! `kubernetes`. Each is a connection of its own, and one without an answer is ignored: only the
 //! load counts losses.
 
+use super::certs::ADMIN;
 use super::event::{EventKind, Named};
 use super::log::Recorder;
 use super::setting::Setting;
@@ -38,7 +39,7 @@ impl Monitor {
             kind: ProbeKind::Https,
             path: "/readyz".into(),
             ca: Some(certs.ca_file.clone()),
-            client: Some((certs.admin_cert_file.clone(), certs.admin_key_file.clone())),
+            client: Some((certs.cert_file(ADMIN), certs.key_file(ADMIN))),
             token: None,
             server_name: ServerName::IpAddress(setting.address.ip().into()),
             timeout: Duration::from_secs(5),

@@ -58,11 +58,6 @@ impl Setting {
         self.bridge().join("bridge-shim")
     }
 
-    /// With which a bridge keeps the Service `kubernetes`.
-    pub(crate) fn admin(&self) -> PathBuf {
-        self.dir.join("admin.kubeconfig")
-    }
-
     /// What the shims of a node do in the cluster, they do with this kubeconfig.
     pub(crate) fn kubeconfig(&self, node: &Node) -> PathBuf {
         self.dir.join(&node.name).join("kubeconfig")

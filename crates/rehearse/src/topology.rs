@@ -2,6 +2,7 @@
 //! to stop when.
 
 use super::apiserver::flag;
+use super::certs::PROBE;
 use super::haproxy;
 use super::instance::Instance;
 use super::plan::{Topology, Via};
@@ -166,7 +167,7 @@ impl Layout {
         argv.extend(speedup(setting));
         // A stand-in knows no Service.
         if !running.apiserver.is_stand_in() {
-            argv.push(flag("kubeconfig", setting.admin()));
+            argv.push(flag("kubeconfig", setting.certs.kubeconfig_file()));
         }
         argv.push("--".into());
         argv.extend(run);
@@ -233,8 +234,8 @@ fn probe(setting: &Setting) -> Vec<OsString> {
     let certs = &setting.certs;
     let mut options = vec![flag("probe-ca", &certs.ca_file), "--probe-server-name=kubernetes".into()];
     if setting.probe_with_certificate {
-        options.push(flag("probe-cert", &certs.probe_cert_file));
-        options.push(flag("probe-key", &certs.probe_key_file));
+        options.push(flag("probe-cert", certs.cert_file(PROBE)));
+        options.push(flag("probe-key", certs.key_file(PROBE)));
     }
     options
 }

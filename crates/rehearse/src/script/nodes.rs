@@ -22,7 +22,7 @@ use crate::topology::{Part, Role, listen};
 use berth_cluster::lease::lease_name;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
@@ -143,7 +143,7 @@ impl Cluster<'_> {
 
     /// Starts kube-proxy, and waits until clients come to an instance by it.
     async fn start_proxy(&self, program: &Path, stage: &mut Stage) -> Result<(), Error> {
-        let kubeconfig = admin(&stage.setting)?;
+        let kubeconfig = stage.setting.certs.write_kubeconfig(OBSERVER_ADDRESS)?;
         let argv = vec![
             program.into(),
             "--proxy-mode=nftables".into(),
@@ -289,19 +289,12 @@ fn name(stage: &Stage) -> String {
     stage.node().map(|node| node.name.clone()).unwrap_or_default()
 }
 
-/// An admin's kubeconfig for another program, at the observer; its file.
-fn admin(setting: &Setting) -> Result<PathBuf, Error> {
-    let path = setting.dir.join("admin.conf");
-    let write = std::fs::write(&path, setting.certs.kubeconfig(OBSERVER_ADDRESS));
-    write.map_err(|error| Error::Unavailable(format!("cannot write {}: {error}", path.display())))?;
-    Ok(path)
-}
-
 /// `berth grant` for the shims of a node.
 async fn grant_shims(setting: &Setting) -> Result<(), Error> {
     let Some(node) = &setting.node else { return Ok(()) };
     let mut command = command(&this(), None);
-    command.arg("grant").arg(flag("kubeconfig", admin(setting)?)).arg(flag("write", setting.kubeconfig(node)));
+    let admin = setting.certs.write_kubeconfig(OBSERVER_ADDRESS)?;
+    command.arg("grant").arg(flag("kubeconfig", admin)).arg(flag("write", setting.kubeconfig(node)));
     command.arg(format!("--node={}", node.name)).arg(format!("--listen={}", setting.address));
     command.arg(format!("--uid={}", nix::unistd::geteuid()));
     let failed = |why: String| Error::Unavailable(format!("berth grant --node {}: {}", node.name, why.trim()));

@@ -65,9 +65,8 @@ impl Stage {
         let opened = opened.and_then(|()| OpenOptions::new().read(true).write(true).open(&fifo));
         let command =
             opened.map_err(|e| Error::Unavailable(format!("cannot make the FIFO {}: {e}", fifo.display())))?;
-        let admin = self.setting.admin();
-        std::fs::write(&admin, self.setting.certs.kubeconfig(self.setting.address))
-            .map_err(|e| Error::Unavailable(format!("cannot write {}: {e}", admin.display())))?;
+        // With it the bridge keeps the Service `kubernetes`.
+        self.setting.certs.write_kubeconfig(self.setting.address)?;
         let run: [OsString; 4] = ["sh".into(), "-c".into(), COMMAND.into(), fifo.into()];
         let own = self.own_address(&running.name)?;
         let part = self.layout.bridge(&self.setting, running, own, limits, run.into());
