@@ -84,7 +84,7 @@ impl Asked<'_> {
                     "",
                 );
             }
-            Resource::Maps { .. } | Resource::Map { .. } | Resource::Secrets { .. } => return self.maps(request).await,
+            Resource::List { .. } | Resource::Map { .. } => return self.maps(request).await,
             _ if !reads => return not_allowed(),
             Resource::Live => return objects::text(StatusCode::OK, "ok"),
             Resource::Ready if server.life.is_ready() => return objects::text(StatusCode::OK, "ok"),
@@ -114,18 +114,14 @@ impl Asked<'_> {
         };
         let result = match (request.method().as_str(), self.resource, self.query) {
             (_, _, Err(message)) => return failure(StatusCode::BAD_REQUEST, "BadRequest", &message, ""),
-            ("GET" | "HEAD", Resource::Maps { namespace }, Ok(query)) => {
-                let wanted = Wanted::new(Kind::ConfigMap, namespace, &query);
-                list_or_watch(self.server, self.connection, wanted, &query).await
-            }
-            ("GET" | "HEAD", Resource::Secrets { namespace }, Ok(query)) => {
-                let wanted = Wanted::new(Kind::Secret, namespace, &query);
+            ("GET" | "HEAD", Resource::List { kind, namespace }, Ok(query)) => {
+                let wanted = Wanted::new(kind, namespace, &query);
                 list_or_watch(self.server, self.connection, wanted, &query).await
             }
             ("GET" | "HEAD", Resource::Map { namespace, name }, _) => {
                 self.server.store.call(Call::Get { namespace, name }).await.map(|r| one(r, StatusCode::OK, ""))
             }
-            ("POST", Resource::Maps { namespace: Some(namespace) }, _) => {
+            ("POST", Resource::List { kind: Kind::ConfigMap, namespace: Some(namespace) }, _) => {
                 write(self.server, request, &namespace, None).await
             }
             ("PUT", Resource::Map { namespace, name }, _) => write(self.server, request, &namespace, Some(&name)).await,

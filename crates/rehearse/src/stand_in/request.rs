@@ -1,5 +1,6 @@
 //! What a request asks for: path and query, without I/O.
 
+use super::objects::Kind;
 use hyper::Uri;
 
 /// What a path names.
@@ -16,12 +17,9 @@ pub(super) enum Resource {
     ApiV1,
     /// `/apis`.
     Apis,
-    /// ConfigMaps of one namespace, or of all.
-    Maps {
-        namespace: Option<String>,
-    },
-    /// Secrets of one namespace, or of all: a resource without writes.
-    Secrets {
+    /// All objects of a kind, of one namespace or of all. Secrets are without writes.
+    List {
+        kind: Kind,
         namespace: Option<String>,
     },
     Map {
@@ -40,6 +38,7 @@ impl Resource {
             return Self::Unknown;
         };
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        let list = |kind, namespace: Option<&str>| Self::List { kind, namespace: namespace.map(str::to_owned) };
         match parts[..] {
             ["livez" | "healthz"] => Self::Live,
             ["readyz"] => Self::Ready,
@@ -47,10 +46,10 @@ impl Resource {
             ["api"] => Self::Api,
             ["api", "v1"] => Self::ApiV1,
             ["apis"] => Self::Apis,
-            ["api", "v1", "configmaps"] => Self::Maps { namespace: None },
-            ["api", "v1", "secrets"] => Self::Secrets { namespace: None },
-            ["api", "v1", "namespaces", n, "secrets"] if !n.is_empty() => Self::Secrets { namespace: Some(n.into()) },
-            ["api", "v1", "namespaces", n, "configmaps"] if !n.is_empty() => Self::Maps { namespace: Some(n.into()) },
+            ["api", "v1", "configmaps"] => list(Kind::ConfigMap, None),
+            ["api", "v1", "secrets"] => list(Kind::Secret, None),
+            ["api", "v1", "namespaces", n, "secrets"] if !n.is_empty() => list(Kind::Secret, Some(n)),
+            ["api", "v1", "namespaces", n, "configmaps"] if !n.is_empty() => list(Kind::ConfigMap, Some(n)),
             ["api", "v1", "namespaces", n, "configmaps", name] if !n.is_empty() && !name.is_empty() => {
                 Self::Map { namespace: n.into(), name: name.into() }
             }
@@ -60,7 +59,7 @@ impl Resource {
 
     /// Many objects, which can be watched.
     pub(super) fn is_list(&self) -> bool {
-        matches!(self, Self::Maps { .. } | Self::Secrets { .. })
+        matches!(self, Self::List { .. })
     }
 
     /// A health check, which is answered in every phase.
@@ -153,9 +152,11 @@ mod tests {
 
     #[test]
     fn paths() {
-        let maps = |n: &str| Resource::Maps { namespace: Some(n.into()) };
+        let maps = |n: &str| Resource::List { kind: Kind::ConfigMap, namespace: Some(n.into()) };
         assert_eq!(Resource::parse("/api/v1/namespaces/kube%2Dsystem/configmaps"), maps("kube-system"));
-        assert_eq!(Resource::parse("/api/v1/configmaps/"), Resource::Maps { namespace: None });
+        let all = |kind| Resource::List { kind, namespace: None };
+        assert_eq!(Resource::parse("/api/v1/configmaps/"), all(Kind::ConfigMap));
+        assert_eq!(Resource::parse("/api/v1/secrets"), all(Kind::Secret));
         assert_eq!(
             Resource::parse("/api/v1/namespaces/n/configmaps/a"),
             Resource::Map { namespace: "n".into(), name: "a".into() }
