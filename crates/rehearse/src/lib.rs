@@ -118,21 +118,19 @@ fn name(signal: i32) -> String {
 /// then by the next rehearsal.
 pub async fn rehearse(plan: &Plan) -> Rehearsed {
     let mut outcome = Rehearsed::default();
+    let ended = rehearse_all(plan, &mut outcome).await;
+    Rehearsed { aborted: ended.err(), ..outcome }
+}
+
+async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborted> {
     let handler = |kind| signal(kind).map_err(|e| Error::Unavailable(format!("cannot handle signals: {e}")));
-    let (mut int, mut term) = match (handler(SignalKind::interrupt()), handler(SignalKind::terminate())) {
-        (Ok(int), Ok(term)) => (int, term),
-        (Err(error), _) | (_, Err(error)) => {
-            outcome.aborted = Some(error.into());
-            return outcome;
-        }
-    };
+    let (mut int, mut term) = (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?);
     for left in stage::sweep() {
         progress::print(&format!("removed {}, which a rehearsal left that was killed", left.display()));
     }
     if let Err(why) = available(plan, plan.via).await {
         let why = format!("{why}: {} cannot be rehearsed", plan.via);
-        outcome.aborted = Some(Error::Unavailable(why).into());
-        return outcome;
+        return Err(Error::Unavailable(why).into());
     }
     for &via in &plan.runs {
         if let Err(why) = available(plan, via).await {
@@ -142,13 +140,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
             continue;
         }
         let context = Context::new(plan, via);
-        let mut stages = match Stages::new(&context) {
-            Ok(stages) => stages,
-            Err(error) => {
-                outcome.aborted = Some(error.into());
-                return outcome;
-            }
-        };
+        let mut stages = Stages::new(&context)?;
         if plan.runs.len() > 1 {
             progress::print(&format!("\nvia {via}"));
         }
@@ -166,13 +158,10 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
             Ok(()) => {}
             // When a comparison fails, that is a result about what is compared.
             Err(Aborted::Failed(error)) if via != plan.via => progress::print(&format!("via {via}: {error}")),
-            Err(aborted) => {
-                outcome.aborted = Some(aborted);
-                return outcome;
-            }
+            Err(aborted) => return Err(aborted),
         }
     }
-    outcome
+    Ok(())
 }
 
 /// A panic must not cost what was gathered before it.
