@@ -43,23 +43,17 @@ const BACKLOG: u32 = 65_535;
 /// drain, 1 for a wrong flag or when it cannot start (the reason is on standard error). A second SIGTERM ends
 /// the process at once with 1.
 pub fn run(args: &[String]) -> u8 {
-    let flags = match Flags::parse(args) {
-        Ok(flags) => flags,
-        Err(error) => return fail(&error),
-    };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return fail(&error.to_string()),
-    };
-    match runtime.block_on(live(flags)) {
+    let ended = Flags::parse(args).and_then(|flags| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.and_then(|runtime| runtime.block_on(live(flags))).map_err(|error| error.to_string())
+    });
+    match ended {
         Ok(()) => 0,
-        Err(error) => fail(&error.to_string()),
+        Err(error) => {
+            crate::progress::print(&format!("Error: {error}"));
+            1
+        }
     }
-}
-
-fn fail(error: &str) -> u8 {
-    crate::progress::print(&format!("Error: {error}"));
-    1
 }
 
 async fn live(flags: Flags) -> io::Result<()> {
