@@ -152,9 +152,8 @@ impl Layout {
         run: Vec<OsString>,
     ) -> Part {
         let parts = self.parts(setting, running, own);
-        let command =
-            parts.first().map(|part| part.argv.iter().map(|word| word.to_string_lossy())).into_iter().flatten();
-        let command: Vec<_> = command.collect();
+        let command: Vec<_> =
+            parts.iter().take(1).flat_map(|part| &part.argv).map(|word| word.to_string_lossy()).collect();
         let mut argv: Vec<OsString> = vec![
             setting.berth.clone().into(),
             "bridge".into(),

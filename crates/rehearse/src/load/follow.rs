@@ -128,7 +128,7 @@ impl<V: View> Follower<V> {
             };
             // An ERROR event ends a watch by the protocol, which is no loss.
             if self.revision.is_some() || !end_of_answer {
-                self.ended(&link, how, end_of_answer);
+                self.client.ended(link.end(What::Watch, how, true, end_of_answer));
             }
         }
     }
@@ -194,10 +194,6 @@ impl<V: View> Follower<V> {
             self.revision = None;
         }
         Ok(good.then_some(response))
-    }
-
-    fn ended(&self, link: &Link, how: Failure, end_of_answer: bool) {
-        self.client.ended(link.end(What::Watch, how, true, end_of_answer));
     }
 
     fn listed(&mut self, body: &[u8]) -> bool {

@@ -7,7 +7,7 @@ use crate::stamp::Stamp;
 use std::panic::resume_unwind;
 use std::pin::pin;
 use std::time::Duration;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::sleep_until;
 
 /// Opens `rate` connections a second until the load stops, then waits for those under way.
@@ -43,18 +43,12 @@ pub(super) async fn begin<F: Future<Output = ()> + Send + 'static>(
         }
         attempts.spawn(attempt(entry, due));
         while let Some(ended) = attempts.try_join_next() {
-            resume(ended);
+            if let Some(panic) = ended.err().and_then(|error| error.try_into_panic().ok()) {
+                resume_unwind(panic);
+            }
         }
     }
-    while let Some(ended) = attempts.join_next().await {
-        resume(ended);
-    }
-}
-
-fn resume(ended: Result<(), JoinError>) {
-    if let Some(panic) = ended.err().and_then(|error| error.try_into_panic().ok()) {
-        resume_unwind(panic);
-    }
+    attempts.join_all().await;
 }
 
 #[cfg(test)]

@@ -108,7 +108,7 @@ const CONTROLS: u64 = 4;
 pub struct Load {
     stop: CancellationToken,
     gone: CancellationToken,
-    over: Option<oneshot::Receiver<Result<(), String>>>,
+    over: oneshot::Receiver<Result<(), String>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -146,7 +146,7 @@ impl Load {
             }
         });
         let thread = thread.map_err(|e| format!("no thread: {e}"))?;
-        let mut load = Self { stop, gone, over: Some(over), thread: Some(thread) };
+        let mut load = Self { stop, gone, over, thread: Some(thread) };
         match begun.await {
             Ok(()) => Ok(load),
             Err(_) => Err(load.result().await.err().unwrap_or_default()),
@@ -161,11 +161,8 @@ impl Load {
     }
 
     async fn result(&mut self) -> Result<(), String> {
-        let broken = || Err("the clients of the rehearsal broke down: a bug in berth".to_owned());
-        match self.over.take() {
-            Some(over) => over.await.unwrap_or_else(|_| broken()),
-            None => broken(),
-        }
+        let result = (&mut self.over).await;
+        result.unwrap_or_else(|_| Err("the clients of the rehearsal broke down: a bug in berth".to_owned()))
     }
 }
 
