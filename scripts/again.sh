@@ -1,52 +1,33 @@
 #!/usr/bin/env bash
-# Runs a command again and again, and keeps count: a test is believed when it has passed often, also on a busy machine.
-set -uo pipefail
+# usage: scripts/again.sh RUNS [--busy] [--log FILE] -- COMMAND...
+#
+# Runs COMMAND until it ran RUNS times at this commit, and exits with 1 if one of these runs failed. Each run is a line of
+# FILE: commit, time, exit status, seconds, busy or idle, COMMAND. Runs that are there already count, so that it goes on
+# where it ended. What a run that failed printed is kept beside FILE.
+#
+#   --busy       beside four busy loops
+#   --log FILE   where the lines are (target/again.log)
+#   --help       this text
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Beside a command that is to be disturbed.
 readonly LOOPS=4
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/again.sh RUNS [--busy] [--log FILE] -- COMMAND...
-
-Runs COMMAND until it ran RUNS times at this commit, and exits with 1 if one of these runs failed. Each run is a line of
-FILE: commit, time, exit status, seconds, busy or idle, COMMAND. Runs that are there already count, so that it goes on
-where it ended. What a run that failed printed is kept beside FILE.
-
-  --busy       beside four busy loops
-  --log FILE   where the lines are (target/again.log)
-  --help       this text
-TEXT
-}
-
 main() {
-    local runs=${1:-} beside=idle log=target/again.log commit began status output ran
-    [[ $runs != -h && $runs != --help ]] || { usage && exit 0; }
-    [[ $runs =~ ^[1-9][0-9]*$ ]] || die $EX_USAGE "give the number of runs first; see --help"
-    shift
-    while [[ ${1:-} != -- ]]; do
-        case ${1:-} in
-            --busy) beside=busy ;;
-            --log)
-                [[ -n ${2:-} ]] || die $EX_USAGE "--log needs a file"
-                log=$2
-                shift
-                ;;
-            *) die $EX_USAGE "unknown argument ${1:-}, or no -- COMMAND; see --help" ;;
-        esac
-        shift
-    done
-    shift
-    (($#)) || die $EX_USAGE "no COMMAND; see --help"
+    local busy=false beside=idle log=target/again.log commit began status output ran
+    parse_options busy log=. 'ARGUMENT=^[1-9][0-9]*$' -- "$@"
+    ((${#arguments[@]} == 1)) || wrong_usage "give the number of runs"
+    ((${#command[@]})) || wrong_usage "no COMMAND"
+    ! $busy || beside=busy
+    set -- "${command[@]}"
     [[ -z $(git status --porcelain --untracked-files=no) ]] || die $EX_USAGE "uncommitted changes: a count is of a commit"
     commit=$(git rev-parse --short HEAD)
     mkdir -p "$(dirname "$log")"
     touch "$log"
     loops=()
-    trap 'kill "${loops[@]}" 2>/dev/null' EXIT
-    if [[ $beside == busy ]]; then
+    trap 'kill "${loops[@]}" 2>/dev/null || :' EXIT
+    if $busy; then
         for ((loop = 0; loop < LOOPS; loop++)); do
             (while :; do :; done) &
             loops+=($!)
@@ -55,7 +36,7 @@ main() {
     # The lines of this commit, this command and this kind.
     count() { awk -F '\t' -v commit="$commit" -v beside="$beside" -v command="$*" '$1 == commit && $5 == beside && $6 == command' "$log"; }
     output=$(mktemp)
-    while ran=$(count "$@" | wc -l) && ((ran < runs)); do
+    while ran=$(count "$@" | wc -l) && ((ran < arguments[0])); do
         began=$SECONDS status=0
         "$@" >"$output" 2>&1 </dev/null || status=$?
         printf '%s\t%(%FT%TZ)T\t%d\t%d\t%s\t%s\n' "$commit" -1 "$status" $((SECONDS - began)) "$beside" "$*" >>"$log"

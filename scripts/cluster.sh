@@ -1,8 +1,50 @@
 #!/usr/bin/env bash
-# A whole cluster as kubeadm makes it, on one node, with clients that dial it in every way there is; then an operator does to
-# its control plane what operators do, and what the clients lost is counted.
-set -Eeuo pipefail
-export LC_ALL=C TZ=UTC
+# usage: scripts/cluster.sh [--check] [--keep] [--rate N] [--together] [--bridge BERTH] [--help] [SCENARIO...]
+#                           [-- COMMAND...]
+#
+# Runs `kubeadm init` of the version before the newest in network, mount, PID and UTS namespaces of its own,
+# with kubelet, containerd, etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kube-proxy, and
+# clients: a pod that dials the Service, another host, the node itself. Does to it what each SCENARIO says
+# and counts what was lost. This is the control: it fails if nothing was lost. Needs root, ip, nft, jq,
+# openssl, unshare, setpriv, containerd, runc, the CNI plugins of Debian's containernetworking-plugins, a C
+# compiler, cargo, and the binaries of scripts/kube-apiserver.sh for the two newest versions, built if they
+# are not there.
+#
+#   upgrade           kubeadm upgrade apply, to the newest version
+#   etcd              the same with etcd, which is restarted: no kube-apiserver can do without
+#   bad-flag          the same with a patch that gives kube-apiserver a flag that it does not know
+#   kubelet           the newest kubelet put in place and restarted
+#   certs             kubeadm certs renew all, and each static pod started again
+#   flag              a flag of kube-apiserver changed in its manifest
+#   inject            berth inject: kube-apiserver behind berth, which begins a bridge itself
+#   eject             berth eject: as it was again
+#   behind            the upgrade of a node that is behind berth, as docs/upgrade.md has it: berth upgrade, then
+#                     kubeadm upgrade apply; the control leaves out berth upgrade
+#   killed            a flag changed again and again, and each time a process of the bridge gets SIGKILL, at another step
+#   all of them if none is given
+#
+#   --check           build and start nothing: exit with 69 if something is missing
+#   --keep            keep the directories with the logs, and print where they are; failures keep them too
+#   --rate N          new TLS connections a second, each way (50)
+#   --together        both halves of a scenario at the same time
+#   --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but at localhost,
+#                     or while etcd or the kubelet is away, which no kube-apiserver can do without
+#   COMMAND...        run this on the node when the cluster is ready, and no scenario: bash, for example.
+#                     $OLD and $NEW are the two versions, $PROGRAMS has a directory of programs for each.
+#   --help            this text
+#
+# Variables:
+#   TLS_LOAD         the client that makes the load; built with cargo if not given
+#   BERTH            the berth of inject, eject and behind, if there is no --bridge; built with cargo if not given
+#   IMAGE, ARCHIVE   the berth that these put before kube-apiserver, as scripts/image.sh prints them, which is run if they are not
+#                    given
+#   CARGO            the cargo command, if not the one on PATH
+#   and those of scripts/kube-apiserver.sh for the newest version
+#
+# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; otherwise
+# the COMMAND's own.
+
+export TZ=UTC
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -17,89 +59,16 @@ readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVI
 readonly TOOL_IMAGE=localhost/tool:test
 readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind killed)
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/cluster.sh [--check] [--keep] [--rate N] [--together] [--bridge BERTH] [--help] [SCENARIO...]
-                          [-- COMMAND...]
-
-Runs `kubeadm init` of the version before the newest in network, mount, PID and UTS namespaces of its own,
-with kubelet, containerd, etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kube-proxy, and
-clients: a pod that dials the Service, another host, the node itself. Does to it what each SCENARIO says
-and counts what was lost. This is the control: it fails if nothing was lost. Needs root, ip, nft, jq,
-openssl, unshare, setpriv, containerd, runc, the CNI plugins of Debian's containernetworking-plugins, a C
-compiler, cargo, and the binaries of scripts/kube-apiserver.sh for the two newest versions, built if they
-are not there.
-
-  upgrade           kubeadm upgrade apply, to the newest version
-  etcd              the same with etcd, which is restarted: no kube-apiserver can do without
-  bad-flag          the same with a patch that gives kube-apiserver a flag that it does not know
-  kubelet           the newest kubelet put in place and restarted
-  certs             kubeadm certs renew all, and each static pod started again
-  flag              a flag of kube-apiserver changed in its manifest
-  inject            berth inject: kube-apiserver behind berth, which begins a bridge itself
-  eject             berth eject: as it was again
-  behind            the upgrade of a node that is behind berth, as docs/upgrade.md has it: berth upgrade, then
-                    kubeadm upgrade apply; the control leaves out berth upgrade
-  killed            a flag changed again and again, and each time a process of the bridge gets SIGKILL, at another step
-  all of them if none is given
-
-  --check           build and start nothing: exit with 69 if something is missing
-  --keep            keep the directories with the logs, and print where they are; failures keep them too
-  --rate N          new TLS connections a second, each way (50)
-  --together        both halves of a scenario at the same time
-  --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but at localhost,
-                    or while etcd or the kubelet is away, which no kube-apiserver can do without
-  COMMAND...        run this on the node when the cluster is ready, and no scenario: bash, for example.
-                    $OLD and $NEW are the two versions, $PROGRAMS has a directory of programs for each.
-  --help            this text
-
-Variables:
-  TLS_LOAD         the client that makes the load; built with cargo if not given
-  BERTH            the berth of inject, eject and behind, if there is no --bridge; built with cargo if not given
-  IMAGE, ARCHIVE   the berth that these put before kube-apiserver, as scripts/image.sh prints them, which is run if they are not
-                   given
-  CARGO            the cargo command, if not the one on PATH
-  and those of scripts/kube-apiserver.sh for the newest version
-
-Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; otherwise
-the COMMAND's own.
-TEXT
-}
-
 main() {
-    local arguments=("$@")
-    check=false keep=false together=false rate=50 bridge='' scenarios=() command=()
-    while (($#)); do
-        case $1 in
-            --check) check=true ;;
-            --keep) keep=true ;;
-            --together) together=true ;;
-            --rate)
-                [[ ${2:-} =~ ^[1-9][0-9]{0,3}$ ]] || wrong_usage
-                rate=$2
-                shift
-                ;;
-            --bridge)
-                [[ -x ${2:-} ]] || wrong_usage
-                bridge=$(realpath -- "$2")
-                # For the report.
-                export BERTH=$bridge
-                shift
-                ;;
-            -h | --help) usage && exit 0 ;;
-            --)
-                command=("${@:2}")
-                ((${#command[@]})) || wrong_usage
-                break
-                ;;
-            *)
-                [[ " ${SCENARIOS[*]} " == *" $1 "* ]] || wrong_usage
-                scenarios+=("$1")
-                ;;
-        esac
-        shift
-    done
-    ((${#scenarios[@]})) || scenarios=("${SCENARIOS[@]}")
+    check=false keep=false together=false rate=50 bridge=''
+    parse_options check keep together 'rate=^[1-9][0-9]{0,3}$' bridge=. "ARGUMENT=$(one_of "${SCENARIOS[@]}")" -- "$@"
+    if [[ $bridge ]]; then
+        [[ -x $bridge ]] || wrong_usage "--bridge $bridge cannot be run"
+        bridge=$(realpath -- "$bridge")
+        # For the report.
+        export BERTH=$bridge
+    fi
+    scenarios=("${arguments[@]:-${SCENARIOS[@]}}")
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/node/outside.sh
@@ -135,7 +104,7 @@ main() {
         fi
     elif [[ $BERTH_NODE_CGROUP ]]; then
         # Runs this again.
-        enter_cgroup "${arguments[@]}"
+        enter_cgroup "$@"
     elif ((${#command[@]})); then
         work=$BERTH_NODE_FOLDER
         watch_over 86400

@@ -1,28 +1,20 @@
 #!/usr/bin/env bash
-# The comparison of docs/measured.md: an upgrade of real kube-apiservers, from one minor version to the next, through
-# HAProxy, through a shared port, and through berth. Some minutes; not part of the gate.
-set -euo pipefail
+# usage: scripts/compare.sh [OPTION]…
+#
+# Runs `berth rehearse --netns --compare haproxy,port-sharing` with the two newest kube-apiservers of
+# tests/kube-apiserver, which it builds if they are not there, at 100 new connections a second and with
+# 200 watches. OPTIONs go to `berth rehearse`. Needs haproxy in PATH, or leaves it out and says so.
+#
+# Variables:
+#   BERTH   the berth to run; built for release with cargo if not given
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/compare.sh [OPTION]…
-
-Runs `berth rehearse --netns --compare haproxy,port-sharing` with the two newest kube-apiservers of
-tests/kube-apiserver, which it builds if they are not there, at 100 new connections a second and with
-200 watches. OPTIONs go to `berth rehearse`. Needs haproxy in PATH, or leaves it out and says so.
-
-Variables:
-  BERTH   the berth to run; built for release with cargo if not given
-TEXT
-}
-
 [[ ${1:-} != -h && ${1:-} != --help ]] || { usage && exit 0; }
 cd "$root"
 
-readarray -t versions < <(find tests/kube-apiserver -maxdepth 1 -name 'v1.*' -printf '%f\n' | sort -V | tail -n 2)
+readarray -t versions < <(pinned_versions | tail -n 2)
 # What the environment names is of one version alone.
 unset KUBE_APISERVER KUBECTL
 for version in "${versions[@]}"; do

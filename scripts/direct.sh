@@ -1,8 +1,30 @@
 #!/usr/bin/env bash
-# The direct path (`berth serve --direct`) with real kube-apiservers, kube-proxy and clients in network namespaces of its own. What is
-# asserted is seen from outside: by clients, in audit logs, in answers. Beside each part is what it is compared with, in the same run.
-set -Eeuo pipefail
-export LC_ALL=C TZ=UTC
+# usage: scripts/direct.sh [--keep] [--help] [PART...]
+#
+# Real kube-apiservers behind `berth serve --direct on`, in network namespaces that it makes and removes; what is asserted is seen from
+# outside, by clients, in audit logs and in answers. Needs root that may load BPF
+# programs, ip, nft, openssl, jq, curl, setpriv, cargo and the binaries of scripts/kube-apiserver.sh for the two newest versions,
+# which it builds if they are not there.
+#
+#   sources    the client address in audit logs, and priority and fairness, by every way to the node; compared with the relay
+#   upgrade    to the newest version and back, under new connections; compared with an instance without berth
+#   fallback   instances that cannot be steered to, and a shim that may not steer: the shims relay, and log why
+#   killed     SIGKILL of the instance, SIGKILL and SIGSTOP of the shim; each compared with the relay
+#   streams    kubectl logs -f, exec and port-forward in a cluster of scripts/cluster.sh, which needs more
+#   speed      requests a second and CPU time; compared with no berth, the relay, and HAProxy if it is there
+#   the first three if none is given
+#
+#   --keep     keep the directory with the logs, and print where it is; failures keep it too
+#   --help     this text
+#
+# Variables:
+#   BERTH      the berth to test; built with cargo if not given, for speed as a release
+#   CARGO      the cargo command, if not the one on PATH
+#   and those of scripts/kube-apiserver.sh for the newest version
+#
+# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
+
+export TZ=UTC
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -25,52 +47,14 @@ readonly GRACE=30
 readonly NODE=cp-1
 readonly SHORT=(sources upgrade fallback) PARTS=(sources upgrade fallback killed streams speed)
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/direct.sh [--keep] [--help] [PART...]
-
-Real kube-apiservers behind `berth serve --direct on`, in network namespaces that it makes and removes. Needs root that may load BPF
-programs, ip, nft, openssl, jq, curl, setpriv, cargo and the binaries of scripts/kube-apiserver.sh for the two newest versions,
-which it builds if they are not there.
-
-  sources    the client address in audit logs, and priority and fairness, by every way to the node; compared with the relay
-  upgrade    to the newest version and back, under new connections; compared with an instance without berth
-  fallback   instances that cannot be steered to, and a shim that may not steer: the shims relay, and log why
-  killed     SIGKILL of the instance, SIGKILL and SIGSTOP of the shim; each compared with the relay
-  streams    kubectl logs -f, exec and port-forward in a cluster of scripts/cluster.sh, which needs more
-  speed      requests a second and CPU time; compared with no berth, the relay, and HAProxy if it is there
-  the first three if none is given
-
-  --keep     keep the directory with the logs, and print where it is; failures keep it too
-  --help     this text
-
-Variables:
-  BERTH      the berth to test; built with cargo if not given, for speed as a release
-  CARGO      the cargo command, if not the one on PATH
-  and those of scripts/kube-apiserver.sh for the newest version
-
-Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
-TEXT
-}
-
 main() {
-    local parts=() part
+    local part
     keep=false rate=$LEAST_RATE given=${BERTH:-}
-    while (($#)); do
-        case $1 in
-            --keep) keep=true ;;
-            -h | --help) usage && exit 0 ;;
-            *)
-                [[ " ${PARTS[*]} " == *" $1 "* ]] || wrong_usage
-                parts+=("$1")
-                ;;
-        esac
-        shift
-    done
-    ((${#parts[@]})) || parts=("${SHORT[@]}")
+    parse_options keep "ARGUMENT=$(one_of "${PARTS[@]}")" -- "$@"
+    ((${#arguments[@]})) || arguments=("${SHORT[@]}")
     # All the time that it may take, in seconds.
-    LIMIT=$((120 + 120 * ${#parts[@]}))
-    [[ " ${parts[*]} " != *\ speed\ * ]] || LIMIT=$((LIMIT + 600))
+    LIMIT=$((120 + 120 * ${#arguments[@]}))
+    [[ " ${arguments[*]} " != *\ speed\ * ]] || LIMIT=$((LIMIT + 600))
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
     # For the version before; the rest of it is for other nodes than this.
@@ -103,7 +87,7 @@ main() {
     NEW_KUBE_APISERVER=$KUBE_APISERVER version=$NEW
     build_berth
     set_stage
-    for part in "${parts[@]}"; do "part_$part"; done
+    for part in "${arguments[@]}"; do "part_$part"; done
     report "kube-apiserver $OLD and $NEW"
 }
 

@@ -1,9 +1,23 @@
 #!/usr/bin/env bash
-# Real kube-apiservers change places behind one port, while real clients look on: first with a flag that
-# does not exist, then as it should be, three times. What is asserted is seen from outside (the
-# clients, the audit logs, /proc), not in berth's own words.
-set -Eeuo pipefail
-export LC_ALL=C
+# usage: scripts/e2e.sh [--rate N] [--keep] [--help]
+#
+# Upgrades of a real kube-apiserver behind berth, in network namespaces that it makes and removes: from
+# `berth run` to `berth exec` and `berth serve` as a pod has them, then from pod to pod, each stopped as
+# a kubelet does it, once with --shutdown-delay-duration=0 and once with 5s. What is asserted is seen from outside (the clients, the
+# audit logs, /proc), not in berth's own words.
+# Needs root, ip, openssl, jq, cargo and the binaries of scripts/kube-apiserver.sh, which it builds if
+# they are not there.
+#
+#   --rate N   new TLS connections a second (100, and no fewer); a machine that cannot keep it fails
+#   --keep     keep the directory with the logs, and print where it is; failures keep it too
+#   --help     this text
+#
+# Variables:
+#   BERTH      the berth to test; built with cargo if not given
+#   CARGO      the cargo command, if not the one on PATH
+#   and those of scripts/kube-apiserver.sh
+#
+# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -25,44 +39,9 @@ readonly -A DELAY=([a]=3 [b]=0 [c]=5 [d]=0)
 # terminationGracePeriodSeconds: from SIGTERM to all of a pod's containers to SIGKILL for what is left.
 readonly GRACE=30
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/e2e.sh [--rate N] [--keep] [--help]
-
-Upgrades of a real kube-apiserver behind berth, in network namespaces that it makes and removes: from
-`berth run` to `berth exec` and `berth serve` as a pod has them, then from pod to pod, each stopped as
-a kubelet does it, once with --shutdown-delay-duration=0 and once with 5s.
-Needs root, ip, openssl, jq, cargo and the binaries of scripts/kube-apiserver.sh, which it builds if
-they are not there.
-
-  --rate N   new TLS connections a second (100, and no fewer); a machine that cannot keep it fails
-  --keep     keep the directory with the logs, and print where it is; failures keep it too
-  --help     this text
-
-Variables:
-  BERTH      the berth to test; built with cargo if not given
-  CARGO      the cargo command, if not the one on PATH
-  and those of scripts/kube-apiserver.sh
-
-Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
-TEXT
-}
-
 main() {
     keep=false rate=$LEAST_RATE
-    while (($#)); do
-        case $1 in
-            --keep) keep=true ;;
-            --rate)
-                [[ ${2:-} =~ ^[1-9][0-9]{2,3}$ ]] || wrong_usage
-                rate=$2
-                shift
-                ;;
-            -h | --help) usage && exit 0 ;;
-            *) wrong_usage ;;
-        esac
-        shift
-    done
+    parse_options keep 'rate=^[1-9][0-9]{2,3}$' -- "$@"
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/e2e/stage.sh

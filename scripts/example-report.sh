@@ -1,7 +1,16 @@
 #!/usr/bin/env bash
-# Makes examples/report.html again: what `berth rehearse --report` writes, to be looked at without running it.
-set -Eeuo pipefail
-export LC_ALL=C
+# usage: scripts/example-report.sh [--help]
+#
+# Rehearses an upgrade of simulated apiservers through HAProxy, a shared port, nothing at all and berth,
+# with two faults, and writes examples/report.html. Takes about two minutes; needs haproxy in PATH, and
+# cargo if BERTH is not given.
+#
+# Variables:
+#   BERTH   the berth to run; built for release with cargo if not given
+#   CARGO   the cargo command, if not the one on PATH
+#
+# Exit status: 0 written; 1 the rehearsal lost something, and the page says so; 64 a wrong argument;
+# 69 something is missing; 70 the page would tell of this machine, or is too large: it is left as it was.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -9,25 +18,8 @@ readonly PAGE=examples/report.html
 # Large enough for four runs, small enough for a repository.
 readonly MOST_BYTES=540000
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/example-report.sh [--help]
-
-Rehearses an upgrade of simulated apiservers through HAProxy, a shared port, nothing at all and berth,
-with two faults, and writes examples/report.html. Takes about two minutes; needs haproxy in PATH, and
-cargo if BERTH is not given.
-
-Variables:
-  BERTH   the berth to run; built for release with cargo if not given
-  CARGO   the cargo command, if not the one on PATH
-
-Exit status: 0 written; 1 the rehearsal lost something, and the page says so; 64 a wrong argument;
-69 something is missing; 70 the page would tell of this machine, or is too large: it is left as it was.
-TEXT
-}
-
 main() {
-    no_options "$@"
+    parse_options -- "$@"
     command -v haproxy >/dev/null || unavailable "no haproxy in PATH: install it, the page compares with it"
     need_berth
     cd "$root"

@@ -1,12 +1,26 @@
 #!/usr/bin/env bash
-# Builds the fuzz targets with coverage and runs them: libFuzzer, on a stable compiler, without cargo-fuzz and
-# without a sanitizer (berth's own unsafe code is a few system calls; what is looked for is panics and wrong answers).
-set -euo pipefail
-export LC_ALL=C RUST_BACKTRACE=0
+# usage: scripts/fuzz.sh [TARGET...] [--seconds N | --short] [--seed N] [--keep DIR] [--build]
+#
+# Runs each fuzz target (all of fuzz/fuzz_targets, if none is named): first what is in fuzz/corpus/TARGET, then a number
+# of new inputs that takes about 20 s, or new inputs for N seconds. Needs a C++ compiler.
+#
+#   --seconds N   how long each looks for new inputs; 0: only the corpus
+#   --short       a tenth of the new inputs
+#   --seed N      of what is random (1)
+#   --keep DIR    keeps new inputs that reach new code in DIR/TARGET, and begins with what is there
+#   --build       builds them, and runs none
+#   --help        this text
+#
+# An input that breaks a target is left in target/fuzz/artifacts/TARGET, and the command that repeats it is printed.
+#
+# Exit status: 0 nothing was found; 1 something was; 64 a wrong argument; 69 something is missing; 70 a build failed.
+
+export RUST_BACKTRACE=0
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-# What cargo-fuzz gives the compiler.
+# What cargo-fuzz gives the compiler: libFuzzer, on a stable compiler, without a sanitizer (berth's own unsafe code is a few system calls;
+# what is looked for is panics and wrong answers).
 readonly FLAGS=(
     -Cpasses=sancov-module
     -Cllvm-args=-sanitizer-coverage-level=4
@@ -22,55 +36,14 @@ readonly -A FEWER=([client_hello]=25000 [descriptors]=150000 [kubeconfig]=400000
 # Megabytes that a target may use, seconds that one input may take.
 readonly MEMORY=1024 PATIENCE=10
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/fuzz.sh [TARGET...] [--seconds N | --short] [--seed N] [--keep DIR] [--build]
-
-Runs each fuzz target (all of fuzz/fuzz_targets, if none is named): first what is in fuzz/corpus/TARGET, then a number
-of new inputs that takes about 20 s, or new inputs for N seconds. Needs a C++ compiler.
-
-  --seconds N   how long each looks for new inputs; 0: only the corpus
-  --short       a tenth of the new inputs
-  --seed N      of what is random (1)
-  --keep DIR    keeps new inputs that reach new code in DIR/TARGET, and begins with what is there
-  --build       builds them, and runs none
-  --help        this text
-
-An input that breaks a target is left in target/fuzz/artifacts/TARGET, and the command that repeats it is printed.
-
-Exit status: 0 nothing was found; 1 something was; 64 a wrong argument; 69 something is missing; 70 a build failed.
-TEXT
-}
-
 main() {
-    local targets=() seconds='' seed=1 keep='' build=false share=1 target failed=()
-    while (($#)); do
-        case $1 in
-            --seconds | --seed | --keep)
-                (($# > 1)) || die $EX_USAGE "$1 needs a value; see --help"
-                case $1 in
-                    --keep) keep=$(realpath -m -- "$2") ;;
-                    *)
-                        [[ $2 =~ ^[0-9]+$ ]] || die $EX_USAGE "$1 needs a number, not $2"
-                        if [[ $1 == --seed ]]; then seed=$2; else seconds=$2; fi
-                        ;;
-                esac
-                shift
-                ;;
-            --short) share=10 ;;
-            --build) build=true ;;
-            -h | --help) usage && exit 0 ;;
-            -*) die $EX_USAGE "unknown argument $1; see --help" ;;
-            *) targets+=("$1") ;;
-        esac
-        shift
-    done
+    local targets all seconds='' seed=1 keep='' short=false build=false share=1 target failed=()
+    readarray -t all < <(find "$root/fuzz/fuzz_targets" -name '*.rs' -printf '%f\n' | sed 's/\.rs$//' | sort)
+    parse_options short build 'seconds=^[0-9]+$' 'seed=^[0-9]+$' keep=. "ARGUMENT=$(one_of "${all[@]}")" -- "$@"
+    ! $short || share=10
+    [[ -z $keep ]] || keep=$(realpath -m -- "$keep")
+    targets=("${arguments[@]:-${all[@]}}")
     cd "$root"
-    readarray -t all < <(find fuzz/fuzz_targets -name '*.rs' -printf '%f\n' | sed 's/\.rs$//' | sort)
-    ((${#targets[@]})) || targets=("${all[@]}")
-    for target in "${targets[@]}"; do
-        [[ " ${all[*]} " == *" $target "* ]] || die $EX_USAGE "no target $target; there are: ${all[*]}"
-    done
     command -v c++ >/dev/null || unavailable "no C++ compiler, which libfuzzer-sys needs (Debian: g++)"
     build_targets "${targets[@]}"
     ! $build || exit 0

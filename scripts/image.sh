@@ -1,8 +1,25 @@
 #!/usr/bin/env bash
-# Packs an image that holds nothing but a static berth, without a daemon: the same sources and tools give
-# the same digest, on any machine and in any directory.
-set -euo pipefail
-export LC_ALL=C
+# usage: scripts/image.sh [--tag NAME] [--output FILE] [--target TRIPLE] [--check | --verify]
+#
+# Builds berth with scripts/static.sh and packs it as an OCI image for this machine's architecture, with
+# berth as its entrypoint: an archive (oci-archive) that ctr, podman and skopeo read. Prints IMAGE=,
+# ARCHIVE= and DIGEST= (of the manifest), for a shell's eval. The same sources and tools give the same digest, on any
+# machine and in any directory. Needs umoci, jq and git; no root, no daemon.
+#
+#   --tag NAME        the image's name (localhost/berth:vVERSION)
+#   --output FILE     the archive (berth-image.tar in Cargo's target directory)
+#   --target TRIPLE   as scripts/static.sh takes it
+#   --check           build nothing: exit with 69 if there is no archive, or one older than the sources
+#   --verify          build a second time, from a clone of what is committed, in another directory and with
+#                     another CARGO_HOME: exit with 1 if the digest is another
+#   --help            this text
+#
+# Variables:
+#   SOURCE_DATE_EPOCH   the image's time, in seconds since 1970, if not the time of the commit
+#   and those of scripts/static.sh
+#
+# Exit status: 0 done; 1 --verify found another digest; 64 a wrong argument; 69 something is missing;
+# 70 the build failed, or the image is larger than 8 MB.
 
 # shellcheck source=scripts/release/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
@@ -10,53 +27,12 @@ export LC_ALL=C
 # Bytes of the archive: a node pulls it while its control plane may be down.
 readonly LIMIT=8000000
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/image.sh [--tag NAME] [--output FILE] [--target TRIPLE] [--check | --verify]
-
-Builds berth with scripts/static.sh and packs it as an OCI image for this machine's architecture, with
-berth as its entrypoint: an archive (oci-archive) that ctr, podman and skopeo read. Prints IMAGE=,
-ARCHIVE= and DIGEST= (of the manifest), for a shell's eval. Needs umoci, jq and git; no root, no daemon.
-
-  --tag NAME        the image's name (localhost/berth:vVERSION)
-  --output FILE     the archive (berth-image.tar in Cargo's target directory)
-  --target TRIPLE   as scripts/static.sh takes it
-  --check           build nothing: exit with 69 if there is no archive, or one older than the sources
-  --verify          build a second time, from a clone of what is committed, in another directory and with
-                    another CARGO_HOME: exit with 1 if the digest is another
-  --help            this text
-
-Variables:
-  SOURCE_DATE_EPOCH   the image's time, in seconds since 1970, if not the time of the commit
-  and those of scripts/static.sh
-
-Exit status: 0 done; 1 --verify found another digest; 64 a wrong argument; 69 something is missing;
-70 the build failed, or the image is larger than 8 MB.
-TEXT
-}
-
 main() {
-    local check=false verify=false static=()
+    local check=false verify=false target='' static=()
     tag='' output=''
-    while (($#)); do
-        case $1 in
-            --check) check=true ;;
-            --verify) verify=true ;;
-            --tag | --output | --target)
-                [[ -n ${2:-} ]] || die $EX_USAGE "$1 needs a value; see --help"
-                case $1 in
-                    --tag) tag=$2 ;;
-                    --output) output=$2 ;;
-                    --target) static=("$1" "$2") ;;
-                esac
-                shift
-                ;;
-            -h | --help) usage && exit 0 ;;
-            *) die $EX_USAGE "unknown argument $1; see --help" ;;
-        esac
-        shift
-    done
+    parse_options check verify tag=. output=. target=. -- "$@"
     ! $check || ! $verify || die $EX_USAGE "--check or --verify, not both"
+    [[ -z $target ]] || static=(--target "$target")
     need_package umoci jq git
     tag=${tag:-localhost/berth:v$(about version)}
     [[ $tag =~ ^[a-z0-9][a-z0-9.:/_-]*:[A-Za-z0-9_][A-Za-z0-9_.-]*$ ]] ||

@@ -1,58 +1,38 @@
 #!/usr/bin/env bash
-# Builds the real Kubernetes and etcd of the tests, once, into a cache outside the repository, and prints
-# where the programs are. What is built is pinned in tests/kube-apiserver/: one Go module per Kubernetes
-# minor version, and one for etcd.
-set -euo pipefail
+# usage: scripts/kube-apiserver.sh [--check] [VERSION]
+#
+# Prints KUBE_APISERVER=, KUBE_CONTROLLER_MANAGER=, KUBE_SCHEDULER=, KUBE_PROXY=, KUBELET=, KUBEADM=,
+# KUBECTL= and ETCD= with the paths of binaries, for a shell's eval. Takes what these variables already
+# name, and builds the rest with Go, once; the first build takes some minutes. What is built is pinned in
+# tests/kube-apiserver: a Go module for each minor version of Kubernetes, and one for etcd.
+#
+#   VERSION   a directory of tests/kube-apiserver, such as v1.36; the newest if not given
+#   --check   build nothing: print the paths if all is there, else exit with 69
+#   --help    this text
+#
+# Variables:
+#   KUBE_APISERVER and so on
+#                      binaries of the same minor version as VERSION, instead of built ones
+#   ETCD               an etcd 3.x, instead of the built one
+#   GO                 the go command, if not the one on PATH
+#   GOFLAGS            as Go reads it, for example -p=2
+#   BERTH_TEST_CACHE   where built binaries are kept (~/.cache/berth-e2e)
+#
+# Exit status: 0 all are there; 64 a wrong argument or variable; 69 something is missing and
+# cannot be built; 70 a build failed or came out as another version.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Of k8s.io/kubernetes.
 readonly PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubeadm kubectl)
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/kube-apiserver.sh [--check] [VERSION]
-
-Prints KUBE_APISERVER=, KUBE_CONTROLLER_MANAGER=, KUBE_SCHEDULER=, KUBE_PROXY=, KUBELET=, KUBEADM=,
-KUBECTL= and ETCD= with the paths of binaries, for a shell's eval. Takes what these variables already
-name, and builds the rest with Go, once; the first build takes some minutes.
-
-  VERSION   a directory of tests/kube-apiserver, such as v1.36; the newest if not given
-  --check   build nothing: print the paths if all is there, else exit with 69
-  --help    this text
-
-Variables:
-  KUBE_APISERVER and so on
-                     binaries of the same minor version as VERSION, instead of built ones
-  ETCD               an etcd 3.x, instead of the built one
-  GO                 the go command, if not the one on PATH
-  GOFLAGS            as Go reads it, for example -p=2
-  BERTH_TEST_CACHE   where built binaries are kept (~/.cache/berth-e2e)
-
-Exit status: 0 all are there; 64 a wrong argument or variable; 69 something is missing and
-cannot be built; 70 a build failed or came out as another version.
-TEXT
-}
-
 main() {
-    local check=false version=
-    while (($#)); do
-        case $1 in
-            --check) check=true ;;
-            -h | --help) usage && exit 0 ;;
-            -*) die $EX_USAGE "unknown option $1; see --help" ;;
-            *)
-                [[ -z $version ]] || die $EX_USAGE "one VERSION only: $version or $1?"
-                version=$1
-                ;;
-        esac
-        shift
-    done
-
+    local check=false version versions
     pins=$root/tests/kube-apiserver
-    version=${version:-$(newest_version)}
-    [[ $version =~ ^v1\.[0-9]+$ && -f $pins/$version/go.mod ]] ||
-        die $EX_USAGE "no version $version in tests/kube-apiserver; there are: $(versions | xargs)"
+    readarray -t versions < <(pinned_versions)
+    parse_options check "ARGUMENT=$(one_of "${versions[@]}")" -- "$@"
+    ((${#arguments[@]} < 2)) || wrong_usage "one VERSION only: ${arguments[*]}"
+    version=${arguments[0]:-${versions[-1]}}
     cache=$(cache_dir)
 
     kubernetes_module=$pins/$version
@@ -92,9 +72,6 @@ die_missing() {
 }
 
 listed() { printf '%s\n' "$@" | paste -sd, | sed 's/,/, /g'; }
-
-versions() { find "$pins" -maxdepth 1 -name 'v1.*' -printf '%f\n' | sort -V; }
-newest_version() { versions | tail -n 1; }
 
 cache_dir() {
     local dir=${BERTH_TEST_CACHE:-${XDG_CACHE_HOME:-${HOME:-}/.cache}/berth-e2e}

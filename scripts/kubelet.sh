@@ -1,8 +1,27 @@
 #!/usr/bin/env bash
-# A real kubelet runs a control plane's static pods as kubeadm writes them: put behind berth, upgraded,
-# and as they were again, while new connections come from another network namespace all the time.
-set -Eeuo pipefail
-export LC_ALL=C
+# usage: scripts/kubelet.sh [--check] [--short] [--keep] [--help] [-- COMMAND...]
+#
+# Runs a standalone kubelet with containerd and runc in network, mount and PID namespaces of its own, and in
+# them etcd and kube-apiserver as static pods that kubeadm wrote. Tests with them what berth does to static
+# pods. Needs root, ip, jq, unshare, setpriv, containerd, runc, a C compiler, cargo, what
+# scripts/image.sh needs, and the binaries of scripts/kube-apiserver.sh for the two newest versions.
+#
+#   --check     build and start nothing: exit with 69 if something is missing
+#   --short     without the plain sidecar and without berth bridge
+#   --keep      keep the directory with the logs, and print where it is; failures keep it too
+#   COMMAND...  run this on the node when its kube-apiserver is ready, and no test: bash, for example.
+#               $OLD and $NEW are the two versions, $IMAGE is berth's image, $BERTH its binary.
+#   --help      this text
+#
+# Variables:
+#   BERTH            the berth that is called on the node; built with cargo if not given
+#   IMAGE, ARCHIVE   the berth in the pods, as scripts/image.sh prints them, which is run if they are
+#                    not given
+#   CARGO            the cargo command, if not the one on PATH
+#   and those of scripts/kube-apiserver.sh for the newest version
+#
+# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; otherwise
+# the COMMAND's own.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -16,52 +35,9 @@ readonly LEAST_RATE=100
 # shellcheck disable=SC2034
 readonly rate=$LEAST_RATE
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/kubelet.sh [--check] [--short] [--keep] [--help] [-- COMMAND...]
-
-Runs a standalone kubelet with containerd and runc in network, mount and PID namespaces of its own, and in
-them etcd and kube-apiserver as static pods that kubeadm wrote. Tests with them what berth does to static
-pods. Needs root, ip, jq, unshare, setpriv, containerd, runc, a C compiler, cargo, what
-scripts/image.sh needs, and the binaries of scripts/kube-apiserver.sh for the two newest versions.
-
-  --check     build and start nothing: exit with 69 if something is missing
-  --short     without the plain sidecar and without berth bridge
-  --keep      keep the directory with the logs, and print where it is; failures keep it too
-  COMMAND...  run this on the node when its kube-apiserver is ready, and no test: bash, for example.
-              $OLD and $NEW are the two versions, $IMAGE is berth's image, $BERTH its binary.
-  --help      this text
-
-Variables:
-  BERTH            the berth that is called on the node; built with cargo if not given
-  IMAGE, ARCHIVE   the berth in the pods, as scripts/image.sh prints them, which is run if they are
-                   not given
-  CARGO            the cargo command, if not the one on PATH
-  and those of scripts/kube-apiserver.sh for the newest version
-
-Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; otherwise
-the COMMAND's own.
-TEXT
-}
-
 main() {
-    local arguments=("$@")
-    check=false short=false keep=false command=()
-    while (($#)); do
-        case $1 in
-            --check) check=true ;;
-            --short) short=true ;;
-            --keep) keep=true ;;
-            -h | --help) usage && exit 0 ;;
-            --)
-                command=("${@:2}")
-                ((${#command[@]})) || wrong_usage
-                break
-                ;;
-            *) wrong_usage ;;
-        esac
-        shift
-    done
+    check=false short=false keep=false
+    parse_options check short keep -- "$@"
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/node/outside.sh
@@ -85,7 +61,7 @@ main() {
         need_node cc
         need_binaries
         # Runs this again, inside, and exits.
-        enter_node "${arguments[@]}"
+        enter_node "$@"
     fi
     work=$BERTH_NODE_FOLDER
     if ((${#command[@]})); then

@@ -1,12 +1,14 @@
 # shellcheck shell=bash
-# What the scripts share: sets $root and $program, and gives messages, exit statuses, checks for tools and cargo's builds.
+# What the scripts share: messages, exit statuses, usage and options, checks for tools, cargo's builds. Sets $root and $program.
+set -Eeuo pipefail
+export LC_ALL=C
 
 # shellcheck disable=SC2034
 readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # The name that messages begin with.
-program=${0##*/}
+program=${0##*/} program=${program%.sh}
 # The descriptor that messages go to.
 stderr=2
 
@@ -22,11 +24,65 @@ die() {
 
 unavailable() { die $EX_UNAVAILABLE "$@"; }
 
-# wrong_usage: an exit with the script's own usage
-wrong_usage() {
-    usage >&2
-    exit $EX_USAGE
+# usage: prints the comment at the head of the script
+usage() { awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$root/scripts/${0##*/}"; }
+
+# wrong_usage MESSAGE…
+wrong_usage() { die $EX_USAGE "$*; see --help"; }
+
+# parse_options DEFINITION… -- ARGUMENT…: sets a variable for each option. A DEFINITION is NAME (`--NAME` sets it to true), NAME=REGEX
+# (`--NAME VALUE`, where VALUE matches) or NAME+=REGEX (the same, and each VALUE is appended to an array). What is no option goes into the
+# array `arguments`, and has to match the REGEX of ARGUMENT, if that is defined; what follows `--` goes into the array `command`.
+parse_options() {
+    local definition name
+    local -A patterns=()
+    # shellcheck disable=SC2034
+    arguments=() command=()
+    for definition; do
+        shift
+        [[ $definition != -- ]] || break
+        patterns[${definition%%=*}]=${definition#"${definition%%=*}"}
+    done
+    while (($#)); do
+        name=${1#--}
+        case $1 in
+            -h | --help) usage && exit 0 ;;
+            --)
+                (($# > 1)) || wrong_usage "no COMMAND"
+                # shellcheck disable=SC2034
+                command=("${@:2}")
+                return
+                ;;
+            -*[!a-z-]* | -[!-]*) wrong_usage "unknown option $1" ;;
+            --*)
+                definition=${patterns[$name]-${patterns[$name+]-unknown}}
+                case $definition in
+                    unknown) wrong_usage "unknown option $1" ;;
+                    '') printf -v "$name" true ;;
+                    *)
+                        [[ ${2:-} =~ ${definition#=} ]] || wrong_usage "$1 needs a value${2:+, and not $2}"
+                        if [[ ${patterns[$name+]-} ]]; then set_next "$name" "$2"; else printf -v "$name" %s "$2"; fi
+                        shift
+                        ;;
+                esac
+                ;;
+            *)
+                [[ ${patterns[ARGUMENT]-} && $1 =~ ${patterns[ARGUMENT]#=} ]] || wrong_usage "unknown argument $1"
+                arguments+=("$1")
+                ;;
+        esac
+        shift
+    done
 }
+
+# set_next ARRAY VALUE: appends it
+set_next() {
+    local -n array=$1
+    array+=("$2")
+}
+
+# one_of WORD…: a regular expression that matches each of them
+one_of() { (IFS='|' && echo "^($*)\$"); }
 
 # need_root WHAT: since WHAT need root
 need_root() { ((EUID == 0)) || unavailable "$1 need root"; }
@@ -46,6 +102,9 @@ need_cargo() { CARGO=$(command -v -- "${CARGO:-cargo}") || unavailable "no cargo
 # build CARGO-OPTION…: what tests and measurements run, in this repository
 build() { (cd "$root" && "${CARGO:-cargo}" build --locked "$@") >&2; }
 
+# pinned_versions: the minor versions of Kubernetes in tests/kube-apiserver, the newest one last
+pinned_versions() { find "$root/tests/kube-apiserver" -maxdepth 1 -name 'v1.*' -printf '%f\n' | sort -V; }
+
 # target_directory: cargo's, as a path
 target_directory() {
     (cd "$root" && "${CARGO:-cargo}" metadata --locked --no-deps --format-version 1) | sed -E 's/.*"target_directory":"([^"]+)".*/\1/'
@@ -63,12 +122,3 @@ need_berth() {
 
 # What an option does not set is to be the default, and no proxy may be between clients and servers.
 clean_environment() { unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY; }
-
-# no_options ARGUMENTS…: a script that has none but --help
-no_options() {
-    case ${1:-} in
-        '') ;;
-        -h | --help) usage && exit 0 ;;
-        *) die $EX_USAGE "unknown argument $1; see --help" ;;
-    esac
-}

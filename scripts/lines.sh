@@ -1,18 +1,11 @@
 #!/usr/bin/env bash
-# Counts what there is to read: lines of code by crate, without tests, comments and blank lines, and lines of scripts and documents.
-set -euo pipefail
+# usage: scripts/lines.sh [--help]
+#
+# Prints the lines of Rust of each crate without tests, comments and blank lines, then their sum, then all lines of scripts and of
+# documents. Tests are files below a directory tests/, files tests.rs, and the item after a `#[cfg(test)]` at the beginning of a line.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-
-usage() {
-    cat <<'TEXT'
-usage: scripts/lines.sh [--help]
-
-Prints the lines of Rust of each crate without tests, comments and blank lines, then their sum, then all lines of scripts and of
-documents. Tests are files below a directory tests/, files tests.rs, and the item after a `#[cfg(test)]` at the beginning of a line.
-TEXT
-}
 
 # rust DIRECTORY: lines of code
 rust() {
@@ -28,7 +21,7 @@ rust() {
 
 main() {
     local crate lines sum=0
-    no_options "$@"
+    parse_options -- "$@"
     cd "$root"
     for crate in src crates/*; do
         lines=$(rust "$crate")

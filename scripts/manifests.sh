@@ -1,33 +1,22 @@
 #!/usr/bin/env bash
-# The output of `berth inject` and the files of examples/ with the programs that read them: kubeadm's patches give the same bytes as the
-# injected manifest, kubeadm finds its own manifest again after `berth eject`, and a kube-apiserver
-# accepts the injected pods, strictly validated.
-set -Eeuo pipefail
-export LC_ALL=C
+# usage: scripts/manifests.sh [--help]
+#
+# Tests berth inject, berth eject and the manifests in examples/ with a real kubeadm, kube-apiserver and
+# kubectl, in a network namespace and a directory of its own. Needs root, ip, openssl, cargo and the binaries of
+# scripts/kube-apiserver.sh, which it builds if they are not there.
+#
+# Variables:
+#   BERTH   the berth to test; built with cargo if not given
+#   and those of scripts/kube-apiserver.sh
+#
+# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-program=manifests
 readonly IMAGE=registry.example/berth:v0.1.0 PORT=6443 TOKEN=admin
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/manifests.sh [--help]
-
-Tests berth inject, berth eject and the manifests in examples/ with a real kubeadm, kube-apiserver and
-kubectl, in a network namespace and a directory of its own. Needs root, ip, openssl, cargo and the binaries of
-scripts/kube-apiserver.sh, which it builds if they are not there.
-
-Variables:
-  BERTH   the berth to test; built with cargo if not given
-  and those of scripts/kube-apiserver.sh
-
-Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
-TEXT
-}
-
 main() {
-    no_options "$@"
+    parse_options -- "$@"
     if [[ -z ${MANIFESTS_INSIDE:-} ]]; then
         need_all
         # All that is started ends with the first process of the PID namespace, which is this script.

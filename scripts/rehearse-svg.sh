@@ -1,31 +1,24 @@
 #!/usr/bin/env bash
-# Makes docs/rehearse.svg again: what the README's first command prints, as a picture for light and dark pages.
-set -euo pipefail
-# Widths are counted in characters, not in bytes.
-export LC_ALL=C.UTF-8
+# usage: scripts/rehearse-svg.sh [--help]
+#
+# Rehearses an upgrade of simulated apiservers and draws what it prints into docs/rehearse.svg, if nothing was lost.
+#
+# Variables:
+#   BERTH   the berth to run; built for release with cargo if not given
+#
+# Exit status: 0 written; 64 a wrong argument; 69 BERTH is no program; else that of cargo or of the rehearsal.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+# Widths are counted in characters, not in bytes.
+export LC_ALL=C.UTF-8
 readonly PICTURE=docs/rehearse.svg SHOWN='cargo run --release -- rehearse'
 # In pixels: a column of the font, a line, the margin, and the bar above the text.
 readonly COLUMN=7.2 LINE=18 MARGIN=16 BAR=28
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/rehearse-svg.sh [--help]
-
-Rehearses an upgrade of simulated apiservers and draws what it prints into docs/rehearse.svg, if nothing was lost.
-
-Variables:
-  BERTH   the berth to run; built for release with cargo if not given
-
-Exit status: 0 written; 64 a wrong argument; 69 BERTH is no program; else that of cargo or of the rehearsal.
-TEXT
-}
-
 main() {
     local printed
-    no_options "$@"
+    parse_options -- "$@"
     need_berth
     cd "$root"
     # Not a terminal, so there are no live counters.

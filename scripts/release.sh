@@ -1,8 +1,30 @@
 #!/usr/bin/env bash
-# Makes what a release of berth consists of, tries it, and makes it a second time to compare: RELEASING.md
-# says when.
-set -euo pipefail
-export LC_ALL=C
+# usage: scripts/release.sh [--output DIR] [--check | --verify]
+#
+# Makes a release of what is committed, for this machine's architecture, and prints its files:
+#
+#   berth-VERSION-TARGET.tar.gz      the static berth, man pages, completions, systemd units, documents
+#   berth_VERSION_ARCH.deb           the same as a Debian package that needs no other
+#   berth-VERSION-TARGET.oci.tar     the image (scripts/image.sh)
+#   berth-VERSION-TARGET.cdx.json    what berth is made of, as CycloneDX
+#   SHA256SUMS                       of these four
+#
+# and tries them: the package is installed into an empty root, and berth runs out of it. The bytes depend on
+# the commit, Rust and Debian's packages, not on directories or the time. Needs Debian, git, jq and umoci; no root.
+#
+#   --output DIR   where to (release-VERSION in Cargo's target directory)
+#   --check        build nothing: try what is in DIR
+#   --verify       build a second time, from a clone, in another directory and with another CARGO_HOME: exit
+#                  with 1 if a file differs
+#   --help         this text
+#
+# Variables:
+#   SOURCE_DATE_EPOCH   the time of the files, in seconds since 1970, if not that of the commit
+#   and those of scripts/static.sh
+#
+# Exit status: 0 done; 1 a file is not as it should be, or --verify found another; 64 a wrong argument, or
+# something is not committed; 69 something is missing; 70 the build failed.
+
 umask 022
 
 # shellcheck source=scripts/release/common.sh
@@ -12,53 +34,10 @@ umask 022
 # shellcheck source=scripts/release/try.sh
 . "$root/scripts/release/try.sh"
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/release.sh [--output DIR] [--check | --verify]
-
-Makes a release of what is committed, for this machine's architecture, and prints its files:
-
-  berth-VERSION-TARGET.tar.gz      the static berth, man pages, completions, systemd units, documents
-  berth_VERSION_ARCH.deb           the same as a Debian package that needs no other
-  berth-VERSION-TARGET.oci.tar     the image (scripts/image.sh)
-  berth-VERSION-TARGET.cdx.json    what berth is made of, as CycloneDX
-  SHA256SUMS                       of these four
-
-and tries them: the package is installed into an empty root, and berth runs out of it. The bytes depend on
-the commit, Rust and Debian's packages, not on directories or the time. Needs Debian, git, jq and umoci; no root.
-
-  --output DIR   where to (release-VERSION in Cargo's target directory)
-  --check        build nothing: try what is in DIR
-  --verify       build a second time, from a clone, in another directory and with another CARGO_HOME: exit
-                 with 1 if a file differs
-  --help         this text
-
-Variables:
-  SOURCE_DATE_EPOCH   the time of the files, in seconds since 1970, if not that of the commit
-  and those of scripts/static.sh
-
-Exit status: 0 done; 1 a file is not as it should be, or --verify found another; 64 a wrong argument, or
-something is not committed; 69 something is missing; 70 the build failed.
-TEXT
-}
-
 main() {
     local check=false verify=false
     output=''
-    while (($#)); do
-        case $1 in
-            --check) check=true ;;
-            --verify) verify=true ;;
-            --output)
-                [[ -n ${2:-} ]] || die $EX_USAGE "$1 needs a value; see --help"
-                output=$2
-                shift
-                ;;
-            -h | --help) usage && exit 0 ;;
-            *) die $EX_USAGE "unknown argument $1; see --help" ;;
-        esac
-        shift
-    done
+    parse_options check verify output=. -- "$@"
     ! $check || ! $verify || die $EX_USAGE "--check or --verify, not both"
     need_package git jq umoci dpkg dpkg-deb dpkg-query rustc cc
     version=$(about version)

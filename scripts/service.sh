@@ -1,9 +1,26 @@
 #!/usr/bin/env bash
-# The Service `kubernetes` of a cluster with one control-plane node, while kube-apiservers change places behind berth: real
-# kube-apiservers and etcd, a real kube-proxy, clients that dial the Service's address, and shims that have nothing but what
-# `berth grant` gives them. With --cluster no client is refused; without it, in the same run, many are.
-set -Eeuo pipefail
-export LC_ALL=C TZ=UTC
+# usage: scripts/service.sh [--upgrades N] [--away SECONDS]... [--cost] [--keep] [--help]
+#
+# Upgrades of a real kube-apiserver behind berth, in network namespaces that it makes and removes, judged at the Service
+# `kubernetes`: by clients that dial its address through a real kube-proxy, and by what that has in the kernel. Then etcd
+# stops for a while, a shim is killed, and each of the rights is missing once.
+# Needs root, ip, nft, openssl, jq, cargo and the binaries of scripts/kube-apiserver.sh, which it builds if they are
+# not there.
+#
+#   --upgrades N       upgrades with --cluster, and as many without (3)
+#   --away SECONDS     for so long etcd is stopped (20)
+#   --cost             measure what 3 and 7 nodes write, which takes 4 minutes more
+#   --keep             keep the directory with the logs, and print where it is; failures keep it too
+#   --help             this text
+#
+# Variables:
+#   BERTH      the berth to test; built with cargo if not given
+#   CARGO      the cargo command, if not the one on PATH
+#   and those of scripts/kube-apiserver.sh
+#
+# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
+
+export TZ=UTC
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -23,48 +40,10 @@ readonly GRACE=30
 readonly -A DELAY=()
 readonly NODE=cp-1
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/service.sh [--upgrades N] [--away SECONDS]... [--cost] [--keep] [--help]
-
-Upgrades of a real kube-apiserver behind berth, in network namespaces that it makes and removes, judged at the Service
-`kubernetes`: by clients that dial its address through a real kube-proxy, and by what that has in the kernel. Then etcd
-stops for a while, a shim is killed, and each of the rights is missing once.
-Needs root, ip, nft, openssl, jq, cargo and the binaries of scripts/kube-apiserver.sh, which it builds if they are
-not there.
-
-  --upgrades N       upgrades with --cluster, and as many without (3)
-  --away SECONDS     for so long etcd is stopped (20)
-  --cost             measure what 3 and 7 nodes write, which takes 4 minutes more
-  --keep             keep the directory with the logs, and print where it is; failures keep it too
-  --help             this text
-
-Variables:
-  BERTH      the berth to test; built with cargo if not given
-  CARGO      the cargo command, if not the one on PATH
-  and those of scripts/kube-apiserver.sh
-
-Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
-TEXT
-}
-
 main() {
     local seconds
     keep=false cost=false upgrades=3 away=()
-    while (($#)); do
-        case $1 in
-            --keep) keep=true ;;
-            --cost) cost=true ;;
-            --upgrades | --away)
-                [[ ${2:-} =~ ^[1-9][0-9]{0,2}$ ]] || wrong_usage
-                if [[ $1 == --away ]]; then away+=("$2"); else upgrades=$2; fi
-                shift
-                ;;
-            -h | --help) usage && exit 0 ;;
-            *) wrong_usage ;;
-        esac
-        shift
-    done
+    parse_options keep cost 'upgrades=^[1-9][0-9]{0,2}$' 'away+=^[1-9][0-9]{0,2}$' -- "$@"
     ((${#away[@]})) || away=(20)
     # All the time that it may take, in seconds.
     LIMIT=$((240 + 60 * upgrades + $(IFS=+ && echo "${away[*]}") * 2))

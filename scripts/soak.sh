@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
+# usage: scripts/soak.sh MINUTES [--seed N] [--rate N]
+#
 # Runs a berth of real processes for minutes or hours while clients of all kinds go through it and everything goes wrong by
 # chance: upgrades, SIGKILL, SIGSTOP, no descriptors, a full run directory, a clock that jumps, and two
 # versions that meet. Exits with 0 only if clients of every kind were served, nothing was lost beyond what a kill takes,
 # nothing grew, the logs have no error that docs/troubleshooting.md does not explain, and the same clients were seen to
 # lose by two kills at the start that nothing allows (the control). All of it stays on 127.0.0.0/8 and ends by itself.
-#
-#   scripts/soak.sh MINUTES [--seed N] [--rate N]
-#
 # Faults that need root (a run directory that can be filled) or libfaketime are skipped, with a message.
+#
+# Variables:
 #   BERTH            the binary (built otherwise, with its release profile)
 #   BERTH_PREVIOUS   a binary of the release before (the same otherwise, until there is one)
-set -euo pipefail
+
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$root"
 
 main() {
-    [[ ${1:-} =~ ^[0-9]+(\.[0-9]+)?$ ]] || die $EX_USAGE "give the minutes first: scripts/soak.sh 2 [--seed N] [--rate N]"
+    [[ ${1:-} != -h && ${1:-} != --help ]] || { usage && exit 0; }
+    [[ ${1:-} =~ ^[0-9]+(\.[0-9]+)?$ ]] || wrong_usage "give the minutes first"
     local minutes=$1 dir status=0
     shift
     build --quiet --release --bin berth-bench --bin berth

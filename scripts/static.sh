@@ -1,32 +1,24 @@
 #!/usr/bin/env bash
-# Builds what stands before a control plane: static, without `berth rehearse`, and the same bytes wherever
-# the sources and Cargo's home lie. The image, the benchmark and the Dockerfile get it from here.
-set -euo pipefail
+# usage: scripts/static.sh [--target TRIPLE] [CARGO_OPTION...]
+#
+# Builds a static berth, with the profile dist, and prints the directory that it is in: berth inject, serve and the
+# like, without berth rehearse. The bytes depend on the sources, Rust, the C compiler and the C library,
+# not on directories.
+#
+#   --target TRIPLE   another target of this machine's kernel and architecture, such as
+#                     x86_64-unknown-linux-musl (Rust's own; needs a musl-gcc)
+#   CARGO_OPTION...   what to build, for cargo build (--package berth, with the features of the image)
+#   --help            this text
+#
+# Variables:
+#   CARGO, RUSTC       the commands, if not those on PATH
+#   CARGO_HOME, CARGO_TARGET_DIR
+#                      as Cargo reads them (~/.cargo, target)
+#
+# Exit status: 0 built; 64 a wrong argument; 69 something is missing; 70 the build failed.
 
 # shellcheck source=scripts/release/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
-
-usage() {
-    cat <<'TEXT'
-usage: scripts/static.sh [--target TRIPLE] [CARGO_OPTION...]
-
-Builds a static berth, with the profile dist, and prints the directory that it is in: berth inject, serve and the
-like, without berth rehearse. The bytes depend on the sources, Rust, the C compiler and the C library,
-not on directories.
-
-  --target TRIPLE   another target of this machine's kernel and architecture, such as
-                    x86_64-unknown-linux-musl (Rust's own; needs a musl-gcc)
-  CARGO_OPTION...   what to build, for cargo build (--package berth, with the features of the image)
-  --help            this text
-
-Variables:
-  CARGO, RUSTC       the commands, if not those on PATH
-  CARGO_HOME, CARGO_TARGET_DIR
-                     as Cargo reads them (~/.cargo, target)
-
-Exit status: 0 built; 64 a wrong argument; 69 something is missing; 70 the build failed.
-TEXT
-}
 
 main() {
     local options=()

@@ -1,60 +1,40 @@
 #!/usr/bin/env bash
-# Builds berth and crates/bench for release, and lets more clients come than an instance opens: with the gate of docs/gate.md and
-# without it, by turns. What is measured, and how, is in crates/bench/src/storm.
-set -euo pipefail
-export LC_ALL=C
+# usage: scripts/storm.sh [--rounds N] [--clients N] [--informers N] [PART...]
+#
+# Measures what clients meet in a storm, with --max-openings off and auto by turns, and prints a table of medians in
+# Markdown for each part. The instance has one CPU, clients and berth have the others; all are in a network namespace that ends
+# with them. Needs root, cargo, two CPUs, and for the last two parts openssl and the binaries of scripts/kube-apiserver.sh, which it
+# builds if they are not there. Have nothing else run meanwhile.
+#
+#   reconnect   an instance whose handshakes and requests take 1 ms of CPU each; 5,000 clients come at once
+#   greedy      the same instance; one source opens 2,000 connections a second for 30 s, beside 50 others with 2 a second
+#   real        reconnect to a kube-apiserver, which has etcd beside it on its CPU and an RSA key of 2,048 bits
+#   ramp        a kube-apiserver is restarted; 2,000 informers list 500 ConfigMaps of 1.5 KB and watch them again
+#   all if none is given; about 20 minutes
+#
+#   --rounds N      times that each part is measured with each value (3)
+#   --clients N     clients that come at once (5,000)
+#   --informers N   informers of ramp (2,000)
+#   --help          this text
+#
+# Variables:
+#   BERTH   the berth to measure, instead of a built one
+#   CARGO   the cargo command, if not the one on PATH
+#   and those of scripts/kube-apiserver.sh for the newest version, and of Cargo, such as CARGO_TARGET_DIR
+#
+# Exit status: 0 measured; 64 a wrong argument; 69 something is missing, or broke down; 70 a build failed.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 readonly PARTS=(reconnect greedy real ramp)
 
-usage() {
-    cat <<'TEXT'
-usage: scripts/storm.sh [--rounds N] [--clients N] [--informers N] [PART...]
-
-Measures what clients meet in a storm, with --max-openings off and auto by turns, and prints a table of medians in
-Markdown for each part. The instance has one CPU, clients and berth have the others; all are in a network namespace that ends
-with them. Needs root, cargo, two CPUs, and for the last two parts openssl and the binaries of scripts/kube-apiserver.sh, which it
-builds if they are not there. Have nothing else run meanwhile.
-
-  reconnect   an instance whose handshakes and requests take 1 ms of CPU each; 5,000 clients come at once
-  greedy      the same instance; one source opens 2,000 connections a second for 30 s, beside 50 others with 2 a second
-  real        reconnect to a kube-apiserver, which has etcd beside it on its CPU and an RSA key of 2,048 bits
-  ramp        a kube-apiserver is restarted; 2,000 informers list 500 ConfigMaps of 1.5 KB and watch them again
-  all if none is given; about 20 minutes
-
-  --rounds N      times that each part is measured with each value (3)
-  --clients N     clients that come at once (5,000)
-  --informers N   informers of ramp (2,000)
-  --help          this text
-
-Variables:
-  BERTH   the berth to measure, instead of a built one
-  CARGO   the cargo command, if not the one on PATH
-  and those of scripts/kube-apiserver.sh for the newest version, and of Cargo, such as CARGO_TARGET_DIR
-
-Exit status: 0 measured; 64 a wrong argument; 69 something is missing, or broke down; 70 a build failed.
-TEXT
-}
-
 main() {
-    local parts=() part options=()
-    while (($#)); do
-        case $1 in
-            --rounds | --clients | --informers)
-                [[ ${2:-} =~ ^[1-9][0-9]{0,5}$ ]] || die $EX_USAGE "$1 needs a number; see --help"
-                options+=("$1" "$2")
-                shift
-                ;;
-            -h | --help) usage && exit 0 ;;
-            *)
-                [[ " ${PARTS[*]} " == *" $1 "* ]] || die $EX_USAGE "unknown argument $1; see --help"
-                parts+=("$1")
-                ;;
-        esac
-        shift
-    done
-    ((${#parts[@]})) || parts=("${PARTS[@]}")
+    # shellcheck disable=SC2034 # By their names.
+    local parts part name options=() rounds='' clients='' informers=''
+    local number='^[1-9][0-9]{0,5}$'
+    parse_options "rounds=$number" "clients=$number" "informers=$number" "ARGUMENT=$(one_of "${PARTS[@]}")" -- "$@"
+    for name in rounds clients informers; do [[ -z ${!name} ]] || options+=("--$name" "${!name}"); done
+    parts=("${arguments[@]:-${PARTS[@]}}")
     need
     if needs_kubernetes "${parts[@]}"; then
         type -P openssl >/dev/null || unavailable "no openssl here, which makes kube-apiserver's key"

@@ -1,7 +1,6 @@
 # shellcheck shell=bash
 # Part of the scripts that start kube-apiservers: processes, waiting, the load, and the report.
 
-program=${program%.sh}
 # -g: this is read within a function.
 declare -gA pid=()
 # Processes whose end would be the end of the test.

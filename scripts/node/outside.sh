@@ -37,9 +37,7 @@ check_node() {
     make_cgroups
 }
 
-previous_version() {
-    find "$root/tests/kube-apiserver" -maxdepth 1 -name 'v1.*' -printf '%f\n' | sort -V | tail -n 2 | head -n 1
-}
+previous_version() { pinned_versions | tail -n 2 | head -n 1; }
 
 # scripts/kube-apiserver.sh without the variables, which are for the newest version
 apiserver_sh() {
