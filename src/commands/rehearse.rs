@@ -25,13 +25,12 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
         Ok(rehearse(&plan).await)
     })?;
     let outcome = outcome.map_err(mistaken)?;
-    let runs = gather::runs(&plan, &outcome);
     // What cannot be printed can be in a file all the same.
-    let exit = finish(&plan, &outcome, &runs);
+    let exit = finish(&plan, &outcome);
     if args.json.is_none() && args.report.is_none() {
         return exit;
     }
-    let report = gather::report(&plan, &outcome, runs, again(args, &plan));
+    let report = gather::report(&plan, outcome, again(args, &plan));
     report::write(&report, args.json.as_deref(), args.report.as_deref()).map_err(unavailable)?;
     exit
 }
@@ -48,16 +47,16 @@ fn again(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
 }
 
 /// Prints all that a rehearsal came to, also when it was aborted.
-fn finish(plan: &Plan, outcome: &Rehearsed, runs: &[Run]) -> anyhow::Result<Exit> {
+fn finish(plan: &Plan, outcome: &Rehearsed) -> anyhow::Result<Exit> {
     let mut text = String::new();
-    let runs: Vec<_> = runs.iter().filter_map(|run| Some((run.via, run.ran()?))).collect();
+    let runs: Vec<_> = outcome.runs.iter().filter_map(|run| Some((run.via, run.ran()?))).collect();
     for (via, ran) in &runs {
         if plan.runs.len() > 1 {
             text.push_str(&format!("\nvia {via}\n\n"));
         }
-        match outcome.runs.iter().find_map(|run| run.failed.as_ref().filter(|_| run.via == *via)) {
+        match outcome.failed.iter().find(|(failed, _)| failed == via) {
             None => text.push_str(&table::render(ran)),
-            Some(why) if *via != plan.via => text.push_str(&format!("no verdict: {why}\n")),
+            Some((_, why)) if *via != plan.via => text.push_str(&format!("no verdict: {why}\n")),
             Some(_) => {}
         }
     }
@@ -71,9 +70,9 @@ fn finish(plan: &Plan, outcome: &Rehearsed, runs: &[Run]) -> anyhow::Result<Exit
         Some(Aborted::Failed(Error::Instance { .. })) => Exit::No,
         Some(Aborted::Panicked(_)) => Exit::Bug,
         Some(Aborted::Signal(signal)) => Exit::Child(u8::try_from(128 + signal).unwrap_or(1)),
-        None => match outcome.runs.iter().find(|run| run.via == plan.via).map(|run| &run.verdict) {
-            Some(verdict) if verdict.held() => Exit::Ok,
-            Some(verdict) if verdict.is_inconclusive() => Exit::Again,
+        None => match outcome.runs.iter().find(|run| run.via == plan.via).and_then(Run::ran) {
+            Some(ran) if ran.verdict.held => Exit::Ok,
+            Some(ran) if ran.verdict.inconclusive => Exit::Again,
             _ => Exit::No,
         },
     })

@@ -16,8 +16,8 @@
 //! * `monitor`: requests in addition to the load; [`direct`]: how many connections go past the shims; [`gate`]: the metrics of their gates.
 //! * [`netns`]: a network namespace for all of this; `network`: those of several nodes.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
-//! * [`judges`], a file each: from the record to the [`verdict`] (what was lost, by kinds of `loss`, and whether each promise was kept), to
-//!   the [`data`], which is the JSON and has a version, and from that to a `section`: rows, tiles, what runs are compared by, grids.
+//! * [`judges`], a file each: from the record to the [`data`], which is the JSON and has a version, and from that to a `section`: rows, tiles,
+//!   what runs are compared by, grids. `verdict` is what they came to as a whole; what can be lost is a `loss`.
 //! * The [`table`] and the [`report`]'s page draw sections, and do not know which judge made which.
 //! * `progress`: what a person sees meanwhile. `context` has it, the plan and the log of one run.
 
@@ -64,6 +64,7 @@ mod wire;
 
 use berth_shim::steering::self_test;
 use context::Context;
+use data::{Run, RunOutcome};
 use plan::{Plan, Topology, Via, find_program};
 use record::Record;
 use stage::{Error, Stages};
@@ -72,28 +73,29 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
 use tokio::signal::unix::{SignalKind, signal};
-use verdict::Verdict;
 
 /// All that a rehearsal came to.
 #[derive(Debug, Default)]
 pub struct Rehearsed {
-    /// One a way that was rehearsed, in the order of [`Plan::runs`].
+    /// One a way, in the order of [`Plan::runs`].
     pub runs: Vec<Run>,
-    /// Ways that were not rehearsed, and why.
-    pub skipped: Vec<(Via, String)>,
+    /// The ways whose run did not come to its end, and why.
+    pub failed: Vec<(Via, String)>,
     /// Why it did not come to its end; what is there was gathered before.
     pub aborted: Option<Aborted>,
 }
 
-#[derive(Debug)]
-pub struct Run {
-    pub via: Via,
-    /// What was written down.
-    pub record: Record,
-    /// What it means.
-    pub verdict: Verdict,
-    /// Why it did not come to its end.
-    pub failed: Option<String>,
+impl Rehearsed {
+    /// Gives each run what it is compared with: the run that dialed the instances directly.
+    fn compare(&mut self) {
+        let control = self.runs.iter().find(|run| run.via == Via::None).and_then(Run::ran);
+        let control = control.map(|ran| ran.verdict.apart.clone());
+        for run in &mut self.runs {
+            if let RunOutcome::Ran(ran) = &mut run.outcome {
+                ran.verdict.control.clone_from(&control);
+            }
+        }
+    }
 }
 
 /// Why a rehearsal did not come to its end.
@@ -118,8 +120,9 @@ fn name(signal: i32) -> String {
 /// then by the next rehearsal.
 pub async fn rehearse(plan: &Plan) -> Rehearsed {
     let mut outcome = Rehearsed::default();
-    let ended = rehearse_all(plan, &mut outcome).await;
-    Rehearsed { aborted: ended.err(), ..outcome }
+    outcome.aborted = rehearse_all(plan, &mut outcome).await.err();
+    outcome.compare();
+    outcome
 }
 
 async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborted> {
@@ -128,15 +131,12 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
     for left in stage::sweep() {
         progress::print(&format!("removed {}, which a rehearsal left that was killed", left.display()));
     }
-    if let Err(why) = available(plan, plan.via).await {
-        let why = format!("{why}: {} cannot be rehearsed", plan.via);
-        return Err(Error::Unavailable(why).into());
-    }
+    available(plan, plan.via).await.map_err(Error::Unavailable)?;
     for &via in &plan.runs {
+        let topology = plan.topology.to_string();
         if let Err(why) = available(plan, via).await {
-            let why = format!("{why}: {via} cannot be rehearsed");
             progress::print(&format!("skipped: {why}"));
-            outcome.skipped.push((via, why));
+            outcome.runs.push(Run { via, topology, outcome: RunOutcome::Skipped(why) });
             continue;
         }
         let context = Context::new(plan, via);
@@ -150,15 +150,14 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
             _ = term.recv() => Err(Aborted::Signal(libc::SIGTERM)),
         };
         stages.close().await;
-        let record = Record::of(context.recorder.take());
-        let verdict = judges::judge(&record, plan);
         let failed = ended.as_ref().err().map(ToString::to_string);
-        outcome.runs.push(Run { via, record, verdict, failed });
+        let ran = judges::judge(&Record::of(context.recorder.take()), plan, failed.as_deref());
+        outcome.runs.push(Run { via, topology, outcome: RunOutcome::Ran(Box::new(ran)) });
+        outcome.failed.extend(failed.map(|why| (via, why)));
         match ended {
-            Ok(()) => {}
             // When a comparison fails, that is a result about what is compared.
             Err(Aborted::Failed(error)) if via != plan.via => progress::print(&format!("via {via}: {error}")),
-            Err(aborted) => return Err(aborted),
+            ended => ended?,
         }
     }
     Ok(())
@@ -180,13 +179,14 @@ async fn caught(play: impl Future<Output = Result<(), Error>>) -> Result<(), Abo
 
 /// Whether what a way needs is there.
 async fn available(plan: &Plan, via: Via) -> Result<(), String> {
-    match via {
+    let needed = match via {
         Via::Berth if plan.topology == Topology::Bridge => {
             self_test().await.map(drop).map_err(|error| format!("{error}; nothing was changed"))
         }
         Via::Haproxy => find_program("haproxy".as_ref()).map(drop),
         Via::Berth | Via::PortSharing | Via::None => Ok(()),
-    }
+    };
+    needed.map_err(|why| format!("{why}: {via} cannot be rehearsed"))
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use super::data::Tally;
 use serde::{Deserialize, Serialize};
-use std::fmt;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -27,32 +26,68 @@ pub enum Loss {
     EventDuplicated,
 }
 
+/// The name of each kind in a report, which does not change, and what one and several are called; in the order of [`Loss`].
+const NAMES: [(&str, &str, &str); 10] = [
+    ("refused", "connection refused", "connections refused"),
+    ("reset", "connection reset", "connections reset"),
+    ("closed", "connection closed without an answer", "connections closed without an answer"),
+    ("unanswered", "request unanswered for 15 s", "requests unanswered for 15 s"),
+    ("tls", "TLS error", "TLS errors"),
+    ("http", "HTTP error", "HTTP errors"),
+    ("bad_status", "error status", "error statuses"),
+    ("stream_ended", "stream cut", "streams cut"),
+    ("event_missed", "watch event missed", "watch events missed"),
+    ("event_duplicated", "watch event duplicated", "watch events duplicated"),
+];
+
+/// The place of a tally's kind among those of losses.
+fn place(tally: &Tally) -> Option<usize> {
+    NAMES.iter().position(|(kind, ..)| *kind == tally.kind)
+}
+
+/// What one loss of a tally's kind is called.
+pub(crate) fn one(tally: &Tally) -> &str {
+    place(tally).map_or(&tally.text, |place| NAMES[place].1)
+}
+
 impl Loss {
-    /// Its name in a report, which does not change, and what one and several are called.
-    pub(crate) fn names(self) -> (&'static str, &'static str, &'static str) {
-        match self {
-            Self::Refused => ("refused", "connection refused", "connections refused"),
-            Self::Reset => ("reset", "connection reset", "connections reset"),
-            Self::Closed => ("closed", "connection closed without an answer", "connections closed without an answer"),
-            Self::Unanswered => ("unanswered", "request unanswered for 15 s", "requests unanswered for 15 s"),
-            Self::Tls => ("tls", "TLS error", "TLS errors"),
-            Self::Http => ("http", "HTTP error", "HTTP errors"),
-            Self::BadStatus => ("bad_status", "error status", "error statuses"),
-            Self::StreamEnded => ("stream_ended", "stream cut", "streams cut"),
-            Self::EventMissed => ("event_missed", "watch event missed", "watch events missed"),
-            Self::EventDuplicated => ("event_duplicated", "watch event duplicated", "watch events duplicated"),
-        }
+    /// Its name in a report.
+    pub(crate) fn kind(self) -> &'static str {
+        NAMES[self as usize].0
     }
 
-    /// So many of it, as a report has them.
-    pub(crate) fn tally(self, count: u64) -> Tally {
-        let (kind, _, text) = self.names();
+    /// This number of it, as a report has them.
+    pub fn tally(self, count: u64) -> Tally {
+        let (kind, _, text) = NAMES[self as usize];
         Tally { kind: kind.to_owned(), text: text.to_owned(), count }
+    }
+
+    /// Adds this number of it to the tallies of losses, which are in the order of their kinds.
+    pub(crate) fn add(self, count: u64, tallies: &mut Vec<Tally>) {
+        if count == 0 {
+            return;
+        }
+        let at = tallies.partition_point(|tally| place(tally) < Some(self as usize));
+        match tallies.get_mut(at).filter(|tally| tally.kind == self.kind()) {
+            Some(tally) => tally.count += count,
+            None => tallies.insert(at, self.tally(count)),
+        }
     }
 }
 
-impl fmt::Display for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.names().2)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tallies_are_in_the_order_of_their_kinds() {
+        let mut tallies = Vec::new();
+        for (loss, count) in [(Loss::EventMissed, 2), (Loss::Reset, 0), (Loss::Refused, 1), (Loss::EventMissed, 3)] {
+            loss.add(count, &mut tallies);
+        }
+        assert_eq!(tallies, [Loss::Refused.tally(1), Loss::EventMissed.tally(5)]);
+        assert_eq!(one(&tallies[1]), "watch event missed");
+        // The names of the log and of the report are the same.
+        assert_eq!(serde_json::to_value(Loss::EventDuplicated).unwrap(), Loss::EventDuplicated.kind());
     }
 }

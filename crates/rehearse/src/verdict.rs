@@ -1,11 +1,11 @@
-//! What judges found in a record: what was lost, what the instances ended themselves, and whether the run was a test at all.
+//! What a run came to as a whole: whether it held, and a sentence about it.
 //!
 //! **Lost** is a new connection that was refused, reset, or not answered within
 //! 15 s of being dialled, or a stream that ended before its instance ended it.
 
-use super::data::Figures;
-use super::event::StreamId;
-use super::stamp::Stamp;
+use super::data::{Ran, Tally, Verdict};
+use super::loss;
+use super::report::format;
 use std::collections::BTreeMap;
 
 pub use super::loss::Loss;
@@ -16,120 +16,10 @@ pub const OLD: &str = "old";
 /// The instance that replaces it.
 pub const NEW: &str = "new";
 
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Verdict {
-    /// Sums, as a report has them.
-    pub figures: Figures,
-    /// What was lost, by kind.
-    pub lost: BTreeMap<Loss, u64>,
-    /// When each of those was seen that has a moment: a write that a watch never saw has none.
-    pub losses: Vec<(Stamp, Loss)>,
-    /// The streams that their instance ended, and when their client saw it.
-    pub ends_by_instance: Vec<(Stamp, StreamId)>,
-    /// The streams whose end a promise under a fault allows.
-    pub ends_allowed: Vec<StreamId>,
-    /// The first of each kind of failure, in words.
-    pub examples: Vec<String>,
-    /// Requests that an instance answered with 429 or 503 because it was shutting down.
-    pub rejected: u64,
-    /// What was promised under faults, and what came of it.
-    pub promises: Vec<Promise>,
-    /// What of it clients saw that dialed a node: one a node, in the order of the record.
-    pub nodes: Vec<LostAtNode>,
-    /// What else is worth knowing.
-    pub notes: Vec<String>,
-    /// Why nothing can be concluded, or what else was not as it should be.
-    pub objections: Vec<String>,
-    /// Some of these are to what was rehearsed, and not only to this run.
-    pub(crate) at_fault: bool,
-}
-
-/// A promise and what came of it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Promise {
-    /// As `--fault` names it, or `storm`.
-    pub(crate) fault: String,
-    /// To which instance it was done; a storm comes to whoever serves.
-    pub(crate) instance: String,
-    pub(crate) text: &'static str,
-    /// When the fault was injected.
-    pub(crate) at: Stamp,
-    /// When all was as before again; none: never.
-    pub(crate) over: Option<Stamp>,
-    /// What was seen, in words.
-    pub(crate) seen: Vec<String>,
-    /// Losses that the promise allows, and when they were seen.
-    pub(crate) allowed: Vec<(Stamp, Loss)>,
-    /// It was done to the instance that new connections were steered to.
-    pub(crate) on_direct: bool,
-    /// Why it did not hold; empty: it held. What was lost beyond is counted as lost and not here.
-    pub(crate) broken: Vec<String>,
-}
-
-impl Promise {
-    pub(crate) fn held(&self) -> bool {
-        self.broken.is_empty()
-    }
-
-    /// How many new connections were lost since the instance was killed to which they were steered.
-    pub(crate) fn lost_on_direct(&self) -> u64 {
-        let new = self.allowed.iter().filter(|(_, loss)| self.on_direct && *loss != Loss::StreamEnded);
-        new.count() as u64
-    }
-
-    /// How many losses of each kind it allows.
-    pub(crate) fn allowed_by_kind(&self) -> BTreeMap<Loss, u64> {
-        let mut kinds = BTreeMap::new();
-        for (_, loss) in &self.allowed {
-            *kinds.entry(*loss).or_default() += 1;
-        }
-        kinds
-    }
-}
-
-/// What clients saw that dialed a node.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LostAtNode {
-    /// What was lost, by kind.
-    pub lost: BTreeMap<Loss, u64>,
-    /// Losses that promises under faults allow.
-    pub allowed: u64,
-}
-
 impl Verdict {
-    pub fn lost(&self) -> u64 {
-        self.lost.values().sum()
-    }
-
-    /// Losses that promises under faults allow.
-    pub(crate) fn allowed(&self) -> u64 {
-        self.promises.iter().map(|promise| promise.allowed.len() as u64).sum()
-    }
-
-    /// Nothing was lost in a run that would have shown it, and every promise held.
-    pub fn held(&self) -> bool {
-        self.lost() == 0 && self.objections.is_empty() && self.kept()
-    }
-
-    /// The run says nothing, as its machine was too slow for the load: nothing was seen that berth or an instance did wrong.
-    pub fn is_inconclusive(&self) -> bool {
-        self.lost() == 0 && self.kept() && !self.objections.is_empty() && !self.at_fault
-    }
-
-    /// Every promise under faults was kept.
-    pub(crate) fn kept(&self) -> bool {
-        self.promises.iter().all(Promise::held)
-    }
-
-    pub(crate) fn lose(&mut self, loss: Loss, count: u64) {
-        if count > 0 {
-            *self.lost.entry(loss).or_default() += count;
-        }
-    }
-
     /// Objects to what was rehearsed.
     pub(crate) fn object(&mut self, objection: String) {
-        self.at_fault = true;
+        self.inconclusive = false;
         self.objections.push(objection);
     }
 
@@ -146,4 +36,58 @@ impl Verdict {
             ));
         }
     }
+}
+
+impl Ran {
+    /// Counts losses of the clients that dialed one address: its place in [`Ran::by_address`], if there are several.
+    pub(crate) fn lose(&mut self, place: usize, loss: Loss, count: u64) {
+        loss.add(count, &mut self.verdict.lost);
+        self.by_address.get_mut(place).into_iter().for_each(|here| loss.add(count, &mut here.lost));
+    }
+}
+
+/// A run in one sentence.
+pub(crate) fn summary(ran: &Ran) -> String {
+    let Ran { verdict, figures, .. } = ran;
+    // The first is the Service, which has those of the figures.
+    let nodes = || ran.by_address.iter().skip(1);
+    let requests = figures.requests + nodes().map(|node| node.requests).sum::<u64>();
+    let requests = format::of(requests, "request", "requests");
+    let connections = figures.new_connections + nodes().map(|node| node.new_connections).sum::<u64>();
+    let connections = format::count(connections);
+    let broke = match ran.broken() {
+        0 => String::new(),
+        broken => format!(" {}.", format::of(broken, "promise was broken", "promises were broken")),
+    };
+    if verdict.lost() > 0 {
+        let words = |tally: &Tally| format::of(tally.count, loss::one(tally), &tally.text);
+        let lost = verdict.lost.iter().map(words).collect::<Vec<_>>().join(", ");
+        return format!("Of {requests}, {connections} of them on a new connection: {lost}.{broke}");
+    }
+    if let Some(objection) = verdict.objections.first() {
+        let objection = objection.lines().next().unwrap_or_default().trim_end_matches([';', ':', '.']);
+        return format!("Of {requests} nothing was seen to be lost, but {objection}.{broke}");
+    }
+    if ran.broken() > 0 {
+        return format!("Of {requests} nothing else was lost.{broke}");
+    }
+    let longest = format::wait(nodes().map(|node| node.wait_max_ms).fold(figures.wait_max_ms, f64::max));
+    let all = match ran.allowed() {
+        0 => format!("All of {requests} were answered, {connections} of them on a new connection"),
+        allowed => {
+            let allowed = format::of(allowed, "loss that a promise allows", "losses that promises allow");
+            format!("Of {requests}, {connections} of them on a new connection, nothing was lost beyond {allowed}")
+        }
+    };
+    let watched = match ran.watches.len() as u64 {
+        0 => String::new(),
+        1 => " The watch saw every write once.".to_owned(),
+        watches => format!(" {} watches saw every write once.", format::count(watches)),
+    };
+    let kept = match ran.informers.iter().filter(|informer| !informer.is_quiet()).count() as u64 {
+        0 => String::new(),
+        1 => " The informer holds exactly what was written.".to_owned(),
+        informers => format!(" {} informers hold exactly what was written.", format::count(informers)),
+    };
+    format!("{all}; the longest took {longest}.{watched}{kept}")
 }

@@ -4,21 +4,21 @@
 //! moment, and was on the one that was harmed. What is excused is counted under the fault.
 
 use super::service::{Forgotten, Service};
-use super::{Case, JUDGE, Judge};
-use crate::data::{self, MarkKind, Ran};
+use super::{JUDGE, Judge, Span, what_happened};
+use crate::data::{MarkKind, Promise};
 use crate::event::{Answer, Attempt, Kind};
 use crate::fault::{Fault, SLOW, Standby};
 use crate::loss::Loss;
-use crate::plan::{GONE_WITHIN, LEASE, Plan};
+use crate::plan::{GONE_WITHIN, LEASE};
 use crate::record::{Injected, InjectedNode, Record};
-use crate::report::format;
 use crate::stamp::Stamp;
-use crate::verdict::{Promise, Verdict};
 use berth_node::terms::Speedup;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-pub(super) const FAULTS: Judge = Judge { weigh, fill, ..JUDGE };
+/// Looks at every promise under a fault, in their order. Losses are added by their judge, as it excuses them.
+pub(super) const FAULTS: Judge =
+    Judge { judge: |case, ran| ran.promises = check(case.record, case.plan.timing.speedup, &case.span), ..JUDGE };
 
 /// How long after a kill its clients may see it.
 const NOTICE: Duration = Duration::from_secs(1);
@@ -41,63 +41,41 @@ const SETTLED: Duration = Duration::from_secs(10);
 /// How far from its share of the Service's connections, which kube-proxy sends at random, a node may be: standard deviations.
 const LUCK: f64 = 5.0;
 
-/// Looks at every promise under a fault, in their order. Losses are added by their judge, as it excuses them.
-fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
-    verdict.promises.extend(check(record, plan.timing.speedup));
-}
-
-fn check(record: &Record, speedup: Speedup) -> Vec<Promise> {
+fn check(record: &Record, speedup: Speedup, span: &Span) -> Vec<Promise> {
     let slack = slack(record);
     let check = |injected| {
         let attempts = attempts(record, injected);
-        Check { record, attempts, injected, speedup, slack, broken: Vec::new(), seen: Vec::new() }.run()
+        Check { record, attempts, injected, speedup, slack, broken: Vec::new(), seen: Vec::new() }.run(span)
     };
     record.injected.iter().map(check).collect()
 }
 
-/// A storm's promise is drawn as those under faults are.
-fn fill(case: &Case<'_>, ran: &mut Ran) {
-    let promise = |promised: &Promise| {
-        let broken = promised.broken.iter().map(|why| format!("broken: {why}"));
-        let direct = promised.on_direct.then(|| {
-            let lost = format::of(promised.lost_on_direct(), "new connection", "new connections");
-            format!("{lost} lost on the direct path when the instance was killed")
-        });
-        data::Promise {
-            fault: promised.fault.clone(),
-            instance: promised.instance.clone(),
-            from_ms: case.span.ms(promised.at),
-            to_ms: promised.over.map(|over| case.span.ms(over)),
-            promise: promised.text.to_owned(),
-            held: promised.held(),
-            what_happened: broken.chain(promised.seen.iter().cloned()).chain(direct).collect(),
-            allowed: promised.allowed_by_kind().into_iter().map(|(loss, count)| loss.tally(count)).collect(),
-        }
-    };
-    ran.promises = case.verdict.promises.iter().map(promise).collect();
-}
-
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Lost<'a> {
-    pub(crate) loss: Loss,
+pub(super) struct Lost<'a> {
+    pub(super) loss: Loss,
     /// When the request was due; none for the end of a stream.
-    pub(crate) due: Option<Stamp>,
+    pub(super) due: Option<Stamp>,
     /// When the client saw it.
-    pub(crate) seen: Stamp,
+    pub(super) seen: Stamp,
     /// The instance that it was on, if that is known.
-    pub(crate) instance: Option<&'a str>,
+    pub(super) instance: Option<&'a str>,
     /// The node that was dialled, if it was not the Service.
-    pub(crate) node: Option<SocketAddr>,
+    pub(super) node: Option<SocketAddr>,
 }
 
 /// The fault whose promise allows a loss, the last one if there are several: its place in [`Record::injected`].
-pub(crate) fn excuse(injected: &[Injected], lost: &Lost<'_>, slack: Duration) -> Option<usize> {
+pub(super) fn excuse(injected: &[Injected], lost: &Lost<'_>, slack: Duration) -> Option<usize> {
     injected.iter().rposition(|fault| allows(fault, lost, slack))
+}
+
+/// It was done to the instance that new connections were steered to.
+pub(super) fn is_on_direct(injected: &Injected) -> bool {
+    injected.fault == Fault::CalmCrash && injected.standby == Standby::Direct
 }
 
 /// What everything may take longer than on an idle machine: as long as clients were behind their timetable, and as long as they
 /// waited at most before anything was done to anybody.
-pub(crate) fn slack(record: &Record) -> Duration {
+pub(super) fn slack(record: &Record) -> Duration {
     let Some(first) = record.injected.iter().map(|injected| injected.at).min() else { return Duration::ZERO };
     let before = record.attempts.iter().filter(|a| a.done < first && matches!(a.answer, Answer::Good { .. }));
     record.behind + before.map(|a| a.done.since(a.due)).max().unwrap_or_default()
@@ -184,7 +162,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn run(mut self) -> Promise {
+    fn run(mut self, span: &Span) -> Promise {
         let Injected { fault, instance, at, over, standby, seen, .. } = self.injected;
         self.seen.extend(seen.iter().cloned());
         if over.is_none() {
@@ -210,13 +188,12 @@ impl Check<'_> {
         Promise {
             fault: fault.to_string(),
             instance: instance.clone(),
-            text: fault.promise(*standby),
-            at: *at,
-            over: *over,
-            seen: self.seen,
+            from_ms: span.ms(*at),
+            to_ms: over.map(|over| span.ms(over)),
+            promise: fault.promise(*standby).to_owned(),
+            held: self.broken.is_empty(),
+            what_happened: what_happened(self.broken, self.seen),
             allowed: Vec::new(),
-            on_direct: *fault == Fault::CalmCrash && *standby == Standby::Direct,
-            broken: self.broken,
         }
     }
 
@@ -419,7 +396,7 @@ mod tests {
     }
 
     fn check(record: &Record) -> Vec<Promise> {
-        super::check(record, Speedup::NONE)
+        super::check(record, Speedup::NONE, &Span::of(record))
     }
 
     /// A moment, in milliseconds.
@@ -453,7 +430,11 @@ mod tests {
     fn broken(fault: Injected, write: impl FnOnce(&mut Record)) -> Vec<String> {
         let mut record = Record { injected: vec![fault], ..Record::default() };
         write(&mut record);
-        check(&record).remove(0).broken
+        let promise = check(&record).remove(0);
+        let broken = promise.what_happened.iter().filter_map(|line| line.strip_prefix("broken: "));
+        let broken: Vec<String> = broken.map(str::to_owned).collect();
+        assert_eq!(promise.held, broken.is_empty(), "{promise:?}");
+        broken
     }
 
     #[test]
@@ -700,10 +681,10 @@ mod tests {
         let mut record = Record { injected: vec![injected(Fault::BothKilled)], ..Record::default() };
         record.attempts = vec![attempt(1_010, 1_011, false), attempt(3_500, 3_501, true)];
         let promise = check(&record).remove(0);
-        assert!(promise.held(), "{promise:?}");
-        assert_eq!(promise.seen[1], "the API was away for 2.50s, 1 new connections");
+        assert!(promise.held, "{promise:?}");
+        assert_eq!(promise.what_happened[1], "the API was away for 2.50s, 1 new connections");
         record.attempts.pop();
-        assert!(!check(&record).remove(0).held());
+        assert!(!check(&record).remove(0).held);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! The gates of the shims: the clients that waited there, and the TLS handshakes in flight.
 
-use super::timeline::Steps;
-use super::{Case, JUDGE, Judge};
+use super::{Case, Judge};
 use crate::data::{Gate, Ran};
 use crate::event::{Event, EventKind};
 use crate::gate::{Counted, GateMetrics, Sample};
@@ -13,7 +12,7 @@ use crate::stamp::Stamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-pub(super) const GATE: Judge = Judge { fill, section, ..JUDGE };
+pub(super) const GATE: Judge = Judge { judge, section };
 
 /// What was seen of all gates.
 #[derive(Debug, Default)]
@@ -68,10 +67,9 @@ fn add(to: &mut BTreeMap<String, u64>, counted: &BTreeMap<String, u64>, before: 
     }
 }
 
-fn fill(case: &Case<'_>, ran: &mut Ran) {
-    let Some(gates) = Gates::of(case.record) else { return };
-    let span = &case.span;
-    let steps = Steps::of(span);
+fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+    let Case { record, span, steps, .. } = case;
+    let Some(gates) = Gates::of(record) else { return };
     let over = |value: &dyn Fn(&Sample) -> u64| {
         let mut seen = vec![Vec::new(); steps.count];
         for (at, sample) in &gates.samples {

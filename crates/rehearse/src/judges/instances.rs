@@ -1,25 +1,25 @@
 //! What is known of the instances: what each served, and what they logged of certificates.
 
 use super::{Case, Judge};
-use crate::data::{ControlStreams, Instance, MarkKind, Ran};
+use crate::data::{ControlStreams, Instance, MarkKind, Ran, Verdict};
 use crate::event::{Answer, Attempt, EventKind};
-use crate::plan::Plan;
 use crate::record::{Player, Record};
 use crate::report::format::count;
 use crate::section::{Row, Section};
 use crate::stamp::Stamp;
-use crate::verdict::Verdict;
 use std::collections::BTreeMap;
 
-pub(super) const INSTANCES: Judge = Judge { weigh, fill, section };
+pub(super) const INSTANCES: Judge = Judge { judge, section };
 
 /// Fewest new connections that each instance has to serve for a verdict.
 const FEWEST: u64 = 20;
 
 /// Whether each node was upgraded, and each instance was used.
-fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
+fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+    let Case { record, plan, .. } = case;
+    let Ran { figures, verdict, .. } = ran;
     let untrusted = record.events.iter().filter(|event| event.what == EventKind::UntrustedCertificate).count();
-    verdict.figures.logged_x509_errors = (!plan.old.is_stand_in()).then_some(untrusted as u64);
+    figures.logged_x509_errors = (!plan.old.is_stand_in()).then_some(untrusted as u64);
     let mut nodes: BTreeMap<Option<&str>, Vec<&str>> = BTreeMap::new();
     for player in record.players.iter().filter(|player| player.serves) {
         nodes.entry(player.node.as_deref()).or_default().push(&player.name);
@@ -28,7 +28,7 @@ fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
         verdict.object("there was no upgrade".into());
     }
     for name in nodes.values().flatten() {
-        let served = verdict.figures.new_connections_by_instance.get(*name).copied().unwrap_or(0);
+        let served = figures.new_connections_by_instance.get(*name).copied().unwrap_or(0);
         if served < FEWEST {
             verdict.doubt(format!("{name} served only {served} new connections"));
         }
@@ -36,6 +36,12 @@ fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
     for pair in nodes.values().flat_map(|turns| turns.windows(2)) {
         upgrade(record, pair[0], pair[1], verdict);
     }
+    let instance = |Player { name, version, .. }: &Player| Instance {
+        name: name.clone(),
+        version: version.clone().unwrap_or_default(),
+    };
+    ran.instances = record.players.iter().map(instance).collect();
+    ran.control_streams = control(record);
 }
 
 /// Whether an upgrade happened, in the right order.
@@ -65,15 +71,6 @@ fn upgrade(record: &Record, old: &str, new: &str, verdict: &mut Verdict) {
     if early > 0 {
         verdict.object(format!("{new} answered {early} requests before its /readyz was 200"));
     }
-}
-
-fn fill(case: &Case<'_>, ran: &mut Ran) {
-    let instance = |Player { name, version, .. }: &Player| Instance {
-        name: name.clone(),
-        version: version.clone().unwrap_or_default(),
-    };
-    ran.instances = case.record.players.iter().map(instance).collect();
-    ran.control_streams = control(case.record);
 }
 
 /// Connections to the instances themselves, and how many of them ended.

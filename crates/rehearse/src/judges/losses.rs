@@ -2,54 +2,85 @@
 
 use super::ends::Ends;
 use super::faults::{self, Lost};
-use super::{JUDGE, Judge};
+use super::{Case, JUDGE, Judge, nodes};
+use crate::data::{Promise, Ran, Tally, count_of};
 use crate::event::{Answer, Attempt, Failure, Kind, StreamEnd, What};
 use crate::loss::Loss;
-use crate::plan::Plan;
-use crate::record::{AtNode, Record};
-use crate::verdict::{LostAtNode, Verdict};
+use crate::report::format;
+use crate::stamp::Stamp;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-pub(super) const LOSSES: Judge = Judge { weigh, ..JUDGE };
+pub(super) const LOSSES: Judge = Judge { judge, ..JUDGE };
 
-fn weigh(record: &Record, _: &Plan, verdict: &mut Verdict) {
-    let mut losses = Losses::new(record, verdict);
-    for attempt in &record.attempts {
-        losses.attempt(attempt);
+fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+    let record = case.record;
+    ran.by_address = nodes::by_address(record);
+    let mut losses = Losses::new(case, ran);
+    losses.clients(&record.attempts, &record.ends);
+    for (place, node) in (1..).zip(&record.nodes) {
+        (losses.place, losses.node) = (place, Some(node.address));
+        losses.clients(&node.attempts, &node.ends);
     }
-    losses.ends(&record.ends);
-    for node in &record.nodes {
-        losses.node(node);
+    let (local, rejected) = (losses.local, losses.rejected);
+    ran.verdict.doubt_machine(local);
+    let mut direct = 0;
+    for (injected, promise) in record.injected.iter().zip(&mut ran.promises) {
+        if faults::is_on_direct(injected) {
+            let lost = new_connections(promise);
+            let words = format::of(lost, "new connection", "new connections");
+            promise.what_happened.push(format!("{words} lost on the direct path when the instance was killed"));
+            direct += lost;
+        }
     }
-    let local = losses.local;
-    verdict.doubt_machine(local);
+    ran.verdict.apart = apart(case.ended.len() as u64, rejected, ran.allowed(), direct);
 }
 
-struct Losses<'a, 'v> {
-    record: &'a Record,
+/// How many new connections were lost as a promise allows.
+fn new_connections(promise: &Promise) -> u64 {
+    let new = promise.allowed.iter().filter(|tally| tally.kind != Loss::StreamEnded.kind());
+    new.map(|tally| tally.count).sum()
+}
+
+fn apart(ended: u64, rejected: u64, allowed: u64, direct: u64) -> Vec<Tally> {
+    let always = [
+        ("ended_by_instance", "streams that their instance ended", ended),
+        ("rejected", "requests that their instance rejected", rejected),
+    ];
+    let seldom = [
+        ("allowed", "losses that a promise under a fault allows", allowed),
+        ("allowed_direct", "of these, new connections on the direct path when the instance was killed", direct),
+    ];
+    let all = always.into_iter().chain(seldom.into_iter().filter(|(_, _, count)| *count > 0));
+    all.map(|(kind, text, count)| Tally { kind: kind.to_owned(), text: text.to_owned(), count }).collect()
+}
+
+struct Losses<'a, 'r> {
+    case: &'r mut Case<'a>,
+    ran: &'r mut Ran,
     ends: Ends<'a>,
     /// The ends of new connections whose TLS handshake was over.
     new_ends: HashMap<&'a str, &'a StreamEnd>,
-    /// Requests rejected by stream, less those that were seen already.
-    rejected: HashMap<&'a str, u32>,
+    /// Requests that instances report to have rejected, by stream, less those that were found already.
+    reported: HashMap<&'a str, u32>,
     /// Which instance answered on a stream.
     served_by: HashMap<&'a str, &'a str>,
+    /// Requests that were found to be rejected.
+    rejected: u64,
     /// Requests that this machine could not make, by their reasons.
     local: BTreeMap<&'a str, u64>,
     slack: Duration,
-    /// The node whose clients are judged; none: the Service's, or the only ones.
+    /// Which address the clients dialed that are judged: its place in [`Ran::by_address`], and if it is a node's, which.
+    place: usize,
     node: Option<SocketAddr>,
-    verdict: &'v mut Verdict,
 }
 
-impl<'a, 'v> Losses<'a, 'v> {
-    fn new(record: &'a Record, verdict: &'v mut Verdict) -> Self {
+impl<'a, 'r> Losses<'a, 'r> {
+    fn new(case: &'r mut Case<'a>, ran: &'r mut Ran) -> Self {
+        let record = case.record;
         let ends = record.ends.iter().chain(record.nodes.iter().flat_map(|node| &node.ends));
         let new_ends = ends.filter(|end| end.what == What::New);
-        let new_ends = new_ends.map(|end| (end.stream.as_str(), end)).collect();
-        let rejected = record.reports.iter().map(|(_, r)| (r.stream.as_str(), r.rejected)).collect();
         let attempts = record.attempts.iter().chain(record.nodes.iter().flat_map(|node| &node.attempts));
         let served_by = attempts.filter_map(|attempt| match &attempt.answer {
             Answer::Good { instance } | Answer::Bad { instance, .. } => {
@@ -57,9 +88,31 @@ impl<'a, 'v> Losses<'a, 'v> {
             }
             Answer::Failed(_) => None,
         });
-        let served_by = served_by.collect();
-        let (ends, slack) = (Ends::new(record), faults::slack(record));
-        Self { record, ends, new_ends, rejected, served_by, local: BTreeMap::new(), slack, node: None, verdict }
+        Self {
+            case,
+            ran,
+            ends: Ends::new(record),
+            new_ends: new_ends.map(|end| (end.stream.as_str(), end)).collect(),
+            reported: record.reports.iter().map(|(_, report)| (report.stream.as_str(), report.rejected)).collect(),
+            served_by: served_by.collect(),
+            rejected: 0,
+            local: BTreeMap::new(),
+            slack: faults::slack(record),
+            place: 0,
+            node: None,
+        }
+    }
+
+    /// What the clients saw that dialed one address.
+    fn clients(&mut self, attempts: &'a [Attempt], ends: &'a [StreamEnd]) {
+        for attempt in attempts {
+            match &attempt.answer {
+                Answer::Good { .. } => {}
+                Answer::Bad { instance, status } => self.bad_status(attempt, instance, *status),
+                Answer::Failed(failure) => self.failed(attempt, failure),
+            }
+        }
+        ends.iter().filter(|end| end.what != What::New).for_each(|end| self.ended(end));
     }
 
     /// Whether a new connection that failed was ended by the instance that it had come to.
@@ -68,8 +121,8 @@ impl<'a, 'v> Losses<'a, 'v> {
     }
 
     /// Whether an instance rejected a request because it was stopping: it reports their number, or the status shows it.
-    fn rejected(&mut self, attempt: &Attempt, instance: &str, status: u16) -> bool {
-        match self.rejected.get_mut(attempt.stream.as_str()) {
+    fn is_rejected(&mut self, attempt: &Attempt, instance: &str, status: u16) -> bool {
+        match self.reported.get_mut(attempt.stream.as_str()) {
             Some(0) => false,
             Some(left) => {
                 *left -= 1;
@@ -79,32 +132,9 @@ impl<'a, 'v> Losses<'a, 'v> {
         }
     }
 
-    /// What clients saw that dialed a node.
-    fn node(&mut self, node: &'a AtNode) {
-        let (lost, allowed) = (self.verdict.lost.clone(), self.verdict.allowed());
-        self.node = Some(node.address);
-        for attempt in &node.attempts {
-            self.attempt(attempt);
-        }
-        self.ends(&node.ends);
-        self.node = None;
-        let before = |loss| lost.get(loss).copied().unwrap_or(0);
-        let here = self.verdict.lost.iter().map(|(loss, count)| (*loss, count - before(loss)));
-        let lost = here.filter(|(_, count)| *count > 0).collect();
-        self.verdict.nodes.push(LostAtNode { lost, allowed: self.verdict.allowed() - allowed });
-    }
-
-    fn attempt(&mut self, attempt: &'a Attempt) {
-        match &attempt.answer {
-            Answer::Good { .. } => {}
-            Answer::Bad { instance, status } => self.bad_status(attempt, instance, *status),
-            Answer::Failed(failure) => self.failed(attempt, failure),
-        }
-    }
-
     fn bad_status(&mut self, attempt: &Attempt, instance: &str, status: u16) {
-        if self.rejected(attempt, instance, status) {
-            self.verdict.rejected += 1;
+        if self.is_rejected(attempt, instance, status) {
+            self.rejected += 1;
         } else {
             let (due, seen, node) = (Some(attempt.due), attempt.done, self.node);
             let lost = Lost { loss: Loss::BadStatus, due, seen, instance: Some(instance), node };
@@ -119,10 +149,10 @@ impl<'a, 'v> Losses<'a, 'v> {
             // The end of a kept connection is judged once, as the end of a stream.
             _ if attempt.kind == Kind::Kept => return,
             Failure::Reset | Failure::Closed | Failure::Http(_) if self.instance_ended(&attempt.stream) => {
-                self.verdict.ends_by_instance.push((attempt.done, attempt.stream.clone()));
+                self.apart(&attempt.stream, attempt.done);
                 return;
             }
-            Failure::X509(_) => self.verdict.figures.x509_errors += 1,
+            Failure::X509(_) => self.ran.figures.x509_errors += 1,
             _ => {}
         }
         let Some(loss) = failure.loss() else { return };
@@ -132,41 +162,51 @@ impl<'a, 'v> Losses<'a, 'v> {
         self.lose(&lost, &format!("{}: {failure} after {waited:.1?}", attempt.stream));
     }
 
-    fn ends(&mut self, ends: &'a [StreamEnd]) {
-        for end in ends.iter().filter(|end| end.what != What::New) {
-            if let Failure::Local(why) = &end.how {
-                *self.local.entry(why).or_default() += 1;
-                continue;
-            }
-            match self.ends.by_instance(end) {
-                Ok(()) => {
-                    self.verdict.ends_by_instance.push((end.at, end.stream.clone()));
-                }
-                Err(why) => {
-                    let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
-                    let words = format!("{} ({:?}): {} {while_what}, {why}", end.stream, end.what, end.how);
-                    let (instance, node) = (Some(end.instance.as_str()), self.node);
-                    let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance, node };
-                    if !self.lose(&lost, &words) {
-                        self.verdict.ends_allowed.push(end.stream.clone());
-                    }
+    fn ended(&mut self, end: &'a StreamEnd) {
+        if let Failure::Local(why) = &end.how {
+            *self.local.entry(why).or_default() += 1;
+            return;
+        }
+        match self.ends.by_instance(end) {
+            Ok(()) => self.apart(&end.stream, end.at),
+            Err(why) => {
+                let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
+                let words = format!("{} ({:?}): {} {while_what}, {why}", end.stream, end.what, end.how);
+                let (instance, node) = (Some(end.instance.as_str()), self.node);
+                let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance, node };
+                if !self.lose(&lost, &words) {
+                    self.case.allowed.insert(&end.stream);
                 }
             }
         }
     }
 
+    /// Counts a stream that its instance ended.
+    fn apart(&mut self, stream: &'a str, at: Stamp) {
+        self.case.ended.insert(stream);
+        if let Some(step) = self.case.steps.at(at) {
+            self.ran.timeline.ended_by_instance[step] += 1;
+        }
+    }
+
     /// Counts a loss, under the fault that excuses it if there is one. Whether there is none.
     fn lose(&mut self, lost: &Lost<'_>, example: &str) -> bool {
-        if let Some(fault) = faults::excuse(&self.record.injected, lost, self.slack) {
-            self.verdict.promises[fault].allowed.push((lost.seen, lost.loss));
+        let Self { case, ran, .. } = self;
+        let step = case.steps.at(lost.seen);
+        if let Some(fault) = faults::excuse(&case.record.injected, lost, self.slack) {
+            lost.loss.add(1, &mut ran.promises[fault].allowed);
+            step.into_iter().for_each(|step| ran.timeline.allowed[step] += 1);
+            ran.by_address.get_mut(self.place).into_iter().for_each(|here| here.allowed += 1);
             return false;
         }
-        self.verdict.losses.push((lost.seen, lost.loss));
-        if !self.verdict.lost.contains_key(&lost.loss) {
-            let into = lost.seen.since(self.record.began.unwrap_or(lost.seen));
-            self.verdict.examples.push(format!("{example}, {into:.1?} into the load"));
+        if count_of(&ran.verdict.lost, lost.loss.kind()) == 0 {
+            let into = lost.seen.since(case.record.began.unwrap_or(lost.seen));
+            ran.verdict.examples.push(format!("{example}, {into:.1?} into the load"));
         }
-        self.verdict.lose(lost.loss, 1);
+        if let Some(step) = step {
+            case.steps.count(&mut ran.timeline.lost, lost.loss.kind(), step, 1);
+        }
+        ran.lose(self.place, lost.loss, 1);
         true
     }
 }

@@ -4,12 +4,11 @@ use super::{Case, JUDGE, Judge};
 use crate::data::{Mark, MarkKind, Ran};
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(super) const MARKS: Judge = Judge { fill, ..JUDGE };
+pub(super) const MARKS: Judge = Judge { judge, ..JUDGE };
 
 /// Each once, in order. SIGTERM of the script replaces the instance's own report that it is terminating.
-fn fill(case: &Case<'_>, ran: &mut Ran) {
-    let Case { record, verdict, span, .. } = case;
-    let moments = &record.moments;
+fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+    let (moments, span) = (&case.record.moments, &case.span);
     let mut marks: BTreeMap<(i64, &str, MarkKind), String> = BTreeMap::new();
     for moment in &moments.0 {
         let what = match moment.mark {
@@ -19,16 +18,16 @@ fn fill(case: &Case<'_>, ran: &mut Ran) {
         };
         marks.insert((span.ms(moment.at), &moment.instance, what), moment.text.clone());
     }
-    for promised in &verdict.promises {
-        marks.insert((span.ms(promised.at), &promised.instance, MarkKind::Fault), promised.fault.clone());
+    for promise in &ran.promises {
+        marks.insert((promise.from_ms, &promise.instance, MarkKind::Fault), promise.fault.clone());
     }
     // What both the instance and the script logged is drawn once, until the instance is started, ends or is harmed.
-    let mut told: BTreeSet<(&str, MarkKind)> = BTreeSet::new();
+    let mut drawn: BTreeSet<(&str, MarkKind)> = BTreeSet::new();
     marks.retain(|(_, instance, what), _| {
         if matches!(what, MarkKind::Started | MarkKind::Exited | MarkKind::Fault) {
-            told.retain(|(other, _)| other != instance);
+            drawn.retain(|(other, _)| other != instance);
         }
-        told.insert((*instance, *what))
+        drawn.insert((*instance, *what))
     });
     let mark = |((at_ms, instance, what), text): ((i64, &str, MarkKind), String)| Mark {
         at_ms,

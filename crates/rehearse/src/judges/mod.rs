@@ -1,5 +1,5 @@
-//! Judges, a file each. A judge reads the record: it adds sums, promises and objections to the [verdict](crate::verdict), its part to
-//! the [data](crate::data), and draws that as a [section](crate::section). Pure.
+//! Judges, a file each. A judge reads the record, adds its part to the [data](crate::data) of the run, and draws that as a
+//! [section](crate::section). Pure.
 //!
 //! A new kind of client, or a new figure, is a judge, its events in the [log](crate::log) and its field in the data. `ends` decides
 //! which end ended a stream, `streams` makes lives of connections out of attempts and ends.
@@ -25,20 +25,20 @@ use crate::plan::Plan;
 use crate::record::Record;
 use crate::section::{Place::Compared, Section};
 use crate::stamp::Stamp;
-use crate::verdict::Verdict;
+use crate::verdict::summary;
+use std::collections::HashSet;
 use std::time::Duration;
+use timeline::Steps;
 
 /// What a judge does.
 struct Judge {
     /// Adds its sums, its promises, what was lost, and its objections.
-    weigh: fn(&Record, &Plan, &mut Verdict),
-    /// Adds its part of the data.
-    fill: fn(&Case<'_>, &mut Ran),
+    judge: for<'a> fn(&mut Case<'a>, &mut Ran),
     section: fn(&Ran) -> Section,
 }
 
 /// One that does nothing.
-const JUDGE: Judge = Judge { weigh: |_, _, _| {}, fill: |_, _| {}, section: |_| Section::default() };
+const JUDGE: Judge = Judge { judge: |_, _| {}, section: |_| Section::default() };
 
 /// In the order in which sections are drawn. What is lost is excused by promises, so that these come before it.
 const JUDGES: [Judge; 12] = [
@@ -56,34 +56,41 @@ const JUDGES: [Judge; 12] = [
     timeline::TIMELINE,
 ];
 
-/// A run whose verdict is known.
+/// A run that is judged.
 struct Case<'a> {
     record: &'a Record,
-    verdict: &'a Verdict,
+    plan: &'a Plan,
     span: Span,
+    steps: Steps,
     lives: streams::Lives<'a>,
+    /// The streams that their instance ended.
+    ended: HashSet<&'a str>,
+    /// The streams whose end a promise under a fault allows.
+    allowed: HashSet<&'a str>,
 }
 
-/// The verdict of all judges.
-pub fn judge(record: &Record, plan: &Plan) -> Verdict {
-    let mut verdict = Verdict::default();
-    record.troubles.iter().for_each(|trouble| verdict.object(trouble.clone()));
+/// What all judges find in a run. `failed` is why it did not come to its end.
+pub fn judge(record: &Record, plan: &Plan, failed: Option<&str>) -> Ran {
+    let mut ran = Ran::default();
+    // Until something is wrong with what was rehearsed.
+    ran.verdict.inconclusive = true;
+    let unfinished = failed.map(|why| format!("it did not come to its end: {why}"));
+    unfinished.into_iter().chain(record.troubles.iter().cloned()).for_each(|trouble| ran.verdict.object(trouble));
     for event in &record.events {
         if let EventKind::Note(note) = &event.what {
-            verdict.notes.push(note.clone());
+            ran.verdict.notes.push(note.clone());
         }
     }
-    JUDGES.iter().for_each(|judge| (judge.weigh)(record, plan, &mut verdict));
-    verdict
-}
-
-/// The data of a run without its verdict as a whole.
-pub(crate) fn data(record: &Record, verdict: &Verdict) -> Ran {
     let span = Span::of(record);
-    let case = Case { record, verdict, span, lives: streams::lives(record, &span) };
-    let load_ms = span.over.since(span.began).as_millis() as u64;
-    let mut ran = Ran { load_ms, figures: verdict.figures.clone(), ..Ran::default() };
-    JUDGES.iter().for_each(|judge| (judge.fill)(&case, &mut ran));
+    let (steps, lives) = (Steps::of(&span), streams::lives(record, &span));
+    let mut case = Case { record, plan, span, steps, lives, ended: HashSet::new(), allowed: HashSet::new() };
+    ran.load_ms = span.over.since(span.began).as_millis() as u64;
+    ran.timeline = steps.timeline();
+    JUDGES.iter().for_each(|judge| (judge.judge)(&mut case, &mut ran));
+    let (clean, kept) = (ran.verdict.objections.is_empty(), ran.verdict.lost() == 0 && ran.broken() == 0);
+    ran.verdict.held = clean && kept;
+    ran.verdict.inconclusive &= !clean && kept;
+    ran.verdict.summary = summary(&ran);
     ran
 }
 
@@ -106,6 +113,11 @@ pub(crate) fn compared(runs: &[Option<&Ran>]) -> Vec<(String, Vec<Option<String>
         }
     }
     rows
+}
+
+/// What a promise came to, in words: why it was broken, then what was seen.
+fn what_happened(broken: Vec<String>, seen: Vec<String>) -> Vec<String> {
+    broken.into_iter().map(|why| format!("broken: {why}")).chain(seen).collect()
 }
 
 /// The load, and all that came of it.

@@ -1,7 +1,7 @@
 //! Several nodes: what clients saw at each address, and when the Service forgot a node that went away.
 
 use super::service::Service;
-use super::{Case, JUDGE, Judge};
+use super::{Case, Judge};
 use crate::data::{Away, ByAddress, Ran, Tally};
 use crate::event::{Answer, Attempt, Kind};
 use crate::network::SERVICE;
@@ -9,43 +9,25 @@ use crate::record::{Injected, Record};
 use crate::report::format::{count, moment, named, wait};
 use crate::section::{Grid, Row, Section};
 use crate::stamp::{Stamp, millis};
-use crate::verdict::{LostAtNode, Verdict};
 use std::net::SocketAddr;
 
-pub(super) const NODES: Judge = Judge { fill, section, ..JUDGE };
+pub(super) const NODES: Judge = Judge { judge, section };
 
-fn fill(case: &Case<'_>, ran: &mut Ran) {
-    ran.by_address = by_address(case.record, case.verdict);
-    ran.away = away(case);
-}
-
-/// The Service first: what was lost there is what is left of all.
-fn by_address(record: &Record, judged: &Verdict) -> Vec<ByAddress> {
-    if record.nodes.is_empty() {
-        return Vec::new();
-    }
-    let mut at_service = LostAtNode { lost: judged.lost.clone(), allowed: judged.allowed() };
-    for node in &judged.nodes {
-        at_service.allowed -= node.allowed;
-        for (loss, count) in &node.lost {
-            *at_service.lost.entry(*loss).or_default() -= count;
-        }
-    }
-    let at = |name: &str, address: SocketAddr, attempts: &[Attempt], seen: &LostAtNode| ByAddress {
+/// What clients dialed, if there are several nodes: the Service, then each node. What was lost there is added as it is found.
+pub(super) fn by_address(record: &Record) -> Vec<ByAddress> {
+    let at = |name: &str, address: SocketAddr, attempts: &[Attempt]| ByAddress {
         name: name.to_owned(),
         address: address.to_string(),
         requests: attempts.len() as u64,
         new_connections: attempts.iter().filter(|attempt| attempt.kind == Kind::New).count() as u64,
-        lost: seen.lost.iter().filter(|(_, count)| **count > 0).map(|(loss, &count)| loss.tally(count)).collect(),
-        allowed: seen.allowed,
         wait_max_ms: attempts.iter().map(|attempt| millis(attempt.done.since(attempt.due))).fold(0.0, f64::max),
+        ..ByAddress::default()
     };
-    let service = at("Service kubernetes", SERVICE, &record.attempts, &at_service);
-    let nodes = record.nodes.iter().zip(&judged.nodes);
-    [service].into_iter().chain(nodes.map(|(node, seen)| at(&node.name, node.address, &node.attempts, seen))).collect()
+    let service = (!record.nodes.is_empty()).then(|| at("Service kubernetes", SERVICE, &record.attempts));
+    service.into_iter().chain(record.nodes.iter().map(|node| at(&node.name, node.address, &node.attempts))).collect()
 }
 
-fn away(case: &Case<'_>) -> Vec<Away> {
+fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     let Case { record, span, .. } = case;
     let service = Service::of(record);
     let one = |injected: &Injected| {
@@ -65,7 +47,7 @@ fn away(case: &Case<'_>) -> Vec<Away> {
             back_ms: over.map(after),
         })
     };
-    record.injected.iter().filter_map(one).collect()
+    ran.away = record.injected.iter().filter_map(one).collect();
 }
 
 fn section(ran: &Ran) -> Section {

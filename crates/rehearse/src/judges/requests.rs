@@ -1,19 +1,17 @@
 //! Requests and streams of all clients: what was lost, what was allowed, how long they waited.
 
-use super::{JUDGE, Judge};
+use super::{Case, Judge};
 use crate::data::{Figures, Ran, count_of};
 use crate::event::{Answer, Kind};
-use crate::plan::Plan;
 use crate::record::Record;
 use crate::report::format::{self, count, wait};
 use crate::section::{Row, Section};
 use crate::stamp::{Stamp, millis};
-use crate::verdict::Verdict;
 use hdrhistogram::Histogram;
 use std::ops::Range;
 use std::time::Duration;
 
-pub(super) const REQUESTS: Judge = Judge { weigh, section, ..JUDGE };
+pub(super) const REQUESTS: Judge = Judge { judge, section };
 
 /// Fewest new connections for a verdict.
 const FEWEST: u64 = 200;
@@ -24,15 +22,17 @@ const MOST_BEHIND: Duration = Duration::from_secs(1);
 /// Longest wait that the histogram tells apart, in microseconds: far beyond what a client waits.
 const LONGEST_WAIT: u64 = 120_000_000;
 
-fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
+fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+    let Case { record, plan, .. } = case;
+    let Ran { figures, verdict, .. } = ran;
     for attempt in &record.attempts {
-        verdict.figures.requests += 1;
-        verdict.figures.new_connections += u64::from(attempt.kind == Kind::New);
+        figures.requests += 1;
+        figures.new_connections += u64::from(attempt.kind == Kind::New);
         if let (Kind::New, Answer::Good { instance } | Answer::Bad { instance, .. }) = (attempt.kind, &attempt.answer) {
-            *verdict.figures.new_connections_by_instance.entry(instance.clone()).or_default() += 1;
+            *figures.new_connections_by_instance.entry(instance.clone()).or_default() += 1;
         }
     }
-    waits(record, &mut verdict.figures);
+    waits(record, figures);
     let behind = record.behind;
     if behind > MOST_BEHIND {
         let rate = plan.load.rate;
@@ -41,7 +41,7 @@ fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
              --rate {rate}, and waits are its own"
         ));
     }
-    let connections = verdict.figures.new_connections;
+    let connections = figures.new_connections;
     let load = match (record.began, record.over) {
         (Some(began), Some(ended)) => ended.since(began),
         _ => Duration::MAX,

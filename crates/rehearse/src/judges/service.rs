@@ -3,16 +3,14 @@
 use super::{Case, Judge};
 use crate::data::{Period, Ran};
 use crate::event::{Event, EventKind, Named, RECONCILED, names};
-use crate::plan::Plan;
 use crate::record::Record;
 use crate::report::format::{moment, wait};
 use crate::section::{Row, Section};
 use crate::stamp::{Stamp, millis};
-use crate::verdict::Verdict;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-pub(super) const SERVICE: Judge = Judge { weigh, fill, section };
+pub(super) const SERVICE: Judge = Judge { judge, section };
 
 /// What was seen of it.
 #[derive(Debug, Default)]
@@ -71,14 +69,10 @@ impl<'a> Service<'a> {
     }
 }
 
-fn weigh(record: &Record, _: &Plan, verdict: &mut Verdict) {
-    let gaps = Service::of(record).gaps;
-    verdict.figures.endpoint_gap_ms = gaps.map(|gaps| millis(gaps.iter().map(|(from, to)| to.since(*from)).sum()));
-}
-
-fn fill(case: &Case<'_>, ran: &mut Ran) {
-    let gaps = Service::of(case.record).gaps;
-    ran.endpoint_gaps = gaps.map(|gaps| gaps.iter().map(|gap| case.span.period(gap)).collect());
+fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+    let Some(gaps) = Service::of(case.record).gaps else { return };
+    ran.figures.endpoint_gap_ms = Some(millis(gaps.iter().map(|(from, to)| to.since(*from)).sum()));
+    ran.endpoint_gaps = Some(gaps.iter().map(|gap| case.span.period(gap)).collect());
 }
 
 fn section(ran: &Ran) -> Section {

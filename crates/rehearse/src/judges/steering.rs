@@ -3,17 +3,15 @@
 use super::{Case, Judge};
 use crate::data::{Direct, Ran, count_of};
 use crate::event::{Event, EventKind};
-use crate::plan::Plan;
 use crate::record::Record;
 use crate::report::format::{count, moment, percent, wait};
 use crate::section::{Row, Section};
 use crate::stamp::Stamp;
-use crate::verdict::Verdict;
 use berth_node::ipc::wire::DirectStatus;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-pub(super) const STEERING: Judge = Judge { weigh, fill, section };
+pub(super) const STEERING: Judge = Judge { judge, section };
 
 /// What was seen of the direct path.
 #[derive(Debug, Default)]
@@ -68,14 +66,11 @@ impl Steered {
     }
 }
 
-fn weigh(record: &Record, _: &Plan, verdict: &mut Verdict) {
-    if Steered::of(record).is_some_and(|direct| direct.steered == 0) {
-        verdict.doubt("nothing was steered: the direct path was never used".into());
-    }
-}
-
-fn fill(case: &Case<'_>, ran: &mut Ran) {
+fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     let Some(used) = Steered::of(case.record) else { return };
+    if used.steered == 0 {
+        ran.verdict.doubt("nothing was steered: the direct path was never used".into());
+    }
     let load = case.span.over.since(case.span.began).as_secs_f64();
     let share = used.on_within(case.span.began, case.span.over).as_secs_f64() / load;
     let on = used.on.iter().map(|on| case.span.period(on)).collect();

@@ -1,19 +1,17 @@
 //! A storm: when its clients were served, and what their tries met before.
 
-use super::{Case, Judge};
-use crate::data::{self, Ran};
+use super::{Case, Judge, Span, what_happened};
+use crate::data::{self, Promise, Ran, Tally};
 use crate::event::{Answer, Event, EventKind, Failure};
 use crate::loss::Loss;
-use crate::plan::Plan;
 use crate::record::Record;
 use crate::report::format::{self, count, named, wait};
 use crate::section::Place::{Page, Table, Tile};
 use crate::section::{Row, Section};
 use crate::stamp::{Stamp, millis};
-use crate::verdict::{Promise, Verdict};
 use std::collections::BTreeMap;
 
-pub(super) const STORM: Judge = Judge { weigh, fill, section };
+pub(super) const STORM: Judge = Judge { judge, section };
 
 /// What it is called where a fault's name is expected.
 const NAME: &str = "storm";
@@ -73,7 +71,7 @@ impl<'a> Storm<'a> {
     }
 
     /// Each client is served in the end, although it gave up and tried again.
-    fn promise(&self) -> Promise {
+    fn promise(&self, span: &Span) -> Promise {
         let (clients, served) = (self.clients, self.served().len());
         let mut broken = Vec::new();
         let mut seen = Vec::new();
@@ -90,21 +88,21 @@ impl<'a> Storm<'a> {
         Promise {
             fault: NAME.to_owned(),
             instance: NAME.to_owned(),
-            text: "each of its clients is served, if it comes again as long as it is not",
-            at: self.at,
-            over: self.over,
-            seen,
-            broken,
-            ..Promise::default()
+            from_ms: span.ms(self.at),
+            to_ms: self.over.map(|over| span.ms(over)),
+            promise: "each of its clients is served, if it comes again as long as it is not".to_owned(),
+            held: broken.is_empty(),
+            what_happened: what_happened(broken, seen),
+            allowed: Vec::new(),
         }
     }
 }
 
 /// Its failed tries are part of its promise, and not losses.
-fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
-    let Some(storm) = Storm::of(record) else {
-        if plan.load.storm > 0 {
-            verdict.doubt("there was no storm".into());
+fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+    let Some(storm) = Storm::of(case.record) else {
+        if case.plan.load.storm > 0 {
+            ran.verdict.doubt("there was no storm".into());
         }
         return;
     };
@@ -112,26 +110,22 @@ fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
     for failure in storm.failures() {
         match failure {
             Failure::Local(why) => *local.entry(why).or_default() += 1,
-            Failure::X509(_) => verdict.figures.x509_errors += 1,
+            Failure::X509(_) => ran.figures.x509_errors += 1,
             _ => {}
         }
     }
-    verdict.doubt_machine(local);
-    verdict.promises.push(storm.promise());
-}
-
-fn fill(case: &Case<'_>, ran: &mut Ran) {
-    let Some(storm) = Storm::of(case.record) else { return };
+    ran.verdict.doubt_machine(local);
+    ran.promises.push(storm.promise(&case.span));
     let served = storm.served();
     let after = |at: &Stamp| millis(at.since(storm.at));
-    let mut failed: BTreeMap<Loss, u64> = BTreeMap::new();
+    let mut failed = Vec::new();
     for (_, answer) in &storm.tries {
         let loss = match answer {
             Answer::Good { .. } | Answer::Failed(Failure::Unanswered) => None,
             Answer::Bad { .. } => Some(Loss::BadStatus),
             Answer::Failed(failure) => failure.loss(),
         };
-        loss.inspect(|loss| *failed.entry(*loss).or_default() += 1);
+        loss.into_iter().for_each(|loss| loss.add(1, &mut failed));
     }
     ran.storm = Some(data::Storm {
         from_ms: case.span.ms(storm.at),
@@ -140,14 +134,14 @@ fn fill(case: &Case<'_>, ran: &mut Ran) {
         half_served_ms: served.get((storm.clients as usize).div_ceil(2).saturating_sub(1)).map(after),
         all_served_ms: storm.all_served().as_ref().map(after),
         gave_up: storm.gave_up(),
-        failed: failed.into_iter().map(|(loss, count)| loss.tally(count)).collect(),
+        failed,
     });
 }
 
 fn section(ran: &Ran) -> Section {
     let Some(storm) = &ran.storm else { return Section::default() };
     let after = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), wait);
-    let failed = |tally: &data::Tally| Row::page(format!("tries that failed: {}", tally.text), count(tally.count));
+    let failed = |tally: &Tally| Row::page(format!("tries that failed: {}", tally.text), count(tally.count));
     let mut rows = vec![
         Row::at(&[Table, Tile, Page], "clients of the storm", count(storm.clients), words(storm)),
         Row::page("of those served", count(storm.served)),
@@ -185,8 +179,12 @@ mod tests {
         let good = Answer::Good { instance: "new".into() };
         let tried = |tries: &[(u64, &Answer)]| {
             let tries = tries.iter().map(|(at, answer)| (ms(*at), *answer)).collect();
-            let promise = Storm { clients: 2, at: ms(1_000), over: Some(ms(9_000)), tries }.promise();
-            (promise.broken, promise.seen)
+            let span = Span { began: ms(0), over: ms(9_000), last: ms(9_000) };
+            let promise = Storm { clients: 2, at: ms(1_000), over: Some(ms(9_000)), tries }.promise(&span);
+            let (broken, seen): (Vec<_>, Vec<_>) =
+                promise.what_happened.into_iter().partition(|line| line.starts_with("broken: "));
+            assert_eq!(promise.held, broken.is_empty());
+            (broken, seen)
         };
         let [gave_up, reset, x509] =
             [Failure::Unanswered, Failure::Reset, Failure::X509("other".into())].map(Answer::Failed);
@@ -194,7 +192,7 @@ mod tests {
         assert_eq!(broken, [""; 0]);
         assert_eq!(seen, ["all 2 were served within 2.5s", "2 tries failed, of which 1 were given up"]);
         let (broken, seen) = tried(&[(1_100, &good), (2_000, &gave_up)]);
-        assert_eq!((broken, seen.len()), (vec!["of 2 only 1 were served".to_owned()], 1));
+        assert_eq!((broken, seen.len()), (vec!["broken: of 2 only 1 were served".to_owned()], 1));
         assert_eq!(tried(&[(1_100, &good), (1_200, &x509), (2_000, &good)]).0.len(), 1);
     }
 }

@@ -57,11 +57,7 @@ pub(super) fn lives<'a>(record: &'a Record, span: &Span) -> Lives<'a> {
 
 /// A lane for each watch, those that never came to be too.
 pub(super) fn watches(case: &Case<'_>) -> Vec<Watch> {
-    let Case { record, verdict, span, lives } = case;
-    let ends = Ends {
-        by_instance: verdict.ends_by_instance.iter().map(|(_, stream)| stream.as_str()).collect(),
-        allowed: verdict.ends_allowed.iter().map(String::as_str).collect(),
-    };
+    let Case { record, span, lives, .. } = case;
     let sums: HashMap<&str, _> = record.watches.iter().map(|sum| (sum.client.as_str(), sum)).collect();
     let opened = lives.keys().copied().filter(|client| client.starts_with(WATCH));
     let mut clients: Vec<&str> = opened.chain(sums.keys().copied()).collect();
@@ -78,7 +74,7 @@ pub(super) fn watches(case: &Case<'_>) -> Vec<Watch> {
             relists: sum.map_or(0, |sum| sum.relists),
             expired: sum.map_or(0, |sum| sum.expired),
             segments: own.iter().map(|life| segment(life, span)).collect(),
-            gaps: gaps(own, &ends, span),
+            gaps: gaps(own, case),
             flaws: sum.map_or_else(Vec::new, |sum| flaws(sum, span)),
         }
     };
@@ -97,13 +93,7 @@ fn flaws(sum: &WatchSum, span: &Span) -> Vec<Flaw> {
     sum.flaws.iter().map(flaw).collect()
 }
 
-/// Names of the streams that were not lost although they ended.
-struct Ends<'a> {
-    by_instance: HashSet<&'a str>,
-    allowed: HashSet<&'a str>,
-}
-
-fn gaps(lives: &[Life<'_>], ends: &Ends<'_>, span: &Span) -> Vec<Gap> {
+fn gaps(lives: &[Life<'_>], Case { span, ended: by_instance, allowed, .. }: &Case<'_>) -> Vec<Gap> {
     if lives.is_empty() {
         let (from_ms, to_ms) = (0, span.ms(span.over));
         return vec![Gap { from_ms, to_ms, by_instance: false, allowed: false, reason: "never opened".into() }];
@@ -114,8 +104,8 @@ fn gaps(lives: &[Life<'_>], ends: &Ends<'_>, span: &Span) -> Vec<Gap> {
         Gap {
             from_ms: span.ms(life.to),
             to_ms: span.ms(to),
-            by_instance: ends.by_instance.contains(end.stream.as_str()),
-            allowed: ends.allowed.contains(end.stream.as_str()),
+            by_instance: by_instance.contains(end.stream.as_str()),
+            allowed: allowed.contains(end.stream.as_str()),
             reason: end.how.to_string(),
         }
     };

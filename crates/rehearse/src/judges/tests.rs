@@ -1,14 +1,17 @@
 use super::*;
-use crate::data::{Informer, MarkKind};
+use crate::data::{Informer, MarkKind, count_of};
 use crate::event::{
     Answer, Attempt, EndReport, EndedBy, Event, EventKind, Failure, Kind, Protocol, Signed, StreamEnd, WatchSum, What,
 };
 use crate::loss::Loss;
 use crate::plan::LoadPlan;
 use crate::record::{AtNode, Player};
-use crate::verdict::{LostAtNode, NEW, OLD};
+use crate::verdict::{NEW, OLD};
 use berth_node::ipc::wire::DirectStatus;
-use std::collections::BTreeMap;
+
+fn judge(record: &Record, plan: &Plan) -> Ran {
+    super::judge(record, plan, None)
+}
 
 fn plan() -> Plan {
     Plan { load: LoadPlan { watches: 1, ..LoadPlan::default() }, ..Plan::default() }
@@ -61,17 +64,17 @@ fn end(stream: &str, at: u64) -> StreamEnd {
 
 #[test]
 fn a_good_run_holds() {
-    let verdict = judge(&good(), &plan());
-    assert!(verdict.held(), "{verdict:#?}");
+    let ran = judge(&good(), &plan());
+    assert!(ran.verdict.held, "{ran:#?}");
     assert_eq!(
         (
-            verdict.figures.requests,
-            verdict.figures.new_connections_by_instance[OLD],
-            verdict.figures.new_connections_by_instance[NEW]
+            ran.figures.requests,
+            ran.figures.new_connections_by_instance[OLD],
+            ran.figures.new_connections_by_instance[NEW]
         ),
         (300, 200, 100)
     );
-    let figures = &verdict.figures;
+    let figures = &ran.figures;
     assert_eq!((figures.wait_p50_ms, figures.wait_p99_ms, figures.wait_max_ms), (1.0, 1.0, 1.0));
 }
 
@@ -87,12 +90,12 @@ fn a_storm_is_judged_by_whether_it_came_and_who_was_served() {
     let served = || Answer::Good { instance: NEW.into() };
     let [gave_up, local] = [Failure::Unanswered, Failure::Local("no port".into())].map(Answer::Failed);
     // Who came again lost nothing.
-    let verdict = with(&[served(), gave_up.clone(), served()]);
-    assert!(verdict.held() && verdict.lost() == 0 && verdict.figures.requests == 300, "{verdict:#?}");
-    let verdict = with(&[served(), gave_up]);
-    assert!(!verdict.held() && !verdict.kept() && verdict.lost() == 0, "{verdict:#?}");
-    assert_eq!(with(&[served(), local, served()]).objections.len(), 1);
-    assert_eq!(judge(&good(), &plan).objections, ["there was no storm"]);
+    let ran = with(&[served(), gave_up.clone(), served()]);
+    assert!(ran.verdict.held && ran.verdict.lost() == 0 && ran.figures.requests == 300, "{ran:#?}");
+    let ran = with(&[served(), gave_up]);
+    assert!(!ran.verdict.held && ran.broken() == 1 && ran.verdict.lost() == 0, "{ran:#?}");
+    assert_eq!(with(&[served(), local, served()]).verdict.objections.len(), 1);
+    assert_eq!(judge(&good(), &plan).verdict.objections, ["there was no storm"]);
 }
 
 #[test]
@@ -104,8 +107,8 @@ fn a_direct_path_that_was_never_used_proves_nothing() {
         };
         judge(&Record { events: vec![look(7), look(7 + steered)], ..good() }, &plan())
     };
-    assert!(with(1).held());
-    assert_eq!(with(0).objections, ["nothing was steered: the direct path was never used"]);
+    assert!(with(1).verdict.held);
+    assert_eq!(with(0).verdict.objections, ["nothing was steered: the direct path was never used"]);
 }
 
 /// The temporary instance of a bridge takes over at 1000 ms, new at 2000 ms; this is ready at 1500 ms.
@@ -134,12 +137,12 @@ fn bridged() -> Record {
 
 #[test]
 fn what_a_bridge_brings_takes_over_and_is_taken_over_from() {
-    let verdict = judge(&bridged(), &plan());
-    assert!(verdict.held() && verdict.figures.new_connections_by_instance["old-bridge"] == 100, "{verdict:#?}");
+    let ran = judge(&bridged(), &plan());
+    assert!(ran.verdict.held && ran.figures.new_connections_by_instance["old-bridge"] == 100, "{ran:#?}");
 
     let mut early = bridged();
     early.moments.0[4].at = Stamp(2_001_000_000);
-    let objections = judge(&early, &plan()).objections;
+    let objections = judge(&early, &plan()).verdict.objections;
     assert_eq!(objections, ["old-bridge was stopped before new was ready"]);
 
     let mut idle = bridged();
@@ -148,7 +151,7 @@ fn what_a_bridge_brings_takes_over_and_is_taken_over_from() {
             attempt.answer = Answer::Good { instance: OLD.into() };
         }
     }
-    let objections = judge(&idle, &plan()).objections;
+    let objections = judge(&idle, &plan()).verdict.objections;
     assert_eq!(objections[0], "old-bridge served only 0 new connections", "{objections:?}");
 }
 
@@ -165,9 +168,9 @@ fn every_failure_of_a_new_connection_is_lost() {
     ] {
         let mut record = good();
         record.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(failure)));
-        let verdict = judge(&record, &plan());
-        assert_eq!(verdict.lost, [(loss, 1)].into());
-        assert!(!verdict.held() && verdict.examples.len() == 1);
+        let ran = judge(&record, &plan());
+        assert_eq!(ran.verdict.lost, [loss.tally(1)]);
+        assert!(!ran.verdict.held && ran.verdict.examples.len() == 1);
     }
 }
 
@@ -177,7 +180,7 @@ fn an_instance_cannot_excuse_what_never_reached_it() {
         let mut record = good();
         record.attempts.push(attempt(Kind::New, "x", 5, Answer::Failed(failure)));
         record.reports.push(report("x", EndedBy::Instance, 1));
-        assert_eq!(judge(&record, &plan()).lost(), 1);
+        assert_eq!(judge(&record, &plan()).verdict.lost(), 1);
     }
 }
 
@@ -187,9 +190,9 @@ fn streams_that_their_instance_ended_are_counted_apart() {
     record.ends.push(end("kept", 10));
     record.attempts.push(attempt(Kind::Kept, "kept", 9, Answer::Failed(Failure::Reset)));
     record.reports.push(report("kept", EndedBy::Instance, 10));
-    let verdict = judge(&record, &plan());
-    assert!(verdict.held(), "{verdict:#?}");
-    assert_eq!((verdict.ends_by_instance.len(), verdict.lost()), (1, 0));
+    let ran = judge(&record, &plan());
+    assert!(ran.verdict.held, "{ran:#?}");
+    assert_eq!((count_of(&ran.verdict.apart, "ended_by_instance"), ran.verdict.lost()), (1, 0));
 }
 
 #[test]
@@ -206,9 +209,9 @@ fn other_ends_are_berths() {
         let mut record = good();
         record.ends.push(end("kept", 10));
         record.reports.extend(other);
-        let verdict = judge(&record, &plan());
-        assert_eq!(verdict.ends_by_instance.len(), 0);
-        assert_eq!(verdict.lost, [(Loss::StreamEnded, 1)].into());
+        let ran = judge(&record, &plan());
+        assert_eq!(count_of(&ran.verdict.apart, "ended_by_instance"), 0);
+        assert_eq!(ran.verdict.lost, [Loss::StreamEnded.tally(1)]);
     }
 }
 
@@ -220,8 +223,8 @@ fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
     let (name, mut once) = report("a", EndedBy::Instance, 2);
     once.rejected = 1;
     record.reports.push((name, once));
-    let verdict = judge(&record, &plan());
-    assert_eq!((verdict.rejected, verdict.lost()), (1, 2));
+    let ran = judge(&record, &plan());
+    assert_eq!((count_of(&ran.verdict.apart, "rejected"), ran.verdict.lost()), (1, 2));
 }
 
 #[test]
@@ -232,8 +235,8 @@ fn without_reports_the_status_of_a_stopping_instance_says_that_it_rejected() {
     };
     let mut record = good();
     record.attempts.extend([bad(429), bad(503), bad(500), Attempt { done: Stamp(1), ..bad(503) }]);
-    let verdict = judge(&record, &plan());
-    assert_eq!((verdict.rejected, verdict.lost()), (2, 2));
+    let ran = judge(&record, &plan());
+    assert_eq!((count_of(&ran.verdict.apart, "rejected"), ran.verdict.lost()), (2, 2));
 }
 
 #[test]
@@ -243,9 +246,9 @@ fn a_new_connection_that_its_instance_ends_is_counted_apart() {
         let at = 2_050_000_000;
         record.attempts.push(attempt(Kind::New, "new-x", at, Answer::Failed(Failure::Http("go away".into()))));
         record.ends.push(StreamEnd { what: What::New, signed, ..end("new-x", at) });
-        let verdict = judge(&record, &plan());
-        assert_eq!((verdict.lost(), verdict.ends_by_instance.len() as u64), (lost, 1 - lost));
-        assert!(!verdict.lost.contains_key(&Loss::StreamEnded));
+        let ran = judge(&record, &plan());
+        assert_eq!((ran.verdict.lost(), count_of(&ran.verdict.apart, "ended_by_instance")), (lost, 1 - lost));
+        assert!(count_of(&ran.verdict.lost, "stream_ended") == 0);
     }
 }
 
@@ -258,8 +261,8 @@ fn an_informer_must_hold_what_was_written() {
     ] {
         let mut record = good();
         record.informers.extend([Informer { written: 9, held: 9, relists: 1, ..Informer::default() }, spoil]);
-        let verdict = judge(&record, &plan());
-        assert_eq!(verdict.lost, [(loss, 1)].into());
+        let ran = judge(&record, &plan());
+        assert_eq!(ran.verdict.lost, [loss.tally(1)]);
         assert_eq!(record.informers.iter().filter(|informer| informer.is_whole()).count(), 1);
     }
 }
@@ -269,10 +272,10 @@ fn informers_of_what_nobody_writes_are_no_evidence_that_nothing_was_missed() {
     let mut record = good();
     let quiet = Informer { id: "quiet-0".into(), relists: 1, expired: 1, ..Informer::default() };
     record.informers.extend([Informer { written: 9, held: 9, ..Informer::default() }, quiet.clone(), quiet]);
-    let verdict = judge(&record, &plan());
+    let ran = judge(&record, &plan());
     assert_eq!(record.informers.iter().filter(|informer| informer.is_quiet()).count(), 2);
-    assert_eq!(verdict.lost(), 0);
-    assert_eq!((verdict.figures.relists, verdict.figures.expired), (2, 2));
+    assert_eq!(ran.verdict.lost(), 0);
+    assert_eq!((ran.figures.relists, ran.figures.expired), (2, 2));
 }
 
 #[test]
@@ -280,15 +283,15 @@ fn silence_is_the_longest_time_without_a_good_answer() {
     let mut record = good();
     (record.began, record.over) = (Some(Stamp(0)), Some(Stamp(3_500_000_000)));
     record.attempts.retain(|a| !(500_000_000..1_500_000_000).contains(&a.due.0));
-    let verdict = judge(&record, &plan());
-    assert_eq!(verdict.figures.longest_silence_ms, 1010.0);
+    let ran = judge(&record, &plan());
+    assert_eq!(ran.figures.longest_silence_ms, 1010.0);
 }
 
 #[test]
 fn gaps_in_watches_are_lost() {
     let mut record = good();
     record.watches[0].flaws = vec![(Stamp(5), Loss::EventMissed, 3), (Stamp(6), Loss::EventDuplicated, 1)];
-    assert_eq!(judge(&record, &plan()).lost(), 4);
+    assert_eq!(judge(&record, &plan()).verdict.lost(), 4);
 }
 
 #[test]
@@ -316,15 +319,15 @@ fn a_run_that_tests_nothing_does_not_hold() {
     for (n, (spoil, inconclusive)) in spoils.iter().enumerate() {
         let mut record = good();
         spoil(&mut record);
-        let verdict = judge(&record, &plan());
-        assert!(!verdict.held() && verdict.lost() == 0 && !verdict.objections.is_empty(), "{n}: {verdict:#?}");
-        assert_eq!(verdict.is_inconclusive(), *inconclusive, "{n}: {verdict:#?}");
+        let ran = judge(&record, &plan());
+        assert!(!ran.verdict.held && ran.verdict.lost() == 0 && !ran.verdict.objections.is_empty(), "{n}: {ran:#?}");
+        assert_eq!(ran.verdict.inconclusive, *inconclusive, "{n}: {ran:#?}");
     }
     let mut lost = good();
     lost.behind = Duration::from_secs(2);
     lost.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Refused)));
-    assert!(!judge(&lost, &plan()).is_inconclusive() && !judge(&good(), &plan()).is_inconclusive());
-    assert!(!judge(&Record::default(), &plan()).held());
+    assert!(!judge(&lost, &plan()).verdict.inconclusive && !judge(&good(), &plan()).verdict.inconclusive);
+    assert!(!judge(&Record::default(), &plan()).verdict.held);
 }
 
 /// A run of two nodes: each goes from old to new as in [`good`], and clients dial both besides the Service.
@@ -354,20 +357,22 @@ fn two_nodes() -> Record {
 
 #[test]
 fn each_node_has_its_upgrade_and_its_losses() {
-    let verdict = judge(&two_nodes(), &plan());
-    assert!(verdict.held(), "{verdict:#?}");
-    assert_eq!((verdict.figures.requests, verdict.figures.new_connections), (600, 600));
-    assert_eq!(verdict.nodes, [LostAtNode::default(), LostAtNode::default()]);
+    let ran = judge(&two_nodes(), &plan());
+    assert!(ran.verdict.held, "{ran:#?}");
+    assert_eq!((ran.figures.requests, ran.figures.new_connections), (600, 600));
+    let at = |ran: &Ran| -> Vec<_> { ran.by_address.iter().map(|at| (at.lost.clone(), at.allowed)).collect() };
+    assert_eq!(at(&ran), [(Vec::new(), 0), (Vec::new(), 0), (Vec::new(), 0)]);
 
     let mut lost = two_nodes();
     lost.nodes[1].attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Refused)));
     lost.nodes[1].ends.push(StreamEnd { stream: "y".into(), ..end("y", 1_000_000_000) });
-    let verdict = judge(&lost, &plan());
-    let both: BTreeMap<_, _> = [(Loss::Refused, 1), (Loss::StreamEnded, 1)].into();
-    assert_eq!((&verdict.nodes[0].lost, &verdict.nodes[1].lost, &verdict.lost), (&BTreeMap::new(), &both, &both));
+    let ran = judge(&lost, &plan());
+    let both = vec![Loss::Refused.tally(1), Loss::StreamEnded.tally(1)];
+    assert_eq!(at(&ran), [(Vec::new(), 0), (Vec::new(), 0), (both.clone(), 0)]);
+    assert_eq!(ran.verdict.lost, both);
 
     // One whose other node was not upgraded is none.
     let mut half = two_nodes();
     half.players.pop();
-    assert_eq!(judge(&half, &plan()).objections, ["there was no upgrade"]);
+    assert_eq!(judge(&half, &plan()).verdict.objections, ["there was no upgrade"]);
 }

@@ -7,7 +7,7 @@ use crate::stamp::{Stamp, millis};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-pub(super) const TIMELINE: Judge = Judge { fill, ..JUDGE };
+pub(super) const TIMELINE: Judge = Judge { judge, ..JUDGE };
 
 /// Steps that a timeline has at most: about as many as a plot can show.
 const STEPS: u64 = 200;
@@ -15,15 +15,10 @@ const STEPS: u64 = 200;
 /// Lengths of a step from which the first that makes few enough is taken, in ms.
 const LENGTHS: [u64; 9] = [50, 100, 200, 250, 500, 1_000, 2_000, 5_000, 10_000];
 
-fn fill(case: &Case<'_>, ran: &mut Ran) {
-    let Case { record, verdict, span, lives } = case;
-    let steps = Steps::of(span);
-    let mut timeline = Timeline {
-        step_ms: steps.length_ms,
-        allowed: vec![0; steps.count],
-        ended_by_instance: vec![0; steps.count],
-        ..Timeline::default()
-    };
+/// What was lost, allowed or ended is added by its judge.
+fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+    let Case { record, span, steps, lives, .. } = case;
+    let timeline = &mut ran.timeline;
     let mut waits = vec![Vec::new(); steps.count];
     for attempt in &record.attempts {
         let Some(step) = steps.at(attempt.done) else { continue };
@@ -33,23 +28,6 @@ fn fill(case: &Case<'_>, ran: &mut Ran) {
         if !matches!(attempt.answer, Answer::Failed(_)) {
             waits[step].push(attempt.done.since(attempt.due));
         }
-    }
-    for (at, loss) in &verdict.losses {
-        if let Some(step) = steps.at(*at) {
-            steps.count(&mut timeline.lost, loss.names().0, step, 1);
-        }
-    }
-    for (at, loss, count) in record.watches.iter().flat_map(|watch| &watch.flaws) {
-        // Writes that were never seen are noticed after the end of the load.
-        let step = steps.at(*at).unwrap_or(steps.count - 1);
-        steps.count(&mut timeline.lost, loss.names().0, step, *count);
-    }
-    let allowed = verdict.promises.iter().flat_map(|promise| &promise.allowed);
-    for step in allowed.filter_map(|(at, _)| steps.at(*at)) {
-        timeline.allowed[step] += 1;
-    }
-    for step in verdict.ends_by_instance.iter().filter_map(|(at, _)| steps.at(*at)) {
-        timeline.ended_by_instance[step] += 1;
     }
     for waits in &mut waits {
         waits.sort_unstable();
@@ -61,7 +39,6 @@ fn fill(case: &Case<'_>, ran: &mut Ran) {
         let open = (0..steps.count).filter(|step| (life.from..life.to).contains(&steps.end(*step, span)));
         open.for_each(|step| steps.count(&mut timeline.open_connections, life.instance, step, 1));
     }
-    ran.timeline = timeline;
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -80,6 +57,13 @@ impl Steps {
         Self { began: span.began, length_ms, count: usize::try_from(all / length_ms).unwrap_or(0) + 1 }
     }
 
+    /// One in which nothing has happened yet.
+    pub(super) fn timeline(self) -> Timeline {
+        let nothing = vec![0; self.count];
+        let (allowed, ended_by_instance) = (nothing.clone(), nothing);
+        Timeline { step_ms: self.length_ms, allowed, ended_by_instance, ..Timeline::default() }
+    }
+
     pub(super) fn at(self, at: Stamp) -> Option<usize> {
         let step = at.since(self.began).as_millis() / u128::from(self.length_ms);
         usize::try_from(step).ok().filter(|step| at >= self.began && *step < self.count)
@@ -91,7 +75,7 @@ impl Steps {
         end.min(Stamp(span.over.0.saturating_sub(1)))
     }
 
-    fn count(self, series: &mut BTreeMap<String, Vec<u64>>, key: &str, step: usize, more: u64) {
+    pub(super) fn count(self, series: &mut BTreeMap<String, Vec<u64>>, key: &str, step: usize, more: u64) {
         if let Some(counts) = series.get_mut(key) {
             counts[step] += more;
         } else {

@@ -4,32 +4,35 @@ use super::{Case, Judge, streams};
 use crate::data::{Gap, Informer, Ran, count_of};
 use crate::event::{EventKind, WatchSum};
 use crate::loss::Loss;
-use crate::plan::Plan;
 use crate::record::Record;
 use crate::report::format::count;
 use crate::section::Place::{Table, Tile};
 use crate::section::{Grid, Row, Section};
-use crate::verdict::Verdict;
 
-pub(super) const WATCHES: Judge = Judge { weigh, fill, section };
+pub(super) const WATCHES: Judge = Judge { judge, section };
 
-fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
+fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+    let Case { record, plan, .. } = case;
     let Record { watches, informers, .. } = record;
     let both = |watch: fn(&WatchSum) -> u64, informer: fn(&Informer) -> u64| -> u64 {
         watches.iter().map(watch).chain(informers.iter().map(informer)).sum()
     };
     let slow_reads = record.events.iter().filter(|event| event.what == EventKind::SlowRead).count() as u64;
-    let figures = &mut verdict.figures;
+    let figures = &mut ran.figures;
     figures.relists = both(|w| w.relists, |i| i.relists);
     figures.expired = both(|w| w.expired, |i| i.expired);
     figures.watch_events = watches.iter().flat_map(|w| w.events.values()).sum();
     figures.slow_reads = slow_reads;
-    for (_, loss, count) in watches.iter().flat_map(|w| &w.flaws) {
-        verdict.lose(*loss, *count);
+    for (at, loss, count) in watches.iter().flat_map(|w| &w.flaws) {
+        ran.lose(0, *loss, *count);
+        // Writes that were never seen are noticed after the end of the load.
+        let step = case.steps.at(*at).unwrap_or(case.steps.count - 1);
+        case.steps.count(&mut ran.timeline.lost, loss.kind(), step, *count);
     }
     // An object too many is an event that was missed: that of its end.
-    verdict.lose(Loss::EventMissed, informers.iter().map(|i| i.missing + i.stale).sum());
-    verdict.lose(Loss::EventDuplicated, informers.iter().map(|i| i.duplicated).sum());
+    ran.lose(0, Loss::EventMissed, informers.iter().map(|i| i.missing + i.stale).sum());
+    ran.lose(0, Loss::EventDuplicated, informers.iter().map(|i| i.duplicated).sum());
+    let verdict = &mut ran.verdict;
     if watches.len() < plan.load.watches as usize {
         verdict.object(format!("only {} of {} watches came to their end", watches.len(), plan.load.watches));
     }
@@ -39,12 +42,9 @@ fn weigh(record: &Record, plan: &Plan, verdict: &mut Verdict) {
     if !watches.iter().any(|w| w.events.values().filter(|events| **events > 0).count() > 1) {
         verdict.doubt("no watch saw events from more than one instance".into());
     }
-}
-
-fn fill(case: &Case<'_>, ran: &mut Ran) {
     ran.watches = streams::watches(case);
     // They are logged as they come to their end.
-    ran.informers.clone_from(&case.record.informers);
+    ran.informers.clone_from(informers);
     ran.informers.sort_unstable_by(|a, b| a.id.cmp(&b.id));
 }
 

@@ -1,11 +1,14 @@
 use super::*;
-use crate::data::{Away, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Segment, Timeline, Watch};
+use crate::data::{
+    Away, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Ran, RunOutcome, Segment, Timeline, Watch,
+};
 use crate::event::{
     Answer, Attempt, EndReport, EndedBy, Event, EventKind, Failure, Kind, Protocol, StreamEnd, WatchSum, What,
 };
 use crate::fault::{Fault, Standby};
 use crate::gate::{Counted, GateMetrics, Sample};
 use crate::judges::judge;
+use crate::loss::Loss;
 use crate::plan::{LoadPlan, Plan};
 use crate::record::{AtNode, Control, Injected, InjectedNode, Player, Record};
 use crate::stamp::Stamp;
@@ -88,16 +91,13 @@ fn event(ms: i64, what: EventKind) -> Event {
     Event { at: at(ms), who: String::new(), what }
 }
 
-fn gathered(record: Record) -> Ran {
-    gathered_with(record, |_| {})
+fn gathered(record: &Record) -> Ran {
+    gathered_of(record, None)
 }
 
-fn gathered_with(record: Record, spoil: impl FnOnce(&mut Played)) -> Ran {
+fn gathered_of(record: &Record, failed: Option<&str>) -> Ran {
     let plan = Plan::default();
-    let verdict = judge(&record, &Plan { load: LoadPlan { watches: 1, ..plan.load }, ..plan });
-    let mut played = Played { via: Via::Berth, record, verdict, failed: None };
-    spoil(&mut played);
-    ran(&played, Some(&played.verdict))
+    judge(record, &Plan { load: LoadPlan { watches: 1, ..plan.load }, ..plan }, failed)
 }
 
 /// All lists of a timeline are equally long, which a page relies on.
@@ -111,7 +111,7 @@ fn same_length(timeline: &Timeline) -> bool {
 
 #[test]
 fn a_clean_run() {
-    let ran = gathered(record());
+    let ran = gathered(&record());
     assert!(ran.verdict.held && ran.verdict.lost.is_empty(), "{:#?}", ran.verdict);
     assert_eq!(
         ran.verdict.summary,
@@ -120,13 +120,12 @@ fn a_clean_run() {
     assert_eq!((ran.load_ms, ran.instances.len(), ran.figures.watch_events), (3_000, 2, 30));
     assert_eq!(ran.figures.new_connections_by_instance, [(NEW.to_owned(), 101), (OLD.to_owned(), 201)].into());
     assert_eq!(ran.verdict.apart[0].count, 1);
-    assert_eq!(ran.verdict.control.as_ref().unwrap(), &ran.verdict.apart);
     assert_eq!((ran.figures.wait_p50_ms, ran.figures.wait_max_ms), (2.0, 7.0));
 }
 
 #[test]
 fn the_timeline_has_all_of_it() {
-    let timeline = gathered(record()).timeline;
+    let timeline = gathered(&record()).timeline;
     assert!(same_length(&timeline));
     assert_eq!((timeline.step_ms, timeline.wait_max_ms.len()), (50, 61));
     let sum = |name: &str| timeline.answered[name].iter().sum::<u64>();
@@ -138,7 +137,7 @@ fn the_timeline_has_all_of_it() {
     assert_eq!(timeline.ended_by_instance.iter().position(|n| *n == 1), Some(40));
     let mut slow = record();
     slow.attempts.push(attempt(Kind::New, "slow-0-1", 100, 110, good(OLD)));
-    assert_eq!(gathered(slow).timeline.open_connections, timeline.open_connections);
+    assert_eq!(gathered(&slow).timeline.open_connections, timeline.open_connections);
     // At the end of a step: old until 2,001 ms, new from 2,008 ms to the end.
     assert_eq!(timeline.open_connections[OLD].iter().sum::<u64>(), 40);
     assert_eq!(timeline.open_connections[NEW].iter().sum::<u64>(), 21);
@@ -146,7 +145,7 @@ fn the_timeline_has_all_of_it() {
 
 #[test]
 fn marks_are_those_of_the_script_and_what_only_instances_know() {
-    let marks: Vec<_> = gathered(record()).marks.iter().map(|m| (m.at_ms, m.instance.clone(), m.what)).collect();
+    let marks: Vec<_> = gathered(&record()).marks.iter().map(|m| (m.at_ms, m.instance.clone(), m.what)).collect();
     let mark = |ms, instance: &str, what| (ms, instance.to_owned(), what);
     assert_eq!(
         marks,
@@ -160,7 +159,7 @@ fn marks_are_those_of_the_script_and_what_only_instances_know() {
     );
     let mut without = record();
     without.moments.0.retain(|moment| moment.mark != MarkKind::Sigterm);
-    let marks = gathered(without).marks;
+    let marks = gathered(&without).marks;
     assert!(marks.iter().any(|m| (m.at_ms, m.what) == (1_995, MarkKind::Sigterm)), "{marks:?}");
 }
 
@@ -180,11 +179,11 @@ fn watches_have_segments_and_gaps() {
         gaps: vec![gap(2_001, 2_008, true)],
         flaws: Vec::new(),
     }];
-    assert_eq!(gathered(record()).watches, expected);
+    assert_eq!(gathered(&record()).watches, expected);
 
     let mut cut = record();
     cut.reports.clear();
-    assert_eq!(gathered(cut).watches[0].gaps, [gap(2_001, 2_008, false)]);
+    assert_eq!(gathered(&cut).watches[0].gaps, [gap(2_001, 2_008, false)]);
 
     // The same while its shim was killed.
     let mut killed = record();
@@ -199,12 +198,12 @@ fn watches_have_segments_and_gaps() {
         over: Some(at(2_500)),
         seen: Vec::new(),
     });
-    assert_eq!(gathered(killed).watches[0].gaps, [Gap { allowed: true, ..gap(2_001, 2_008, false) }]);
+    assert_eq!(gathered(&killed).watches[0].gaps, [Gap { allowed: true, ..gap(2_001, 2_008, false) }]);
 
     // It never came back.
     let mut gone = record();
     gone.attempts.retain(|a| a.stream != "watch-0-2");
-    assert_eq!(gathered(gone).watches[0].gaps, [gap(2_001, 3_000, true)]);
+    assert_eq!(gathered(&gone).watches[0].gaps, [gap(2_001, 3_000, true)]);
 
     // It never came to be; the others are in the order of their numbers.
     let mut more = record();
@@ -214,7 +213,7 @@ fn watches_have_segments_and_gaps() {
         flaws: vec![(at(3_000), Loss::EventMissed, 2)],
         ..WatchSum::default()
     });
-    let watches = gathered(more).watches;
+    let watches = gathered(&more).watches;
     assert_eq!(watches.iter().map(|w| w.id.as_str()).collect::<Vec<_>>(), ["watch-0", "watch-9", "watch-10"]);
     assert_eq!(watches[1].gaps[0].reason, "never opened");
     assert_eq!((watches[1].missed, watches[1].gaps[0].to_ms), (2, 3_000));
@@ -232,7 +231,7 @@ fn losses_are_where_they_happened() {
         Answer::Failed(Failure::X509("UnknownIssuer".into())),
     ));
     record.watches[0].flaws = vec![(at(2_008), Loss::EventMissed, 2)];
-    let ran = gathered(record);
+    let ran = gathered(&record);
     assert!(!ran.verdict.held && same_length(&ran.timeline));
     assert_eq!(
         ran.verdict.summary,
@@ -255,7 +254,7 @@ fn a_storm_is_told_by_when_its_clients_were_served_and_what_failed_before() {
     record.events.push(event(2_100, EventKind::StormBegan(3)));
     record.events.extend(tries.map(|(ms, answer)| event(ms, EventKind::StormTry(answer))));
     record.events.push(event(2_900, EventKind::StormEnded));
-    let ran = gathered(record);
+    let ran = gathered(&record);
     let storm = ran.storm.unwrap();
     assert_eq!((storm.from_ms, storm.clients, storm.served, storm.gave_up), (2_100, 3, 3, 1));
     assert_eq!((storm.half_served_ms, storm.all_served_ms), (Some(500.0), Some(800.0)));
@@ -281,7 +280,7 @@ fn who_waits_at_the_gate_is_told_in_the_steps_of_the_timeline() {
             event(ms, EventKind::Gates(vec![("old".into(), GateMetrics { now, counted })]))
         })
         .into();
-    let ran = gathered(record);
+    let ran = gathered(&record);
     let gate = ran.gate.unwrap();
     assert_eq!(ran.timeline.step_ms, 50);
     assert_eq!(gate.waiting["others"][..8], [0, 0, 7, 5, 5, 0, 0, 0]);
@@ -293,46 +292,55 @@ fn who_waits_at_the_gate_is_told_in_the_steps_of_the_timeline() {
 
 #[test]
 fn promises_and_what_they_allow() {
-    let promised = |broken: &[&str]| Promised {
-        fault: Fault::KillShim.to_string(),
-        instance: OLD.into(),
-        text: "p",
-        at: at(500),
-        over: None,
-        seen: vec!["seen".into()],
-        allowed: vec![(at(510), Loss::Reset), (at(520), Loss::Reset)],
-        on_direct: false,
-        broken: broken.iter().map(|why| (*why).to_owned()).collect(),
+    // Something was on old when it was killed, and cut by that.
+    let killed = |fault, standby| {
+        let mut record = record();
+        for (stream, seen) in [("new-1000", 510), ("new-1001", 520)] {
+            record.attempts.push(attempt(Kind::New, stream, 490, seen, Answer::Failed(Failure::Reset)));
+        }
+        record.injected.push(Injected {
+            fault,
+            instance: OLD.into(),
+            node: None,
+            standby,
+            at: at(500),
+            noticed: None,
+            over: Some(at(600)),
+            seen: vec!["seen".into()],
+        });
+        record
     };
-    let kept = gathered_with(record(), |played| played.verdict.promises.push(promised(&[])));
-    assert!(kept.verdict.held && same_length(&kept.timeline));
+    let kept = gathered(&killed(Fault::KillShim, Standby::Sibling));
+    assert!(kept.verdict.held && same_length(&kept.timeline), "{kept:#?}");
     assert!(
         kept.verdict.summary.contains("nothing was lost beyond 2 losses that promises allow;"),
         "{}",
         kept.verdict.summary
     );
-    let direct = Promised { fault: Fault::CalmCrash.to_string(), on_direct: true, ..promised(&[]) };
-    let direct = gathered_with(record(), |played| played.verdict.promises.push(direct));
+    let direct = gathered(&killed(Fault::CalmCrash, Standby::Direct));
     assert_eq!(data::count_of(&direct.verdict.apart, "allowed_direct"), 2);
-    let told = "2 new connections lost on the direct path when the instance was killed";
-    assert_eq!(direct.promises[0].what_happened, ["seen", told]);
+    let words = "2 new connections lost on the direct path when the instance was killed";
+    let happened = &direct.promises[0].what_happened;
+    assert_eq!((happened[0].as_str(), happened.last().unwrap().as_str()), ("seen", words));
     let promise = &kept.promises[0];
     assert_eq!(
         (promise.fault.as_str(), promise.from_ms, promise.to_ms, promise.allowed[0].count),
-        ("kill-shim", 500, None, 2)
+        ("kill-shim", 500, Some(600), 2)
     );
     assert_eq!((kept.timeline.allowed[10], kept.verdict.apart[2].count), (2, 2));
     assert!(kept.marks.iter().any(|m| (m.at_ms, m.what, m.text.as_str()) == (500, MarkKind::Fault, "kill-shim")));
 
-    let broken = gathered_with(record(), |played| played.verdict.promises.push(promised(&["why"])));
-    assert!(!broken.verdict.held && !broken.promises[0].held);
-    assert_eq!(broken.promises[0].what_happened, ["broken: why", "seen"]);
-    assert_eq!(broken.verdict.summary, "Of 302 requests nothing else was lost. 1 promise was broken.");
+    let mut record = killed(Fault::KillShim, Standby::Sibling);
+    record.injected[0].over = None;
+    let broken = gathered(&record);
+    assert!(!broken.verdict.held && !broken.promises[0].held && broken.promises[0].to_ms.is_none());
+    assert_eq!(broken.promises[0].what_happened, ["broken: it was not seen to be over", "seen"]);
+    assert_eq!(broken.verdict.summary, "Of 304 requests nothing else was lost. 1 promise was broken.");
 }
 
 #[test]
 fn a_run_that_failed_proves_nothing() {
-    let ran = gathered_with(record(), |played| played.failed = Some("old ended; its last lines of log:\n  x".into()));
+    let ran = gathered_of(&record(), Some("old ended; its last lines of log:\n  x"));
     assert!(!ran.verdict.held);
     let summary = "Of 302 requests nothing was seen to be lost, but it did not come to its end: old ended; its last lines of log.";
     assert_eq!(ran.verdict.summary, summary);
@@ -342,7 +350,7 @@ fn a_run_that_failed_proves_nothing() {
 fn what_is_noticed_after_the_end_is_in_the_last_step() {
     let mut record = record();
     record.watches[0].flaws = vec![(at(9_000), Loss::EventDuplicated, 3)];
-    let timeline = gathered(record).timeline;
+    let timeline = gathered(&record).timeline;
     assert!(same_length(&timeline));
     assert_eq!(timeline.lost["event_duplicated"].last(), Some(&3));
 }
@@ -364,7 +372,7 @@ fn what_clients_beside_the_requests_saw() {
     let looks = [(0, there), (2_000, gone), (2_400, there), (2_500, gone), (2_600, there)];
     record.events.extend(looks.map(|(ms, ips)| service(ms, ips)));
     record.events.push(event(0, EventKind::Note("worth knowing".into())));
-    let ran = gathered(record);
+    let ran = gathered(&record);
     assert!(ran.verdict.held, "{:#?}", ran.verdict);
     assert!(ran.verdict.summary.ends_with(" 2 informers hold exactly what was written."), "{}", ran.verdict.summary);
     assert_eq!(
@@ -383,7 +391,7 @@ fn an_informer_that_holds_too_much_is_a_loss() {
     let mut record = record();
     record.informers =
         vec![Informer { id: "informer-0".into(), written: 30, held: 31, stale: 1, ..Informer::default() }];
-    let ran = gathered(record);
+    let ran = gathered(&record);
     assert_eq!((ran.verdict.held, ran.verdict.lost(), ran.informers[0].stale), (false, 1, 1));
 }
 
@@ -391,9 +399,9 @@ fn an_informer_that_holds_too_much_is_a_loss() {
 fn silence_is_seen() {
     let mut quiet = record();
     quiet.attempts.retain(|a| !(at(400)..at(2_100)).contains(&a.done));
-    let figures = gathered(quiet).figures;
+    let figures = gathered(&quiet).figures;
     assert_eq!((figures.longest_silence_ms, figures.silent_s), (1_710.0, 1));
-    let figures = gathered(record()).figures;
+    let figures = gathered(&record()).figures;
     assert_eq!((figures.longest_silence_ms, figures.silent_s), (10.0, 0));
 }
 
@@ -403,11 +411,11 @@ fn an_aborted_run_is_what_there_was() {
     part.over = None;
     part.watches.clear();
     part.attempts.retain(|a| a.done < at(1_000));
-    let ran = gathered(part);
+    let ran = gathered(&part);
     assert!(!ran.verdict.held && same_length(&ran.timeline));
     assert_eq!((ran.load_ms, ran.watches.len()), (992, 1));
 
-    let ran = gathered(Record::default());
+    let ran = gathered(&Record::default());
     assert_eq!((ran.load_ms, ran.marks.len(), ran.watches.len()), (0, 0, 0));
     assert!(!ran.verdict.held && same_length(&ran.timeline), "{ran:#?}");
     assert_eq!((ran.figures.longest_silence_ms, ran.figures.silent_s), (0.0, 0));
@@ -418,28 +426,27 @@ fn long_runs_have_long_steps() {
     for (load_ms, step_ms) in [(9_000, 50), (11_000, 100), (120_000, 1_000), (3_600_000, 20_000)] {
         let mut long = record();
         long.over = Some(at(load_ms));
-        assert_eq!(gathered(long).timeline.step_ms, step_ms, "{load_ms}");
+        assert_eq!(gathered(&long).timeline.step_ms, step_ms, "{load_ms}");
     }
 }
 
 #[test]
 fn runs_are_in_the_order_of_the_plan() {
-    let played = |via| {
-        let record = record();
-        let verdict = judge(&record, &Plan::default());
-        Played { via, record, verdict, failed: None }
-    };
-    let rehearsed = Rehearsed {
-        runs: vec![played(Via::None), played(Via::Berth)],
-        skipped: vec![(Via::Haproxy, "no haproxy".into())],
+    let run = |via, outcome| Run { via, topology: String::new(), outcome };
+    let ran = |via| run(via, RunOutcome::Ran(Box::new(gathered(&record()))));
+    let mut rehearsed = Rehearsed {
+        runs: vec![run(Via::Haproxy, RunOutcome::Skipped("no haproxy".into())), ran(Via::Berth), ran(Via::None)],
+        failed: Vec::new(),
         aborted: Some(crate::Aborted::Signal(libc::SIGINT)),
     };
-    let plan = Plan { runs: vec![Via::Haproxy, Via::Berth, Via::None, Via::PortSharing], ..Plan::default() };
-    let report = report(&plan, &rehearsed, runs(&plan, &rehearsed), vec!["berth".into()]);
-    // Port sharing was not come to.
+    rehearsed.compare();
+    let report = report(&Plan::default(), rehearsed, vec!["berth".into()]);
     assert_eq!(report.runs.iter().map(|run| run.via).collect::<Vec<_>>(), [Via::Haproxy, Via::Berth, Via::None]);
     assert_eq!(report.runs[0].outcome, RunOutcome::Skipped("no haproxy".into()));
-    assert_eq!(report.runs[1].ran().unwrap().verdict.control.as_ref().unwrap()[0].count, 1);
+    for run in &report.runs[1..] {
+        let verdict = &run.ran().unwrap().verdict;
+        assert_eq!((verdict.control.as_ref().unwrap()[0].count, verdict.control.as_ref()), (1, Some(&verdict.apart)));
+    }
     assert!(report.aborted.unwrap().contains("SIGINT"));
     assert_eq!(report.environment.programs.len(), 2);
 }
@@ -448,7 +455,7 @@ fn runs_are_in_the_order_of_the_plan() {
 fn what_was_dialed_and_who_went_away() {
     let node: SocketAddr = "10.0.0.3:6443".parse().unwrap();
     let mut away = record();
-    assert_eq!((gathered(record()).by_address, gathered(record()).away), (Vec::new(), Vec::new()));
+    assert_eq!((gathered(&record()).by_address, gathered(&record()).away), (Vec::new(), Vec::new()));
     let lost = |stream: &str, due, done| Attempt {
         kind: Kind::New,
         stream: stream.into(),
@@ -487,7 +494,7 @@ fn what_was_dialed_and_who_went_away() {
         over: Some(at(3_000)),
         seen: Vec::new(),
     });
-    let ran = gathered(away);
+    let ran = gathered(&away);
     let lost_at = |d: &data::ByAddress| (d.name.clone(), d.lost.iter().map(|t| t.count).sum::<u64>(), d.allowed);
     let seen: Vec<_> = ran.by_address.iter().map(lost_at).collect();
     assert_eq!(seen, [("Service kubernetes".into(), 0, 1), ("cp-3".into(), 1, 1)]);
