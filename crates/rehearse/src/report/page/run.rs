@@ -6,7 +6,7 @@ use crate::data::{MarkKind, Ran, Run, RunOutcome, Tally, Via, count_of};
 use crate::judges;
 use crate::report::format;
 use crate::report::plot::{self, Frame};
-use crate::section::{Grid, Place, Row, Section};
+use crate::section::{Place, Row, Section};
 use maud::{Markup, html};
 
 pub(super) fn section(run: &Run, index: usize, several: bool) -> Markup {
@@ -154,7 +154,10 @@ fn details(sections: &[Section]) -> Markup {
             }
             @for grid in section.grids.iter().filter(|grid| !grid.rows.is_empty()) {
                 h3 { (grid.title) }
-                (self::grid(grid))
+                // It may be wider than the page.
+                div.scroll tabindex="0" role="region" aria-label=(grid.title) {
+                    (tables::table(grid.columns, grid.columns.len(), &grid.rows))
+                }
                 @if !grid.note.is_empty() { p.quiet { (grid.note) } }
             }
         }
@@ -165,22 +168,6 @@ fn rows<'a>(rows: impl Iterator<Item = &'a Row>) -> Markup {
     html! {
         table.tallies {
             tbody { @for Row { name, value, .. } in rows { tr { th scope="row" { (name) } td.number { (value) } } } }
-        }
-    }
-}
-
-/// A table that may be wider than the page: each row has a name, and a cell for each of the other columns.
-fn grid(Grid { title, columns, rows, .. }: &Grid) -> Markup {
-    html! {
-        div.scroll tabindex="0" role="region" aria-label=(title) {
-            table.steps {
-                thead { tr { @for name in *columns { th scope="col" { (name) } } } }
-                tbody {
-                    @for (name, cells) in rows {
-                        tr { th scope="row" { (name) } @for cell in cells { td { (cell) } } }
-                    }
-                }
-            }
         }
     }
 }
