@@ -20,6 +20,11 @@ impl Scale {
         Self { from: (from.0.log10(), from.1.log10()), to, log: true }
     }
 
+    /// The last value of a linear scale.
+    pub(super) fn end(&self) -> f64 {
+        self.from.1
+    }
+
     /// The place of a value; the nearer end for one that is beyond.
     pub(super) fn at(&self, value: f64) -> f64 {
         let value = if self.log { value.max(f64::MIN_POSITIVE).log10() } else { value };

@@ -76,6 +76,13 @@ pub(super) fn names(frame: &Frame, run: &Ran, stack: &Stack<'_>, y: f64) -> Mark
     }
 }
 
+/// A scale for counts up to `most`, and its axis.
+pub(super) fn scale(most: f64, wanted: usize, top: f64, bottom: f64) -> (Scale, Markup) {
+    let ticks = svg::ticks(most, wanted);
+    let y = Scale::linear((0.0, *ticks.last().unwrap_or(&1.0)), (bottom, top));
+    (y, axis(&ticks, &y, |tick| format::count(tick as u64)))
+}
+
 /// Lines and numbers of the vertical axis.
 pub(super) fn axis(ticks: &[f64], y: &Scale, text: impl Fn(f64) -> String) -> Markup {
     html! {
@@ -102,18 +109,8 @@ pub(super) fn connections(view: &View<'_>) -> Markup {
 
 /// A stack with its axes.
 pub(super) fn over_time(view: &View<'_>, title: &str, desc: &str, stack: &Stack<'_>) -> Markup {
-    let frame = &view.frame;
-    let (heading, top) = frame.heading(title, &view.keys());
-    let (height, bottom) = (90.0, 22.0);
-    let ticks = svg::ticks(totals(stack).into_iter().fold(0.0, f64::max), 3);
-    let y = Scale::linear((0.0, *ticks.last().unwrap_or(&1.0)), (top + height, top));
-    let body = html! {
-        (axis(&ticks, &y, |tick| format::count(tick as u64)))
-        (frame.grid(&view.marks, top, top + height))
-        (areas(frame, view.run, stack, &y))
-        (super::mark_lines(&view.marks, top, top + height))
-        (heading)
-        (frame.axis(top + height))
-    };
-    frame.svg(top + height + bottom, title, desc, &body)
+    view.draw((title, desc), &view.keys(), 90.0, |top, bottom| {
+        let (y, axis) = scale(totals(stack).into_iter().fold(0.0, f64::max), 3, top, bottom);
+        [axis, areas(&view.frame, view.run, stack, &y), html! {}]
+    })
 }

@@ -199,6 +199,30 @@ impl View<'_> {
         let instances = self.run.instances.iter();
         instances.map(|i| Key { look: Look::Area(look(self.run, &i.name)), text: named(&i.name, &i.version) }).collect()
     }
+
+    /// A drawing with a heading above and seconds below. Its layers are given where they begin and end: a vertical axis, what is below the
+    /// lines of the marks, and what is above them.
+    fn draw(
+        &self,
+        (title, words): (&str, &str),
+        keys: &[Key],
+        height: f64,
+        layers: impl FnOnce(f64, f64) -> [Markup; 3],
+    ) -> Markup {
+        let (heading, top) = self.frame.heading(title, keys);
+        let bottom = top + height;
+        let [axis, below, above] = layers(top, bottom);
+        let body = html! {
+            (axis)
+            (self.frame.grid(&self.marks, top, bottom))
+            (below)
+            (mark_lines(&self.marks, top, bottom))
+            (above)
+            (heading)
+            (self.frame.axis(bottom))
+        };
+        self.frame.svg(bottom + 22.0, title, words, &body)
+    }
 }
 
 /// All plots of a run in a frame.

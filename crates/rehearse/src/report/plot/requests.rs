@@ -5,7 +5,7 @@ use super::{FONT, Frame, Sign, View, WIDTH};
 use crate::data::{Mark, Ran};
 use crate::report::format;
 use crate::report::labels::{self, Label, Placed, Room, Side};
-use crate::report::svg::{self, Scale, px, text_width};
+use crate::report::svg::{Scale, px, text_width};
 use maud::{Markup, html};
 
 /// Height of a row of losses.
@@ -26,19 +26,18 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
     let title = "Successful requests/s, by instance";
     let (heading, top) = frame.heading(title, &view.keys());
     let bottom = top + 170.0;
-    let ticks = svg::ticks(most(&stack), 4);
-    let y = Scale::linear((0.0, *ticks.last().unwrap_or(&1.0)), (bottom, top));
+    let (y, axis) = counts::scale(most(&stack), 4, top, bottom);
     let lost = clusters(run);
     let (losses, below) = strip(frame, &lost, bottom + 24.0);
     let answered = format!("{} answers in all. ", format::count(run.timeline.answered.values().flatten().sum()));
     let body = html! {
-        (counts::axis(&ticks, &y, |tick| format::count(tick as u64)))
+        (axis)
         (frame.grid(&view.marks, top, below))
         (counts::areas(frame, run, &stack, &y))
         (bands(frame, run, &lost, top, bottom))
         (super::mark_lines(&view.marks, top, below))
         (counts::names(frame, run, &stack, bottom - 18.0))
-        (cut_off(frame, run, &stack, *ticks.last().unwrap_or(&1.0), top))
+        (cut_off(frame, run, &stack, &y, top))
         (heading)
         (frame.axis(bottom))
         (losses)
@@ -55,16 +54,15 @@ pub(super) fn small(frame: &Frame, name: &str, run: &Ran, words: &[&Mark], most:
     let rows = placed.iter().map(|p| p.row + 1).max().unwrap_or(0);
     let top = rows as f64 * 16.0 + 6.0;
     let bottom = top + 64.0;
-    let ticks = svg::ticks(most, 2);
-    let y = Scale::linear((0.0, *ticks.last().unwrap_or(&1.0)), (bottom, top));
+    let (y, axis) = counts::scale(most, 2, top, bottom);
     let lost = clusters(run);
     let (losses, below) = strip(frame, &lost, bottom + 24.0);
     let body = html! {
-        (counts::axis(&ticks, &y, |tick| format::count(tick as u64)))
+        (axis)
         (frame.grid(&[], top, below))
         (counts::areas(frame, run, &stack, &y))
         (bands(frame, run, &lost, top, bottom))
-        (cut_off(frame, run, &stack, *ticks.last().unwrap_or(&1.0), top))
+        (cut_off(frame, run, &stack, &y, top))
         @for (mark, place) in words.iter().zip(&placed) {
             @let middle = top - 2.0 - 16.0 * (place.row as f64 + 0.5);
             path.mark-line d={ "M" (px(place.at)) "," (px(middle + 3.0)) "V" (px(bottom)) } {}
@@ -100,10 +98,10 @@ pub(super) fn most(stack: &Stack<'_>) -> f64 {
 }
 
 /// The values of bursts that are cut off; the highest of those that are side by side.
-fn cut_off(frame: &Frame, run: &Ran, stack: &Stack<'_>, limit: f64, top: f64) -> Markup {
+fn cut_off(frame: &Frame, run: &Ran, stack: &Stack<'_>, y: &Scale, top: f64) -> Markup {
     let (edges, totals) = (frame.edges(run), counts::totals(stack));
     let mut bursts: Vec<(usize, f64)> = Vec::new();
-    for (step, total) in totals.into_iter().enumerate().filter(|(_, total)| *total > limit) {
+    for (step, total) in totals.into_iter().enumerate().filter(|(_, total)| *total > y.end()) {
         match bursts.last_mut().filter(|last| edges[step] - edges[last.0] < 70.0) {
             Some(last) if total > last.1 => *last = (step, total),
             Some(_) => {}

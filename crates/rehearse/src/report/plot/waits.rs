@@ -9,46 +9,40 @@ use maud::{Markup, html};
 const SHORTEST_MS: f64 = 0.1;
 
 pub(super) fn plot(view: &View<'_>) -> Markup {
-    let (frame, run) = (&view.frame, view.run);
+    let run = view.run;
     let lines = [
         ("p50", "half within", &run.timeline.wait_p50_ms),
         ("p99", "99 % within", &run.timeline.wait_p99_ms),
         ("max", "longest", &run.timeline.wait_max_ms),
     ];
     let keys = lines.map(|(class, text, _)| Key { look: Look::Line(class), text: text.to_owned() });
-    let title = "Time from due to answered";
-    let (heading, top) = frame.heading(title, &keys);
-    let bottom = top + 120.0;
     let values = || lines.iter().flat_map(|(_, _, line)| line.iter().flatten()).copied();
     let least = values().fold(f64::MAX, f64::min).clamp(SHORTEST_MS, 1e3).log10().floor();
     let most = values().fold(0.0, f64::max).max(1.0).log10().ceil().max(least + 1.0);
-    let y = Scale::log((10_f64.powf(least), 10_f64.powf(most)), (bottom, top));
-    let ticks: Vec<f64> = (least as i32..=most as i32).map(|power| 10_f64.powi(power)).collect();
-    let edges = frame.edges(run);
-    let at = |line: &[Option<f64>]| line.iter().map(|ms| ms.map(|ms| y.at(ms))).collect::<Vec<_>>();
-    let body = html! {
-        (counts::axis(&ticks, &y, power))
-        (frame.grid(&view.marks, top, bottom))
-        (super::mark_lines(&view.marks, top, bottom))
-        path.line.max d=(svg::dashes(&edges, &at(&run.timeline.wait_max_ms))) {}
-        path.line.p99 d=(svg::steps(&edges, &at(&run.timeline.wait_p99_ms))) {}
-        path.line.p50 d=(svg::steps(&edges, &at(&run.timeline.wait_p50_ms))) {}
-        @if let Some((at, ms)) = longest(view) {
-            @let x = frame.x(at);
-            @let (left, anchor) = if x > WIDTH * 0.6 { (x - 8.0, "end") } else { (x + 8.0, "start") };
-            circle.dot cx=(px(x)) cy=(px(y.at(ms))) r="3" {}
-            text.note x=(px(left)) y=(px((y.at(ms) + 4.0).max(top + 10.0))) text-anchor=(anchor) { "longest: " (format::wait(ms)) }
-        }
-        (heading)
-        (frame.axis(bottom))
-    };
     let desc = format!(
         "Half of all requests were answered within {}, 99 % within {}; the longest took {}. The scale is logarithmic.",
         format::wait(run.figures.wait_p50_ms),
         format::wait(run.figures.wait_p99_ms),
         format::wait(run.figures.wait_max_ms)
     );
-    frame.svg(bottom + 22.0, title, &desc, &body)
+    view.draw(("Time from due to answered", &desc), &keys, 120.0, |top, bottom| {
+        let y = Scale::log((10_f64.powf(least), 10_f64.powf(most)), (bottom, top));
+        let ticks: Vec<f64> = (least as i32..=most as i32).map(|power| 10_f64.powi(power)).collect();
+        let edges = view.frame.edges(run);
+        let at = |line: &[Option<f64>]| line.iter().map(|ms| ms.map(|ms| y.at(ms))).collect::<Vec<_>>();
+        let drawn = html! {
+            path.line.max d=(svg::dashes(&edges, &at(&run.timeline.wait_max_ms))) {}
+            path.line.p99 d=(svg::steps(&edges, &at(&run.timeline.wait_p99_ms))) {}
+            path.line.p50 d=(svg::steps(&edges, &at(&run.timeline.wait_p50_ms))) {}
+            @if let Some((at, ms)) = longest(view) {
+                @let x = view.frame.x(at);
+                @let (left, anchor) = if x > WIDTH * 0.6 { (x - 8.0, "end") } else { (x + 8.0, "start") };
+                circle.dot cx=(px(x)) cy=(px(y.at(ms))) r="3" {}
+                text.note x=(px(left)) y=(px((y.at(ms) + 4.0).max(top + 10.0))) text-anchor=(anchor) { "longest: " (format::wait(ms)) }
+            }
+        };
+        [counts::axis(&ticks, &y, power), html! {}, drawn]
+    })
 }
 
 /// A power of ten, in a short form.

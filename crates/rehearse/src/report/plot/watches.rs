@@ -21,7 +21,7 @@ const SIGN: f64 = 8.0;
 const NARROWEST: f64 = 3.0;
 
 pub(super) fn plot(view: &View<'_>) -> Markup {
-    let (frame, run) = (&view.frame, view.run);
+    let run = view.run;
     if run.watches.is_empty() {
         return html! {};
     }
@@ -44,21 +44,19 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
     let cut = run.watches.iter().any(flawed);
     keys.extend(moved.map(|text| Key { look: Look::Sign(Sign::Diamond), text: text.into() }));
     keys.extend(cut.then(|| Key { look: Look::Sign(Sign::Cross), text: "cut, or events lost".into() }));
-    let (heading, top) = frame.heading(&title, &keys);
     let lane = if shown.len() > 16 { 13.0 } else { 18.0 };
-    let bottom = top + lane * shown.len() as f64 + 2.0;
-    let body = html! {
-        (frame.grid(&view.marks, top, bottom))
-        @for (index, watch) in shown.iter().enumerate() {
-            (one(frame, run, watch, top + lane * index as f64 + 1.0, lane - 4.0))
-        }
-        (super::mark_lines(&view.marks, top, bottom))
-        (heading)
-        (frame.axis(bottom))
-    };
+    let height = lane * shown.len() as f64 + 2.0;
+    let lanes = view.draw((&title, &told(&run.watches)), &keys, height, |top, _| {
+        let lanes = html! {
+            @for (index, watch) in shown.iter().enumerate() {
+                (one(&view.frame, run, watch, top + lane * index as f64 + 1.0, lane - 4.0))
+            }
+        };
+        [html! {}, lanes, html! {}]
+    });
     html! {
         @if !all { (summary(view)) }
-        (frame.svg(bottom + 22.0, &title, &told(&run.watches), &body))
+        (lanes)
     }
 }
 
