@@ -5,14 +5,13 @@ use super::data::{Informer, MarkKind};
 use super::event::{Answer, Attempt, Dialed, EndReport, Event, EventKind, FaultStep, StreamEnd, StreamId, WatchSum};
 use super::fault::{Fault, Standby};
 use super::stamp::Stamp;
-use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
 /// A mark of an instance, as it is written down.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moment {
     pub instance: String,
     pub mark: MarkKind,
@@ -22,8 +21,7 @@ pub struct Moment {
 }
 
 /// All moments of a rehearsal. An instance that is started again has some of them twice.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Moments(pub Vec<Moment>);
 
 impl Moments {
@@ -48,7 +46,7 @@ impl Moments {
 }
 
 /// An instance that took part.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Player {
     pub name: String,
     /// Its `/version`, once it is known.
@@ -60,7 +58,7 @@ pub struct Player {
 }
 
 /// A fault that was injected.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Injected {
     pub fault: Fault,
     pub instance: String,
@@ -77,7 +75,7 @@ pub struct Injected {
 }
 
 /// The node at which a fault was injected. The moments are those of a node that goes away and comes back.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectedNode {
     /// Its name, with which those of its instances begin.
     pub name: String,
