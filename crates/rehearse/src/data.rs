@@ -4,7 +4,7 @@
 //! Times are milliseconds from the start of the load of their run, so the start of the old instance
 //! is before zero. Waits are milliseconds from when the timetable wanted a request to its whole
 //! answer. Names of instances are those of [`Ran::instances`]; maps by instance have no other keys
-//! unless somebody else answered.
+//! unless another program answered.
 //!
 //! `docs/report.schema.json` is made from these types and their comments, and a test compares the two.
 //! A change that an old reader would misunderstand gets a new [`VERSION`]. A new field does not: readers pass over what
@@ -87,7 +87,7 @@ pub struct Program {
 pub struct Run {
     /// The way from clients to instances.
     pub via: Via,
-    /// Who gets SIGTERM when: `sidecar`, `native-sidecar`, `node` or `run`; or `bridge`, in place.
+    /// Which process gets SIGTERM when: `sidecar`, `native-sidecar`, `node` or `run`; or `bridge`, in place.
     pub topology: String,
     /// What came of it.
     pub outcome: RunOutcome,
@@ -129,18 +129,18 @@ pub struct Ran {
     /// Connections that dialed the instances themselves meanwhile, by instance: what happens to them
     /// nothing in between can have done.
     pub control_streams: BTreeMap<String, ControlStreams>,
-    /// Times for which the Service `kubernetes` named nobody; none: not looked at.
+    /// Times for which the Service `kubernetes` named no address; none: not observed.
     pub endpoint_gaps: Option<Vec<Period>>,
     /// Clients that came at one moment; none: no `--storm`, or it did not come to that.
     pub storm: Option<Storm>,
-    /// Who waited before the shims opened it a connection; none: they have no gate, or there was no `--storm` to look for.
+    /// Clients that waited before the shims opened a connection for them; none: the shims have no gate, or there was no `--storm`.
     pub gate: Option<Gate>,
     /// What went past the shims; none: they had no direct path.
     pub direct: Option<Direct>,
-    /// Of several nodes, what clients saw who dialed the Service `kubernetes`, and then at each node's address. What was
-    /// lost, allowed or counted apart is of all of them, all other figures of those who dialed the Service.
+    /// Of several nodes, what clients saw that dialed the Service `kubernetes`, and then at each node's address. What was
+    /// lost, allowed or counted apart is of all of them, all other figures of those that dialed the Service.
     pub by_address: Vec<ByAddress>,
-    /// Nodes that went away, and when the Service named them no more.
+    /// Nodes that went away, and when the Service no longer named them.
     pub away: Vec<Away>,
 }
 
@@ -175,9 +175,9 @@ pub struct Gate {
     pub dropped: BTreeMap<String, u64>,
     /// Most that were seen to wait at a time.
     pub most_waiting: u64,
-    /// Most that were seen to wait in a step of the timeline, by class. Where nobody was asked in a step, what was seen last.
+    /// Most that were seen to wait in a step of the timeline, by class. A step without a sample has the last one.
     pub waiting: BTreeMap<String, Vec<u64>>,
-    /// Most openings in flight, the same way: a client's first bytes are with an instance, and no answer yet.
+    /// Most TLS handshakes in flight, the same way: an instance has a client's first bytes and has not answered yet.
     pub openings: Vec<u64>,
     /// How many there might be at most, the same way.
     pub limit: Vec<u64>,
@@ -190,7 +190,7 @@ pub struct Direct {
     /// How many there were during the load, those of clients that connected again among them. Shims are
     /// asked four times a second: what one steered just before its SIGKILL is missing.
     pub steered: u64,
-    /// Part of the load, from 0 to 1, during which a shim said that it steers.
+    /// Part of the load, from 0 to 1, during which a shim reported that it steers.
     pub on_share: f64,
     /// When that was.
     pub on: Vec<Period>,
@@ -359,7 +359,7 @@ pub struct Figures {
     /// Lines of apiservers' logs that tell of a certificate that they do not trust; none: simulated
     /// ones write no such lines.
     pub logged_x509_errors: Option<u64>,
-    /// Time for which the Service `kubernetes` named nobody: the sum of [`Ran::endpoint_gaps`].
+    /// Time for which the Service `kubernetes` named no address: the sum of [`Ran::endpoint_gaps`].
     pub endpoint_gap_ms: Option<f64>,
 }
 
@@ -403,14 +403,14 @@ pub struct Mark {
 }
 
 /// What happened.
-// Also what a record has: of a stand-in that is more than a report says.
+// A record has these, too, and of a simulated apiserver more than a report has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum MarkKind {
     /// Its processes were started.
     Started,
-    /// It listens (a stand-in says so).
+    /// It listens, as a simulated apiserver reports.
     #[cfg_attr(test, schemars(skip))]
     Listening,
     /// Its `/readyz` is 200 from here on.
@@ -419,12 +419,12 @@ pub enum MarkKind {
     Joined,
     /// SIGTERM was sent to it.
     Sigterm,
-    /// It got SIGTERM: its `/readyz` is 500 from here on (a stand-in says so).
+    /// It got SIGTERM: its `/readyz` is 500 from here on, as a simulated apiserver reports.
     #[cfg_attr(test, schemars(skip))]
     Terminating,
-    /// New connections go to it no more.
+    /// New connections no longer go to it.
     Left,
-    /// It takes no new connections, or rejects requests (a stand-in says so).
+    /// It takes no new connections, or rejects requests, as a simulated apiserver reports.
     #[cfg_attr(test, schemars(skip))]
     Draining,
     /// Its last connection is over.
@@ -497,7 +497,7 @@ pub struct Segment {
     pub from_ms: i64,
     /// Until when.
     pub to_ms: i64,
-    /// Who answered it.
+    /// The instance that answered it.
     pub instance: String,
 }
 
@@ -518,7 +518,7 @@ pub struct Gap {
 }
 
 /// A client that lists and watches to keep a copy of objects, against what was written. One named `informer-N` of
-/// all objects, `quiet-N` of what nobody writes during the load.
+/// all objects, `quiet-N` of objects that are not written during the load.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Informer {
@@ -528,11 +528,11 @@ pub struct Informer {
     pub written: u64,
     /// Objects that it holds at the end.
     pub held: u64,
-    /// Objects that were written and that it does not hold, or never heard of before they went.
+    /// Objects that were written and that it does not hold, or never saw before they were deleted.
     pub missing: u64,
     /// Objects that it holds although they were deleted.
     pub stale: u64,
-    /// Objects that it was told of twice.
+    /// Objects of which it saw an event twice.
     pub duplicated: u64,
     /// Times that it listed again.
     pub relists: u64,
@@ -595,19 +595,19 @@ pub(crate) fn count_of(tallies: &[Tally], kind: &str) -> u64 {
 }
 
 impl Informer {
-    /// It holds exactly what was written, and heard of it once.
+    /// It holds exactly what was written, and saw each write once.
     pub(crate) fn is_whole(&self) -> bool {
         self.missing + self.stale + self.duplicated == 0
     }
 
-    /// It follows what nobody writes: what it holds is no evidence, only how often it listed again.
+    /// It follows objects that are not written: what it holds is no evidence, only how often it listed again.
     pub(crate) fn is_quiet(&self) -> bool {
         self.id.starts_with("quiet-")
     }
 }
 
 impl Mark {
-    /// Who and what, in a few words.
+    /// The instance and what happened, in a few words.
     pub fn words(&self) -> String {
         match self.what {
             // A version that is wrong on purpose is named by what is wrong with it.

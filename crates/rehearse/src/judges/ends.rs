@@ -2,8 +2,8 @@
 //!
 //! There are three kinds of evidence, the strongest first:
 //!
-//! 1. The instance's own report, which only stand-ins make. Where there is one, it decides.
-//! 2. What the instance said inside TLS ([`Signed`](crate::event::Signed)): nothing in between can
+//! 1. The instance's own report, which only simulated apiservers make. Where there is one, it decides.
+//! 2. What the instance announced inside TLS ([`Signed`](crate::event::Signed)): nothing in between can
 //!    forge that. It counts when the instance was stopping, as a server says goodbye, too, to a client whose
 //!    connection is half closed by another.
 //! 3. The control: connections to the instance itself. A process that is killed, or ends with

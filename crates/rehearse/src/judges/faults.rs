@@ -74,7 +74,7 @@ pub(super) fn is_on_direct(injected: &Injected) -> bool {
 }
 
 /// What everything may take longer than on an idle machine: as long as clients were behind their timetable, and as long as they
-/// waited at most before anything was done to anybody.
+/// waited at most before the first fault.
 pub(super) fn slack(record: &Record) -> Duration {
     let Some(first) = record.injected.iter().map(|injected| injected.at).min() else { return Duration::ZERO };
     let before = record.attempts.iter().filter(|a| a.done < first && matches!(a.answer, Answer::Good { .. }));
@@ -137,9 +137,9 @@ fn is_away(injected: &Injected, node: &InjectedNode, lost: &Lost<'_>) -> bool {
     // Without its link, a node sends nothing.
     let silent = lost.loss == Loss::Unanswered || node.linked.is_none_or(|linked| lost.seen >= linked);
     let by_service = lost.node.is_none() && lost.instance.is_none();
-    // One that has its link and does not listen refuses, and nobody else does: the others' own clients would see it. kube-proxy
-    // sends clients there whom it has told already, or who dial later than they were due, and conntrack those who have the port of
-    // one whose connection was cut: for 2 minutes and more it remembers where that went.
+    // A node that has its link and does not listen refuses, and no other does: the clients of the others would see it. kube-proxy sends it
+    // clients that it had directed there already, or that dial later than they were due, and conntrack those with the port of a connection
+    // that was cut: it remembers for 2 minutes and more where that went.
     let sent_there = !by_service || due <= node.unproxied.unwrap_or(never) || lost.loss == Loss::Refused;
     silent && sent_there && due <= listened
 }

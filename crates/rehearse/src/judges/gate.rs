@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn what_gates_counted_is_added_up_over_their_lives() {
-        let said = |waiting, waited| GateMetrics {
+        let reported = |waiting, waited| GateMetrics {
             now: Sample { waiting: counts(&[("others", waiting)]), openings: 1, limit: 4 },
             counted: Counted { waited: counts(&[("others", waited)]), ..Counted::default() },
         };
@@ -161,14 +161,14 @@ mod tests {
         let mut sample = |at, shims: &[(&str, GateMetrics)]| {
             gates.sample(
                 Stamp(at),
-                &shims.iter().map(|(shim, said)| (PathBuf::from(shim), said.clone())).collect::<Vec<_>>(),
+                &shims.iter().map(|(shim, reported)| (PathBuf::from(shim), reported.clone())).collect::<Vec<_>>(),
             );
             gates.counted.waited.get("others").copied()
         };
-        assert_eq!(sample(1, &[("old", said(0, 5))]), Some(0), "from before the load");
-        assert_eq!(sample(2, &[("old", said(3, 7)), ("new", said(4, 1))]), Some(3));
-        assert_eq!(sample(3, &[("new", said(0, 9))]), Some(11));
-        assert_eq!(sample(4, &[("new", said(0, 2))]), Some(13), "it was started again");
+        assert_eq!(sample(1, &[("old", reported(0, 5))]), Some(0), "from before the load");
+        assert_eq!(sample(2, &[("old", reported(3, 7)), ("new", reported(4, 1))]), Some(3));
+        assert_eq!(sample(3, &[("new", reported(0, 9))]), Some(11));
+        assert_eq!(sample(4, &[("new", reported(0, 2))]), Some(13), "it was started again");
         let both = Sample { waiting: counts(&[("others", 7)]), openings: 2, limit: 8 };
         assert_eq!(gates.samples[1], (Stamp(2), both));
     }

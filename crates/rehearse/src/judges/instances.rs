@@ -49,16 +49,16 @@ fn upgrade(record: &Record, old: &str, new: &str, verdict: &mut Verdict) {
     let moments = &record.moments;
     // A real apiserver does not report these moments: they are seen from outside, a little later.
     let ready = moments.first(new, MarkKind::Ready).or(moments.first(new, MarkKind::Joined));
-    let told = moments.last(old, MarkKind::Terminating).or(moments.last(old, MarkKind::Sigterm));
+    let stopped = moments.last(old, MarkKind::Terminating).or(moments.last(old, MarkKind::Sigterm));
     let gone = moments.last(old, MarkKind::Drained).or(moments.last(old, MarkKind::Exited));
     let served = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == new);
     let early = record.attempts.iter().filter(served).filter(|a| ready.is_none_or(|r| a.done < r)).count();
     let after = |gone: Stamp| record.attempts.iter().filter(served).any(|a| a.due > gone);
-    let objection = match (told, gone, ready) {
+    let objection = match (stopped, gone, ready) {
         (None, ..) => Some(format!("{old} was never sent SIGTERM")),
         (_, None, _) => Some(format!("{old} did not come to the end of its drain")),
         (_, _, None) => Some(format!("{new} never got ready")),
-        (Some(told), _, Some(ready)) if told < ready => Some(format!("{old} was stopped before {new} was ready")),
+        (Some(stopped), _, Some(ready)) if stopped < ready => Some(format!("{old} was stopped before {new} was ready")),
         (_, Some(gone), _) if !after(gone) => {
             verdict.doubt(format!("{new} served nothing after {old} was gone"));
             None

@@ -98,7 +98,7 @@ fn section(ran: &Ran) -> Section {
 mod tests {
     use super::*;
 
-    fn said(on: bool, opened: u64) -> DirectStatus {
+    fn reported(on: bool, opened: u64) -> DirectStatus {
         DirectStatus { on, opened, ..DirectStatus::default() }
     }
 
@@ -106,7 +106,8 @@ mod tests {
     fn what_shims_steered_is_added_up_over_their_lives() {
         let mut used = Steered::default();
         let sample = |used: &mut Steered, at: u64, shims: &[(&str, bool, u64)]| {
-            let shims: Vec<_> = shims.iter().map(|(shim, on, opened)| (shim.to_string(), said(*on, *opened))).collect();
+            let shims: Vec<_> =
+                shims.iter().map(|(shim, on, opened)| (shim.to_string(), reported(*on, *opened))).collect();
             used.sample(Stamp(at), &shims);
         };
         // What was steered before the first look was before the load.

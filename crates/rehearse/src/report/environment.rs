@@ -47,14 +47,14 @@ pub fn read(programs: Vec<Program>) -> Environment {
 /// Asks a program for its version; none if it prints none.
 pub(crate) fn ask(role: &str, program: &OsStr, option: &str) -> Option<Program> {
     let output = Command::new(program).arg(option).stdin(Stdio::null()).output().ok()?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    Some(Program { role: role.to_owned(), version: version(&said)?.to_owned() })
+    let output = String::from_utf8_lossy(&output.stdout);
+    Some(Program { role: role.to_owned(), version: version(&output)?.to_owned() })
 }
 
 /// The word after `version` or `berth`.
-fn version(said: &str) -> Option<&str> {
+fn version(output: &str) -> Option<&str> {
     let is_before = |word: &&str| ["version", "berth"].contains(&&*word.trim_end_matches(':').to_ascii_lowercase());
-    let mut words = said.split_whitespace();
+    let mut words = output.split_whitespace();
     words.find(is_before)?;
     words.next()
 }

@@ -1,6 +1,6 @@
 //! Labels above a plot, so that none covers another one.
 //!
-//! A label is a round badge on its line and a text beside it. Rows are counted upwards from the plot:
+//! A label is a round badge on its line and a text to its right or left. Rows are counted upwards from the plot:
 //! a label's line goes down through all rows below its own. A text that fits nowhere, or that the line of a
 //! badge in a crowd goes through, is left out; a badge never is: the list below the plot has its words.
 

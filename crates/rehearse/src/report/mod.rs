@@ -1,6 +1,6 @@
 //! What a rehearsal leaves behind: a file for programs and a page for people.
 //!
-//! * [`gather`]: from a record and its verdict to [`data`](crate::data); pure. `environment` reads the machine.
+//! * [`gather`]: from the runs of a rehearsal to a report; `environment` reads the machine.
 //! * [`page`]: from the data to one HTML page that needs neither a network nor a script; pure. Its
 //!   `plot`s are drawn by hand on `svg`'s scales, and `labels` keeps their labels apart.
 //! * [`format`](mod@format): numbers for people.
@@ -37,7 +37,7 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
     if path.file_name().is_none() {
         return Err(error(io::Error::other("it names no file")));
     }
-    beside(path).map(drop).map_err(error)
+    temporary(path).map(drop).map_err(error)
 }
 
 /// Writes the data and the page where they are wanted. The first error is returned, and the other one
@@ -45,24 +45,24 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
 pub fn write(report: &Report, json: Option<&Path>, html: Option<&Path>) -> Result<(), Error> {
     let written = json.map(|path| {
         let text = serde_json::to_string_pretty(report).map_err(io::Error::from);
-        put(path, text.map(|text| text + "\n"))
+        write_file(path, text.map(|text| text + "\n"))
     });
-    let shown = html.map(|path| put(path, Ok(page::render(report))));
+    let shown = html.map(|path| write_file(path, Ok(page::render(report))));
     written.into_iter().chain(shown).collect()
 }
 
-fn put(path: &Path, text: io::Result<String>) -> Result<(), Error> {
-    let put = || {
-        let mut file = beside(path)?;
+fn write_file(path: &Path, text: io::Result<String>) -> Result<(), Error> {
+    let write = || {
+        let mut file = temporary(path)?;
         file.write_all(text?.as_bytes())?;
         file.persist(path)?;
         Ok(())
     };
-    put().map_err(|why| Error { path: path.to_owned(), why })
+    write().map_err(|why| Error { path: path.to_owned(), why })
 }
 
-/// A file in the same directory, which goes if it is not renamed.
-fn beside(path: &Path) -> io::Result<NamedTempFile> {
+/// A file in the same directory, which is removed unless it is renamed.
+fn temporary(path: &Path) -> io::Result<NamedTempFile> {
     use std::os::unix::fs::PermissionsExt;
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
     // As any program would make it: the process's umask decides what remains.

@@ -30,8 +30,8 @@ pub(super) fn header(frame: &Frame, marks: &[Mark]) -> (Markup, Vec<Placed>) {
             (badge(index, mark, place, middle(place, height)))
         }
     };
-    let told: Vec<String> = marks.iter().map(|m| format!("{} at {}", m.words(), format::moment(m.at_ms))).collect();
-    (frame.svg(height, "Marks", &(told.join(", ") + "."), &body), placed)
+    let words: Vec<String> = marks.iter().map(|m| format!("{} at {}", m.words(), format::moment(m.at_ms))).collect();
+    (frame.svg(height, "Marks", &(words.join(", ") + "."), &body), placed)
 }
 
 /// Whether a mark is worth its words where there is little room.
@@ -50,10 +50,10 @@ fn middle(place: &Placed, height: f64) -> f64 {
 }
 
 fn badge(index: usize, mark: &Mark, place: &Placed, y: f64) -> Markup {
-    let beside = BADGE / 2.0 + 4.0;
+    let away = BADGE / 2.0 + 4.0;
     let (x, anchor) = match place.side {
-        Side::Left => (place.at - beside, "end"),
-        _ => (place.at + beside, "start"),
+        Side::Left => (place.at - away, "end"),
+        _ => (place.at + away, "start"),
     };
     let baseline = px(y + FONT * 0.36);
     html! {

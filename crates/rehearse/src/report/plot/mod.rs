@@ -76,7 +76,7 @@ impl Frame {
         }
     }
 
-    /// A title, and beside or below it what the looks mean. Also its height.
+    /// A title, and after or below it what the looks mean. Also its height.
     fn heading(&self, title: &str, keys: &[Key]) -> (Markup, f64) {
         let size = FONT + 1.0;
         let mut at = (text_width(title, size) + 20.0, 15.0);

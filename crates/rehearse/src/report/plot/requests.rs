@@ -42,7 +42,7 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
         (frame.axis(bottom))
         (losses)
     };
-    frame.svg(below + 8.0, title, &(answered + &told(&lost)), &body)
+    frame.svg(below + 8.0, title, &(answered + &in_words(&lost)), &body)
 }
 
 /// The same without a heading, for a comparison.
@@ -67,13 +67,13 @@ pub(super) fn small(frame: &Frame, name: &str, run: &Ran, words: &[&Mark], most:
             @let middle = top - 2.0 - 16.0 * (place.row as f64 + 0.5);
             path.mark-line d={ "M" (px(place.at)) "," (px(middle + 3.0)) "V" (px(bottom)) } {}
             circle.dot cx=(px(place.at)) cy=(px(middle)) r="3" {}
-            (beside(place, middle, 4.0, &mark.words()))
+            (words_at(place, middle, 4.0, &mark.words()))
         }
         (frame.axis(bottom))
         (losses)
     };
     let title = format!("Successful requests/s: {name}");
-    frame.svg(below + 4.0, &title, &told(&lost), &body)
+    frame.svg(below + 4.0, &title, &in_words(&lost), &body)
 }
 
 /// A kind of loss in one or two words.
@@ -206,7 +206,7 @@ fn strip(frame: &Frame, clusters: &[Cluster], top: f64) -> (Markup, f64) {
             g.loss-sign {
                 title { (cluster.text) }
                 (cluster.sign.draw(place.at, *middle))
-                (beside(place, *middle, 8.0, &cluster.text))
+                (words_at(place, *middle, 8.0, &cluster.text))
             }
         }
     };
@@ -220,7 +220,7 @@ fn place(frame: &Frame, clusters: &[&Cluster]) -> Vec<Placed> {
     labels::place(&clusters.iter().map(label).collect::<Vec<_>>(), room)
 }
 
-fn beside(place: &Placed, middle: f64, away: f64, text: &str) -> Markup {
+fn words_at(place: &Placed, middle: f64, away: f64, text: &str) -> Markup {
     let (x, anchor) = match place.side {
         Side::None => return html! {},
         Side::Left => (place.at - away - 2.0, "end"),
@@ -229,7 +229,7 @@ fn beside(place: &Placed, middle: f64, away: f64, text: &str) -> Markup {
     html! { text.sign-words x=(px(x)) y=(px(middle + FONT * 0.36)) text-anchor=(anchor) { (text) } }
 }
 
-fn told(clusters: &[Cluster]) -> String {
+fn in_words(clusters: &[Cluster]) -> String {
     let lost = clusters.iter().filter(|c| matches!(c.sign, Sign::Cross));
     match lost.clone().map(|c| c.count).sum() {
         0 => "Nothing was lost.".to_owned(),

@@ -46,7 +46,7 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
     keys.extend(cut.then(|| Key { look: Look::Sign(Sign::Cross), text: "cut, or events lost".into() }));
     let lane = if shown.len() > 16 { 13.0 } else { 18.0 };
     let height = lane * shown.len() as f64 + 2.0;
-    let lanes = view.draw((&title, &told(&run.watches)), &keys, height, |top, _| {
+    let lanes = view.draw((&title, &in_words(&run.watches)), &keys, height, |top, _| {
         let lanes = html! {
             @for (index, watch) in shown.iter().enumerate() {
                 (one(&view.frame, run, watch, top + lane * index as f64 + 1.0, lane - 4.0))
@@ -160,7 +160,7 @@ fn summary(view: &View<'_>) -> Markup {
     let counts = on_instances(view.run);
     let stack: Stack<'_> = counts::stack(view.run, &counts);
     let title = format!("All {} watches, by instance", format::count(view.run.watches.len() as u64));
-    counts::over_time(view, &title, &told(&view.run.watches), &stack)
+    counts::over_time(view, &title, &in_words(&view.run.watches), &stack)
 }
 
 /// Watches that are open at the end of each step, by instance.
@@ -177,7 +177,7 @@ pub(in crate::report) fn on_instances(run: &Ran) -> BTreeMap<String, Vec<u64>> {
     counts
 }
 
-fn told(watches: &[Watch]) -> String {
+fn in_words(watches: &[Watch]) -> String {
     let gaps = || watches.iter().flat_map(|watch| &watch.gaps);
     let longest = gaps().map(|gap| gap.to_ms - gap.from_ms).max().unwrap_or(0);
     let allowed = match gaps().filter(|gap| gap.allowed).count() as u64 {
