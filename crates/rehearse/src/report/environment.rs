@@ -2,6 +2,7 @@
 
 use crate::data::{Environment, Program};
 use nix::sys::resource::{Resource, getrlimit};
+use procfs::{CpuInfo, Current as _, Meminfo};
 use std::ffi::OsStr;
 use std::fs;
 use std::process::{Command, Stdio};
@@ -26,18 +27,13 @@ pub fn read(programs: Vec<Program>) -> Environment {
         let value = fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).ok()?;
         Some(((*name).to_owned(), value.split_whitespace().collect::<Vec<_>>().join(" ")))
     };
-    let field = |file: &str, name: &str| {
-        let text = fs::read_to_string(file).unwrap_or_default();
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'));
-        value.unwrap_or_default().trim().to_owned()
-    };
-    let kib = field("/proc/meminfo", "MemTotal").trim_end_matches(" kB").parse().unwrap_or(0_u64);
+    let cpu_model = CpuInfo::current().ok().and_then(|cpus| cpus.model_name(0).map(str::to_owned));
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     Environment {
         kernel: kernel().unwrap_or_default(),
-        cpu_model: field("/proc/cpuinfo", "model name"),
+        cpu_model: cpu_model.unwrap_or_default(),
         cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
-        memory_bytes: kib.saturating_mul(1024),
+        memory_bytes: Meminfo::current().map_or(0, |memory| memory.mem_total),
         open_files_limit: getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft),
         sysctls: SYSCTLS.iter().filter_map(sysctl).collect(),
         programs,
