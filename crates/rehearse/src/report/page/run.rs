@@ -35,7 +35,7 @@ pub(super) fn section(run: &Run, index: usize, several: bool) -> Markup {
 
 /// What was rehearsed, in a line.
 pub(super) fn what(run: &Run, ran: &Ran) -> String {
-    let names = ran.instances.iter().map(|i| plot::named(&i.name, &i.version)).collect::<Vec<_>>().join(" → ");
+    let names = ran.instances.iter().map(|i| plot::named(ran, &i.name)).collect::<Vec<_>>().join(" → ");
     let load = format!("{} of load", format::wait(ran.load_ms as f64));
     let words = [names, run.topology.clone(), load];
     words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" · ")
@@ -165,9 +165,19 @@ fn details(sections: &[Section]) -> Markup {
 }
 
 fn rows<'a>(rows: impl Iterator<Item = &'a Row>) -> Markup {
+    names(&[], rows.map(|row| (row.name.as_str(), vec![row.value.clone()])))
+}
+
+/// Names, each with a number for each column. One column alone has no heading.
+fn names<'a>(columns: &[&str], rows: impl Iterator<Item = (&'a str, Vec<String>)>) -> Markup {
     html! {
         table.tallies {
-            tbody { @for Row { name, value, .. } in rows { tr { th scope="row" { (name) } td.number { (value) } } } }
+            @if !columns.is_empty() { thead { tr { td {} @for column in columns { th scope="col" { (column) } } } } }
+            tbody {
+                @for (name, cells) in rows {
+                    tr { th scope="row" { (name) } @for cell in cells { td.number { (cell) } } }
+                }
+            }
         }
     }
 }
@@ -218,36 +228,22 @@ fn allowed(tallies: &[Tally]) -> String {
 }
 
 fn tallies(tallies: &[Tally], control: Option<&[Tally]>) -> Markup {
-    html! {
-        table.tallies {
-            @if control.is_some() {
-                thead { tr { td {} th scope="col" { "here" } th scope="col" { "control" } } }
-            }
-            tbody {
-                @for tally in tallies {
-                    tr {
-                        th scope="row" { (tally.text) }
-                        td.number { (format::count(tally.count)) }
-                        @if let Some(control) = control { td.number { (format::count(count_of(control, &tally.kind))) } }
-                    }
-                }
-            }
-        }
-    }
+    let columns: &[&str] = if control.is_some() { &["here", "control"] } else { &[] };
+    let row = |tally: &Tally| {
+        let counts = [tally.count].into_iter().chain(control.map(|control| count_of(control, &tally.kind)));
+        counts.map(format::count).collect()
+    };
+    names(columns, tallies.iter().map(|tally| (tally.text.as_str(), row(tally))))
 }
 
 fn shares(ran: &Ran) -> Markup {
     let by_instance = &ran.figures.new_connections_by_instance;
     let most = by_instance.values().copied().max().unwrap_or(0).max(1);
-    let version = |name: &str| ran.instances.iter().find(|i| i.name == name).map_or("", |i| i.version.as_str());
-    let known = ran.instances.iter().map(|i| &i.name).filter(|name| by_instance.contains_key(*name));
-    let others = by_instance.keys().filter(|name| ran.instances.iter().all(|i| i.name != **name));
     html! {
         @if by_instance.is_empty() { p { "None." } }
         dl.shares {
-            @for name in known.chain(others) {
-                @let count = by_instance[name];
-                dt { (plot::named(name, version(name))) }
+            @for (name, &count) in plot::ordered(ran, by_instance) {
+                dt { (plot::named(ran, name)) }
                 dd {
                     svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true" {
                         @let width = format!("{:.1}", count as f64 / most as f64 * 100.0);

@@ -10,16 +10,11 @@ use std::collections::BTreeMap;
 /// Values by step, by instance, in the order in which they are stacked.
 pub(super) type Stack<'a> = Vec<(&'a str, Vec<f64>)>;
 
-/// In the order of the run's instances; others after them.
 pub(super) fn stack<'a>(run: &'a Ran, by_instance: &'a BTreeMap<String, Vec<u64>>) -> Stack<'a> {
-    let known = run.instances.iter().map(|i| i.name.as_str());
-    let others = by_instance.keys().map(String::as_str).filter(|name| run.instances.iter().all(|i| i.name != *name));
-    let values = |name: &'a str| {
-        let counts = by_instance.get(name)?;
-        // Lists of a file made by hand may be too short.
-        Some((name, (0..super::steps(run)).map(|s| counts.get(s).copied().unwrap_or(0) as f64).collect()))
-    };
-    known.chain(others).filter_map(values).collect()
+    // Lists of a file made by hand may be too short.
+    let value = |counts: &[u64], step: usize| counts.get(step).copied().unwrap_or(0) as f64;
+    let values = |counts: &[u64]| (0..super::steps(run)).map(|step| value(counts, step)).collect();
+    super::ordered(run, by_instance).map(|(name, counts)| (name, values(counts))).collect()
 }
 
 /// The sums of all layers.
@@ -64,8 +59,7 @@ pub(super) fn names(frame: &Frame, run: &Ran, stack: &Stack<'_>, y: f64) -> Mark
     };
     html! {
         @for (name, values) in stack {
-            @let version = run.instances.iter().find(|i| i.name == *name).map_or("", |i| &i.version);
-            @let (text, (left, right)) = (named(name, version), longest(values));
+            @let (text, (left, right)) = (named(run, name), longest(values));
             @let width = text_width(&text, FONT) + 14.0;
             @if right - left > width + 8.0 {
                 @let middle = f64::midpoint(left, right);

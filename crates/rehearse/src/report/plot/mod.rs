@@ -19,6 +19,7 @@ use super::svg::{self, Scale, px, text_width};
 use crate::data::{Mark, Ran, Run};
 use crate::judges;
 use maud::{Markup, html};
+use std::collections::BTreeMap;
 
 /// Looks that instances can have; further ones begin again.
 const LOOKS: usize = 5;
@@ -197,7 +198,7 @@ struct View<'a> {
 impl View<'_> {
     fn keys(&self) -> Vec<Key> {
         let instances = self.run.instances.iter();
-        instances.map(|i| Key { look: Look::Area(look(self.run, &i.name)), text: named(&i.name, &i.version) }).collect()
+        instances.map(|i| Key { look: Look::Area(look(self.run, &i.name)), text: named(self.run, &i.name) }).collect()
     }
 
     /// A drawing with a heading above and seconds below. Its layers are given where they begin and end: a vertical axis, what is below the
@@ -261,7 +262,18 @@ pub(super) fn look(run: &Ran, instance: &str) -> &'static str {
     known.map_or("ix", |index| ["i0", "i1", "i2", "i3", "i4"][index % LOOKS])
 }
 
-/// Name and version, or the name alone without one.
-pub(super) fn named(name: &str, version: &str) -> String {
-    if version.is_empty() { name.to_owned() } else { format!("{name} {version}") }
+/// An instance with its version, if that is known.
+pub(super) fn named(run: &Ran, instance: &str) -> String {
+    let version = run.instances.iter().find(|i| i.name == instance).map_or("", |i| &i.version);
+    if version.is_empty() { instance.to_owned() } else { format!("{instance} {version}") }
+}
+
+/// The instances of which there is something, in the order of the run's instances; others after them.
+pub(super) fn ordered<'a, T>(
+    run: &'a Ran,
+    by_instance: &'a BTreeMap<String, T>,
+) -> impl Iterator<Item = (&'a str, &'a T)> {
+    let known = run.instances.iter().map(|i| &i.name);
+    let others = by_instance.keys().filter(|name| run.instances.iter().all(|i| i.name != **name));
+    known.chain(others).filter_map(|name| Some((name.as_str(), by_instance.get(name)?)))
 }
