@@ -2,7 +2,6 @@
 //! some that each lose in their own way; and around stand-ins whose store loses.
 
 use crate::support::in_memory;
-use berth_rehearse::data::MarkKind;
 use berth_rehearse::data::{MarkKind, Ran};
 use berth_rehearse::event::{Answer, Attempt, Dialed, Event, EventKind, Failure, Kind, Signed, What};
 use berth_rehearse::judges::judge;

@@ -127,6 +127,12 @@ pub(crate) fn pss(pid: i32) -> Result<f64> {
     Ok(pss.context("smaps_rollup has no Pss")? as f64)
 }
 
+/// Resident memory in KiB that is neither of a file nor shared: heap and stacks, where a leak is.
+pub(crate) fn anonymous(pid: i32) -> Result<f64> {
+    let status = procfs::process::Process::new(pid)?.status()?;
+    Ok(status.rssanon.context("status has no RssAnon")? as f64)
+}
+
 /// Number of entries of a directory in /proc/PID, such as `fd` or `task`.
 pub(crate) fn count(pid: i32, directory: &str) -> Result<f64> {
     Ok(fs::read_dir(format!("/proc/{pid}/{directory}"))?.count() as f64)
@@ -138,8 +144,8 @@ mod tests {
 
     #[test]
     fn a_process_has_memory() {
-        let pss = pss(std::process::id() as i32).unwrap();
-        assert!((100e3..10e9).contains(&pss), "{pss}");
+        let (pss, anonymous) = (pss(std::process::id() as i32).unwrap(), anonymous(std::process::id() as i32).unwrap());
+        assert!((100e3..10e9).contains(&pss) && (10.0..10e6).contains(&anonymous), "{pss} {anonymous}");
     }
 
     #[tokio::test]

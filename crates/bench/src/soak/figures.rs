@@ -1,7 +1,7 @@
 //! Whether anything grows in the shim that stays, and what the logs call an error.
 
 use super::node::Node;
-use crate::process::{count, pss};
+use crate::process::{anonymous, count};
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,10 +22,11 @@ const TRIES: usize = 20;
 /// two they become four, and are four after an hour), and descriptors vary by four (pipes, guards, requests for its status).
 ///
 /// There is a sample after each harm. So two minutes, with some 20 to 40 samples, see a leak of one descriptor, thread
-/// or listener for every second harm, or for each connection. Memory varies by half a MiB: two minutes
+/// or listener for every second harm, or for each connection. Memory is what no other process shares: of the pages of the
+/// binary a process has more when another that runs it ends. It varies by half a MiB: two minutes
 /// see only what loses 50 KiB a harm or more, an hour what loses 2 KiB.
 const SERIES: [(&str, &str, f64); 4] = [
-    ("memory (Pss)", "KiB", 1500.0),
+    ("memory (RssAnon)", "KiB", 1500.0),
     ("descriptors beside connections", "", 8.0),
     ("threads", "", 1.6),
     ("listeners", "", 3.5),
@@ -53,7 +54,7 @@ impl Figures {
             }
         }
         if descriptors < f64::MAX {
-            let values = [pss(pid)? / 1024.0, descriptors, count(pid, "task")?, node.listeners() as f64];
+            let values = [anonymous(pid)?, descriptors, count(pid, "task")?, node.listeners() as f64];
             self.0.push(Sample { at: Instant::now(), values });
         }
         Ok(())
