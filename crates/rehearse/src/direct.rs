@@ -8,7 +8,7 @@ use super::netns;
 use super::plan::Plan;
 use super::setting::Setting;
 use super::stage::{Error, of_shims};
-use berth_node::ipc::wire::{Ask, DirectStatus, Reply};
+use berth_node::ipc::wire::{Ask, Reply, Status};
 use berth_shim::config::DirectMode;
 use berth_shim::steering::self_test_by_address;
 use std::path::PathBuf;
@@ -68,13 +68,14 @@ fn cannot(plan: &mut Plan, why: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Waits until a shim steers, or this one; whether it does.
+/// Waits until a shim steers; or until this one does, and has no connection that it accepted before. Returns whether it does.
 pub(crate) async fn calm(setting: &Setting, by: Option<&str>) -> bool {
-    let steers = |shims: Vec<(String, DirectStatus)>| {
-        shims.iter().any(|(shim, direct)| direct.on && by.is_none_or(|by| by == shim))
+    let is_calm = |status: &Status, shim: &str| {
+        status.direct.as_ref().is_some_and(|direct| direct.on)
+            && by.is_none_or(|by| by == shim && status.connections_open == 0)
     };
     let calm = async {
-        while !steers(ask(setting).await) {
+        while ask(setting, |status, shim| is_calm(status, shim).then_some(())).await.is_empty() {
             sleep(POLL_EVERY).await;
         }
     };
@@ -87,17 +88,18 @@ pub(crate) async fn watch(setting: Setting, recorder: Arc<Recorder>) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        recorder.add("", EventKind::Steering(ask(&setting).await));
+        let steering = ask(&setting, |status, shim| Some((shim.to_owned(), status.direct.clone()?))).await;
+        recorder.add("", EventKind::Steering(steering));
     }
 }
 
-/// The status of the shims that answer.
-async fn ask(setting: &Setting) -> Vec<(String, DirectStatus)> {
-    let take = |reply| match reply {
-        Reply::Status(status) => status.direct,
+/// What `take` finds in the status of each shim that answers, and its name.
+async fn ask<T>(setting: &Setting, take: impl Fn(&Status, &str) -> Option<T>) -> Vec<T> {
+    let status = |reply| match reply {
+        Reply::Status(status) => Some(status),
         _ => None,
     };
-    let shims = of_shims(&setting.run_dir(), Ask::Status, take).await;
-    let name = |socket: PathBuf| socket.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    shims.into_iter().map(|(socket, direct)| (name(socket), direct)).collect()
+    let shims = of_shims(&setting.run_dir(), Ask::Status, status).await;
+    let found = |(socket, status): (PathBuf, Box<Status>)| take(&status, &socket.file_stem()?.to_string_lossy());
+    shims.into_iter().filter_map(found).collect()
 }

@@ -67,10 +67,9 @@ impl Play<'_> {
     async fn harm_beside(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
         self.print(&format!("start {BESIDE}, a second shim"));
         self.stage.start_beside(&old.name, self.context.plan.timing.ready_within).await?;
-        // Of two, the one that started last steers.
-        self.steered_again(Some(BESIDE), "a second shim came").await;
-        // What it accepted before it steered is answered.
         self.settle().await;
+        // Of two, the one that started last steers. What it accepted before that would end with it.
+        self.steered_again(Some(BESIDE), "a second shim came").await;
         let Some(target) = self.stage.beside() else {
             self.context.trouble(format!("{BESIDE} had ended before {fault} could happen"));
             return Ok(());
@@ -113,7 +112,7 @@ impl Play<'_> {
         }
     }
 
-    /// Waits until a shim steers, or this one, if there is a direct path.
+    /// Waits until a shim steers, or this one and nothing goes through it, if there is a direct path.
     async fn steered_again(&self, by: Option<&str>, after: &str) {
         if self.stage.setting.direct && !direct::calm(&self.stage.setting, by).await {
             let trouble = format!("{} was to steer again after this, and did not: {after}", by.unwrap_or("a shim"));
