@@ -67,7 +67,8 @@ parse_options() {
                 esac
                 ;;
             *)
-                [[ ${patterns[ARGUMENT]-} && $1 =~ ${patterns[ARGUMENT]#=} ]] || wrong_usage "unknown argument $1"
+                [[ ${patterns[ARGUMENT]-} && $1 =~ ${patterns[ARGUMENT]#=} ]] ||
+                    wrong_usage "unknown argument $1${patterns[ARGUMENT]+: it has to match ${patterns[ARGUMENT]#=}}"
                 arguments+=("$1")
                 ;;
         esac
@@ -82,7 +83,7 @@ set_next() {
 }
 
 # one_of WORD…: a regular expression that matches each of them
-one_of() { (IFS='|' && echo "^($*)\$"); }
+one_of() { (IFS='|' words="$*" && echo "^(${words//./\\.})\$"); }
 
 # need_root WHAT: since WHAT need root
 need_root() { ((EUID == 0)) || unavailable "$1 need root"; }
