@@ -11,6 +11,7 @@
 # Variables:
 #   BERTH            the binary (built otherwise, with its release profile)
 #   BERTH_PREVIOUS   a binary of the release before (the same otherwise, until there is one)
+#   BENCH            berth-bench, which makes the load (built otherwise, with its release profile)
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -21,12 +22,12 @@ main() {
     [[ ${1:-} =~ ^[0-9]+(\.[0-9]+)?$ ]] || wrong_usage "give the minutes first"
     local minutes=$1 dir status=0
     shift
-    build --quiet --release --bin berth-bench --bin berth
+    [[ -n ${BENCH:-} ]] || build --quiet --release --bin berth-bench
     need_berth
     dir=$(mktemp -d)
     # Both are started again and again: a build meanwhile must not change them.
     cp -- "$BERTH" "$dir/berth"
-    cp -- "$(target_directory)/release/berth-bench" "$dir/berth-bench"
+    cp -- "${BENCH:-$(target_directory)/release/berth-bench}" "$dir/berth-bench"
     set -- soak --minutes "$minutes" --berth "$dir/berth" --dir "$dir" "$@"
     set -- "$@" --previous "${BERTH_PREVIOUS:-$dir/berth}"
     if faketime; then set -- "$@" --faketime "$faketime"; fi
