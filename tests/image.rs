@@ -165,9 +165,9 @@ fn the_dockerfile_says_what_the_script_does() {
 
 /// Before anything is built or looked for.
 fn wrong_arguments_exit_with_64() {
-    for script in ["image.sh", "release.sh"] {
+    for script in ["image", "release"] {
         for args in [&["--nonsense"][..], &["--output"], &["--output", ""], &["--check", "--verify"]] {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(script);
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("scripts/{script}.sh"));
             let (status, out, errors) = said(Command::new(path).args(args));
             assert!(status == Some(64) && out.is_empty() && errors.starts_with(script), "{script} {args:?}: {errors}");
         }
