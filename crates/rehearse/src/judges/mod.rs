@@ -1,5 +1,5 @@
 //! Judges, a file each. A judge reads the record, adds its part to the [data](crate::data) of the run, and draws that as a
-//! [section](crate::section). Pure.
+//! section (`section.rs`). Pure.
 //!
 //! A new kind of client, or a new figure, is a judge, its events in the [log](crate::log) and its field in the data. `ends` decides
 //! which end ended a stream, `streams` makes lives of connections out of attempts and ends.
