@@ -102,6 +102,17 @@ fn a_kill_in_calm_costs_what_is_promised() {
 }
 
 #[test]
+#[ignore = "takes 20 s of real hangs: run by .ci/run"]
+fn shims_that_hang_cost_a_wait() {
+    let Some((said, report)) = held(&["--fault=calm-hang-shim,beside-hang-shim"]) else { return };
+    for fault in ["calm-hang-shim", "beside-hang-shim"] {
+        assert_eq!(allowed(&report, fault), [""; 0], "{said}");
+        assert!(said.contains(&format!("{fault} at old: held")), "{said}");
+    }
+    assert!(said.contains("new connections went past it while it hung"), "{said}");
+}
+
+#[test]
 fn what_is_beside_has_no_direct_path() {
     let Some((said, report)) = held(&["--compare=none"]) else { return };
     let ran = |run: usize| &report["runs"][run]["outcome"]["ran"];

@@ -326,7 +326,8 @@ impl Check<'_> {
         let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
         // Where all clients waited, they may take as long to be answered as they waited.
         let jitter = JITTER + self.slack;
-        let patience = if fault == Fault::CalmHang { jitter.max(over.since(at)) } else { jitter };
+        let all_waited = fault == Fault::CalmHang || (fault == Fault::CalmHangShim && standby == Standby::Nobody);
+        let patience = if all_waited { jitter.max(over.since(at)) } else { jitter };
         let late = meanwhile().filter(|a| a.done > over.plus(patience)).count();
         self.seen.push(format!("it hung for {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
         if late > 0 {
@@ -638,6 +639,21 @@ mod tests {
             })
         };
         assert!(!hung(0, 11_100).is_empty() && hung(100, 11_100).is_empty() && !hung(100, 11_101).is_empty());
+    }
+
+    #[test]
+    fn clients_that_all_waited_may_take_as_long_again() {
+        let late = |fault, standby, done| {
+            let hung = Injected { standby, ..injected(fault) };
+            let broken = broken(hung, |r| r.attempts = vec![attempt(1_500, 1_600, true), attempt(8_000, done, true)]);
+            broken.iter().any(|line| line.contains("waited on"))
+        };
+        for (fault, standby) in [(Fault::CalmHang, Standby::Nobody), (Fault::CalmHangShim, Standby::Nobody)] {
+            assert!(!late(fault, standby, 19_000) && late(fault, standby, 19_001));
+        }
+        for (fault, standby) in [(Fault::CalmHangShim, Standby::Direct), (Fault::BesideHangShim, Standby::Sibling)] {
+            assert!(!late(fault, standby, 13_000) && late(fault, standby, 13_001));
+        }
     }
 
     #[test]
