@@ -41,7 +41,7 @@
 #   CARGO            the cargo command, if not the one on PATH
 #   and those of scripts/kube-apiserver.sh for the newest version
 #
-# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; otherwise
+# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; 70 a build failed; otherwise
 # the COMMAND's own.
 
 export TZ=UTC

@@ -14,19 +14,13 @@
 [[ ${1:-} != -h && ${1:-} != --help ]] || { usage && exit 0; }
 cd "$root"
 
-readarray -t versions < <(pinned_versions | tail -n 2)
 # What the environment names is of one version alone.
 unset KUBE_APISERVER KUBECTL
-for version in "${versions[@]}"; do
-    found=$(scripts/kube-apiserver.sh "$version")
-    eval "$found"
-    apiservers+=("$KUBE_APISERVER")
-    unset KUBE_APISERVER KUBECTL
-done
-need_berth
+need_versions
+need_program BERTH berth
 
-printf -v old %q "${apiservers[0]}"
-printf -v new %q "${apiservers[1]}"
+printf -v old %q "$OLD_KUBE_APISERVER"
+printf -v new %q "$KUBE_APISERVER"
 # By the environment, so that an option can override it.
 exec env BERTH_REHEARSE_WATCHES=200 "$BERTH" rehearse --netns --old "$old" --new "$new" --etcd "$ETCD" \
     --compare haproxy,port-sharing "$@"

@@ -22,7 +22,7 @@
 #   CARGO      the cargo command, if not the one on PATH
 #   and those of scripts/kube-apiserver.sh for the newest version
 #
-# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
+# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; 70 a build failed.
 
 export TZ=UTC
 
@@ -57,9 +57,6 @@ main() {
     [[ " ${arguments[*]} " != *\ speed\ * ]] || LIMIT=$((LIMIT + 600))
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
-    # For the version before; the rest of it is for other nodes than this.
-    # shellcheck source=scripts/node/outside.sh
-    . "$root/scripts/node/outside.sh"
     # shellcheck source=scripts/e2e/stage.sh
     . "$root/scripts/e2e/stage.sh"
     # shellcheck source=scripts/e2e/clients.sh
@@ -85,7 +82,8 @@ main() {
     need_tools ip nft openssl jq curl setpriv "${CARGO:=cargo}"
     need_versions
     NEW_KUBE_APISERVER=$KUBE_APISERVER version=$NEW
-    build_berth
+    need_program BERTH berth debug
+    need_clients
     set_stage
     for part in "${arguments[@]}"; do "part_$part"; done
     report "kube-apiserver $OLD and $NEW"

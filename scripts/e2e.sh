@@ -17,7 +17,7 @@
 #   CARGO      the cargo command, if not the one on PATH
 #   and those of scripts/kube-apiserver.sh
 #
-# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
+# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; 70 a build failed.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

@@ -10,7 +10,7 @@
 #   CARGO   the cargo command, if not the one on PATH
 #
 # Exit status: 0 written; 1 the rehearsal lost something, and the page says so; 64 a wrong argument;
-# 69 something is missing; 70 the page would tell of this machine, or is too large: it is left as it was.
+# 69 something is missing; 70 the build failed, or the page would name this machine or is too large, and is left as it was.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -21,7 +21,7 @@ readonly MOST_BYTES=540000
 main() {
     parse_options -- "$@"
     command -v haproxy >/dev/null || unavailable "no haproxy in PATH: install it, the page compares with it"
-    need_berth
+    need_program BERTH berth
     cd "$root"
 
     # In a directory of its own, so that the command on the page is what anyone would type.
@@ -38,10 +38,9 @@ main() {
 
 # Variables for berth would be part of the command.
 rehearse() (
-    berth=$BERTH
-    while IFS= read -r name; do unset "$name"; done < <(compgen -e BERTH_)
+    clean_environment
     cd "$work"
-    "$berth" rehearse --compare haproxy,port-sharing,none --fault bad-flag,kill-shim --watches 4 --slow-readers 2 --seed 7 \
+    "$BERTH" rehearse --compare haproxy,port-sharing,none --fault bad-flag,kill-shim --watches 4 --slow-readers 2 --seed 7 \
         --report report.html
 )
 

@@ -101,7 +101,9 @@ need_tools() {
 need_cargo() { CARGO=$(command -v -- "${CARGO:-cargo}") || unavailable "no cargo here: put it on PATH or set CARGO"; }
 
 # build CARGO-OPTION…: what tests and measurements run, in this repository
-build() { (cd "$root" && "${CARGO:-cargo}" build --locked "$@") >&2; }
+build() {
+    (cd "$root" && "${CARGO:-cargo}" build --locked "$@") >&2 || die $EX_SOFTWARE "cargo build failed; the reason is above"
+}
 
 # pinned_versions: the minor versions of Kubernetes in tests/kube-apiserver, the newest one last
 pinned_versions() { find "$root/tests/kube-apiserver" -maxdepth 1 -name 'v1.*' -printf '%f\n' | sort -V; }
@@ -111,15 +113,45 @@ target_directory() {
     (cd "$root" && "${CARGO:-cargo}" metadata --locked --no-deps --format-version 1) | sed -E 's/.*"target_directory":"([^"]+)".*/\1/'
 }
 
-# need_berth: BERTH as a path, built for release if it is not given
-need_berth() {
-    [[ -n ${BERTH:-} ]] || {
-        build --release --bin berth
-        BERTH=$(target_directory)/release/berth
+# need_program VARIABLE NAME [debug]: VARIABLE as the path of this program of the repository, built, for release unless `debug` is given,
+# if it is not set. Without --package, so that all builds have the same features and nothing is built twice.
+need_program() {
+    local profile=${3:-release}
+    [[ -n ${!1:-} ]] || {
+        if [[ $profile == debug ]]; then build --bin "$2"; else build --release --bin "$2"; fi
+        printf -v "$1" %s "$(target_directory)/$profile/$2"
     }
-    [[ -x $BERTH ]] || unavailable "BERTH=$BERTH cannot be run"
-    BERTH=$(realpath -- "$BERTH")
+    [[ -x ${!1} ]] || unavailable "$1=${!1} cannot be run"
+    printf -v "$1" %s "$(realpath -- "${!1}")"
 }
+
+# need_kubernetes: sets the variables of scripts/kube-apiserver.sh for the newest version, which it builds if it is not there
+need_kubernetes() {
+    local found
+    found=$("$root/scripts/kube-apiserver.sh") || exit
+    eval "$found"
+}
+
+# need_versions: the same, OLD_KUBE_APISERVER of the version before, and OLD and NEW, what the two call themselves
+need_versions() {
+    local found
+    found=$(kubernetes_of "$(previous_version)") || exit
+    OLD_KUBE_APISERVER=$(eval "$found" && echo "$KUBE_APISERVER")
+    need_kubernetes
+    # shellcheck disable=SC2034
+    OLD=$(kubernetes_version "$OLD_KUBE_APISERVER") NEW=$(kubernetes_version "$KUBE_APISERVER")
+}
+
+# kubernetes_version KUBE_APISERVER
+kubernetes_version() { "$1" --version | sed 's/^Kubernetes //'; }
+
+previous_version() { pinned_versions | tail -n 2 | head -n 1; }
+
+# kubernetes_of VERSION [--check]: scripts/kube-apiserver.sh without the variables, which are for the newest version
+kubernetes_of() (
+    unset "${!KUBE@}"
+    "$root/scripts/kube-apiserver.sh" "$@"
+)
 
 # What an option does not set is to be the default, and no proxy may be between clients and servers.
 clean_environment() { unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY; }

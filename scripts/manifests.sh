@@ -9,7 +9,7 @@
 #   BERTH   the berth to test; built with cargo if not given
 #   and those of scripts/kube-apiserver.sh
 #
-# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
+# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; 70 a build failed.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -45,16 +45,10 @@ main() {
 }
 
 need_all() {
-    local found
     need_root namespaces
     need_tools ip openssl unshare "${CARGO:=cargo}"
-    found=$("$root/scripts/kube-apiserver.sh") || exit
-    eval "$found"
-    [[ -n ${BERTH:-} ]] || {
-        build --bin berth
-        BERTH=$(target_directory)/debug/berth
-    }
-    BERTH=$(realpath -- "$BERTH")
+    need_kubernetes
+    need_program BERTH berth debug
 }
 
 # kubeadm_is_matched NAME OPTIONS…: kubeadm with patches writes what inject writes, to the byte; eject

@@ -6,7 +6,7 @@
 # Variables:
 #   BERTH   the berth to run; built for release with cargo if not given
 #
-# Exit status: 0 written; 64 a wrong argument; 69 BERTH is no program; else that of cargo or of the rehearsal.
+# Exit status: 0 written; 64 a wrong argument; 69 BERTH is no program; 70 the build failed; else that of the rehearsal.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -19,7 +19,7 @@ readonly COLUMN=7.2 LINE=18 MARGIN=16 BAR=28
 main() {
     local printed
     parse_options -- "$@"
-    need_berth
+    need_program BERTH berth
     cd "$root"
     # Not a terminal, so there are no live counters.
     printed=$("$BERTH" rehearse 2>&1) || { printf '%s\n' "$printed" >&2 && exit 1; }

@@ -18,7 +18,7 @@
 #   CARGO      the cargo command, if not the one on PATH
 #   and those of scripts/kube-apiserver.sh
 #
-# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
+# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; 70 a build failed.
 
 export TZ=UTC
 

@@ -22,12 +22,12 @@ main() {
     [[ ${1:-} =~ ^[0-9]+(\.[0-9]+)?$ ]] || wrong_usage "give the minutes first"
     local minutes=$1 dir status=0
     shift
-    [[ -n ${BENCH:-} ]] || build --quiet --release --bin berth-bench
-    need_berth
+    need_program BENCH berth-bench
+    need_program BERTH berth
     dir=$(mktemp -d)
     # Both are started again and again: a build meanwhile must not change them.
     cp -- "$BERTH" "$dir/berth"
-    cp -- "${BENCH:-$(target_directory)/release/berth-bench}" "$dir/berth-bench"
+    cp -- "$BENCH" "$dir/berth-bench"
     set -- soak --minutes "$minutes" --berth "$dir/berth" --dir "$dir" "$@"
     set -- "$@" --previous "${BERTH_PREVIOUS:-$dir/berth}"
     if faketime; then set -- "$@" --faketime "$faketime"; fi

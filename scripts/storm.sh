@@ -35,13 +35,16 @@ main() {
     parse_options "rounds=$number" "clients=$number" "informers=$number" "ARGUMENT=$(one_of "${PARTS[@]}")" -- "$@"
     for name in rounds clients informers; do [[ -z ${!name} ]] || options+=("--$name" "${!name}"); done
     parts=("${arguments[@]:-${PARTS[@]}}")
-    need
+    need_root "network namespaces"
+    (($(nproc) > 1)) || unavailable "two CPUs are needed: one for the instance, and one for its clients and berth"
+    need_cargo
     if needs_kubernetes "${parts[@]}"; then
         type -P openssl >/dev/null || unavailable "no openssl here, which makes kube-apiserver's key"
-        found=$("$root/scripts/kube-apiserver.sh") || exit
-        eval "$found"
+        need_kubernetes
     fi
-    build_all
+    need_program BERTH berth
+    build --quiet --release --bin berth-bench
+    bench=$(target_directory)/release/berth-bench
     work=$(mktemp -d -t berth-storm.XXXXXX)
     child=
     trap clear EXIT
@@ -57,9 +60,9 @@ main() {
     fi
     for part in "${parts[@]}"; do
         say "$part"
-        printf '\n%s, by %s%s\n\n' "$part" "$("$berth" --version)" "$(needs_kubernetes "$part" && echo ", $("$KUBE_APISERVER" --version)")"
+        printf '\n%s, by %s%s\n\n' "$part" "$("$BERTH" --version)" "$(needs_kubernetes "$part" && echo ", $("$KUBE_APISERVER" --version)")"
         # In the background: a signal interrupts `wait`.
-        "$bench" storm "$part" --berth "$berth" "${options[@]}" &
+        "$bench" storm "$part" --berth "$BERTH" "${options[@]}" &
         child=$!
         wait "$child"
         child=
@@ -73,21 +76,5 @@ clear() {
 }
 
 needs_kubernetes() { [[ " $* " == *" real "* || " $* " == *" ramp "* ]]; }
-
-need() {
-    need_root "network namespaces"
-    (($(nproc) > 1)) || unavailable "two CPUs are needed: one for the instance, and one for its clients and berth"
-    need_cargo
-    [[ -z ${BERTH:-} || -x $BERTH ]] || unavailable "BERTH=$BERTH cannot be run"
-}
-
-build_all() {
-    local target bins=(--bin berth-bench)
-    [[ ${BERTH:-} ]] || bins+=(--bin berth)
-    build --quiet --release "${bins[@]}" || die $EX_SOFTWARE "cargo build failed; the reason is above"
-    target=$(target_directory)/release
-    bench=$target/berth-bench
-    berth=$(realpath -- "${BERTH:-$target/berth}")
-}
 
 main "$@"

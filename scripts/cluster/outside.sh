@@ -17,9 +17,9 @@ prepare() {
     PROGRAMS=$work/programs
     found=$("$root/scripts/kube-apiserver.sh") || exit
     NEW=$(link_programs "$found")
-    found=$(apiserver_sh "$(previous_version)") || exit
+    found=$(kubernetes_of "$(previous_version)") || exit
     OLD=$(link_programs "$found")
-    build_clients
+    need_clients
     unset "${!KUBE@}"
     export OLD NEW PROGRAMS TLS_LOAD KUBERC=off
     pack_images
@@ -29,8 +29,7 @@ prepare() {
 # link_programs FOUND: what scripts/kube-apiserver.sh has found, in a directory of the version, which is printed
 link_programs() {
     local variable path version
-    version=$(eval "$1" && "$KUBE_APISERVER" --version)
-    version=${version#Kubernetes }
+    version=$(eval "$1" && kubernetes_version "$KUBE_APISERVER")
     mkdir -p "$PROGRAMS/$version"
     while IFS='=' read -r variable path; do
         variable=${variable,,}
@@ -45,7 +44,7 @@ needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ ((in|e)ject|b
 # What berth puts into the manifest.
 have_image() {
     need_image
-    build_berth
+    need_program BERTH berth debug
     cp -- "$ARCHIVE" "$IMAGES/berth.tar"
     export BERTH IMAGE
 }

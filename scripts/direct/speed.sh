@@ -14,11 +14,10 @@ readonly REQUESTS=(
 declare -A WAY_IP=([none]=$OBSERVER_IP [relayed]=$RELAYED_IP [direct]=$STEERED_IP [haproxy]=$HAPROXY_IP)
 
 part_speed() {
-    local ways=(none relayed direct) way round turn request target
-    target=$(target_directory)
-    build --release --bin berth --bin tls-load
-    [[ $given ]] || BERTH=$target/release/berth
-    TLS_LOAD=$target/release/tls-load
+    local ways=(none relayed direct) way round turn request
+    BERTH=$given TLS_LOAD=''
+    need_program BERTH berth
+    need_clients
     # The instance has no address of 127.0.0.0/8: so that it can be dialled without berth, too.
     need_observer
     stop observer 30

@@ -12,24 +12,9 @@ declare -ga failures=() rows=()
 declare -ga usual_logs=()
 work='' node='' client=''
 
-# BERTH and TLS_LOAD, the clients, as paths; built if they are not given. Without --package, so that all builds have the same
-# features and nothing is built twice.
-build_berth() {
-    [[ -n ${BERTH:-} ]] || {
-        build --bin berth
-        BERTH=$(target_directory)/debug/berth
-    }
-    BERTH=$(realpath -- "$BERTH")
-    build_clients
-}
-
-# The clients are a release: they are not to take the CPUs from the node.
-build_clients() {
-    [[ -n ${TLS_LOAD:-} ]] || {
-        build --release --bin tls-load
-        TLS_LOAD=$(target_directory)/release/tls-load
-    }
-    TLS_LOAD=$(realpath -- "$TLS_LOAD")
+# The clients, built for release: they are not to take the CPUs from the node.
+need_clients() {
+    need_program TLS_LOAD tls-load
     # Only now: the builds may need a proxy.
     clean_environment
 }

@@ -10,12 +10,10 @@ declare -ga besides=() direct=()
 usual_logs=({a,b,c,d}{,-api}.log)
 
 need_binaries() {
-    local found
-    found=$("$root/scripts/kube-apiserver.sh") || exit
-    eval "$found"
-    version=$("$KUBE_APISERVER" --version)
-    version=${version#Kubernetes }
-    build_berth
+    need_kubernetes
+    version=$(kubernetes_version "$KUBE_APISERVER")
+    need_program BERTH berth debug
+    need_clients
 }
 
 set_stage() {

@@ -12,7 +12,8 @@ check_all() {
 need_binaries() {
     need_versions
     need_image
-    build_berth
+    need_program BERTH berth debug
+    need_clients
     export BERTH IMAGE ARCHIVE TLS_LOAD OLD NEW OLD_KUBE_APISERVER KUBE_APISERVER KUBECTL KUBEADM KUBELET ETCD
     export KUBERC=off
 }

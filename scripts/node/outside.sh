@@ -8,17 +8,6 @@ need_node() {
     need_tools ip jq unshare setpriv containerd ctr runc "${CARGO:=cargo}" "$@"
 }
 
-# need_versions: OLD_KUBE_APISERVER, the variables of scripts/kube-apiserver.sh for the newest version, and OLD and NEW, their versions
-need_versions() {
-    local found
-    found=$(apiserver_sh "$(previous_version)") || exit
-    OLD_KUBE_APISERVER=$(eval "$found" && echo "$KUBE_APISERVER")
-    found=$("$root/scripts/kube-apiserver.sh") || exit
-    eval "$found"
-    OLD=$("$OLD_KUBE_APISERVER" --version) NEW=$("$KUBE_APISERVER" --version)
-    OLD=${OLD#Kubernetes } NEW=${NEW#Kubernetes }
-}
-
 # need_image: IMAGE and ARCHIVE, berth's image, as scripts/image.sh prints them
 need_image() {
     local found
@@ -29,22 +18,12 @@ need_image() {
 
 # Whether the binaries are there, and namespaces and cgroups can be made.
 check_node() {
-    apiserver_sh "$(previous_version)" --check >/dev/null || exit
+    kubernetes_of "$(previous_version)" --check >/dev/null || exit
     "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
     unshare --net --mount --pid --uts --fork --mount-proc true || unavailable "no namespaces can be made here"
     cgroup=berth-$program.check-$$
     trap remove_cgroups EXIT
     make_cgroups
-}
-
-previous_version() { pinned_versions | tail -n 2 | head -n 1; }
-
-# scripts/kube-apiserver.sh without the variables, which are for the newest version
-apiserver_sh() {
-    (
-        unset "${!KUBE@}"
-        "$root/scripts/kube-apiserver.sh" "$@"
-    )
 }
 
 # enter_node ARGUMENTS…: runs this script again, as the first process of the node's namespaces; all others in them end with it.
