@@ -46,13 +46,13 @@
 
 export TZ=UTC
 
-# shellcheck source=scripts/lib.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+# shellcheck source=scripts/e2e/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
 # All the time that half a scenario may take, in seconds.
 readonly LIMIT=1800
 
-# The node's end of a veth, and the end of another host of its network (RFC 5737, RFC 3849).
-readonly HOST_IP=192.0.2.2 HOST_IP6=2001:db8::2 VIP=192.0.2.9 FAR_IP=192.0.2.1 FAR_IP6=2001:db8::1 PORT=6443 NODE=cp-1
+# The node, and another host of its network (RFC 5737, RFC 3849).
+readonly HOST_IP6=2001:db8::2 VIP=192.0.2.9 FAR_IP=192.0.2.1 FAR_IP6=2001:db8::1 NODE=cp-1
 # The pods that the kubelet starts, a pod's namespace that only has clients, and where the Service is.
 readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVICE_IP=10.96.0.1
 # What the pods of the test run.
@@ -69,8 +69,6 @@ main() {
         export BERTH=$bridge
     fi
     scenarios=("${arguments[@]:-${SCENARIOS[@]}}")
-    # shellcheck source=scripts/e2e/common.sh
-    . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/node/outside.sh
     . "$root/scripts/node/outside.sh"
     # shellcheck source=scripts/node/inside.sh

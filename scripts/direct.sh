@@ -26,10 +26,8 @@
 
 export TZ=UTC
 
-# shellcheck source=scripts/lib.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-# The node's end and a pod's end of a veth (RFC 5737), and a client from farther away.
-readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
+# shellcheck source=scripts/e2e/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
 # Where the Service is, and an address that the node has later than its shim.
 readonly SERVICE_IP=10.96.0.1 SERVICE_PORT=443 VIP=192.0.2.9
 # An address of the node that is not the berth's. A kube-apiserver without berth is there: kube-proxy watches through it, and it is
@@ -38,8 +36,6 @@ readonly OBSERVER_IP=192.0.2.3
 # Berths of their own on the node, for shims that cannot steer, and for what is measured.
 readonly LAME_IP=192.0.2.4 RELAYED_IP=192.0.2.5 STEERED_IP=192.0.2.6 HAPROXY_IP=192.0.2.7
 readonly OTHER_IPS="$VIP $OBSERVER_IP $LAME_IP $RELAYED_IP $STEERED_IP $HAPROXY_IP $CLIENT_IP"
-# New connections a second.
-readonly LEAST_RATE=100
 # Each instance's --shutdown-delay-duration, in seconds.
 readonly -A DELAY=([old]=0 [new]=5)
 # terminationGracePeriodSeconds: from the preStop hook to SIGKILL.
@@ -55,8 +51,6 @@ main() {
     # All the time that it may take, in seconds.
     LIMIT=$((120 + 120 * ${#arguments[@]}))
     [[ " ${arguments[*]} " != *\ speed\ * ]] || LIMIT=$((LIMIT + 600))
-    # shellcheck source=scripts/e2e/common.sh
-    . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/e2e/stage.sh
     . "$root/scripts/e2e/stage.sh"
     # shellcheck source=scripts/e2e/clients.sh

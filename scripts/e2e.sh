@@ -19,16 +19,11 @@
 #
 # Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; 70 a build failed.
 
-# shellcheck source=scripts/lib.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+# shellcheck source=scripts/e2e/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
 # All the time that it may take, in seconds; 50 to 80 are needed.
 readonly LIMIT=180
 
-# The node's end and the client's end of a veth (RFC 5737), and a client from farther away, because
-# only 127.b.c.d with a b that is not 0 shows that every octet is kept.
-readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
-# Fewest new TLS connections a second that are a test.
-readonly LEAST_RATE=100
 # Watches through the berth.
 readonly WATCHES=3
 # The instances, in the order in which they take over from one another. a is `berth run`; the others are
@@ -42,8 +37,6 @@ readonly GRACE=30
 main() {
     keep=false rate=$LEAST_RATE
     parse_options keep 'rate=^[1-9][0-9]{2,3}$' -- "$@"
-    # shellcheck source=scripts/e2e/common.sh
-    . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/e2e/stage.sh
     . "$root/scripts/e2e/stage.sh"
     # shellcheck source=scripts/e2e/clients.sh

@@ -23,29 +23,21 @@
 # Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; 70 a build failed; otherwise
 # the COMMAND's own.
 
-# shellcheck source=scripts/lib.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+# shellcheck source=scripts/e2e/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
 # All the time that it may take, in seconds; 190 to 240 are needed, 130 with --short.
 readonly LIMIT=360
-
-# The node's end and the client's end of a veth (RFC 5737), and a client from farther away.
-readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
-# Fewest new TLS connections in a stretch that are a test, and how many come a second.
-readonly LEAST_RATE=100
+# New connections a second.
 # shellcheck disable=SC2034
 readonly rate=$LEAST_RATE
 
 main() {
     check=false short=false keep=false
     parse_options check short keep -- "$@"
-    # shellcheck source=scripts/e2e/common.sh
-    . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/node/outside.sh
     . "$root/scripts/node/outside.sh"
     # shellcheck source=scripts/node/inside.sh
     . "$root/scripts/node/inside.sh"
-    # shellcheck source=scripts/kubelet/outside.sh
-    . "$root/scripts/kubelet/outside.sh"
     # shellcheck source=scripts/kubelet/node.sh
     . "$root/scripts/kubelet/node.sh"
     # shellcheck source=scripts/kubelet/pods.sh
@@ -54,7 +46,9 @@ main() {
     . "$root/scripts/kubelet/scenarios.sh"
 
     if $check; then
-        check_all
+        need_node cc
+        [[ -n ${ARCHIVE:-} ]] || "$root/scripts/image.sh" --check >/dev/null || exit
+        check_node
         return
     fi
     if [[ -z ${BERTH_NODE_FOLDER:-} ]]; then
@@ -85,6 +79,16 @@ main() {
         end_clients
         report "kubelet $("$KUBELET" --version | cut -d" " -f2), containerd $(containerd --version | cut -d" " -f3), kube-apiserver $OLD and $NEW"
     fi
+}
+
+# Everything that the node is made of, exported.
+need_binaries() {
+    need_versions
+    need_image
+    need_program BERTH berth debug
+    need_clients
+    export BERTH IMAGE ARCHIVE TLS_LOAD OLD NEW OLD_KUBE_APISERVER KUBE_APISERVER KUBECTL KUBEADM KUBELET ETCD
+    export KUBERC=off
 }
 
 main "$@"

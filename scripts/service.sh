@@ -22,18 +22,16 @@
 
 export TZ=UTC
 
-# shellcheck source=scripts/lib.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+# shellcheck source=scripts/e2e/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
 
-# The node's end and a pod's end of a veth (RFC 5737), and a client from farther away.
-readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
 # Where the Service is.
 readonly SERVICE_IP=10.96.0.1 SERVICE_PORT=443
 # An address of the node that is not the berth's. A kube-apiserver stays there all the time and writes no address: kube-proxy and
 # what looks on watch through it, for through one that stops they would be blind to what it does.
 readonly OBSERVER_IP=192.0.2.3
 # New connections a second.
-readonly LEAST_RATE=100 rate=100
+readonly rate=$LEAST_RATE
 # terminationGracePeriodSeconds: from SIGTERM to all of a pod's containers to SIGKILL for what is left.
 readonly GRACE=30
 # The default of --shutdown-delay-duration.
@@ -48,8 +46,6 @@ main() {
     # All the time that it may take, in seconds.
     LIMIT=$((240 + 60 * upgrades + $(IFS=+ && echo "${away[*]}") * 2))
     ! $cost || LIMIT=$((LIMIT + 400))
-    # shellcheck source=scripts/e2e/common.sh
-    . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/e2e/stage.sh
     . "$root/scripts/e2e/stage.sh"
     # shellcheck source=scripts/e2e/clients.sh
@@ -102,7 +98,7 @@ upgrade_all() {
     for ((number = 1; number <= upgrades; number++)); do
         old=$instance
         next_instance
-    start_pod "$instance"
+        start_pod "$instance"
         await 60 "$instance to serve" shims_are joined 2
         # After the upgrade before, kube-apiserver's own reconciler puts the address back within 10 s.
         await 20 "the Service to have kube-apiserver's own address" service_has_addresses

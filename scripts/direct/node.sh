@@ -2,23 +2,19 @@
 # Part of scripts/direct.sh, run by scripts/cluster.sh on the node of a whole cluster: kube-apiserver, a static pod of a real kubelet, goes
 # behind a shim, and kubectl logs -f, exec and port-forward go to a container through it. Then the shim gets SIGKILL: what it relays
 # ends, what it steered goes on. Writes one line a stream into DIRECTORY/streams: MODE NAME LINES-BEFORE LINES-AFTER.
-set -Eeuo pipefail
-export LC_ALL=C TZ=UTC
 
-# As in scripts/cluster.sh, and the instance's own.
-readonly HOST_IP=192.0.2.2 OWN_IP=127.0.0.77 PORT=6443 TOOL_IMAGE=localhost/tool:test
+export TZ=UTC
+
+# shellcheck source=scripts/e2e/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../e2e/common.sh"
+# The instance's own, and as in scripts/cluster.sh.
+readonly OWN_IP=127.0.0.77 TOOL_IMAGE=localhost/tool:test
 readonly manifest=/etc/kubernetes/manifests/kube-apiserver.yaml
 # What kubectl speaks: by default, and before.
 readonly -A PROTOCOLS=([websocket]=true [spdy]=false)
 
 main() {
     local mode stream
-    # shellcheck source=scripts/lib.sh
-    . "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-    # shellcheck source=scripts/e2e/common.sh
-    . "$root/scripts/e2e/common.sh"
-    # shellcheck source=scripts/node/inside.sh
-    . "$root/scripts/node/inside.sh"
     work=$1
     usual_logs=(shim.log kubectl.log)
     watch_over 400

@@ -1,15 +1,22 @@
 # shellcheck shell=bash
-# Part of the scripts that start kube-apiservers: processes, waiting, the load, and the report.
+# Part of the scripts that start kube-apiservers: addresses, processes, waiting, the load, and the report.
 
-# -g: this is read within a function.
-declare -gA pid=()
-# Processes whose end would be the end of the test.
-declare -gA needed=()
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+# The node's end and the client's end of a veth (RFC 5737), and a client from farther away, because only 127.b.c.d with a b that is not 0
+# shows that every octet is kept.
+readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
+# Fewest new TLS connections a second that are a test.
+readonly LEAST_RATE=100
+
+# Process IDs by name; of those in `needed` the end is the end of the test.
+declare -A pid=() needed=()
 # When something happened, and exit statuses: each by its name.
-declare -gA at=() exits=()
-declare -ga failures=() rows=()
+declare -A at=() exits=()
+failures=() rows=()
 # Logs to show where no others are named.
-declare -ga usual_logs=()
+usual_logs=()
 work='' node='' client=''
 
 # The clients, built for release: they are not to take the CPUs from the node.
