@@ -40,6 +40,8 @@ main() {
     . "$root/scripts/node/inside.sh"
     # shellcheck source=scripts/kubelet/node.sh
     . "$root/scripts/kubelet/node.sh"
+    # shellcheck source=scripts/service/slices.sh
+    . "$root/scripts/service/slices.sh"
     # shellcheck source=scripts/kubelet/pods.sh
     . "$root/scripts/kubelet/pods.sh"
     # shellcheck source=scripts/kubelet/scenarios.sh
@@ -66,7 +68,7 @@ main() {
         watch_over $LIMIT
         start_node
         start_load
-        watch_service &
+        record slices "$SLICES"
         keep_logs &
         await 10 "the first connections" answers_are 100
         first_switch

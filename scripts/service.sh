@@ -52,6 +52,8 @@ main() {
     . "$root/scripts/e2e/clients.sh"
     # shellcheck source=scripts/service/stage.sh
     . "$root/scripts/service/stage.sh"
+    # shellcheck source=scripts/service/slices.sh
+    . "$root/scripts/service/slices.sh"
     # shellcheck source=scripts/service/seen.sh
     . "$root/scripts/service/seen.sh"
     # shellcheck source=scripts/service/rights.sh

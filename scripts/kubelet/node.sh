@@ -9,6 +9,7 @@ readonly manifests=/etc/kubernetes/manifests pause_image=registry.k8s.io/pause:t
 
 start_node() {
     client=client
+    kubectl_options=(--kubeconfig /etc/kubernetes/super-admin.conf --cache-dir "$work/node/cache" --request-timeout 15s)
     mkdir "$work/node"
     make_mounts etc
     link_client

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Part of scripts/kubelet.sh: the pods, as the kubelet, containerd and berth report them.
 
-kubectl() { "$KUBECTL" --kubeconfig /etc/kubernetes/super-admin.conf --cache-dir "$work/node/cache" --request-timeout 15s "$@"; }
+kubectl() { "$KUBECTL" "${kubectl_options[@]}" "$@"; }
 
 # serves VERSION: it is ready, and of this version
 serves() {

@@ -87,7 +87,7 @@ interrupted_upgrade() {
     # Not the pod: the same file gives the same UID.
     expect "the container that was there before" \
         "$(pod kube-apiserver '.status.containerStatuses[].containerID' | grep -c "${ids[$uid-kube-apiserver]}" || :)" -eq 0
-    await 20 "the Service kubernetes to have an address" service_is whole
+    await 20 "the Service kubernetes to have an address" service_has_addresses
     row "Service kubernetes empty" "$(service_gap "${at[begin]}"), without --kubeconfig"
     mv "$work/node/admin.conf" /etc/kubernetes/admin.conf
 }
@@ -194,49 +194,22 @@ is_no_bridge() {
 }
 
 # lost_since TIME, served_since TIME: a connection that began then failed, was answered
-lost_since() { [[ -n $(awk -v from="$1" '$1 >= from && $3 != "ok"' "$work/load.out") ]]; }
-served_since() { [[ -n $(awk -v from="${1/./}" '$1 >= from && $3 == "ok"' "$work/load.out") ]]; }
+lost_since() { (($(lost "$(window "$1" 9e18)"))); }
+served_since() {
+    local figures
+    figures=$(window "${1/./}" 9e18)
+    ((${figures%% *} > $(lost "$figures")))
+}
 
 # gap FROM TO: from the first connection that was lost to the next that was answered after the last lost one
 gap() { "$TLS_LOAD" judge gap "$work/load.out" "$1" "$2"; }
 
-# What the Service kubernetes has for addresses, each change in a line: its time, and empty or whole.
-watch_service() {
-    local line time state list name last=
-    local -A named=()
-    local path='/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes'
-    while :; do
-        # What changed between two watches is in the list alone.
-        if list=$(kubectl get --raw "$path" 2>/dev/null); then
-            jq -r '"LIST " + ([.items[] | select(any(.endpoints[]?.addresses[]?; true)) | .metadata.name] | join(" "))' <<<"$list"
-            kubectl --request-timeout 0 get --raw "$path&watch=1&resourceVersion=$(jq -r .metadata.resourceVersion <<<"$list")" 2>/dev/null || :
-        fi
-        # An apiserver ended it.
-        pause 0.1
-    done | while read -r line; do
-        now time
-        if [[ $line == LIST* ]]; then
-            named=()
-            for name in ${line#LIST}; do named[$name]=1; done
-        elif [[ ! $line =~ '"name":"'([^\"]+) ]]; then
-            continue
-        elif [[ $line == '{"type":"DELETED"'* || $line != *'"addresses":["'* ]]; then
-            unset "named[${BASH_REMATCH[1]}]"
-        else
-            named[${BASH_REMATCH[1]}]=1
-        fi
-        ((${#named[@]})) && state=whole || state=empty
-        [[ $state == "$last" ]] || echo "$time $state"
-        last=$state
-    done >"$work/service.out"
-}
-service_is() { [[ $(tail -n 1 "$work/service.out") == *" $1" ]]; }
-
 # service_gap FROM
 service_gap() {
-    awk -v from="$1" '$1 < from { next } $2 == "empty" { begin = $1 } $2 == "whole" && begin { sum += $1 - begin; begin = 0 }
-        END { if (sum) printf "%.1f s", sum / 1e6; else print "never" }' "$work/service.out"
+    spells_of union "$1" "${EPOCHREALTIME/./}" |
+        awk '{ sum += $1 } END { if (sum) printf "%.1f s", sum / 1e6; else print "never" }'
 }
+service_has_addresses() { [[ $(slices_in_service) ]]; }
 
 end_clients() {
     stop load 20

@@ -1,12 +1,6 @@
 # shellcheck shell=bash
 # Part of scripts/service.sh: what looks on, and what was seen.
 
-# Each line with the time when it came, in microseconds.
-stamp() {
-    local line
-    while IFS= read -r line; do printf '%s %s\n' "${EPOCHREALTIME/./}" "$line"; done
-}
-
 # at_service FROM TO: of the connections that began in it: number, lost, longest in microseconds, and apart from what is lost, how
 # many the instance itself ended without an answer. With --shutdown-delay-duration=0 it does so with a few that it had already
 # begun to serve, and only their shim's log tells them from what somebody else cut.
@@ -27,29 +21,6 @@ at_service() {
 # words_of FIGURES: of at_service
 words_of() { echo "$(words "$1")$(awk '$4 { printf ", %d more ended by the instance itself", $4 }' <<<"$1")"; }
 
-# record NAME PATH: a list and all that changes in it, in NAME.seen; through the observer, which stays
-record() {
-    follow_list "$@" >>"$work/$1.seen" 2>>"$work/$1.log" &
-    pid[record-$1]=$!
-    await 20 "the list of $1" test -s "$work/$1.seen"
-}
-
-follow_list() {
-    local list version child
-    trap 'kill "$child"; exit' TERM
-    while :; do
-        if list=$(kubectl get --raw "$2"); then
-            version=$(jq -r .metadata.resourceVersion <<<"$list")
-            jq -c '{type: "LIST", object: .}' <<<"$list" | stamp
-            ip netns exec "$client" "$KUBECTL" "${kubectl_options[@]}" --request-timeout 0 \
-                get --raw "$2&watch=1&timeoutSeconds=7200&resourceVersion=$version" > >(stamp) &
-            child=$!
-            wait "$child" || :
-        fi
-        pause 0.2
-    done
-}
-
 # What kube-proxy changes in the kernel, as it changes it.
 watch_kernel() {
     mkfifo "$work/kernel.out"
@@ -58,49 +29,6 @@ watch_kernel() {
     start_needed kernel "$node" nft -nn monitor
 }
 
-# changes OF: lines "TIME ADDRESSES NAMES", each time how many addresses are ready from then on: in all slices of the
-# Service (union), or for the Service in the kernel, 0 or 1
-changes() {
-    if [[ $1 == kernel ]]; then
-        # kube-proxy has a set of the Services that reject.
-        awk -v ip=$SERVICE_IP -v port=$SERVICE_PORT '
-            index($0, "no-endpoint-services") && index($0, ip " . 6 . " port) {
-                if ($2 == "add") print $1, 0
-                if ($2 == "delete") print $1, 1
-            }' "$work/kernel.seen"
-        return
-    fi
-    jq -Rnr '
-        def ready: [.endpoints[]? | select(.conditions.ready != false) | .addresses[]];
-        foreach inputs as $line ({slices: {}};
-            ($line | index(" ")) as $i | .time = $line[:$i] | ($line[$i + 1:] | fromjson) as $event | $event.object as $o
-            | if $event.type == "LIST" then .slices = ($o.items | map({key: .metadata.name, value: ready}) | from_entries)
-              elif $event.type == "DELETED" then del(.slices[$o.metadata.name])
-              elif $event.type == "BOOKMARK" or $event.type == "ERROR" then .
-              else .slices[$o.metadata.name] = ($o | ready) end;
-            "\(.time) \([.slices[][]] | unique | length) \([.slices | to_entries[] | select(.value != []) | .key] | sort | join(","))")
-    ' "$work/slices.seen"
-}
-
-# spells OF FROM TO: how often nobody was there
-spells() { spells_of "$@" | wc -l; }
-
-# spells_of OF FROM TO: a line each, how long in microseconds. What is at FROM counts.
-spells_of() {
-    changes "$1" | awk -v from="$2" -v to="$3" '
-        function ends(at) { if (began != "") { print at - began; began = "" } }
-        $1 >= to { exit }
-        { if ($1 < from) { empty = $2 == 0; next } }
-        !started { started = 1; if (empty) began = from }
-        $2 == 0 && began == "" { began = $1 }
-        $2 > 0 { ends($1) }
-        END { if (!started && empty) began = from; ends(to) }'
-}
-
-longest_spell() { spells_of union "$1" "$2" | sort -n | tail -n 1 | awk '{ printf ", the longest %.1f s", $1 / 1e6 }'; }
-
-# The slices that name somebody now.
-slices_in_service() { changes union | tail -n 1 | cut -d' ' -f3; }
 slice_is_there() { [[ ,$(slices_in_service), == *,berth-$NODE-ipv4,* ]]; }
 
 # Does the kernel send the Service's clients to the node?

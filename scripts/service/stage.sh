@@ -47,7 +47,7 @@ start_node() {
     cluster=(--cluster "$work/grants/$NODE/kubeconfig" --node-name "$NODE")
     watch_kernel
     start_proxy
-    record slices "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes"
+    record slices "$SLICES"
     record leases "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases?"
 }
 
