@@ -3,12 +3,12 @@
 #
 # Real kube-apiservers behind `berth serve --direct on`, in network namespaces that it makes and removes; what is asserted is seen from
 # outside, by clients, in audit logs and in answers. Needs root that may load BPF
-# programs, ip, nft, openssl, jq, curl, setpriv, cargo and the binaries of scripts/kube-apiserver.sh for the two newest versions,
+# programs, ip, nft, openssl, jq, curl, cargo and the binaries of scripts/kube-apiserver.sh for the two newest versions,
 # which it builds if they are not there.
 #
 #   sources    the client address in audit logs, and priority and fairness, by every way to the node; compared with the relay
 #   upgrade    to the newest version and back, under new connections; compared with an instance without berth
-#   fallback   instances that cannot be steered to, and a shim that may not steer: the shims relay, and log why
+#   fallback   instances that cannot be steered to: the shims relay, and log why
 #   killed     SIGKILL of the instance, SIGKILL and SIGSTOP of the shim; each compared with the relay
 #   streams    kubectl logs -f, exec and port-forward in a cluster of scripts/cluster.sh, which needs more
 #   speed      requests a second and CPU time; compared with no berth, the relay, and HAProxy if it is there
@@ -33,7 +33,7 @@ readonly SERVICE_IP=10.96.0.1 SERVICE_PORT=443 VIP=192.0.2.9
 # An address of the node that is not the berth's. A kube-apiserver without berth is there: kube-proxy watches through it, and it is
 # the control of the upgrade.
 readonly OBSERVER_IP=192.0.2.3
-# Berths of their own on the node, for shims that cannot steer, and for what is measured.
+# Berths of their own on the node, for instances that cannot be steered to, and for what is measured.
 readonly LAME_IP=192.0.2.4 RELAYED_IP=192.0.2.5 STEERED_IP=192.0.2.6 HAPROXY_IP=192.0.2.7
 readonly OTHER_IPS="$VIP $OBSERVER_IP $LAME_IP $RELAYED_IP $STEERED_IP $HAPROXY_IP $CLIENT_IP"
 # Each instance's --shutdown-delay-duration, in seconds.
@@ -73,7 +73,7 @@ main() {
     . "$root/scripts/direct/speed.sh"
 
     need_root "network namespaces"
-    need_tools ip nft openssl jq curl setpriv "${CARGO:=cargo}"
+    need_tools ip nft openssl jq curl "${CARGO:=cargo}"
     need_versions
     NEW_KUBE_APISERVER=$KUBE_APISERVER version=$NEW
     need_program BERTH berth debug

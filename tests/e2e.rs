@@ -141,7 +141,7 @@ fn obstacle(tools: &[&str]) -> Option<String> {
 
 /// Why nothing can be steered to it here, or it cannot be run at all.
 fn obstacle_to_direct() -> Option<String> {
-    obstacle(&["nft", "curl", "setpriv"]).or_else(|| {
+    obstacle(&["nft", "curl"]).or_else(|| {
         let tested = std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|error| format!("no network namespace can be made: {error}"))?;
             for command in ["link set lo up", "addr add 192.0.2.2/32 dev lo"] {

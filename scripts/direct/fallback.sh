@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# Part of scripts/direct.sh: instances that cannot be steered to, and shims that cannot steer.
+# Part of scripts/direct.sh: instances that cannot be steered to.
 
 part_fallback() {
-    local status=0 elsewhere=$CLIENT_IP:$PORT caps=(setpriv --bounding-set "-bpf,-net_admin,-sys_admin")
+    local elsewhere=$CLIENT_IP:$PORT
     need_instance
     start_elsewhere
     heading "the shims relay, and log why"
@@ -10,16 +10,6 @@ part_fallback() {
     falls_back "the same" auto $OBSERVER_IP:$PORT "no direct path, the shims relay: .*MPTCP"
     await 60 "the instance elsewhere to be ready" dial "$client" "$elsewhere"
     falls_back "in another network namespace" on "$elsewhere" "no direct path, the shims relay: .*in this network namespace"
-    falls_back "a shim without capabilities" auto "$(own_address a):$PORT" \
-        "--direct auto: no direct path, every connection is relayed: .*CAP_BPF" "${caps[@]}"
-    # With `on` it must not serve, and give the reason.
-    start_lame on "$(own_address a):$PORT" "${caps[@]}"
-    unset 'needed[lame]'
-    await 20 "it to end" has_ended lame
-    take_exit lame
-    row "the same, on" "exit status ${exits[lame]}: $(grep -o -- '--direct on: .*' "$work/lame.log" | cut -c 1-80)…"
-    expect "exit status of a shim that is to steer and cannot" "${exits[lame]}" == 69 lame.log
-    expect "its error" "$(grep -cE -- '--direct on: .*CAP_BPF' "$work/lame.log")" -ge 1 lame.log
     expect "a steers meanwhile" "$(of_direct a .on)" == true a.log
     stop elsewhere 20
     stop etcd-elsewhere 10
@@ -34,17 +24,12 @@ start_elsewhere() {
         --endpoint-reconciler-type=none --audit-log-path="$work/audit-elsewhere.json"
 }
 
-# start_lame MODE BACKEND [PREFIX…]: a berth of its own
-start_lame() {
-    start_needed lame "$node" "${@:3}" "$BERTH" serve --listen $LAME_IP:$PORT --instance lame --run-dir "$work/run" --backend "$2" \
-        --probe-ca "$work/ca.crt" --direct "$1"
-}
-
-# falls_back WORDS MODE BACKEND LINE [PREFIX…]: such a line is in the log, and clients are served
+# falls_back WORDS MODE BACKEND LINE: such a line is in the log of a berth of its own, and clients are served
 falls_back() {
     local words=$1 mode=$2 times
     ip -n "$node" addr replace $LAME_IP/24 dev host
-    start_lame "$mode" "$3" "${@:5}"
+    start_needed lame "$node" "$BERTH" serve --listen $LAME_IP:$PORT --instance lame --run-dir "$work/run" --backend "$3" \
+        --probe-ca "$work/ca.crt" --direct "$mode"
     await 20 "the shim to log why it relays: $words" grep -qE -- "$4" "$work/lame.log"
     await 20 "it to serve: $words" dial "$client" $LAME_IP:$PORT
     for ((times = 0; times < 10; times++)); do
