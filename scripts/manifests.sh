@@ -11,22 +11,31 @@
 #
 # Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; 70 a build failed.
 
-# shellcheck source=scripts/lib.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-readonly IMAGE=registry.example/berth:v0.1.0 PORT=6443 TOKEN=admin
+# shellcheck source=scripts/e2e/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
+# shellcheck source=scripts/e2e/stage.sh
+. "$root/scripts/e2e/stage.sh"
+readonly IMAGE=registry.example/berth:v0.1.0
+# All the time that it may take, in seconds.
+readonly LIMIT=300
+declare -A DELAY=()
 
 main() {
     parse_options -- "$@"
     if [[ -z ${MANIFESTS_INSIDE:-} ]]; then
-        need_all
+        need_root namespaces
+        need_tools ip openssl unshare "${CARGO:=cargo}"
+        need_kubernetes
+        need_program BERTH berth debug
         # All that is started ends with the first process of the PID namespace, which is this script.
         exec unshare --net --pid --fork --kill-child --mount-proc env MANIFESTS_INSIDE=1 BERTH="$BERTH" KUBEADM="$KUBEADM" \
             KUBE_APISERVER="$KUBE_APISERVER" KUBECTL="$KUBECTL" ETCD="$ETCD" "$root/scripts/manifests.sh"
     fi
     work=$(mktemp -d -t berth-manifests.XXXXXX)
     trap 'rm -rf -- "$work"' EXIT
-    trap 'say "FAILED: $BASH_COMMAND (line $LINENO)"' ERR
+    watch_over $LIMIT
     clean_environment
+    make_certificates
 
     version=$("$KUBEADM" version --output=short)
     manifests=$work/manifests
@@ -42,13 +51,6 @@ main() {
     examples
     apiserver_takes_all
     say "all held: kubeadm $version twice, $(find "$manifests" -type f | wc -l) files taken by $("$KUBE_APISERVER" --version)"
-}
-
-need_all() {
-    need_root namespaces
-    need_tools ip openssl unshare "${CARGO:=cargo}"
-    need_kubernetes
-    need_program BERTH berth debug
 }
 
 # kubeadm_is_matched NAME OPTIONS…: kubeadm with patches writes what inject writes, to the byte; eject
@@ -141,28 +143,17 @@ examples() {
 
 # A kube-apiserver with an etcd takes each file, strictly validated.
 apiserver_takes_all() {
-    local file tries=0
+    local file command
     ip link set lo up
-    openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$work/sa.key" 2>"$work/openssl.log"
-    openssl pkey -in "$work/sa.key" -pubout -out "$work/sa.pub"
-    printf '%s,admin,admin,"system:masters"\n' $TOKEN >"$work/tokens"
-    "$ETCD" --name manifests --data-dir "$work/etcd" --listen-client-urls http://127.0.0.1:2379 \
-        --advertise-client-urls http://127.0.0.1:2379 --listen-peer-urls http://127.0.0.1:0 --unsafe-no-fsync \
-        --log-level warn >"$work/etcd.log" 2>&1 &
+    ip addr add $HOST_IP/32 dev lo
+    start_etcd etcd - "$work/etcd"
+    apiserver_of manifests
     # Without a controller manager there is no service account that a pod could be given.
-    "$KUBE_APISERVER" --etcd-servers=http://127.0.0.1:2379 --bind-address=127.0.0.1 --advertise-address=192.0.2.2 --secure-port=$PORT \
-        --cert-dir="$work/certs" --token-auth-file="$work/tokens" --authorization-mode=RBAC \
-        --service-cluster-ip-range=10.96.0.0/24 --service-account-issuer=https://kubernetes.default.svc \
-        --service-account-key-file="$work/sa.pub" --service-account-signing-key-file="$work/sa.key" \
-        --disable-admission-plugins=ServiceAccount >"$work/apiserver.log" 2>&1 &
-    until kubectl get namespace kube-system && kubectl get priorityclass system-node-critical; do
-        ((tries++ < 200)) || break
-        sleep 0.1
-    done >"$work/wait.log" 2>&1
-    if ((tries > 200)); then
-        tail -n 20 "$work/apiserver.log" "$work/wait.log" >&2
-        return 1
-    fi
+    start_needed apiserver - "${command[@]}" --bind-address=$HOST_IP --advertise-address=$HOST_IP --secure-port=$PORT \
+        --audit-log-path="$work/audit.json" --disable-admission-plugins=ServiceAccount
+    usual_logs=(apiserver.log)
+    await 60 "the namespace kube-system" kubectl get namespace kube-system
+    await 60 "the priority classes" kubectl get priorityclass system-node-critical
     # A dry run makes none for what comes after it in the file.
     kubectl create namespace berth-system >&2
     for file in "$manifests"/*; do
@@ -174,9 +165,6 @@ apiserver_takes_all() {
     grep -q 'unknown field' "$work/wrong.log"
 }
 
-kubectl() {
-    KUBERC=off "$KUBECTL" --server https://127.0.0.1:$PORT --insecure-skip-tls-verify --token $TOKEN \
-        --cache-dir "$work/cache" --request-timeout 15s "$@"
-}
+kubectl() { "$KUBECTL" "${kubectl_options[@]}" "$@"; }
 
 main "$@"
