@@ -28,19 +28,12 @@ export TZ=UTC
 
 # shellcheck source=scripts/e2e/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
-# Where the Service is, and an address that the node has later than its shim.
-readonly SERVICE_IP=10.96.0.1 SERVICE_PORT=443 VIP=192.0.2.9
-# An address of the node that is not the berth's. A kube-apiserver without berth is there: kube-proxy watches through it, and it is
-# the control of the upgrade.
-readonly OBSERVER_IP=192.0.2.3
+# An address that the node has later than its shim.
+readonly VIP=192.0.2.9
 # Berths of their own on the node, for instances that cannot be steered to, and for what is measured.
 readonly LAME_IP=192.0.2.4 RELAYED_IP=192.0.2.5 STEERED_IP=192.0.2.6 HAPROXY_IP=192.0.2.7
-readonly OTHER_IPS="$VIP $OBSERVER_IP $LAME_IP $RELAYED_IP $STEERED_IP $HAPROXY_IP $CLIENT_IP"
 # Each instance's --shutdown-delay-duration, in seconds.
 readonly -A DELAY=([old]=0 [new]=5)
-# terminationGracePeriodSeconds: from the preStop hook to SIGKILL.
-readonly GRACE=30
-readonly NODE=cp-1
 readonly SHORT=(sources upgrade fallback) PARTS=(sources upgrade fallback killed streams speed)
 
 main() {
@@ -51,10 +44,6 @@ main() {
     # All the time that it may take, in seconds.
     LIMIT=$((120 + 120 * ${#arguments[@]}))
     [[ " ${arguments[*]} " != *\ speed\ * ]] || LIMIT=$((LIMIT + 600))
-    # shellcheck source=scripts/e2e/stage.sh
-    . "$root/scripts/e2e/stage.sh"
-    # shellcheck source=scripts/e2e/clients.sh
-    . "$root/scripts/e2e/clients.sh"
     # shellcheck source=scripts/service/stage.sh
     . "$root/scripts/service/stage.sh"
     # shellcheck source=scripts/direct/stage.sh

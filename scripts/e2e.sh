@@ -31,14 +31,10 @@ readonly WATCHES=3
 readonly INSTANCES=(a b c d)
 # Each one's --shutdown-delay-duration, in seconds: that long it serves after SIGTERM.
 readonly -A DELAY=([a]=3 [b]=0 [c]=5 [d]=0)
-# terminationGracePeriodSeconds: from SIGTERM to all of a pod's containers to SIGKILL for what is left.
-readonly GRACE=30
 
 main() {
     keep=false rate=$LEAST_RATE
     parse_options keep 'rate=^[1-9][0-9]{2,3}$' -- "$@"
-    # shellcheck source=scripts/e2e/stage.sh
-    . "$root/scripts/e2e/stage.sh"
     # shellcheck source=scripts/e2e/clients.sh
     . "$root/scripts/e2e/clients.sh"
     # shellcheck source=scripts/e2e/checks.sh
@@ -87,7 +83,6 @@ upgrade_that_must_not_be() {
     await 30 "b to end" has_ended broken
     now 'at[broken-ended]'
     take_exit broken
-    "$BERTH" status --run-dir "$work/run" >"$work/broken.status"
     "$BERTH" status --run-dir "$work/run" --json >"$work/broken.status.json"
     await 10 "100 connections more" answers_are $(($(answers) + 100))
     now 'at[broken-over]'

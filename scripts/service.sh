@@ -25,18 +25,10 @@ export TZ=UTC
 # shellcheck source=scripts/e2e/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
 
-# Where the Service is.
-readonly SERVICE_IP=10.96.0.1 SERVICE_PORT=443
-# An address of the node that is not the berth's. A kube-apiserver stays there all the time and writes no address: kube-proxy and
-# what looks on watch through it, for through one that stops they would be blind to what it does.
-readonly OBSERVER_IP=192.0.2.3
 # New connections a second.
 readonly rate=$LEAST_RATE
-# terminationGracePeriodSeconds: from SIGTERM to all of a pod's containers to SIGKILL for what is left.
-readonly GRACE=30
 # The default of --shutdown-delay-duration.
 readonly -A DELAY=()
-readonly NODE=cp-1
 
 main() {
     local seconds
@@ -46,10 +38,6 @@ main() {
     # All the time that it may take, in seconds.
     LIMIT=$((240 + 60 * upgrades + $(IFS=+ && echo "${away[*]}") * 2))
     ! $cost || LIMIT=$((LIMIT + 400))
-    # shellcheck source=scripts/e2e/stage.sh
-    . "$root/scripts/e2e/stage.sh"
-    # shellcheck source=scripts/e2e/clients.sh
-    . "$root/scripts/e2e/clients.sh"
     # shellcheck source=scripts/service/stage.sh
     . "$root/scripts/service/stage.sh"
     # shellcheck source=scripts/service/slices.sh
@@ -152,18 +140,13 @@ shim_killed() {
     await 60 "$instance to serve" shims_are joined 2
     await 20 "the Service to have kube-apiserver's own address" service_has_addresses
     now 'at[killed]'
-    unset "needed[$old]" "needed[$old-api]"
-    kill -KILL "${pid[$old]}"
-    kill -TERM "${pid[$old-api]}"
-    await 30 "$old to end" has_ended "$old-api"
-    take_exit "$old"
-    take_exit "$old-api"
+    kill_now "$old"
+    stop "$old-api" 30
     await 20 "the Service to have kube-apiserver's own address" service_has_addresses
     await 10 "100 connections more" answers_are $(($(answers) + 100))
     now 'at[killed-over]'
     figures=$(at_service "${at[killed]}" "${at[killed-over]}")
-    refused=$(awk -v from="${at[killed]}" -v to="${at[killed-over]}" \
-        '$1 >= from && $1 < to && $3 != "ok" && /refused/ { n++ } END { print n + 0 }' "$work/load.out")
+    refused=$("$TLS_LOAD" judge kinds "$work/load.out" "${at[killed]}" | grep -oP 'refused \K\d+' || echo 0)
     row "connections to $SERVICE_IP" "$(words_of "$figures"); $refused refused"
     expect "connections refused when a shim was killed" "$refused" -eq 0 load.log
     # Those that it was relaying at that moment.
@@ -222,10 +205,7 @@ lone_shim() {
     sample_listeners &
     pid[sampler]=$!
     now 'at[lone]'
-    unset "needed[$instance]"
-    kill -TERM "${pid[$instance]}"
-    await 20 "it to end" has_ended "$instance"
-    take_exit "$instance"
+    stop "$instance" 20
     await 10 "its Lease to be removed" have_leases no "$NODE.$instance"
     kill "${pid[sampler]}"
     deleted=$(answered DELETE "/endpointslices/berth-$NODE-ipv4" "${at[lone]}")
@@ -241,7 +221,6 @@ lone_shim() {
     await 20 "it to serve again" shims_are joined 1
     await 20 "the slice to be there again" slice_is_there
     # The control begins with a shim that writes nothing. Its own slice goes with the one that does.
-    unset "needed[$instance]"
     stop "$instance" 20
     cluster=()
     start_shim "$instance"

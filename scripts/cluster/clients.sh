@@ -38,7 +38,7 @@ start_clients() {
     stream exec client_kubectl far exec tool -- /usr/local/bin/pause tick
     stream port-forward forward
     for name in "${STREAMS[@]}"; do await 20 "kubectl $name" flows "$name"; done
-    for way in "${WAYS[@]}"; do await 20 "connections: ${way%% *}" lines_are "${way%% *}" $((3 * rate)); done
+    for way in "${WAYS[@]}"; do await 20 "connections: ${way%% *}" answers_are $((3 * rate)) "${way%% *}"; done
 }
 
 # The pod that gives its logs and so on, and a Lease with a leader of the test's own.
@@ -134,8 +134,6 @@ forward() {
         while echo line >&3 && read -rt 15 -u 3 line; do echo "$line"; sleep 0.1; done' \
         "$work/port-forward.said" "$PROGRAMS/$OLD/kubectl" --kubeconfig "$work/admin.conf" --cache-dir "$work/node/cache-far"
 }
-
-lines_are() { (($(wc -l <"$work/$1.out") >= $2)); }
 
 end_clients() {
     local way name

@@ -122,8 +122,6 @@ certificates() {
 # Those that are others than before.
 renewed() { comm -13 "$work/certificates.before" <(certificates) | cut -d' ' -f1 | xargs | sed 's/^$/none/'; }
 
-seconds() { awk -v from="$1" -v to="$2" 'BEGIN { printf "%.1f s", (to - from) / 1e6 }'; }
-
 longest_between() { "$TLS_LOAD" judge silence "$work/$1.out" "${at[begin]}" "${at[end]}"; }
 
 # By the node, microseconds.

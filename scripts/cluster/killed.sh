@@ -104,7 +104,7 @@ kill_one() {
     "$BERTH" bridge end >>"$work/$name.log" 2>&1 || :
     expect "exit status of berth bridge: $name" "${exits[bridge]}" -eq "${EXITS[$name]:-${EXITS[$victim]}}" "$name.log"
     await 10 "nothing to be left" nothing_left
-    await 20 "more connections" lines_are address $(($(wc -l <"$work/address.out") + 2 * rate))
+    await 20 "more connections" answers_are $(($(answers address) + 2 * rate)) address
     now end
     kills+=("$victim $when ${at[killed]} ${at[gone]} ${at[back]} $end ${exits[bridge]}")
 }

@@ -65,12 +65,12 @@ expect_new_for_new() {
     for name in kube-controller-manager kube-scheduler; do
         await 60 "$name $NEW to be answered by kube-apiserver $NEW" answered "$name/$NEW" $AUDIT/audit.log
         [[ $bridge ]] || continue
-        row "requests of $name $OLD to the temporary kube-apiserver" "$(cat $AUDIT/audit-bridge*.log | answers "$name/$OLD")"
-        expect "requests of $name $NEW to the temporary kube-apiserver $OLD" "$(cat $AUDIT/audit-bridge*.log | answers "$name/$NEW")" -eq 0
+        row "requests of $name $OLD to the temporary kube-apiserver" "$(cat $AUDIT/audit-bridge*.log | requests_of "$name/$OLD")"
+        expect "requests of $name $NEW to the temporary kube-apiserver $OLD" "$(cat $AUDIT/audit-bridge*.log | requests_of "$name/$NEW")" -eq 0
     done
 }
-answered() { (($(answers "$1" <"$2"))); }
-answers() { jq -c --arg of "$1 " 'select(.userAgent // "" | startswith($of))' | wc -l; }
+answered() { (($(requests_of "$1" <"$2"))); }
+requests_of() { jq -c --arg of "$1 " 'select(.userAgent // "" | startswith($of))' | wc -l; }
 
 # The same with etcd: its image has another name in the newest version.
 etcd_begins() {

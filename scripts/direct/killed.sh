@@ -121,7 +121,6 @@ instance_is_killed() {
     now to
     await 10 "100 connections more" answers_are $(($(answers) + 100))
     seen[$mode-instance killed: connections]=$(words "$(window $((from - 1000000)) "$to")")
-    seen[$mode-  how they were lost]=$(awk -v from=$((from - 1000000)) '$1 >= from && $3 == "lost" { $1 = $2 = $3 = $4 = ""; n[$0]++ }
-        END { for (how in n) printf "%d × %s; ", n[how], how }' "$work/load.out" | tr -s ' ')
+    seen[$mode-  how they were lost]=$("$TLS_LOAD" judge kinds "$work/load.out" $((from - 1000000)) | sed 's/.*s  //')
     expect "connections lost after a was ready again" "$(lost "$(window "$to" 9e18)")" -eq 0 load.log a.log
 }

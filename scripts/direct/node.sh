@@ -23,19 +23,19 @@ main() {
     for mode in on off; do
         start_shim $mode
         start_streams $mode
-        for stream in "${streams[@]}"; do await 30 "$stream" lines_are "$stream" 30; done
+        for stream in "${streams[@]}"; do await 30 "$stream" answers_are 30 "$stream"; done
         [[ $mode == off ]] || open_of_direct >"$work/open"
         kill_now shim
-        for stream in "${streams[@]}"; do before[$stream]=$(lines_of "$stream"); done
+        for stream in "${streams[@]}"; do before[$stream]=$(answers "$stream"); done
         # The kubelet dials the API through it, too.
         start_shim $mode
         if [[ $mode == on ]]; then
-            for stream in "${streams[@]}"; do await 10 "$stream to go on" lines_are "$stream" $((before[$stream] + 50)); done
+            for stream in "${streams[@]}"; do await 10 "$stream to go on" answers_are $((before[$stream] + 50)) "$stream"; done
         else
             for stream in "${streams[@]}"; do await 20 "$stream to end" has_ended "$stream"; done
         fi
         for stream in "${streams[@]}"; do
-            echo "$mode ${stream#*-} ${before[$stream]} $(($(lines_of "$stream") - before[$stream]))"
+            echo "$mode ${stream#*-} ${before[$stream]} $(($(answers "$stream") - before[$stream]))"
             kill "${pid[$stream]}" 2>/dev/null || :
         done >>"$work/streams"
         # It would wait for what is open.
@@ -106,8 +106,5 @@ forward() {
         while echo line >&3 && read -rt 15 -u 3 line; do echo "$line"; sleep 0.1; done' "$2" >"$work/$1.out" 2>"$work/$1.log" &
     pid[$1]=$!
 }
-
-lines_of() { wc -l <"$work/$1.out"; }
-lines_are() { (($(lines_of "$1") >= $2)); }
 
 main "$@"

@@ -1,6 +1,8 @@
 # shellcheck shell=bash
 # Part of scripts/direct.sh: the node, and the direct path in shims' status.
 
+# The other addresses that kube-apiserver's certificate names.
+readonly OTHER_IPS="$VIP $OBSERVER_IP $LAME_IP $RELAYED_IP $STEERED_IP $HAPROXY_IP $CLIENT_IP"
 usual_logs=({a,old,new,last,lame}{,-api}.log observer.log kube-proxy.log)
 
 # What makes listeners of Go's as the kernel can steer to them, and as Go makes them by default where the kernel has MPTCP.

@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # Part of scripts/e2e.sh and scripts/service.sh: the clients, and the one that watches the listeners.
 
+# shellcheck source=scripts/e2e/stage.sh
+. "$root/scripts/e2e/stage.sh"
+
 # served_by INSTANCE: the load's requests that it has answered
 served_by() { grep -c 'ResponseComplete.*"tls-load/' "$work/audit-$1.json" || :; }
 has_served() { (($(served_by "$1") >= $2)); }

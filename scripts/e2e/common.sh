@@ -82,6 +82,9 @@ link_client() {
 # now VARIABLE: Unix time in microseconds
 now() { printf -v "$1" %s "${EPOCHREALTIME/./}"; }
 
+# seconds FROM TO: the time between two such times
+seconds() { awk -v from="$1" -v to="$2" 'BEGIN { printf "%.1f s", (to - from) / 1e6 }'; }
+
 # pause SECONDS, without starting a process
 pause() { read -rt "$1" -u "$never" || :; }
 
@@ -153,7 +156,7 @@ load_to() {
         --source $CLIENT_IP --source $FAR_CLIENT_IP
 }
 
-# answers [LOAD]: the number of connections that have ended
+# answers [NAME]: the number of lines that it wrote; of the load, connections that have ended
 answers() { wc -l <"$work/${1:-load}.out"; }
 
 # answers_are NUMBER [LOAD]

@@ -7,6 +7,8 @@ declare -gA endpoints=() held=()
 declare -ga cluster=()
 # More listen addresses, and more options of shims.
 declare -ga besides=() direct=()
+# terminationGracePeriodSeconds: from SIGTERM to all of a pod's containers to SIGKILL for what is left.
+readonly GRACE=30
 usual_logs=({a,b,c,d}{,-api}.log)
 
 need_binaries() {

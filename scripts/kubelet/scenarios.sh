@@ -112,7 +112,7 @@ check_upgraded() {
     expect "instances" "$("$BERTH" status | grep -c ' joined ')" -eq 1
 }
 
-elapsed() { awk -v from="${at[begin]}" -v to="${EPOCHREALTIME/./}" 'BEGIN { printf "%.1f s", (to - from) / 1e6 }'; }
+elapsed() { seconds "${at[begin]}" "${EPOCHREALTIME/./}"; }
 
 # check_end UID: of a pod that the kubelet ended: the hook first, then kube-apiserver, its shim last
 check_end() {
