@@ -55,8 +55,6 @@ readonly LIMIT=1800
 readonly HOST_IP6=2001:db8::2 VIP=192.0.2.9 FAR_IP=192.0.2.1 FAR_IP6=2001:db8::1 NODE=cp-1
 # The pods that the kubelet starts, a pod's namespace that only has clients, and where the Service is.
 readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVICE_IP=10.96.0.1
-# What the pods of the test run.
-readonly TOOL_IMAGE=localhost/tool:test
 readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind killed)
 
 main() {
@@ -79,6 +77,8 @@ main() {
     . "$root/scripts/cluster/outside.sh"
     # shellcheck source=scripts/cluster/node.sh
     . "$root/scripts/cluster/node.sh"
+    # shellcheck source=scripts/cluster/streams.sh
+    . "$root/scripts/cluster/streams.sh"
     # shellcheck source=scripts/cluster/clients.sh
     . "$root/scripts/cluster/clients.sh"
     # shellcheck source=scripts/cluster/judge.sh

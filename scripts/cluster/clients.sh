@@ -26,7 +26,8 @@ start_clients() {
     local way name namespace server source
     # A copy, for COMMAND may change the other.
     cp /etc/kubernetes/admin.conf "$work/admin.conf"
-    make_objects
+    make_tool
+    make_lease
     for way in "${WAYS[@]}"; do
         read -r name namespace server source <<<"$way"
         start_needed "$name" "$namespace" "$TLS_LOAD" --server "$server" --ca "$work/ca.crt" --rate "$rate" --source "$source"
@@ -36,28 +37,19 @@ start_clients() {
     run_again election 2 renew
     stream logs client_kubectl far logs --follow --tail 1 tool
     stream exec client_kubectl far exec tool -- /usr/local/bin/pause tick
-    stream port-forward forward
+    stream port-forward forward 8080 "$PROGRAMS/$OLD/kubectl" --kubeconfig "$work/admin.conf" --cache-dir "$work/node/cache-far"
     for name in "${STREAMS[@]}"; do await 20 "kubectl $name" flows "$name"; done
     for way in "${WAYS[@]}"; do await 20 "connections: ${way%% *}" answers_are $((3 * rate)) "${way%% *}"; done
 }
 
-# The pod that gives its logs and so on, and a Lease with a leader of the test's own.
-make_objects() {
+# With a leader of the test's own.
+make_lease() {
     kubectl create -f - >>"$work/kubectl.log" 2>&1 <<TEXT
-apiVersion: v1
-kind: Pod
-metadata: {name: tool}
-spec:
-  terminationGracePeriodSeconds: 0
-  containers:
-    - {name: tool, image: $TOOL_IMAGE, imagePullPolicy: Never, command: [/usr/local/bin/pause, serve]}
----
 apiVersion: coordination.k8s.io/v1
 kind: Lease
 metadata: {name: test}
 spec: {holderIdentity: test, leaseDurationSeconds: 15}
 TEXT
-    await 60 "the tool's pod to be ready" pods_are_ready
 }
 
 # Clients of all kinds, known by admin.conf's certificate, through the Service.
@@ -123,17 +115,6 @@ stream() {
     needed[$name]=
 }
 flows() { [[ -e $work/$1.flows ]]; }
-
-# What goes into a forwarded port, and comes back.
-forward() {
-    # shellcheck disable=SC2016
-    ip netns exec far bash -c '
-        "$@" port-forward pod/tool 8080 >"$0" &
-        trap "kill $!" EXIT
-        until exec 3<>/dev/tcp/127.0.0.1/8080; do kill -0 $! || exit; sleep 0.1; done 2>/dev/null
-        while echo line >&3 && read -rt 15 -u 3 line; do echo "$line"; sleep 0.1; done' \
-        "$work/port-forward.said" "$PROGRAMS/$OLD/kubectl" --kubeconfig "$work/admin.conf" --cache-dir "$work/node/cache-far"
-}
 
 end_clients() {
     local way name

@@ -7,8 +7,10 @@ export TZ=UTC
 
 # shellcheck source=scripts/e2e/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../e2e/common.sh"
-# The instance's own, and as in scripts/cluster.sh.
-readonly OWN_IP=127.0.0.77 TOOL_IMAGE=localhost/tool:test
+# shellcheck source=scripts/cluster/streams.sh
+. "$root/scripts/cluster/streams.sh"
+# The instance's own.
+readonly OWN_IP=127.0.0.77
 readonly manifest=/etc/kubernetes/manifests/kube-apiserver.yaml
 # What kubectl speaks: by default, and before.
 readonly -A PROTOCOLS=([websocket]=true [spdy]=false)
@@ -46,16 +48,6 @@ declare -A before=()
 
 kubectl() { /usr/bin/kubectl --kubeconfig /etc/kubernetes/admin.conf --request-timeout 15s "$@"; }
 
-# A container that prints a line each 100 ms, and echoes on port 8080.
-make_tool() {
-    kubectl create -f - >>"$work/kubectl.log" 2>&1 <<TEXT
-{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tool"}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [{
-    "name": "tool", "image": "$TOOL_IMAGE", "imagePullPolicy": "Never", "command": ["/usr/local/bin/pause", "serve"]}]}}
-TEXT
-    await 60 "the tool to run" tool_runs
-}
-tool_runs() { [[ $(kubectl get pod tool -o 'jsonpath={.status.containerStatuses[0].ready}') == true ]]; }
-
 # kube-apiserver on an address of its own, with a listener that can be steered to.
 put_behind() {
     sed -e "/- --advertise-address=/a\\    - --bind-address=$OWN_IP" \
@@ -85,25 +77,15 @@ start_streams() {
         port=$((port + 1))
         streams+=("$1-exec-$protocol" "$1-port-forward-$protocol")
         stream "$1-exec-$protocol" exec tool -- /usr/local/bin/pause tick
-        forward "$1-port-forward-$protocol" $port
+        forward $port /usr/bin/kubectl --kubeconfig /etc/kubernetes/admin.conf \
+            >"$work/$1-port-forward-$protocol.out" 2>"$work/$1-port-forward-$protocol.log" &
+        pid[$1-port-forward-$protocol]=$!
     done
 }
 
 # stream NAME ARGUMENTS…: of kubectl
 stream() {
     ip netns exec far /usr/bin/kubectl --kubeconfig /etc/kubernetes/admin.conf "${@:2}" >"$work/$1.out" 2>"$work/$1.log" &
-    pid[$1]=$!
-}
-
-# forward NAME PORT: what goes into a forwarded port, and comes back. It ends with kubectl, or with what it forwards.
-forward() {
-    # shellcheck disable=SC2016
-    ip netns exec far bash -c '
-        /usr/bin/kubectl --kubeconfig /etc/kubernetes/admin.conf port-forward pod/tool $0:8080 >/dev/null &
-        trap "kill $! 2>/dev/null" EXIT
-        trap "exit" TERM
-        until exec 3<>/dev/tcp/127.0.0.1/$0; do kill -0 $! || exit; sleep 0.1; done 2>/dev/null
-        while echo line >&3 && read -rt 15 -u 3 line; do echo "$line"; sleep 0.1; done' "$2" >"$work/$1.out" 2>"$work/$1.log" &
     pid[$1]=$!
 }
 
