@@ -19,14 +19,15 @@ pack_images() {
                 *) set -- ;;
             esac
             image "$image" "$(binary_of "$name" "$version")" "$@" >"$IMAGES/$name-$version.tar"
-        done < <("$(binary_of kubeadm "$version")" config images list --kubernetes-version "$version" 2>>"$work/images.log")
+        done < <(images_of "$version")
     done
     image "$TOOL_IMAGE" "$IMAGES/pause" >"$IMAGES/tool.tar"
     export IMAGES
 }
 
-# pause_image VERSION: what kubeadm of this version calls it
-pause_image() { "$(binary_of kubeadm "$1")" config images list --kubernetes-version "$1" 2>/dev/null | grep /pause:; }
+# images_of VERSION, image_of NAME VERSION: as kubeadm of this version calls them
+images_of() { "$(binary_of kubeadm "$1")" config images list --kubernetes-version "$1" 2>>"$work/images.log"; }
+image_of() { images_of "$2" | grep "/$1:"; }
 
 import_images() {
     local archive

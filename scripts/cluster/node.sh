@@ -166,7 +166,7 @@ TEXT
     cat >/etc/containerd/config.toml <<TEXT
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "$(pause_image "$OLD")"
+  sandbox_image = "$(image_of pause "$OLD")"
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     # Debian's.

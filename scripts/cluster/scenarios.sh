@@ -79,10 +79,9 @@ etcd_begins() {
 }
 etcd_ends() {
     upgrade_ends "etcd/healthcheck-client.crt etcd/peer.crt etcd/server.crt"
-    expect "etcd's image" "$(sed -n 's/^ *image: //p' $manifests/etcd.yaml)" == "$(etcd_image "$NEW")"
+    expect "etcd's image" "$(sed -n 's/^ *image: //p' $manifests/etcd.yaml)" == "$(image_of etcd "$NEW")"
     await 60 "etcd to answer" is_there etcd
 }
-etcd_image() { "$(binary_of kubeadm "$1")" config images list --kubernetes-version "$1" 2>/dev/null | grep /etcd:; }
 
 # The same with a patch that keeps kube-apiserver from starting. kubeadm waits, and puts back what was there.
 bad_flag_begins() {
