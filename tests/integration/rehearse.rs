@@ -181,7 +181,7 @@ fn each_client_of_a_storm_is_served_and_who_waits_is_seen() {
     // Two shims, one each.
     assert!(most(&gate["limit"]) <= Some(2) && most(&gate["openings"]) <= Some(2), "{gate}");
     let page = std::fs::read_to_string(html).unwrap();
-    assert!(page.contains("Clients that wait at the gate, by class") && page.contains("of those served"));
+    assert!(page.contains("Clients queued at the gate, by class") && page.contains("of those served"));
 }
 
 /// Without a certificate its shims' probes would be answered by 401 for ever.

@@ -207,8 +207,8 @@ mod tests {
         insta::assert_snapshot!([all, row(&storm), at_gate(0), at_gate(4)].join("\n"), @r"
         clients of the storm                 5,000   all served within 8.2 s; 1 try given up, 12 connections reset
         clients of the storm                 5,000   only 4,998 were served; 1 try given up, 12 connections reset
-        most at a time at the gate           3,900   4,712 clients had to wait, dropped: none
-        most at a time at the gate           3,900   4,718 clients had to wait, dropped: 4 for lack of room, 2 that had left
+        most clients queued at the gate      3,900   4,712 clients had to wait, dropped: none
+        most clients queued at the gate      3,900   4,718 clients had to wait, dropped: 4 for lack of room, 2 that had left
         ");
     }
 

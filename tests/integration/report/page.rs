@@ -93,9 +93,9 @@ fn a_storm_and_who_waits_at_the_gate_are_shown() {
         "Nothing was lost</h1>",
         "all served within 2.0 s; 13 tries given up, 3 connections reset",
         "2,038 clients had to wait, dropped: 13 that had left",
-        "Clients that wait at the gate, by class",
-        "Openings in flight, and their limit",
-        "waiting: others",
+        "Clients queued at the gate, by class",
+        "TLS handshakes in flight, and their limit",
+        "queued: others",
     ] {
         assert!(page.contains(text), "{text}");
     }
@@ -223,7 +223,7 @@ fn what_was_seen_beside_the_requests_is_shown() {
     );
 
     let mut beside = run(&Model::clean(Via::Berth));
-    assert!(!render(&report(vec![beside.clone()])).contains("Also seen"));
+    assert!(!render(&report(vec![beside.clone()])).contains("Other figures"));
     let RunOutcome::Ran(ran) = &mut beside.outcome else { unreachable!() };
     ran.control_streams.insert("old".into(), ControlStreams { opened: 8, ended: 7 });
     ran.figures.slow_reads = 2;

@@ -19,14 +19,14 @@ pub(super) const GATE: Judge = Judge { judge, section };
 struct Gates {
     /// In order.
     samples: Vec<(Stamp, Sample)>,
-    /// Since the first look.
+    /// Since the first sample.
     counted: Counted,
     /// What each shim had counted when it was asked last.
     before: BTreeMap<PathBuf, Counted>,
 }
 
 impl Gates {
-    /// None: the shims have no gate, or there was no storm to look for.
+    /// None: the shims have no gate, or they were not asked, as there was no storm.
     fn of(record: &Record) -> Option<Self> {
         let mut gates = None::<Self>;
         for Event { at, what, .. } in &record.events {
@@ -49,7 +49,7 @@ impl Gates {
             all.limit += now.limit;
             add(&mut all.waiting, &now.waiting, &BTreeMap::new());
             let before = self.before.insert(shim.clone(), counted.clone());
-            // What the first look finds is from before the load; later, a shim is new.
+            // What the first sample has is from before the load; later, a shim is new.
             let before =
                 before.unwrap_or_else(|| if self.samples.is_empty() { counted.clone() } else { Counted::default() });
             add(&mut self.counted.waited, &counted.waited, &before.waited);
@@ -100,12 +100,13 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
 fn section(ran: &Ran) -> Section {
     let Some(gate) = &ran.gate else { return Section::default() };
     let most = &[Table, Compared, Page];
-    let mut rows = vec![Row::at(most, "most at a time at the gate", count(gate.most_waiting), format::gate(gate))];
-    let waited = gate.waited.iter().map(|(class, n)| (format!("waited and had their turn: class {class}"), n));
-    let dropped = gate.dropped.iter().map(|(reason, n)| (format!("waited and had none: {reason}"), n));
+    let mut rows = vec![Row::at(most, "most clients queued at the gate", count(gate.most_waiting), format::gate(gate))];
+    let waited =
+        gate.waited.iter().map(|(class, n)| (format!("clients that waited and were connected: class {class}"), n));
+    let dropped = gate.dropped.iter().map(|(reason, n)| (format!("clients that waited and were dropped: {reason}"), n));
     rows.extend(waited.chain(dropped).map(|(name, clients)| Row::page(name, count(*clients))));
     Section {
-        title: "The gate, with all clients, of the storm or not",
+        title: "The gate: clients of the storm and all others",
         rows,
         series: series(gate).into(),
         numbers: Some(numbers(gate)),
@@ -120,27 +121,28 @@ fn series(gate: &Gate) -> [Series; 2] {
         let counts = gate.waiting.get(class).filter(|counts| counts.iter().any(|count| *count > 0))?;
         Some(line(class, look, counts))
     });
-    let openings = vec![line("openings", "p50", &gate.openings), line("limit", "p99", &gate.limit)];
+    let handshakes = vec![line("in flight", "p50", &gate.openings), line("limit", "p99", &gate.limit)];
     let most = |counts: &[u64]| count(counts.iter().copied().max().unwrap_or_default());
-    let (opened, limit) = (most(&gate.openings), most(&gate.limit));
+    let (in_flight, limit) = (most(&gate.openings), most(&gate.limit));
     [
         Series {
-            title: "Clients that wait at the gate, by class",
-            words: format!("At most {} were seen to wait. {}.", count(gate.most_waiting), format::gate(gate)),
+            title: "Clients queued at the gate, by class",
+            words: format!("At most {} were queued. {}.", count(gate.most_waiting), format::gate(gate)),
             lines: waiting.collect(),
         },
         Series {
-            title: "Openings in flight, and their limit",
-            words: format!("At most {opened} were in flight; the limit was at most {limit}."),
-            lines: openings,
+            title: "TLS handshakes in flight, and their limit",
+            words: format!("At most {in_flight} were in flight; the limit was at most {limit}."),
+            lines: handshakes,
         },
     ]
 }
 
 fn numbers(gate: &Gate) -> Numbers {
-    let waiting = gate.waiting.iter().map(|(class, counts)| (format!("waiting: {class}"), counts.clone()));
-    let openings = [("openings".to_owned(), gate.openings.clone()), ("limit".to_owned(), gate.limit.clone())];
-    Numbers { id: "gate", title: "The gate", columns: waiting.chain(openings).collect() }
+    let waiting = gate.waiting.iter().map(|(class, counts)| (format!("queued: {class}"), counts.clone()));
+    let handshakes =
+        [("TLS handshakes in flight".to_owned(), gate.openings.clone()), ("limit".to_owned(), gate.limit.clone())];
+    Numbers { id: "gate", title: "The gate", columns: waiting.chain(handshakes).collect() }
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ impl Via {
             Self::Berth => "berth",
             Self::Haproxy => "HAProxy",
             Self::PortSharing => "port sharing",
-            Self::None => "nothing between",
+            Self::None => "no proxy",
         }
     }
 }

@@ -15,7 +15,7 @@ pub(super) fn section(run: &Run, index: usize, several: bool) -> Markup {
         section.run id=(id) {
             @if several { h2 { (title(run)) " " (State::of_run(run).badge()) } } @else { h2 { "What happened" } }
             @match &run.outcome {
-                RunOutcome::Skipped(reason) => p.skipped { "Not made: " (sentence(reason)) },
+                RunOutcome::Skipped(reason) => p.skipped { "Skipped: " (sentence(reason)) },
                 RunOutcome::Ran(ran) => {
                     @if several {
                         p.lead { (ran.verdict.summary) }
@@ -70,7 +70,7 @@ fn title(run: &Run) -> String {
     match run.via {
         Via::Berth | Via::Haproxy => format!("Through {}", run.via.words()),
         Via::PortSharing => "With port sharing".to_owned(),
-        Via::None => "With nothing between".to_owned(),
+        Via::None => "Without berth or a proxy".to_owned(),
     }
 }
 
@@ -195,12 +195,12 @@ fn sums(ran: &Ran) -> Markup {
                 }
             }
             div {
-                h3 { "Counted apart" }
+                h3 { "Ended by the instance, or allowed" }
                 (tallies(&verdict.apart, verdict.control.as_deref()))
                 @if verdict.control.is_none() {
                     p.quiet { "What an instance ends itself is not lost." }
                 } @else {
-                    p.quiet { "What an instance ends itself is not lost. The control is the run with nothing between." }
+                    p.quiet { "What an instance ends itself is not lost. The control is the run without berth or a proxy." }
                 }
             }
             div {
@@ -217,7 +217,7 @@ fn also_seen(sections: &[Section]) -> Markup {
     let untitled = sections.iter().filter(|section| section.title.is_empty());
     let mut seen = untitled.flat_map(|section| section.rows(Place::Page)).peekable();
     html! {
-        @if seen.peek().is_some() { div { h3 { "Also seen" } (rows(seen)) } }
+        @if seen.peek().is_some() { div { h3 { "Other figures" } (rows(seen)) } }
     }
 }
 

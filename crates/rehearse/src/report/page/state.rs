@@ -61,7 +61,7 @@ impl State {
                 format!("{words} through {}", self.via.map_or("", Via::words))
             }
             Some(Via::PortSharing) => format!("{words} with port sharing"),
-            Some(Via::None) => format!("{words} with nothing between"),
+            Some(Via::None) => format!("{words} without berth or a proxy"),
         }
     }
 
