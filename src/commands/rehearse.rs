@@ -5,7 +5,7 @@ use crate::cli::{RehearseArgs, StandInArgs};
 use berth_options::check::Mistakes;
 use berth_rehearse::data::Run;
 use berth_rehearse::plan::Plan;
-use berth_rehearse::report::{self, gather};
+use berth_rehearse::report;
 use berth_rehearse::stage::Error;
 use berth_rehearse::{Aborted, Rehearsed, direct, rehearse, stand_in, table};
 use berth_shim::config::DirectMode;
@@ -30,7 +30,7 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     if args.json.is_none() && args.report.is_none() {
         return exit;
     }
-    let report = gather::report(&plan, outcome, again(args, &plan));
+    let report = report::assemble(&plan, outcome, again(args, &plan));
     report::write(&report, args.json.as_deref(), args.report.as_deref()).map_err(unavailable)?;
     exit
 }

@@ -1,3 +1,5 @@
+mod run;
+
 use super::*;
 use crate::data::{Informer, MarkKind, count_of};
 use crate::event::{

@@ -1,8 +1,10 @@
 //! The machine that a report was made on, as `/proc` has it, and the programs' own versions.
 
-use crate::data::{Environment, Program};
+use crate::data::{Environment, Program, Run};
+use crate::plan::{Plan, Via};
 use nix::sys::resource::{Resource, getrlimit};
 use procfs::{CpuInfo, Current as _, Meminfo};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::process::{Command, Stdio};
@@ -40,8 +42,24 @@ pub fn read(programs: Vec<Program>) -> Environment {
     }
 }
 
+/// The apiservers, each once, and what was between or behind them.
+pub(super) fn programs(plan: &Plan, runs: &[Run]) -> Vec<Program> {
+    let mut seen = BTreeSet::new();
+    let known = runs.iter().filter_map(Run::ran).flat_map(|ran| &ran.instances).filter(|i| !i.version.is_empty());
+    let new = known.filter(|instance| seen.insert(instance.name.as_str()));
+    let apiservers = new.map(|instance| Program { role: instance.name.clone(), version: instance.version.clone() });
+    let kube_proxy = plan.nodes.as_ref();
+    let kube_proxy = kube_proxy.and_then(|nodes| ask("kube-proxy", nodes.kube_proxy.as_os_str(), "--version"));
+    let etcd = plan.etcd.as_ref().and_then(|program| ask("etcd", program.as_os_str(), "--version"));
+    let haproxy = runs.iter().find(|run| run.via == Via::Haproxy && run.ran().is_some());
+    let haproxy = haproxy.and_then(|_| ask("haproxy", "haproxy".as_ref(), "-v"));
+    // Of this program the version is in the report already.
+    let berth = plan.berth.as_ref().and_then(|program| ask("berth", program.as_os_str(), "--version"));
+    apiservers.chain(etcd).chain(kube_proxy).chain(haproxy).chain(berth).collect()
+}
+
 /// Asks a program for its version; none if it prints none.
-pub(crate) fn ask(role: &str, program: &OsStr, option: &str) -> Option<Program> {
+fn ask(role: &str, program: &OsStr, option: &str) -> Option<Program> {
     let output = Command::new(program).arg(option).stdin(Stdio::null()).output().ok()?;
     let output = String::from_utf8_lossy(&output.stdout);
     Some(Program { role: role.to_owned(), version: version(&output)?.to_owned() })

@@ -1,24 +1,39 @@
 //! What a rehearsal leaves behind: a file for programs and a page for people.
 //!
-//! * [`gather`]: from the runs of a rehearsal to a report; `environment` reads the machine.
+//! * [`environment`]: the machine, and the versions of the programs.
 //! * [`page`]: from the data to one HTML page that needs neither a network nor a script; pure. Its
 //!   `plot`s are drawn by hand on `svg`'s scales, and `labels` keeps their labels apart.
 //! * [`format`](mod@format): numbers for people.
 //!
-//! Here: the files, written whole or not at all.
+//! Here: a report from the runs of a rehearsal, and the files, written whole or not at all.
 
 pub mod environment;
 pub mod format;
-pub mod gather;
 mod labels;
 pub mod page;
 mod plot;
 mod svg;
 
-use crate::data::Report;
+use crate::Rehearsed;
+use crate::data::{self, Command, Report};
+use crate::plan::Plan;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use tempfile::{Builder, NamedTempFile};
+
+/// The report of a rehearsal that was made just now, on this machine.
+pub fn assemble(plan: &Plan, rehearsed: Rehearsed, argv: Vec<String>) -> Report {
+    Report {
+        version: data::VERSION,
+        berth_version: berth_node::VERSION.to_owned(),
+        made_at: environment::now(),
+        command: Command::new(argv),
+        seed: Some(plan.load.seed),
+        environment: environment::read(environment::programs(plan, &rehearsed.runs)),
+        aborted: rehearsed.aborted.as_ref().map(ToString::to_string),
+        runs: rehearsed.runs,
+    }
+}
 
 /// A file that could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +88,6 @@ fn temporary(path: &Path) -> io::Result<NamedTempFile> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data;
 
     fn report() -> Report {
         Report {

@@ -1,6 +1,8 @@
-use super::*;
+//! What all judges make of a run.
+
+use crate::Rehearsed;
 use crate::data::{
-    Away, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Ran, RunOutcome, Segment, Timeline, Watch,
+    self, Away, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Ran, Run, RunOutcome, Segment, Timeline, Watch,
 };
 use crate::event::{
     Answer, Attempt, EndReport, EndedBy, Event, EventKind, Failure, Kind, Protocol, StreamEnd, WatchSum, What,
@@ -9,8 +11,9 @@ use crate::fault::{Fault, Standby};
 use crate::gate::{Counted, GateMetrics, Sample};
 use crate::judges::judge;
 use crate::loss::Loss;
-use crate::plan::{LoadPlan, Plan};
+use crate::plan::{LoadPlan, Plan, Via};
 use crate::record::{AtNode, Control, Injected, InjectedNode, Player, Record};
+use crate::report::assemble;
 use crate::stamp::Stamp;
 use crate::verdict::{NEW, OLD};
 use std::collections::BTreeMap;
@@ -91,11 +94,11 @@ fn event(ms: i64, what: EventKind) -> Event {
     Event { at: at(ms), who: String::new(), what }
 }
 
-fn gathered(record: &Record) -> Ran {
-    gathered_of(record, None)
+fn judged(record: &Record) -> Ran {
+    judged_with(record, None)
 }
 
-fn gathered_of(record: &Record, failed: Option<&str>) -> Ran {
+fn judged_with(record: &Record, failed: Option<&str>) -> Ran {
     let plan = Plan::default();
     judge(record, &Plan { load: LoadPlan { watches: 1, ..plan.load }, ..plan }, failed)
 }
@@ -111,7 +114,7 @@ fn same_length(timeline: &Timeline) -> bool {
 
 #[test]
 fn a_clean_run() {
-    let ran = gathered(&record());
+    let ran = judged(&record());
     assert!(ran.verdict.held && ran.verdict.lost.is_empty(), "{:#?}", ran.verdict);
     assert_eq!(
         ran.verdict.summary,
@@ -125,7 +128,7 @@ fn a_clean_run() {
 
 #[test]
 fn the_timeline_has_all_of_it() {
-    let timeline = gathered(&record()).timeline;
+    let timeline = judged(&record()).timeline;
     assert!(same_length(&timeline));
     assert_eq!((timeline.step_ms, timeline.wait_max_ms.len()), (50, 61));
     let sum = |name: &str| timeline.answered[name].iter().sum::<u64>();
@@ -137,7 +140,7 @@ fn the_timeline_has_all_of_it() {
     assert_eq!(timeline.ended_by_instance.iter().position(|n| *n == 1), Some(40));
     let mut slow = record();
     slow.attempts.push(attempt(Kind::New, "slow-0-1", 100, 110, good(OLD)));
-    assert_eq!(gathered(&slow).timeline.open_connections, timeline.open_connections);
+    assert_eq!(judged(&slow).timeline.open_connections, timeline.open_connections);
     // At the end of a step: old until 2,001 ms, new from 2,008 ms to the end.
     assert_eq!(timeline.open_connections[OLD].iter().sum::<u64>(), 40);
     assert_eq!(timeline.open_connections[NEW].iter().sum::<u64>(), 21);
@@ -145,7 +148,7 @@ fn the_timeline_has_all_of_it() {
 
 #[test]
 fn marks_are_those_of_the_script_and_what_only_instances_know() {
-    let marks: Vec<_> = gathered(&record()).marks.iter().map(|m| (m.at_ms, m.instance.clone(), m.what)).collect();
+    let marks: Vec<_> = judged(&record()).marks.iter().map(|m| (m.at_ms, m.instance.clone(), m.what)).collect();
     let mark = |ms, instance: &str, what| (ms, instance.to_owned(), what);
     assert_eq!(
         marks,
@@ -159,7 +162,7 @@ fn marks_are_those_of_the_script_and_what_only_instances_know() {
     );
     let mut without = record();
     without.moments.0.retain(|moment| moment.mark != MarkKind::Sigterm);
-    let marks = gathered(&without).marks;
+    let marks = judged(&without).marks;
     assert!(marks.iter().any(|m| (m.at_ms, m.what) == (1_995, MarkKind::Sigterm)), "{marks:?}");
 }
 
@@ -179,11 +182,11 @@ fn watches_have_segments_and_gaps() {
         gaps: vec![gap(2_001, 2_008, true)],
         flaws: Vec::new(),
     }];
-    assert_eq!(gathered(&record()).watches, expected);
+    assert_eq!(judged(&record()).watches, expected);
 
     let mut cut = record();
     cut.reports.clear();
-    assert_eq!(gathered(&cut).watches[0].gaps, [gap(2_001, 2_008, false)]);
+    assert_eq!(judged(&cut).watches[0].gaps, [gap(2_001, 2_008, false)]);
 
     // The same while its shim was killed.
     let mut killed = record();
@@ -198,12 +201,12 @@ fn watches_have_segments_and_gaps() {
         over: Some(at(2_500)),
         seen: Vec::new(),
     });
-    assert_eq!(gathered(&killed).watches[0].gaps, [Gap { allowed: true, ..gap(2_001, 2_008, false) }]);
+    assert_eq!(judged(&killed).watches[0].gaps, [Gap { allowed: true, ..gap(2_001, 2_008, false) }]);
 
     // It never came back.
     let mut gone = record();
     gone.attempts.retain(|a| a.stream != "watch-0-2");
-    assert_eq!(gathered(&gone).watches[0].gaps, [gap(2_001, 3_000, true)]);
+    assert_eq!(judged(&gone).watches[0].gaps, [gap(2_001, 3_000, true)]);
 
     // It never came to be; the others are in the order of their numbers.
     let mut more = record();
@@ -213,7 +216,7 @@ fn watches_have_segments_and_gaps() {
         flaws: vec![(at(3_000), Loss::EventMissed, 2)],
         ..WatchSum::default()
     });
-    let watches = gathered(&more).watches;
+    let watches = judged(&more).watches;
     assert_eq!(watches.iter().map(|w| w.id.as_str()).collect::<Vec<_>>(), ["watch-0", "watch-9", "watch-10"]);
     assert_eq!(watches[1].gaps[0].reason, "never opened");
     assert_eq!((watches[1].missed, watches[1].gaps[0].to_ms), (2, 3_000));
@@ -231,7 +234,7 @@ fn losses_are_where_they_happened() {
         Answer::Failed(Failure::X509("UnknownIssuer".into())),
     ));
     record.watches[0].flaws = vec![(at(2_008), Loss::EventMissed, 2)];
-    let ran = gathered(&record);
+    let ran = judged(&record);
     assert!(!ran.verdict.held && same_length(&ran.timeline));
     assert_eq!(
         ran.verdict.summary,
@@ -254,7 +257,7 @@ fn a_storm_is_told_by_when_its_clients_were_served_and_what_failed_before() {
     record.events.push(event(2_100, EventKind::StormBegan(3)));
     record.events.extend(tries.map(|(ms, answer)| event(ms, EventKind::StormTry(answer))));
     record.events.push(event(2_900, EventKind::StormEnded));
-    let ran = gathered(&record);
+    let ran = judged(&record);
     let storm = ran.storm.unwrap();
     assert_eq!((storm.from_ms, storm.clients, storm.served, storm.gave_up), (2_100, 3, 3, 1));
     assert_eq!((storm.half_served_ms, storm.all_served_ms), (Some(500.0), Some(800.0)));
@@ -280,7 +283,7 @@ fn who_waits_at_the_gate_is_told_in_the_steps_of_the_timeline() {
             event(ms, EventKind::Gates(vec![("old".into(), GateMetrics { now, counted })]))
         })
         .into();
-    let ran = gathered(&record);
+    let ran = judged(&record);
     let gate = ran.gate.unwrap();
     assert_eq!(ran.timeline.step_ms, 50);
     assert_eq!(gate.waiting["others"][..8], [0, 0, 7, 5, 5, 0, 0, 0]);
@@ -310,14 +313,14 @@ fn promises_and_what_they_allow() {
         });
         record
     };
-    let kept = gathered(&killed(Fault::KillShim, Standby::Sibling));
+    let kept = judged(&killed(Fault::KillShim, Standby::Sibling));
     assert!(kept.verdict.held && same_length(&kept.timeline), "{kept:#?}");
     assert!(
         kept.verdict.summary.contains("nothing was lost beyond 2 losses that promises allow;"),
         "{}",
         kept.verdict.summary
     );
-    let direct = gathered(&killed(Fault::CalmCrash, Standby::Direct));
+    let direct = judged(&killed(Fault::CalmCrash, Standby::Direct));
     assert_eq!(data::count_of(&direct.verdict.apart, "allowed_direct"), 2);
     let words = "2 new connections lost on the direct path when the instance was killed";
     let happened = &direct.promises[0].what_happened;
@@ -332,7 +335,7 @@ fn promises_and_what_they_allow() {
 
     let mut record = killed(Fault::KillShim, Standby::Sibling);
     record.injected[0].over = None;
-    let broken = gathered(&record);
+    let broken = judged(&record);
     assert!(!broken.verdict.held && !broken.promises[0].held && broken.promises[0].to_ms.is_none());
     assert_eq!(broken.promises[0].what_happened, ["broken: it was not seen to be over", "seen"]);
     assert_eq!(broken.verdict.summary, "Of 304 requests nothing else was lost. 1 promise was broken.");
@@ -340,7 +343,7 @@ fn promises_and_what_they_allow() {
 
 #[test]
 fn a_run_that_failed_proves_nothing() {
-    let ran = gathered_of(&record(), Some("old ended; its last lines of log:\n  x"));
+    let ran = judged_with(&record(), Some("old ended; its last lines of log:\n  x"));
     assert!(!ran.verdict.held);
     let summary = "Of 302 requests nothing was seen to be lost, but it did not come to its end: old ended; its last lines of log.";
     assert_eq!(ran.verdict.summary, summary);
@@ -350,7 +353,7 @@ fn a_run_that_failed_proves_nothing() {
 fn what_is_noticed_after_the_end_is_in_the_last_step() {
     let mut record = record();
     record.watches[0].flaws = vec![(at(9_000), Loss::EventDuplicated, 3)];
-    let timeline = gathered(&record).timeline;
+    let timeline = judged(&record).timeline;
     assert!(same_length(&timeline));
     assert_eq!(timeline.lost["event_duplicated"].last(), Some(&3));
 }
@@ -372,7 +375,7 @@ fn what_clients_beside_the_requests_saw() {
     let looks = [(0, there), (2_000, gone), (2_400, there), (2_500, gone), (2_600, there)];
     record.events.extend(looks.map(|(ms, ips)| service(ms, ips)));
     record.events.push(event(0, EventKind::Note("worth knowing".into())));
-    let ran = gathered(&record);
+    let ran = judged(&record);
     assert!(ran.verdict.held, "{:#?}", ran.verdict);
     assert!(ran.verdict.summary.ends_with(" 2 informers hold exactly what was written."), "{}", ran.verdict.summary);
     assert_eq!(
@@ -391,7 +394,7 @@ fn an_informer_that_holds_too_much_is_a_loss() {
     let mut record = record();
     record.informers =
         vec![Informer { id: "informer-0".into(), written: 30, held: 31, stale: 1, ..Informer::default() }];
-    let ran = gathered(&record);
+    let ran = judged(&record);
     assert_eq!((ran.verdict.held, ran.verdict.lost(), ran.informers[0].stale), (false, 1, 1));
 }
 
@@ -399,9 +402,9 @@ fn an_informer_that_holds_too_much_is_a_loss() {
 fn silence_is_seen() {
     let mut quiet = record();
     quiet.attempts.retain(|a| !(at(400)..at(2_100)).contains(&a.done));
-    let figures = gathered(&quiet).figures;
+    let figures = judged(&quiet).figures;
     assert_eq!((figures.longest_silence_ms, figures.silent_s), (1_710.0, 1));
-    let figures = gathered(&record()).figures;
+    let figures = judged(&record()).figures;
     assert_eq!((figures.longest_silence_ms, figures.silent_s), (10.0, 0));
 }
 
@@ -411,11 +414,11 @@ fn an_aborted_run_is_what_there_was() {
     part.over = None;
     part.watches.clear();
     part.attempts.retain(|a| a.done < at(1_000));
-    let ran = gathered(&part);
+    let ran = judged(&part);
     assert!(!ran.verdict.held && same_length(&ran.timeline));
     assert_eq!((ran.load_ms, ran.watches.len()), (992, 1));
 
-    let ran = gathered(&Record::default());
+    let ran = judged(&Record::default());
     assert_eq!((ran.load_ms, ran.marks.len(), ran.watches.len()), (0, 0, 0));
     assert!(!ran.verdict.held && same_length(&ran.timeline), "{ran:#?}");
     assert_eq!((ran.figures.longest_silence_ms, ran.figures.silent_s), (0.0, 0));
@@ -426,21 +429,21 @@ fn long_runs_have_long_steps() {
     for (load_ms, step_ms) in [(9_000, 50), (11_000, 100), (120_000, 1_000), (3_600_000, 20_000)] {
         let mut long = record();
         long.over = Some(at(load_ms));
-        assert_eq!(gathered(&long).timeline.step_ms, step_ms, "{load_ms}");
+        assert_eq!(judged(&long).timeline.step_ms, step_ms, "{load_ms}");
     }
 }
 
 #[test]
 fn runs_are_in_the_order_of_the_plan() {
     let run = |via, outcome| Run { via, topology: String::new(), outcome };
-    let ran = |via| run(via, RunOutcome::Ran(Box::new(gathered(&record()))));
+    let ran = |via| run(via, RunOutcome::Ran(Box::new(judged(&record()))));
     let mut rehearsed = Rehearsed {
         runs: vec![run(Via::Haproxy, RunOutcome::Skipped("no haproxy".into())), ran(Via::Berth), ran(Via::None)],
         failed: Vec::new(),
         aborted: Some(crate::Aborted::Signal(libc::SIGINT)),
     };
     rehearsed.compare();
-    let report = report(&Plan::default(), rehearsed, vec!["berth".into()]);
+    let report = assemble(&Plan::default(), rehearsed, vec!["berth".into()]);
     assert_eq!(report.runs.iter().map(|run| run.via).collect::<Vec<_>>(), [Via::Haproxy, Via::Berth, Via::None]);
     assert_eq!(report.runs[0].outcome, RunOutcome::Skipped("no haproxy".into()));
     for run in &report.runs[1..] {
@@ -455,7 +458,7 @@ fn runs_are_in_the_order_of_the_plan() {
 fn what_was_dialed_and_who_went_away() {
     let node: SocketAddr = "10.0.0.3:6443".parse().unwrap();
     let mut away = record();
-    assert_eq!((gathered(&record()).by_address, gathered(&record()).away), (Vec::new(), Vec::new()));
+    assert_eq!((judged(&record()).by_address, judged(&record()).away), (Vec::new(), Vec::new()));
     let lost = |stream: &str, due, done| Attempt {
         kind: Kind::New,
         stream: stream.into(),
@@ -494,7 +497,7 @@ fn what_was_dialed_and_who_went_away() {
         over: Some(at(3_000)),
         seen: Vec::new(),
     });
-    let ran = gathered(&away);
+    let ran = judged(&away);
     let lost_at = |d: &data::ByAddress| (d.name.clone(), d.lost.iter().map(|t| t.count).sum::<u64>(), d.allowed);
     let seen: Vec<_> = ran.by_address.iter().map(lost_at).collect();
     assert_eq!(seen, [("Service kubernetes".into(), 0, 1), ("cp-3".into(), 1, 1)]);
