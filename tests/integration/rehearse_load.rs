@@ -3,7 +3,7 @@
 
 use crate::support::in_memory;
 use berth_rehearse::data::{MarkKind, Ran};
-use berth_rehearse::event::{Answer, Attempt, Dialed, Event, EventKind, Failure, Kind, Signed, What};
+use berth_rehearse::event::{Answer, Attempt, ConnectionKind, Dialed, Event, EventKind, Failure, Signed, StreamKind};
 use berth_rehearse::judges::judge;
 use berth_rehearse::load::{Anonymous, Closed, Instances, Joined, Load, Target};
 use berth_rehearse::log::{Recorder, attempts};
@@ -308,7 +308,7 @@ impl Scene {
             let begun: Vec<_> = attempts(log).filter(good).collect();
             let ended = log.iter().filter(|event| match &event.what {
                 EventKind::SlowRead => true,
-                EventKind::StreamEnd(Dialed::Front, end) => end.what == What::Slow,
+                EventKind::StreamEnd(Dialed::Front, end) => end.what == StreamKind::Slow,
                 _ => false,
             });
             let ended = ended.count();
@@ -319,8 +319,9 @@ impl Scene {
 
     /// New connections that an instance has served.
     fn served(&self, name: &str) -> usize {
-        let by =
-            |a: &&Attempt| a.kind == Kind::New && matches!(&a.answer, Answer::Good { instance } if instance == name);
+        let by = |a: &&Attempt| {
+            a.kind == ConnectionKind::New && matches!(&a.answer, Answer::Good { instance } if instance == name)
+        };
         self.recorder.read(|log| attempts(log).filter(by).count())
     }
 }
@@ -520,7 +521,7 @@ async fn a_good_relay_loses_nothing() {
     // The same from the evidence alone.
     for end in &record.ends {
         assert!(end.signed.is_some() && end.instance == OLD, "{end:?}");
-        assert!(end.signed != Some(Signed::EndOfAnswer) || end.what == What::Watch, "{end:?}");
+        assert!(end.signed != Some(Signed::EndOfAnswer) || end.what == StreamKind::Watch, "{end:?}");
     }
     let unreported = judge(&Record { reports: Vec::new(), ..record }, &plan, None);
     assert!(unreported.verdict.held && ended_by_instance(&unreported) == 14, "{unreported:#?}");
@@ -620,7 +621,7 @@ async fn a_slow_reader_that_is_cut_is_seen() {
     let mut plot = Plot::relay(Relay::Cuts);
     plot.load.slow_readers = 1;
     let (record, plan) = upgrade(plot).await;
-    assert!(record.ends.iter().any(|end| end.what == What::Slow), "{:#?}", record.ends);
+    assert!(record.ends.iter().any(|end| end.what == StreamKind::Slow), "{:#?}", record.ends);
     assert_eq!(lost(&judge(&record, &plan, None), Loss::StreamEnded), 15);
 }
 

@@ -31,7 +31,7 @@
 mod lines;
 
 use anyhow::{Context, Result, anyhow};
-use berth_rehearse::event::{Answer, Attempt, Failure, Kind, StreamEnd};
+use berth_rehearse::event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd};
 use berth_rehearse::load::{Anonymous, Closed, Connection, Known};
 use berth_rehearse::plan::LoadPlan;
 use berth_rehearse::record::Record;
@@ -146,7 +146,7 @@ fn write_all(record: &Record) -> std::io::Result<()> {
             Answer::Good { .. } => ("ok", "-".to_owned()),
             Answer::Bad { status, .. } => ("lost", status.to_string()),
             // It is told as the end of the connection.
-            Answer::Failed(how) if *kind == Kind::Kept && *how != Failure::Unanswered => continue,
+            Answer::Failed(how) if *kind == ConnectionKind::Kept && *how != Failure::Unanswered => continue,
             Answer::Failed(how) => ("lost", how.to_string()),
         };
         writeln!(out, "{} {stream} {outcome} {} {detail}", unix(*due), done.0.saturating_sub(due.0) / 1000)?;

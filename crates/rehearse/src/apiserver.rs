@@ -64,13 +64,13 @@ impl Apiserver {
         let output = timeout(VERSION_WITHIN, command.output()).await;
         let output = output.map_err(|_| format!("no answer to --version within {VERSION_WITHIN:?}"))?;
         let output = output.map_err(|error| format!("cannot be started: {error}"))?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        let version = said.lines().find_map(|line| line.strip_prefix("Kubernetes ")).map(str::trim);
+        let text = String::from_utf8_lossy(&output.stdout);
+        let version = text.lines().find_map(|line| line.strip_prefix("Kubernetes ")).map(str::trim);
         match version {
             Some(version) if !version.contains(' ') && output.status.success() => Ok(version.to_owned()),
             _ => {
-                let said = said + String::from_utf8_lossy(&output.stderr);
-                let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing");
+                let text = text + String::from_utf8_lossy(&output.stderr);
+                let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing");
                 Err(format!("--version ends with {} and says: {last}", output.status))
             }
         }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn who_knows_nobody_without_a_certificate() {
+    fn flags_that_refuse_anonymous_clients() {
         let wants = |flags: &str| Apiserver::parse(&format!("kube-apiserver {flags}")).unwrap().wants_certificates();
         for yes in
             ["--anonymous-auth=false", "--anonymous_auth=F", "--authentication-config=/x", "--authentication-config /x"]

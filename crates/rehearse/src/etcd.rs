@@ -3,7 +3,7 @@
 
 use super::address::free_address;
 use super::apiserver::flag;
-use super::topology::{Part, Role};
+use super::topology::{ProcessSpec, Role};
 use http_body_util::Empty;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
@@ -24,9 +24,9 @@ pub(crate) const UP_WITHIN: Duration = Duration::from_secs(30);
 
 /// Name of the flag for the time between two notices of progress: before 3.6 it was an experiment.
 fn notify_flag(program: &Path) -> &'static str {
-    let said = Command::new(program).arg("--version").stdin(Stdio::null()).output();
-    let said = said.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    let before = ["etcd Version: 3.4.", "etcd Version: 3.5."].iter().any(|version| said.starts_with(version));
+    let version = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+    let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let before = ["etcd Version: 3.4.", "etcd Version: 3.5."].iter().any(|prefix| version.starts_with(prefix));
     if before { "experimental-watch-progress-notify-interval" } else { "watch-progress-notify-interval" }
 }
 
@@ -52,7 +52,7 @@ impl Etcd {
         format!("http://{}", self.clients)
     }
 
-    pub(crate) fn part(&self, program: &Path, dir: &Path) -> Part {
+    pub(crate) fn part(&self, program: &Path, dir: &Path) -> ProcessSpec {
         let (clients, peers) = (self.url(), format!("http://{}", self.peers));
         let argv = vec![
             program.into(),
@@ -69,23 +69,23 @@ impl Etcd {
             "--unsafe-no-fsync".into(),
             "--log-level=warn".into(),
         ];
-        Part { role: Role::Store, argv, awaits: None }
+        ProcessSpec { role: Role::Store, argv, awaits: None }
     }
 
     /// Whether it is healthy, or why not.
     pub(crate) async fn healthy(&self) -> Result<(), String> {
-        let told = |error: &dyn std::fmt::Display| format!("GET {}/health: {error}", self.url());
-        let io = TcpStream::connect(self.clients).await.map_err(|e| told(&e))?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(|e| told(&e))?;
+        let failed = |error: &dyn std::fmt::Display| format!("GET {}/health: {error}", self.url());
+        let io = TcpStream::connect(self.clients).await.map_err(|e| failed(&e))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(|e| failed(&e))?;
         let request = Request::get("/health")
             .header(header::HOST, self.clients.to_string())
             .body(Empty::<Bytes>::new())
-            .map_err(|e| told(&e))?;
+            .map_err(|e| failed(&e))?;
         let answer = async move { sender.send_request(request).await };
         let (answer, _) = tokio::join!(answer, connection);
-        match answer.map_err(|e| told(&e))?.status() {
+        match answer.map_err(|e| failed(&e))?.status() {
             status if status.is_success() => Ok(()),
-            status => Err(told(&status)),
+            status => Err(failed(&status)),
         }
     }
 }

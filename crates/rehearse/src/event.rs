@@ -136,7 +136,7 @@ pub const STREAM_HEADER: &str = "x-rehearse-stream";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
     /// On a new connection or a kept one.
-    pub kind: Kind,
+    pub kind: ConnectionKind,
     /// The connection that it used.
     pub stream: StreamId,
     /// When the timetable wanted it; waits are counted from here.
@@ -149,7 +149,7 @@ pub struct Attempt {
 /// Whether an [`Attempt`] had to connect first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum ConnectionKind {
     /// Connect, TLS handshake, request.
     New,
     /// A request on a connection that answered before.
@@ -226,7 +226,7 @@ impl fmt::Display for Failure {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamEnd {
     pub stream: StreamId,
-    pub what: What,
+    pub what: StreamKind,
     pub protocol: Protocol,
     /// Whose certificate was seen on it.
     pub instance: String,
@@ -242,7 +242,7 @@ pub struct StreamEnd {
 /// What a stream was for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum What {
+pub enum StreamKind {
     /// One request. Its end is in the [`Attempt`], too.
     New,
     /// One request after the other.

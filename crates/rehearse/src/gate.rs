@@ -34,7 +34,7 @@ pub struct Counted {
 impl GateMetrics {
     /// From a shim's metrics; none: it has no gate.
     pub(crate) fn parse(metrics: &str) -> Option<Self> {
-        let mut said = None::<Self>;
+        let mut gate = None::<Self>;
         for line in metrics.lines() {
             let Some((name, rest)) = line.strip_prefix("berth_gate_").and_then(|line| line.split_once('{')) else {
                 continue;
@@ -45,17 +45,17 @@ impl GateMetrics {
                 let value = labels.split(',').find_map(|label| label.strip_prefix(name)?.strip_prefix("=\""));
                 value.and_then(|value| value.strip_suffix('"')).unwrap_or_default().to_owned()
             };
-            let said = said.get_or_insert_default();
+            let gate = gate.get_or_insert_default();
             match name {
-                "openings" => said.now.openings = value,
-                "openings_limit" => said.now.limit = value,
-                "waiting" => drop(said.now.waiting.insert(label("class"), value)),
-                "wait_seconds_count" => drop(said.counted.waited.insert(label("class"), value)),
-                "dropped_total" => drop(said.counted.dropped.insert(label("reason"), value)),
+                "openings" => gate.now.openings = value,
+                "openings_limit" => gate.now.limit = value,
+                "waiting" => drop(gate.now.waiting.insert(label("class"), value)),
+                "wait_seconds_count" => drop(gate.counted.waited.insert(label("class"), value)),
+                "dropped_total" => drop(gate.counted.dropped.insert(label("reason"), value)),
                 _ => {}
             }
         }
-        said
+        gate
     }
 }
 
@@ -82,10 +82,10 @@ berth_connections_total{shim=\"old\",outcome=\"gate_full\"} 2
     }
 
     #[test]
-    fn what_a_gate_says_is_read_from_its_shims_metrics() {
-        let said = GateMetrics::parse(METRICS).unwrap();
-        assert_eq!(said.now, Sample { waiting: counts(&[("first", 7), ("late", 0)]), openings: 3, limit: 4 });
-        assert_eq!(said.counted, Counted { waited: counts(&[("first", 9)]), dropped: counts(&[("full", 2)]) });
+    fn gate_metrics_are_parsed() {
+        let gate = GateMetrics::parse(METRICS).unwrap();
+        assert_eq!(gate.now, Sample { waiting: counts(&[("first", 7), ("late", 0)]), openings: 3, limit: 4 });
+        assert_eq!(gate.counted, Counted { waited: counts(&[("first", 9)]), dropped: counts(&[("full", 2)]) });
         assert_eq!(GateMetrics::parse("berth_shim_state{shim=\"old\"} 1\n# EOF\n"), None);
     }
 }

@@ -233,7 +233,7 @@ impl Injected {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Failure, Kind};
+    use crate::event::{ConnectionKind, Failure};
     use EventKind::{Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, NodeDialed, Player as Plays};
 
     const NODE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 3)), 6443);
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn what_clients_saw_is_sorted_by_what_they_dialed() {
         let attempt = |stream: &str, answer| {
-            let (kind, stream) = (Kind::New, stream.to_owned());
+            let (kind, stream) = (ConnectionKind::New, stream.to_owned());
             Attempt { kind, stream, due: Stamp(1), done: Stamp(2), answer }
         };
         let good = || Answer::Good { instance: "old".into() };

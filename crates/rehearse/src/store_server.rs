@@ -75,14 +75,14 @@ async fn stream_changes(
     mut writer: OwnedWriteHalf,
 ) -> io::Result<()> {
     let mut changes = store.watch(after);
-    let mut told = after;
+    let mut announced = after;
     let mut notify = tokio::time::interval(store.tells_every());
     notify.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let batch = tokio::select! {
             batch = changes.next() => batch,
             _ = notify.tick() => {
-                wire::write(&mut writer, &Reply::Progress { revision: told }).await?;
+                wire::write(&mut writer, &Reply::Progress { revision: announced }).await?;
                 continue;
             }
             // Whatever comes from the simulated apiserver ends its watch.
@@ -91,7 +91,7 @@ async fn stream_changes(
         match batch {
             Ok(batch) => {
                 for change in batch {
-                    told = change.revision;
+                    announced = change.revision;
                     wire::write(&mut writer, &Reply::Change(change)).await?;
                 }
             }

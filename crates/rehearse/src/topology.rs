@@ -33,12 +33,12 @@ pub(crate) enum Role {
     /// It keeps the objects of all instances: etcd.
     Store,
     /// It is no part of an instance: kube-proxy, and the kube-apiserver through which that watches.
-    Aside,
+    Helper,
 }
 
 /// A process to be started.
 #[derive(Debug, Clone)]
-pub(crate) struct Part {
+pub(crate) struct ProcessSpec {
     pub(crate) role: Role,
     pub(crate) argv: Vec<OsString>,
     /// It is started when this address takes connections.
@@ -76,21 +76,21 @@ impl Layout {
     }
 
     /// The process that all instances share, which is there before and after them.
-    pub(crate) fn shared(&self, setting: &Setting) -> Option<Part> {
+    pub(crate) fn shared(&self, setting: &Setting) -> Option<ProcessSpec> {
         let node = self.via == Via::Berth && self.topology == Topology::Node;
         node.then(|| discover(setting, NODE))
     }
 
     /// A second shim, which has no instance of its own.
-    pub(crate) fn beside(&self, setting: &Setting) -> Part {
+    pub(crate) fn beside(&self, setting: &Setting) -> ProcessSpec {
         discover(setting, BESIDE)
     }
 
     /// The processes of an instance, in the order in which they start. `own` is an address of its
     /// own, where berth does not choose one.
-    pub(crate) fn parts(&self, setting: &Setting, instance: &Instance, own: SocketAddr) -> Vec<Part> {
-        let apiserver = |argv| Part { role: Role::Apiserver, argv, awaits: None };
-        let proxy = |argv, awaits| Part { role: Role::Proxy, argv, awaits };
+    pub(crate) fn parts(&self, setting: &Setting, instance: &Instance, own: SocketAddr) -> Vec<ProcessSpec> {
+        let apiserver = |argv| ProcessSpec { role: Role::Apiserver, argv, awaits: None };
+        let proxy = |argv, awaits| ProcessSpec { role: Role::Proxy, argv, awaits };
         let name = &instance.name;
         let mut command = instance.command(setting);
         match self.via {
@@ -107,7 +107,7 @@ impl Layout {
                     argv.extend(shim(setting));
                     argv.push("--".into());
                     argv.append(&mut command);
-                    vec![Part { role: Role::Unit, argv, awaits: None }]
+                    vec![ProcessSpec { role: Role::Unit, argv, awaits: None }]
                 }
                 topology => {
                     let mut exec = berth("exec", setting, name);
@@ -150,7 +150,7 @@ impl Layout {
         own: SocketAddr,
         limits: Limits,
         run: Vec<OsString>,
-    ) -> Part {
+    ) -> ProcessSpec {
         let parts = self.parts(setting, running, own);
         let command: Vec<_> =
             parts.iter().take(1).flat_map(|part| &part.argv).map(|word| word.to_string_lossy()).collect();
@@ -170,14 +170,14 @@ impl Layout {
         }
         argv.push("--".into());
         argv.extend(run);
-        Part { role: Role::Bridge, argv, awaits: None }
+        ProcessSpec { role: Role::Bridge, argv, awaits: None }
     }
 
     /// What ends a bridge.
-    pub(crate) fn end_bridge(&self, setting: &Setting) -> Part {
+    pub(crate) fn end_bridge(&self, setting: &Setting) -> ProcessSpec {
         let argv =
             vec![setting.berth.clone().into(), "bridge".into(), "end".into(), flag("state-dir", setting.bridge())];
-        Part { role: Role::Bridge, argv, awaits: None }
+        ProcessSpec { role: Role::Bridge, argv, awaits: None }
     }
 
     /// Which get a signal to stop, and which: the next group when all of the one before have ended. What is
@@ -210,11 +210,11 @@ impl Layout {
 }
 
 /// A shim of all instances.
-fn discover(setting: &Setting, name: &str) -> Part {
+fn discover(setting: &Setting, name: &str) -> ProcessSpec {
     let mut argv = berth("serve", setting, name);
     argv.push("--discover".into());
     argv.extend(shim(setting));
-    Part { role: Role::Proxy, argv, awaits: None }
+    ProcessSpec { role: Role::Proxy, argv, awaits: None }
 }
 
 /// A subcommand of berth and its place.
@@ -272,22 +272,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_told_when() {
+    fn each_topology_stops_its_processes_in_order() {
         use Role::{Apiserver, Proxy, Unit};
-        let told = |via, topology| {
+        let stopped = |via, topology| {
             let groups = Layout { via, topology }.stop();
             groups.into_iter().map(|group| group.into_iter().map(|(role, _)| role).collect()).collect::<Vec<Vec<_>>>()
         };
         for via in [Via::Berth, Via::Haproxy] {
-            assert_eq!(told(via, Topology::Sidecar), [[Apiserver, Proxy]]);
-            assert_eq!(told(via, Topology::NativeSidecar), [[Apiserver], [Proxy]]);
+            assert_eq!(stopped(via, Topology::Sidecar), [[Apiserver, Proxy]]);
+            assert_eq!(stopped(via, Topology::NativeSidecar), [[Apiserver], [Proxy]]);
         }
-        assert_eq!(told(Via::Berth, Topology::Run), [[Unit]]);
-        assert_eq!(told(Via::Haproxy, Topology::Run), [[Apiserver, Proxy]]);
+        assert_eq!(stopped(Via::Berth, Topology::Run), [[Unit]]);
+        assert_eq!(stopped(Via::Haproxy, Topology::Run), [[Apiserver, Proxy]]);
         // The shim goes on; without one there is nothing else to tell.
-        assert_eq!(told(Via::Berth, Topology::Node), [[Apiserver]]);
-        assert_eq!(told(Via::PortSharing, Topology::Sidecar), [[Apiserver]]);
-        assert_eq!(told(Via::Berth, Topology::Bridge), [[Apiserver]]);
-        assert_eq!(told(Via::Haproxy, Topology::Bridge), [[Apiserver, Proxy]]);
+        assert_eq!(stopped(Via::Berth, Topology::Node), [[Apiserver]]);
+        assert_eq!(stopped(Via::PortSharing, Topology::Sidecar), [[Apiserver]]);
+        assert_eq!(stopped(Via::Berth, Topology::Bridge), [[Apiserver]]);
+        assert_eq!(stopped(Via::Haproxy, Topology::Bridge), [[Apiserver, Proxy]]);
     }
 }

@@ -13,7 +13,7 @@
 //! Whatever is left was ended by something in between.
 
 use crate::data::MarkKind;
-use crate::event::{EndReport, EndedBy, Protocol, StreamEnd, What};
+use crate::event::{EndReport, EndedBy, Protocol, StreamEnd, StreamKind};
 use crate::record::Record;
 use crate::stamp::Stamp;
 use std::collections::HashMap;
@@ -73,7 +73,7 @@ impl<'a> Ends<'a> {
 
 /// What an instance that stops treats alike. A large answer is one that is under way, as a watch is.
 fn kind(end: &StreamEnd) -> (bool, Protocol) {
-    (matches!(end.what, What::Watch | What::Slow), end.protocol)
+    (matches!(end.what, StreamKind::Watch | StreamKind::Slow), end.protocol)
 }
 
 #[cfg(test)]
@@ -82,7 +82,7 @@ mod tests {
     use crate::event::{Failure, Signed};
     use crate::record::Control;
 
-    fn end(what: What, at: u64) -> StreamEnd {
+    fn end(what: StreamKind, at: u64) -> StreamEnd {
         StreamEnd {
             stream: format!("{what:?}-1"),
             what,
@@ -104,7 +104,8 @@ mod tests {
         let mut record = Record::default();
         record.moments.add("old", MarkKind::Started, ms(0));
         record.moments.add("old", MarkKind::Sigterm, ms(1000));
-        record.control = Control { ends: vec![end(What::Kept, 1200), end(What::Watch, 2000)], ..Control::default() };
+        record.control =
+            Control { ends: vec![end(StreamKind::Kept, 1200), end(StreamKind::Watch, 2000)], ..Control::default() };
         record
     }
 
@@ -114,21 +115,21 @@ mod tests {
         let ends = Ends::new(&record);
         let by_instance = |end: &StreamEnd| ends.by_instance(end).is_ok();
         // 50 ms before is the same moment.
-        assert!([1150, 1200, 5000].iter().all(|at| by_instance(&end(What::Kept, *at))));
-        assert!(!by_instance(&end(What::Kept, 1149)));
-        for what in [What::Watch, What::Slow] {
+        assert!([1150, 1200, 5000].iter().all(|at| by_instance(&end(StreamKind::Kept, *at))));
+        assert!(!by_instance(&end(StreamKind::Kept, 1149)));
+        for what in [StreamKind::Watch, StreamKind::Slow] {
             assert!(by_instance(&end(what, 2000)) && !by_instance(&end(what, 1500)));
         }
         // Of another kind.
-        assert!(!by_instance(&StreamEnd { protocol: Protocol::Http1, ..end(What::Kept, 1300) }));
-        assert!(!by_instance(&StreamEnd { instance: "new".into(), ..end(What::Kept, 1300) }));
+        assert!(!by_instance(&StreamEnd { protocol: Protocol::Http1, ..end(StreamKind::Kept, 1300) }));
+        assert!(!by_instance(&StreamEnd { instance: "new".into(), ..end(StreamKind::Kept, 1300) }));
     }
 
     #[test]
     fn clients_that_lag_see_the_same_moment_later() {
         let mut record = stopped();
         record.behind = Duration::from_millis(200);
-        assert_eq!(Ends::new(&record).by_instance(&end(What::Kept, 1000)), Ok(()));
+        assert_eq!(Ends::new(&record).by_instance(&end(StreamKind::Kept, 1000)), Ok(()));
     }
 
     #[test]
@@ -136,7 +137,7 @@ mod tests {
         let record = stopped();
         let ends = Ends::new(&record);
         for signed in [Signed::EndOfAnswer, Signed::LastAnswer, Signed::GoAway, Signed::CloseNotify] {
-            let signed = |at| StreamEnd { signed: Some(signed), ..end(What::Watch, at) };
+            let signed = |at| StreamEnd { signed: Some(signed), ..end(StreamKind::Watch, at) };
             assert_eq!(ends.by_instance(&signed(1001)), Ok(()));
             assert_eq!(ends.by_instance(&signed(900)), Err("its instance was not stopping"));
         }
@@ -150,7 +151,8 @@ mod tests {
         };
         let judged = |report| {
             let record = Record { reports: vec![report], ..stopped() };
-            Ends::new(&record).by_instance(&StreamEnd { signed: Some(Signed::CloseNotify), ..end(What::Watch, 3000) })
+            Ends::new(&record)
+                .by_instance(&StreamEnd { signed: Some(Signed::CloseNotify), ..end(StreamKind::Watch, 3000) })
         };
         assert_eq!(judged(report(EndedBy::Instance, 3000)), Ok(()));
         assert!(judged(report(EndedBy::Instance, 3001)).is_err());
@@ -162,11 +164,11 @@ mod tests {
         let mut record = stopped();
         record.moments.add("old", MarkKind::Exited, ms(2000));
         record.moments.add("old", MarkKind::Started, ms(3000));
-        let killed = end(What::Kept, 5000);
+        let killed = end(StreamKind::Kept, 5000);
         assert!(Ends::new(&record).by_instance(&killed).is_err());
         record.moments.add("old", MarkKind::Exited, ms(5000));
         assert!(Ends::new(&record).by_instance(&killed).is_err());
-        record.control.ends.push(end(What::Kept, 5010));
+        record.control.ends.push(end(StreamKind::Kept, 5010));
         assert_eq!(Ends::new(&record).by_instance(&killed), Ok(()));
     }
 }

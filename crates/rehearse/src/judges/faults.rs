@@ -6,7 +6,7 @@
 use super::service::{Forgotten, Service};
 use super::{JUDGE, Judge, Span, what_happened};
 use crate::data::{MarkKind, Promise};
-use crate::event::{Answer, Attempt, Kind};
+use crate::event::{Answer, Attempt, ConnectionKind};
 use crate::fault::{Fault, SLOW, Standby};
 use crate::loss::Loss;
 use crate::plan::{GONE_WITHIN, LEASE};
@@ -233,9 +233,9 @@ impl Check<'_> {
     fn comes_back(&mut self) {
         let Injected { at, over, .. } = *self.injected;
         let Some(over) = over else { return };
-        let good = |a: &&Attempt| a.kind == Kind::New && matches!(a.answer, Answer::Good { .. });
+        let good = |a: &&Attempt| a.kind == ConnectionKind::New && matches!(a.answer, Answer::Good { .. });
         let first = self.attempts.iter().filter(good).filter(|a| a.due > at).map(|a| a.due).min();
-        let failed = self.attempts.iter().filter(|a| a.kind == Kind::New && a.due > at && a.due <= over);
+        let failed = self.attempts.iter().filter(|a| a.kind == ConnectionKind::New && a.due > at && a.due <= over);
         let refused = failed.filter(|a| matches!(a.answer, Answer::Failed(_))).count();
         match first {
             Some(first) if refused > 0 => {
@@ -291,7 +291,7 @@ impl Check<'_> {
 
     /// The Service's new connections that were due between two moments, and how many of them were lost.
     fn lost_between(&self, from: Stamp, to: Stamp) -> (u64, u64) {
-        let new = |a: &&Attempt| a.kind == Kind::New && a.due >= from && a.due <= to;
+        let new = |a: &&Attempt| a.kind == ConnectionKind::New && a.due >= from && a.due <= to;
         self.record.attempts.iter().filter(new).fold((0, 0), |(all, lost), attempt| {
             (all + 1, lost + u64::from(matches!(attempt.answer, Answer::Failed(_))))
         })
@@ -311,7 +311,7 @@ impl Check<'_> {
     fn goes_past(&mut self) {
         let Injected { at, over, .. } = *self.injected;
         let over = over.unwrap_or(at);
-        let past = self.attempts.iter().filter(|a| a.kind == Kind::New && a.due >= at && a.done < over);
+        let past = self.attempts.iter().filter(|a| a.kind == ConnectionKind::New && a.due >= at && a.done < over);
         match past.filter(|a| matches!(a.answer, Answer::Good { .. })).count() {
             0 => self.broken.push("no new connection went past it".into()),
             past => self.seen.push(format!("{past} new connections went past it while it hung")),
@@ -346,7 +346,7 @@ impl Check<'_> {
         if fault == Fault::Hang {
             self.moves(passed);
         }
-        let after = || meanwhile().filter(|a| a.kind == Kind::New && a.due > passed);
+        let after = || meanwhile().filter(|a| a.kind == ConnectionKind::New && a.due > passed);
         let longest = after().map(|a| a.done.since(a.due)).max();
         match longest {
             None if over.since(passed) < AFTER => {
@@ -367,7 +367,8 @@ impl Check<'_> {
     fn moves(&mut self, noticed: Stamp) {
         let Injected { instance, at, .. } = self.injected;
         let jitter = JITTER + self.slack;
-        let waited = |a: &&Attempt| a.kind == Kind::New && a.due > at.plus(AFTER + self.slack) && a.due < noticed;
+        let waited =
+            |a: &&Attempt| a.kind == ConnectionKind::New && a.due > at.plus(AFTER + self.slack) && a.due < noticed;
         let its_own = |a: &Attempt| matches!(&a.answer, Answer::Good { instance: by } if by == instance);
         let waited: Vec<_> = self.attempts.iter().filter(waited).filter(|a| a.done > noticed).collect();
         let stayed = waited.iter().filter(|a| its_own(a) || a.done > noticed.plus(jitter)).count();
@@ -420,7 +421,7 @@ mod tests {
 
     fn attempt(due: u64, done: u64, good: bool) -> Attempt {
         let answer = if good { Answer::Good { instance: "new".into() } } else { Answer::Failed(Failure::Refused) };
-        Attempt { kind: Kind::New, stream: format!("new-{due}"), due: ms(due), done: ms(done), answer }
+        Attempt { kind: ConnectionKind::New, stream: format!("new-{due}"), due: ms(due), done: ms(done), answer }
     }
 
     fn lost(loss: Loss, due: Option<u64>, seen: u64) -> Lost<'static> {

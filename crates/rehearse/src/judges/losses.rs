@@ -4,7 +4,7 @@ use super::ends::Ends;
 use super::faults::{self, Lost};
 use super::{Case, JUDGE, Judge, nodes};
 use crate::data::{Promise, Ran, Tally, count_of};
-use crate::event::{Answer, Attempt, Failure, Kind, StreamEnd, What};
+use crate::event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd, StreamKind};
 use crate::loss::Loss;
 use crate::report::format;
 use crate::stamp::Stamp;
@@ -80,7 +80,7 @@ impl<'a, 'r> Losses<'a, 'r> {
     fn new(case: &'r mut Case<'a>, ran: &'r mut Ran) -> Self {
         let record = case.record;
         let ends = record.ends.iter().chain(record.nodes.iter().flat_map(|node| &node.ends));
-        let new_ends = ends.filter(|end| end.what == What::New);
+        let new_ends = ends.filter(|end| end.what == StreamKind::New);
         let attempts = record.attempts.iter().chain(record.nodes.iter().flat_map(|node| &node.attempts));
         let served_by = attempts.filter_map(|attempt| match &attempt.answer {
             Answer::Good { instance } | Answer::Bad { instance, .. } => {
@@ -112,7 +112,7 @@ impl<'a, 'r> Losses<'a, 'r> {
                 Answer::Failed(failure) => self.failed(attempt, failure),
             }
         }
-        ends.iter().filter(|end| end.what != What::New).for_each(|end| self.ended(end));
+        ends.iter().filter(|end| end.what != StreamKind::New).for_each(|end| self.ended(end));
     }
 
     /// Whether a new connection that failed was ended by the instance that it had come to.
@@ -147,7 +147,7 @@ impl<'a, 'r> Losses<'a, 'r> {
             Failure::Local(why) => *self.local.entry(why).or_default() += 1,
             Failure::Unanswered => {}
             // The end of a kept connection is judged once, as the end of a stream.
-            _ if attempt.kind == Kind::Kept => return,
+            _ if attempt.kind == ConnectionKind::Kept => return,
             Failure::Reset | Failure::Closed | Failure::Http(_) if self.instance_ended(&attempt.stream) => {
                 self.apart(&attempt.stream, attempt.done);
                 return;

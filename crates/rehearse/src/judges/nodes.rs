@@ -3,7 +3,7 @@
 use super::service::Service;
 use super::{Case, Judge};
 use crate::data::{Away, ByAddress, Ran, Tally};
-use crate::event::{Answer, Attempt, Kind};
+use crate::event::{Answer, Attempt, ConnectionKind};
 use crate::network::SERVICE;
 use crate::record::{Injected, Record};
 use crate::report::format::{count, moment, named, wait};
@@ -19,7 +19,7 @@ pub(super) fn by_address(record: &Record) -> Vec<ByAddress> {
         name: name.to_owned(),
         address: address.to_string(),
         requests: attempts.len() as u64,
-        new_connections: attempts.iter().filter(|attempt| attempt.kind == Kind::New).count() as u64,
+        new_connections: attempts.iter().filter(|attempt| attempt.kind == ConnectionKind::New).count() as u64,
         wait_max_ms: attempts.iter().map(|attempt| millis(attempt.done.since(attempt.due))).fold(0.0, f64::max),
         ..ByAddress::default()
     };
@@ -35,7 +35,7 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
         let node = node.as_ref().filter(|_| fault.is_of_a_node())?;
         let seen = service.forgot(*at, node.address.ip());
         let after = |moment: Stamp| millis(moment.since(*at));
-        let failed = |a: &&Attempt| a.kind == Kind::New && matches!(a.answer, Answer::Failed(_));
+        let failed = |a: &&Attempt| a.kind == ConnectionKind::New && matches!(a.answer, Answer::Failed(_));
         let meanwhile = |a: &&Attempt| a.due >= *at && over.is_none_or(|over| a.due < over);
         Some(Away {
             fault: fault.to_string(),

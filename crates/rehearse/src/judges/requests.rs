@@ -2,7 +2,7 @@
 
 use super::{Case, Judge};
 use crate::data::{Figures, Ran, count_of};
-use crate::event::{Answer, Kind};
+use crate::event::{Answer, ConnectionKind};
 use crate::record::Record;
 use crate::report::format::{self, count, wait};
 use crate::section::{Row, Section};
@@ -27,8 +27,10 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     let Ran { figures, verdict, .. } = ran;
     for attempt in &record.attempts {
         figures.requests += 1;
-        figures.new_connections += u64::from(attempt.kind == Kind::New);
-        if let (Kind::New, Answer::Good { instance } | Answer::Bad { instance, .. }) = (attempt.kind, &attempt.answer) {
+        figures.new_connections += u64::from(attempt.kind == ConnectionKind::New);
+        if let (ConnectionKind::New, Answer::Good { instance } | Answer::Bad { instance, .. }) =
+            (attempt.kind, &attempt.answer)
+        {
             *figures.new_connections_by_instance.entry(instance.clone()).or_default() += 1;
         }
     }

@@ -18,7 +18,7 @@ const NAME: &str = "storm";
 
 /// Clients that came at one moment, and again until they were served.
 #[derive(Debug)]
-struct Storm<'a> {
+struct StormEvents<'a> {
     clients: u32,
     /// When they came.
     at: Stamp,
@@ -28,7 +28,7 @@ struct Storm<'a> {
     tries: Vec<(Stamp, &'a Answer)>,
 }
 
-impl<'a> Storm<'a> {
+impl<'a> StormEvents<'a> {
     fn of(record: &'a Record) -> Option<Self> {
         let mut storm = None::<Self>;
         for Event { at, what, .. } in &record.events {
@@ -100,7 +100,7 @@ impl<'a> Storm<'a> {
 
 /// Its failed tries are part of its promise, and not losses.
 fn judge(case: &mut Case<'_>, ran: &mut Ran) {
-    let Some(storm) = Storm::of(case.record) else {
+    let Some(storm) = StormEvents::of(case.record) else {
         if case.plan.load.storm > 0 {
             ran.verdict.doubt("there was no storm".into());
         }
@@ -180,7 +180,7 @@ mod tests {
         let tried = |tries: &[(u64, &Answer)]| {
             let tries = tries.iter().map(|(at, answer)| (ms(*at), *answer)).collect();
             let span = Span { began: ms(0), over: ms(9_000), last: ms(9_000) };
-            let promise = Storm { clients: 2, at: ms(1_000), over: Some(ms(9_000)), tries }.promise(&span);
+            let promise = StormEvents { clients: 2, at: ms(1_000), over: Some(ms(9_000)), tries }.promise(&span);
             let (broken, seen): (Vec<_>, Vec<_>) =
                 promise.what_happened.into_iter().partition(|line| line.starts_with("broken: "));
             assert_eq!(promise.held, broken.is_empty());

@@ -3,7 +3,8 @@ mod run;
 use super::*;
 use crate::data::{Informer, MarkKind, count_of};
 use crate::event::{
-    Answer, Attempt, EndReport, EndedBy, Event, EventKind, Failure, Kind, Protocol, Signed, StreamEnd, WatchSum, What,
+    Answer, Attempt, ConnectionKind, EndReport, EndedBy, Event, EventKind, Failure, Protocol, Signed, StreamEnd,
+    StreamKind, WatchSum,
 };
 use crate::loss::Loss;
 use crate::plan::LoadPlan;
@@ -19,7 +20,7 @@ fn plan() -> Plan {
     Plan { load: LoadPlan { watches: 1, ..LoadPlan::default() }, ..Plan::default() }
 }
 
-fn attempt(kind: Kind, stream: &str, at: u64, answer: Answer) -> Attempt {
+fn attempt(kind: ConnectionKind, stream: &str, at: u64, answer: Answer) -> Attempt {
     Attempt { kind, stream: stream.into(), due: Stamp(at), done: Stamp(at + 1_000_000), answer }
 }
 
@@ -29,7 +30,7 @@ fn good() -> Record {
     for n in 0..300_u64 {
         let at = n * 10_000_000;
         let instance = if at < 2_000_000_000 { OLD } else { NEW }.to_owned();
-        record.attempts.push(attempt(Kind::New, &format!("new-{n}"), at, Answer::Good { instance }));
+        record.attempts.push(attempt(ConnectionKind::New, &format!("new-{n}"), at, Answer::Good { instance }));
     }
     for (instance, mark, ms) in [
         (OLD, MarkKind::Ready, 0),
@@ -54,7 +55,7 @@ fn report(stream: &str, by: EndedBy, at: u64) -> (String, EndReport) {
 fn end(stream: &str, at: u64) -> StreamEnd {
     StreamEnd {
         stream: stream.into(),
-        what: What::Kept,
+        what: StreamKind::Kept,
         protocol: Protocol::Http1,
         instance: OLD.into(),
         at: Stamp(at),
@@ -169,7 +170,7 @@ fn every_failure_of_a_new_connection_is_lost() {
         (Failure::Http("h2".into()), Loss::Http),
     ] {
         let mut record = good();
-        record.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(failure)));
+        record.attempts.push(attempt(ConnectionKind::New, "x", 0, Answer::Failed(failure)));
         let ran = judge(&record, &plan());
         assert_eq!(ran.verdict.lost, [loss.tally(1)]);
         assert!(!ran.verdict.held && ran.verdict.examples.len() == 1);
@@ -180,7 +181,7 @@ fn every_failure_of_a_new_connection_is_lost() {
 fn an_instance_cannot_excuse_what_never_reached_it() {
     for failure in [Failure::Refused, Failure::Unanswered, Failure::Tls("x509".into())] {
         let mut record = good();
-        record.attempts.push(attempt(Kind::New, "x", 5, Answer::Failed(failure)));
+        record.attempts.push(attempt(ConnectionKind::New, "x", 5, Answer::Failed(failure)));
         record.reports.push(report("x", EndedBy::Instance, 1));
         assert_eq!(judge(&record, &plan()).verdict.lost(), 1);
     }
@@ -190,7 +191,7 @@ fn an_instance_cannot_excuse_what_never_reached_it() {
 fn streams_that_their_instance_ended_are_counted_apart() {
     let mut record = good();
     record.ends.push(end("kept", 10));
-    record.attempts.push(attempt(Kind::Kept, "kept", 9, Answer::Failed(Failure::Reset)));
+    record.attempts.push(attempt(ConnectionKind::Kept, "kept", 9, Answer::Failed(Failure::Reset)));
     record.reports.push(report("kept", EndedBy::Instance, 10));
     let ran = judge(&record, &plan());
     assert!(ran.verdict.held, "{ran:#?}");
@@ -219,7 +220,8 @@ fn other_ends_are_berths() {
 
 #[test]
 fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
-    let bad = |stream: &str| attempt(Kind::Kept, stream, 1, Answer::Bad { instance: OLD.into(), status: 503 });
+    let bad =
+        |stream: &str| attempt(ConnectionKind::Kept, stream, 1, Answer::Bad { instance: OLD.into(), status: 503 });
     let mut record = good();
     record.attempts.extend([bad("a"), bad("a"), bad("b")]);
     let (name, mut once) = report("a", EndedBy::Instance, 2);
@@ -233,7 +235,7 @@ fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
 fn without_reports_the_status_of_a_stopping_instance_says_that_it_rejected() {
     let bad = |status| {
         let ms = 2_050_000_000;
-        attempt(Kind::Kept, "a", ms, Answer::Bad { instance: OLD.into(), status })
+        attempt(ConnectionKind::Kept, "a", ms, Answer::Bad { instance: OLD.into(), status })
     };
     let mut record = good();
     record.attempts.extend([bad(429), bad(503), bad(500), Attempt { done: Stamp(1), ..bad(503) }]);
@@ -246,8 +248,13 @@ fn a_new_connection_that_its_instance_ends_is_counted_apart() {
     for (signed, lost) in [(Some(Signed::GoAway), 0), (None, 1)] {
         let mut record = good();
         let at = 2_050_000_000;
-        record.attempts.push(attempt(Kind::New, "new-x", at, Answer::Failed(Failure::Http("go away".into()))));
-        record.ends.push(StreamEnd { what: What::New, signed, ..end("new-x", at) });
+        record.attempts.push(attempt(
+            ConnectionKind::New,
+            "new-x",
+            at,
+            Answer::Failed(Failure::Http("go away".into())),
+        ));
+        record.ends.push(StreamEnd { what: StreamKind::New, signed, ..end("new-x", at) });
         let ran = judge(&record, &plan());
         assert_eq!((ran.verdict.lost(), count_of(&ran.verdict.apart, "ended_by_instance")), (lost, 1 - lost));
         assert!(count_of(&ran.verdict.lost, "stream_ended") == 0);
@@ -315,7 +322,10 @@ fn a_run_that_tests_nothing_does_not_hold() {
         (|r| forget(r, OLD, Some(MarkKind::Drained)), false),
         (|r| r.moments.0[1].at = Stamp(2_500_000_000), false),
         (|r| r.troubles.push("old had to be killed".into()), false),
-        (|r| r.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Local("EMFILE".into())))), true),
+        (
+            |r| r.attempts.push(attempt(ConnectionKind::New, "x", 0, Answer::Failed(Failure::Local("EMFILE".into())))),
+            true,
+        ),
         (|r| (r.behind, r.troubles) = (Duration::from_secs(2), vec!["old had to be killed".into()]), false),
     ];
     for (n, (spoil, inconclusive)) in spoils.iter().enumerate() {
@@ -327,7 +337,7 @@ fn a_run_that_tests_nothing_does_not_hold() {
     }
     let mut lost = good();
     lost.behind = Duration::from_secs(2);
-    lost.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Refused)));
+    lost.attempts.push(attempt(ConnectionKind::New, "x", 0, Answer::Failed(Failure::Refused)));
     assert!(!judge(&lost, &plan()).verdict.inconclusive && !judge(&good(), &plan()).verdict.inconclusive);
     assert!(!judge(&Record::default(), &plan()).verdict.held);
 }
@@ -341,7 +351,7 @@ fn two_nodes() -> Record {
     for n in 0..300_u64 {
         let at = n * 10_000_000 + 1;
         let instance = if at < 2_000_000_000 { "cp-2-old" } else { "cp-2-new" }.to_owned();
-        record.attempts.push(attempt(Kind::New, &format!("more-{n}"), at, Answer::Good { instance }));
+        record.attempts.push(attempt(ConnectionKind::New, &format!("more-{n}"), at, Answer::Good { instance }));
     }
     for moment in record.moments.0.clone() {
         record.moments.add(&format!("cp-2-{}", moment.instance), moment.mark, moment.at);
@@ -351,7 +361,7 @@ fn two_nodes() -> Record {
     record.players.extend(["cp-2-old", "cp-2-new"].map(player));
     for (number, name) in ["cp-1", "cp-2"].into_iter().enumerate() {
         let address = ([10, 0, 0, number as u8 + 1], 6443).into();
-        let attempts = vec![attempt(Kind::New, name, 0, Answer::Good { instance: OLD.into() })];
+        let attempts = vec![attempt(ConnectionKind::New, name, 0, Answer::Good { instance: OLD.into() })];
         record.nodes.push(AtNode { name: name.into(), address, attempts, ends: Vec::new() });
     }
     record
@@ -366,7 +376,7 @@ fn each_node_has_its_upgrade_and_its_losses() {
     assert_eq!(at(&ran), [(Vec::new(), 0), (Vec::new(), 0), (Vec::new(), 0)]);
 
     let mut lost = two_nodes();
-    lost.nodes[1].attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Refused)));
+    lost.nodes[1].attempts.push(attempt(ConnectionKind::New, "x", 0, Answer::Failed(Failure::Refused)));
     lost.nodes[1].ends.push(StreamEnd { stream: "y".into(), ..end("y", 1_000_000_000) });
     let ran = judge(&lost, &plan());
     let both = vec![Loss::Refused.tally(1), Loss::StreamEnded.tally(1)];

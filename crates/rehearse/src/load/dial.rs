@@ -1,9 +1,9 @@
 //! A client's connection: TCP, TLS with the certificate checked, HTTP. And what its failures mean.
 
-use super::observe::{Observed, Said};
+use super::observe::{EndSignals, Observed};
 use super::{Instances, Joined, objects};
 use crate::certs::{Certs, Names};
-use crate::event::{Answer, Failure, Protocol, STREAM_HEADER, Signed, StreamEnd, StreamId, What};
+use crate::event::{Answer, Failure, Protocol, STREAM_HEADER, Signed, StreamEnd, StreamId, StreamKind};
 use crate::netns::Namespace;
 use crate::stamp::Stamp;
 use http_body_util::{BodyExt, Full};
@@ -158,7 +158,7 @@ impl Target {
         let tls = connector.connect(self.name.clone(), tcp).await.map_err(|e| io_failure(&e))?;
         let instance = self.names.instance(tls.get_ref().1.peer_certificates());
         let observed = Observed::new(tls, protocol == Protocol::Http2);
-        let said = observed.said();
+        let end_signals = observed.end_signals();
         let io = TokioIo::new(observed);
         let over = CancellationToken::new();
         let (sender, driver) = match protocol {
@@ -182,7 +182,7 @@ impl Target {
             protocol,
             sender,
             driver,
-            said,
+            end_signals,
             last_answer: false,
             host: self.address.to_string(),
             agent: self.agent.clone(),
@@ -204,7 +204,7 @@ pub(super) struct Link {
     protocol: Protocol,
     sender: Sender,
     driver: JoinHandle<hyper::Result<()>>,
-    said: Said,
+    end_signals: EndSignals,
     /// The instance announced its last answer.
     last_answer: bool,
     host: String,
@@ -293,14 +293,14 @@ impl Link {
     }
 
     /// Its end, seen now. An answer that was under way may have come to its end as it should.
-    pub(super) fn end(&self, what: What, how: Failure, in_flight: bool, end_of_answer: bool) -> StreamEnd {
+    pub(super) fn end(&self, what: StreamKind, how: Failure, in_flight: bool, end_of_answer: bool) -> StreamEnd {
         let signed = if end_of_answer {
             Some(Signed::EndOfAnswer)
-        } else if self.said.close_notify() {
+        } else if self.end_signals.close_notify() {
             Some(Signed::CloseNotify)
         } else if self.last_answer && !in_flight {
             Some(Signed::LastAnswer)
-        } else if self.said.goaway() && (!in_flight || matches!(how, Failure::Http(_))) {
+        } else if self.end_signals.goaway() && (!in_flight || matches!(how, Failure::Http(_))) {
             Some(Signed::GoAway)
         } else {
             None

@@ -6,7 +6,7 @@ use super::objects::{Event, List, Object, get};
 use super::timetable::protocol;
 use super::writer::Goal;
 use super::{Client, Due};
-use crate::event::{Answer, Failure, Kind, What};
+use crate::event::{Answer, ConnectionKind, Failure, StreamKind};
 use crate::plan::UNANSWERED;
 use http_body_util::BodyExt;
 use hyper::StatusCode;
@@ -56,7 +56,7 @@ pub(super) struct Follower<V> {
     /// Where to go on; none when a list is needed.
     revision: Option<String>,
     /// Notified of each list and event.
-    told: Sent<()>,
+    progress: Sent<()>,
     /// Dropped when it watches for the first time.
     pub(super) begun: Option<Sender<()>>,
 }
@@ -75,21 +75,21 @@ impl<V: View> Follower<V> {
             listed: false,
             opened: 0,
             revision: None,
-            told: Sent::new(()),
+            progress: Sent::new(()),
             begun: None,
         }
     }
 
     /// Follows until the load stops and the goal is reached, or nothing came for the time to catch up; the goal.
     pub(super) async fn run(&mut self, mut goal: Receiver<Option<Arc<Goal>>>) -> Option<Arc<Goal>> {
-        let mut told = goal.clone();
-        let (mut news, recorder, catch_up) =
-            (self.told.subscribe(), Arc::clone(&self.client.recorder), self.client.catch_up);
+        let mut goal_set = goal.clone();
+        let (mut progress, recorder, catch_up) =
+            (self.progress.subscribe(), Arc::clone(&self.client.recorder), self.client.catch_up);
         let too_late = async {
-            let _ = told.wait_for(Option::is_some).await;
+            let _ = goal_set.wait_for(Option::is_some).await;
             // On a machine so busy that clients were behind their timetable, so may the last writes be.
             let patience = catch_up + recorder.behind();
-            while matches!(tokio::time::timeout(patience, news.changed()).await, Ok(Ok(()))) {}
+            while matches!(tokio::time::timeout(patience, progress.changed()).await, Ok(Ok(()))) {}
         };
         tokio::select! {
             biased;
@@ -128,7 +128,7 @@ impl<V: View> Follower<V> {
             };
             // An ERROR event ends a watch by the protocol, which is no loss.
             if self.revision.is_some() || !end_of_answer {
-                self.client.ended(link.end(What::Watch, how, true, end_of_answer));
+                self.client.ended(link.end(StreamKind::Watch, how, true, end_of_answer));
             }
         }
     }
@@ -138,13 +138,13 @@ impl<V: View> Follower<V> {
         self.opened += 1;
         let (stream, due) = (format!("{}-{}", self.name, self.opened), Due::now());
         let target = self.client.target.clone();
-        let mut kind = Kind::New;
+        let mut kind = ConnectionKind::New;
         let opened = dial::within(UNANSWERED, async {
             let mut link = target.dial(protocol(self.index), stream.clone()).await?;
             let opened = self.watch(&mut link, &mut kind, due).await;
             if let Err(failure) = &opened {
                 // On a connection that answered before, the end is judged as a stream's.
-                let what = if kind == Kind::New { What::New } else { What::Watch };
+                let what = if kind == ConnectionKind::New { StreamKind::New } else { StreamKind::Watch };
                 let end = link.end(what, failure.clone(), true, false);
                 self.client.ended(end);
             }
@@ -163,7 +163,7 @@ impl<V: View> Follower<V> {
     async fn watch(
         &mut self,
         link: &mut Link,
-        kind: &mut Kind,
+        kind: &mut ConnectionKind,
         due: Due,
     ) -> Result<Option<hyper::Response<Incoming>>, Failure> {
         if self.revision.is_none() {
@@ -172,7 +172,7 @@ impl<V: View> Follower<V> {
             let good = matches!(answer, Answer::Good { .. });
             let body = dial::whole(response.into_body()).await?;
             self.client.attempt(*kind, &link.stream, due.stamp, answer);
-            *kind = Kind::Kept;
+            *kind = ConnectionKind::Kept;
             if !good || !self.listed(&body) {
                 return Ok(None);
             }
@@ -197,7 +197,7 @@ impl<V: View> Follower<V> {
     }
 
     fn listed(&mut self, body: &[u8]) -> bool {
-        self.told.send_replace(());
+        self.progress.send_replace(());
         let list: List<'_> = match serde_json::from_slice(body) {
             Ok(list) => list,
             Err(error) => {
@@ -213,7 +213,7 @@ impl<V: View> Follower<V> {
     }
 
     fn saw(&mut self, instance: &str, line: &[u8]) {
-        self.told.send_replace(());
+        self.progress.send_replace(());
         let event = match serde_json::from_slice::<Event<'_>>(line) {
             Ok(event) if event.kind != "ERROR" => event,
             error => {

@@ -33,8 +33,8 @@ pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
         until(&admin, &bind(), &CREATED).await?;
         until(&client, &read, &[StatusCode::OK]).await
     };
-    let told = |why| format!("the clients of the rehearsal, group {CLIENTS}, may not read and write: {why}");
-    granted.await.map_err(told)
+    let forbidden = |why| format!("the clients of the rehearsal, group {CLIENTS}, may not read and write: {why}");
+    granted.await.map_err(forbidden)
 }
 
 /// Makes a Node, as its kubelet would.

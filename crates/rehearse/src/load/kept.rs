@@ -6,7 +6,7 @@
 use super::dial::{Link, Unsent};
 use super::timetable::{Entry, Seed, protocol};
 use super::{Client, Due};
-use crate::event::{Answer, Failure, Kind, What};
+use crate::event::{Answer, ConnectionKind, Failure, StreamKind};
 use crate::plan::{PACE, UNANSWERED};
 use crate::stamp::Stamp;
 
@@ -76,7 +76,7 @@ impl KeptConnection {
                     Answer::Failed(Failure::Unanswered)
                 }
             };
-            self.client.attempt(Kind::Kept, &stream, due, answer);
+            self.client.attempt(ConnectionKind::Kept, &stream, due, answer);
         } else {
             self.open(entry, due).await;
         }
@@ -94,7 +94,7 @@ impl KeptConnection {
 
     fn ended(&mut self, how: Failure, in_flight: bool) {
         if let Some(link) = self.link.take() {
-            self.client.ended(link.end(What::Kept, how, in_flight, false));
+            self.client.ended(link.end(StreamKind::Kept, how, in_flight, false));
         }
     }
 }

@@ -44,10 +44,10 @@ pub use dial::Target;
 pub(crate) use grant::create_node;
 pub use grant::grant;
 pub use known::Known;
-pub(crate) use storm::Storm;
+pub(crate) use storm::StormClients;
 pub use visitor::{Answer as Answered, Visit, Visitor};
 
-use super::event::{Answer, Attempt, Dialed, EventKind, Kind, Protocol, StreamEnd, StreamId, What};
+use super::event::{Answer, Attempt, ConnectionKind, Dialed, EventKind, Protocol, StreamEnd, StreamId, StreamKind};
 use super::log::Recorder;
 use super::network::Node;
 use super::plan::{LoadPlan, RATE, UNANSWERED};
@@ -188,7 +188,7 @@ async fn run(
     let mut writer = Writer::new(client.clone(), client.tag.clone(), instances.clone());
     writer.stock(plan.slow_readers > 0).await?;
 
-    let (tell, goal) = channel::channel(None::<Arc<Goal>>);
+    let (goal_sender, goal) = channel::channel(None::<Arc<Goal>>);
     let (mut timed, mut followers, mut controls) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
     // They watch before anything else happens, so that what they know is older than any later instance.
     let (begin_quiet, mut quiet_begun) = mpsc::channel(1);
@@ -253,7 +253,7 @@ async fn run(
             if let Some(trouble) = trouble {
                 client.recorder.trouble(trouble);
             }
-            tell.send_replace(Some(Arc::new(goal)));
+            goal_sender.send_replace(Some(Arc::new(goal)));
         }
         Err(_) => broken += 1,
     }
@@ -312,7 +312,7 @@ impl Client {
         }
     }
 
-    fn attempt(&self, kind: Kind, stream: &StreamId, due: Stamp, answer: Answer) {
+    fn attempt(&self, kind: ConnectionKind, stream: &StreamId, due: Stamp, answer: Answer) {
         let attempt = Attempt { kind, stream: stream.clone(), due, done: Stamp::now(), answer };
         self.recorder.add_at(attempt.done, stream, EventKind::Attempt(self.dialed(), attempt));
     }
@@ -330,7 +330,7 @@ impl Client {
         }
     }
 
-    /// Connects and sends a first request: an attempt of kind [`Kind::New`]. The link is there when
+    /// Connects and sends a first request: an attempt of kind [`ConnectionKind::New`]. The link is there when
     /// it was answered.
     async fn open(&self, protocol: Protocol, stream: StreamId, entry: Entry, due: Stamp) -> Option<Link> {
         // From now on: a client that waited for its last request is late, and has not failed yet.
@@ -341,7 +341,7 @@ impl Client {
                 Err(Unsent::Died(failure)) => failure,
                 Err(Unsent::NeverSent) => link.ended().await,
             };
-            let end = link.end(What::New, failure.clone(), true, false);
+            let end = link.end(StreamKind::New, failure.clone(), true, false);
             self.ended(end);
             Err(failure)
         });
@@ -349,7 +349,7 @@ impl Client {
             Ok((link, answer)) => (Some(link), answer),
             Err(failure) => (None, Answer::Failed(failure)),
         };
-        self.attempt(Kind::New, &stream, due, answer);
+        self.attempt(ConnectionKind::New, &stream, due, answer);
         link
     }
 

@@ -13,9 +13,9 @@ const GOAWAY: u8 = 2;
 
 /// What was sent so far. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Said(Arc<AtomicU8>);
+pub(super) struct EndSignals(Arc<AtomicU8>);
 
-impl Said {
+impl EndSignals {
     pub(super) fn close_notify(&self) -> bool {
         self.0.load(Relaxed) & CLOSE_NOTIFY != 0
     }
@@ -33,17 +33,17 @@ impl Said {
 #[derive(Debug)]
 pub(super) struct Observed<T> {
     inner: T,
-    said: Said,
+    end_signals: EndSignals,
     frames: Option<Frames>,
 }
 
 impl<T> Observed<T> {
     pub(super) fn new(inner: T, http2: bool) -> Self {
-        Self { inner, said: Said::default(), frames: http2.then(Frames::default) }
+        Self { inner, end_signals: EndSignals::default(), frames: http2.then(Frames::default) }
     }
 
-    pub(super) fn said(&self) -> Said {
-        self.said.clone()
+    pub(super) fn end_signals(&self) -> EndSignals {
+        self.end_signals.clone()
     }
 }
 
@@ -55,10 +55,10 @@ impl<T: AsyncRead + Unpin> AsyncRead for Observed<T> {
         let read = &buf.filled()[before..];
         // A TCP connection that ends without close_notify is an error.
         if read.is_empty() && room > 0 {
-            this.said.set(CLOSE_NOTIFY);
+            this.end_signals.set(CLOSE_NOTIFY);
         }
         if this.frames.as_mut().is_some_and(|frames| frames.goaway(read)) {
-            this.said.set(GOAWAY);
+            this.end_signals.set(GOAWAY);
         }
         Poll::Ready(Ok(()))
     }
@@ -179,11 +179,11 @@ mod tests {
     async fn only_a_signed_end_is_noted() {
         use tokio::io::AsyncReadExt;
         let mut observed = Observed::new(&b"ab"[..], false);
-        let said = observed.said();
+        let end_signals = observed.end_signals();
         let mut two = [0; 2];
         observed.read_exact(&mut two).await.unwrap();
-        assert!(!said.close_notify());
+        assert!(!end_signals.close_notify());
         assert_eq!(observed.read(&mut two).await.unwrap(), 0);
-        assert!(said.close_notify() && !said.goaway());
+        assert!(end_signals.close_notify() && !end_signals.goaway());
     }
 }

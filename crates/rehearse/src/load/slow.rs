@@ -4,7 +4,7 @@ use super::dial;
 use super::objects::{self, LARGE};
 use super::timetable::Seed;
 use super::{Client, Due, START};
-use crate::event::{Answer, EventKind, Failure, Kind, Protocol, What};
+use crate::event::{Answer, ConnectionKind, EventKind, Failure, Protocol, StreamKind};
 use crate::plan::UNANSWERED;
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Incoming};
@@ -38,12 +38,12 @@ async fn read(client: &Client, stream: String, bytes_a_second: u32) {
     });
     let (link, response) = match opened.await {
         Ok(opened) => opened,
-        Err(failure) => return client.attempt(Kind::New, &stream, due.stamp, Answer::Failed(failure)),
+        Err(failure) => return client.attempt(ConnectionKind::New, &stream, due.stamp, Answer::Failed(failure)),
     };
-    client.attempt(Kind::New, &stream, due.stamp, link.judge(response.status()));
+    client.attempt(ConnectionKind::New, &stream, due.stamp, link.judge(response.status()));
     match slowly(response.into_body(), bytes_a_second).await {
         Ok(()) => client.recorder.add(&link.stream, EventKind::SlowRead),
-        Err(how) => client.ended(link.end(What::Slow, how, true, false)),
+        Err(how) => client.ended(link.end(StreamKind::Slow, how, true, false)),
     }
 }
 

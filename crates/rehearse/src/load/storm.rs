@@ -34,26 +34,26 @@ const AGENT: &str = concat!("berth-rehearse-storm/", env!("CARGO_PKG_VERSION"));
 pub(crate) type Try = (Stamp, Answer);
 
 /// A storm that goes on until this is dropped.
-pub(crate) struct Storm {
+pub(crate) struct StormClients {
     /// Ends with the last client.
     pub(crate) tries: UnboundedReceiver<Try>,
     _goes_on: DropGuard,
 }
 
-impl Storm {
+impl StormClients {
     /// Starts the clients, on a thread of their own: the others' timetables must not wait for their handshakes.
     pub(crate) fn start(clients: u32, target: &Target) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (tell, tries) = unbounded_channel();
+        let (sender, tries) = unbounded_channel();
         let (target, over) = (target.clone(), CancellationToken::new());
         let token = over.clone();
         let run = async move {
             let until = Instant::now() + LONGEST;
             for number in 0..clients {
                 let target = target.from(source(target.address().ip(), number), AGENT.to_owned());
-                tokio::spawn(client(target, number, until, tell.clone()));
+                tokio::spawn(client(target, number, until, sender.clone()));
             }
-            drop(tell);
+            drop(sender);
             token.cancelled().await;
         };
         std::thread::Builder::new().name("storm".into()).spawn(move || runtime.block_on(run))?;
@@ -61,11 +61,11 @@ impl Storm {
     }
 }
 
-async fn client(target: Target, number: u32, until: Instant, tell: UnboundedSender<Try>) {
+async fn client(target: Target, number: u32, until: Instant, sender: UnboundedSender<Try>) {
     for again in 0_u32.. {
         let answer = ask(&target, format!("storm-{number}-{again}")).await.unwrap_or_else(Answer::Failed);
         let served = matches!(answer, Answer::Good { .. });
-        if tell.send((Stamp::now(), answer)).is_err() || served || Instant::now() + PAUSE >= until {
+        if sender.send((Stamp::now(), answer)).is_err() || served || Instant::now() + PAUSE >= until {
             return;
         }
         sleep(PAUSE).await;
@@ -90,8 +90,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let address = free_address().unwrap();
         let target = Target::new(address, &certs::make(dir.path(), &[]).unwrap()).unwrap();
-        let (tell, mut tries) = unbounded_channel();
-        client(target, 0, Instant::now() + LONGEST, tell).await;
+        let (sender, mut tries) = unbounded_channel();
+        client(target, 0, Instant::now() + LONGEST, sender).await;
         let mut count = 0;
         while let Some((_, answer)) = tries.recv().await {
             assert_eq!(answer, Answer::Failed(Failure::Refused));

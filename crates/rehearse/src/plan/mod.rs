@@ -237,8 +237,8 @@ impl Plan {
             let fix = |why| {
                 format!("{option}: {why}; give a kube-apiserver's command that starts, or stand-in for a simulated one")
             };
-            if let Some(told) = checks.note(asked.map_err(fix)) {
-                *version = told;
+            if let Some(reported) = checks.note(asked.map_err(fix)) {
+                *version = reported;
             }
         }
         let direct = self.direct == DirectMode::On;

@@ -1,7 +1,7 @@
 //! Faults while both serve: each is injected, waited for and fixed, and written down.
 
 use super::{POLL, Play, SETTLE};
-use crate::event::{Attempt, FaultStep, Kind};
+use crate::event::{Attempt, ConnectionKind, FaultStep};
 use crate::fault::{Fault, Standby};
 use crate::instance::Instance;
 use crate::log::attempts;
@@ -167,7 +167,7 @@ impl Play<'_> {
                 self.context.step(place, FaultStep::Noticed);
                 sleep(SETTLE).await;
                 // Until a request was answered by the other one.
-                let since = |a: &Attempt| a.kind == Kind::New && a.due > noticed;
+                let since = |a: &Attempt| a.kind == ConnectionKind::New && a.due > noticed;
                 let seen = || self.context.recorder.read(|log| attempts(log).rev().any(since));
                 while Instant::now() < deadline && !seen() {
                     sleep(POLL).await;

@@ -155,7 +155,7 @@ async fn storm(context: &Context<'_>, setting: &Setting) -> Result<(), Error> {
     context.print(&format!("storm: {clients} clients come at once"));
     let (began, mut served) = (Instant::now(), 0);
     recorder.add("", EventKind::StormBegan(clients));
-    let mut storm = load::Storm::start(clients, &target(setting)?)
+    let mut storm = load::StormClients::start(clients, &target(setting)?)
         .map_err(|e| Error::Unavailable(format!("no thread for the storm's clients: {e}")))?;
     while let Some((at, answer)) = storm.tries.recv().await {
         served += u32::from(matches!(answer, Answer::Good { .. }));
@@ -288,8 +288,8 @@ impl Play<'_> {
         };
         let trouble = match version {
             Ok(version) if version == *expected => None,
-            Ok(version) => Some(format!("{name} should be {expected}, and its /version says {version}")),
-            Err(why) => Some(format!("{name} did not say its version: {why}")),
+            Ok(version) => Some(format!("{name} should be {expected}, and its /version is {version}")),
+            Err(why) => Some(format!("{name} did not report its version: {why}")),
         };
         match trouble {
             None => self.context.recorder.add(name, EventKind::Version(expected.clone())),

@@ -18,7 +18,7 @@ use crate::plan::{Nodes, Via};
 use crate::setting::Setting;
 use crate::stage::{Error, Stage, Stages, command};
 use crate::stamp::Stamp;
-use crate::topology::{Part, Role, listen};
+use crate::topology::{ProcessSpec, Role, listen};
 use berth_cluster::lease::lease_name;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -108,7 +108,7 @@ impl Cluster<'_> {
         let mut argv = observer.command(&stage.setting);
         argv.extend(listen(OBSERVER_ADDRESS, OBSERVER_ADDRESS));
         argv.push("--endpoint-reconciler-type=none".into());
-        stage.spawn(OBSERVER, &Part { role: Role::Aside, argv, awaits: None })?;
+        stage.spawn(OBSERVER, &ProcessSpec { role: Role::Helper, argv, awaits: None })?;
         let within = self.context.plan.timing.ready_within;
         let ready = stage.until(OBSERVER, "ready", within, async |_| self.monitor.is_ready().await).await;
         ready.map(drop).map_err(Error::into_unavailable)
@@ -155,7 +155,7 @@ impl Cluster<'_> {
             "--conntrack-tcp-timeout-established=0s".into(),
             "--conntrack-tcp-timeout-close-wait=0s".into(),
         ];
-        stage.spawn(KUBE_PROXY, &Part { role: Role::Aside, argv, awaits: None })?;
+        stage.spawn(KUBE_PROXY, &ProcessSpec { role: Role::Helper, argv, awaits: None })?;
         let service = stage.setting.address;
         let by_service = self.monitor.at(service);
         let sends = async |_: &Stage| by_service.is_ready().await;

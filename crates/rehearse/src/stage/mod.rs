@@ -26,7 +26,7 @@ use super::log::Recorder;
 use super::network::Node;
 use super::plan::Via;
 use super::setting::Setting;
-use super::topology::{BESIDE, Layout, NODE, Part, Role};
+use super::topology::{BESIDE, Layout, NODE, ProcessSpec, Role};
 use berth_os::proc_net;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -228,14 +228,14 @@ impl Stage {
         self.recorder.add(&instance.name, EventKind::Player { serves, node });
     }
 
-    pub(crate) fn spawn(&mut self, owner: &str, part: &Part) -> Result<(), Error> {
+    pub(crate) fn spawn(&mut self, owner: &str, part: &ProcessSpec) -> Result<(), Error> {
         let on_line = probe::on_line(owner, self.layout, &self.recorder);
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
         let over = move |status: ExitStatus| match role {
             Role::Apiserver | Role::Unit => {
                 recorder.add(&name, EventKind::Mark { mark: MarkKind::Exited, text: status.to_string() });
             }
-            Role::Proxy | Role::Bridge | Role::Store | Role::Aside => {}
+            Role::Proxy | Role::Bridge | Role::Store | Role::Helper => {}
         };
         let namespace = self.node().map(|node| &node.namespace);
         let process = Process::start(owner, part, namespace, &on_line, over).map_err(|error| {
@@ -360,12 +360,12 @@ impl Stage {
         let deadline = Instant::now() + grace;
         self.recorder.mark(name, MarkKind::Sigterm);
         for group in self.layout.stop() {
-            let told: Vec<_> =
+            let signalled: Vec<_> =
                 group.iter().filter_map(|(role, signal)| self.process(name, *role).map(|p| (p, *signal))).collect();
-            for (process, signal) in &told {
+            for (process, signal) in &signalled {
                 process.signal(*signal);
             }
-            let all = all_ended(told.iter().map(|(process, _)| *process));
+            let all = all_ended(signalled.iter().map(|(process, _)| *process));
             tokio::select! {
                 _ = timeout_at(deadline, all) => {}
                 never = self.leaves(name) => match never {},
@@ -493,7 +493,7 @@ impl Stage {
     /// Ends what still runs.
     async fn close(mut self) {
         self.thaw();
-        for process in self.processes.iter().filter(|p| matches!(p.role, Role::Store | Role::Aside)) {
+        for process in self.processes.iter().filter(|p| matches!(p.role, Role::Store | Role::Helper)) {
             if let Some(status) = process.status() {
                 self.recorder.trouble(format!("{} ended before it was stopped ({status})", process.owner));
             }

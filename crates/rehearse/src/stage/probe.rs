@@ -37,7 +37,7 @@ const X509: &str = "x509: ";
 
 /// A line of a shim's log, as far as it matters here.
 #[derive(Debug, Deserialize)]
-struct Line {
+struct LogLine {
     message: String,
     #[serde(default)]
     instance: String,
@@ -68,7 +68,7 @@ pub(super) fn on_line(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> 
 }
 
 /// The instance and the mark that a line is about. A node shim joins once; with it, an instance joins when it is ready.
-fn mark_of(owner: &str, line: &Line) -> Option<(String, MarkKind)> {
+fn mark_of(owner: &str, line: &LogLine) -> Option<(String, MarkKind)> {
     let (message, instance) = (line.message.as_str(), &line.instance);
     if owner == NODE {
         return match message {
@@ -200,14 +200,14 @@ mod tests {
 
     #[test]
     fn shims_tell_of_themselves_and_a_node_shim_of_all() {
-        let line = |message: &str, instance: &str| Line { message: message.into(), instance: instance.into() };
-        let told = |owner, message, instance| mark_of(owner, &line(message, instance)).map(|(_, mark)| mark);
-        assert_eq!(told("a", "joined", ""), Some(MarkKind::Joined));
-        assert_eq!(told("a", "ready", "a"), Some(MarkKind::Ready));
-        assert_eq!(told("a", "ready", "b"), None);
-        assert_eq!(told("a", "left", ""), Some(MarkKind::Left));
-        assert_eq!(told(NODE, "joined", ""), None);
-        assert_eq!(told(NODE, "ready", "b"), Some(MarkKind::Joined));
-        assert_eq!(told(NODE, "a sibling's instance is not ready any more: refused", "b"), Some(MarkKind::Left));
+        let line = |message: &str, instance: &str| LogLine { message: message.into(), instance: instance.into() };
+        let marked = |owner, message, instance| mark_of(owner, &line(message, instance)).map(|(_, mark)| mark);
+        assert_eq!(marked("a", "joined", ""), Some(MarkKind::Joined));
+        assert_eq!(marked("a", "ready", "a"), Some(MarkKind::Ready));
+        assert_eq!(marked("a", "ready", "b"), None);
+        assert_eq!(marked("a", "left", ""), Some(MarkKind::Left));
+        assert_eq!(marked(NODE, "joined", ""), None);
+        assert_eq!(marked(NODE, "ready", "b"), Some(MarkKind::Joined));
+        assert_eq!(marked(NODE, "a sibling's instance is not ready any more: refused", "b"), Some(MarkKind::Left));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::apiserver::this;
 use crate::netns::Namespace;
-use crate::topology::{Part, Role};
+use crate::topology::{ProcessSpec, Role};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::VecDeque;
@@ -43,7 +43,7 @@ impl Process {
     /// Starts it. `over` is called when it has ended.
     pub(super) fn start(
         owner: &str,
-        part: &Part,
+        part: &ProcessSpec,
         namespace: Option<&Namespace>,
         on_line: &Listener,
         over: impl FnOnce(ExitStatus) + Send + 'static,
@@ -60,11 +60,11 @@ impl Process {
         if let Some(err) = child.stderr.take() {
             readers.push(tokio::spawn(keep_log(err, Arc::clone(&log), Arc::clone(on_line))));
         }
-        let (tell, ended) = watch::channel(None);
+        let (exit_sender, ended) = watch::channel(None);
         let waiter = tokio::spawn(async move {
             if let Ok(status) = child.wait().await {
                 over(status);
-                tell.send_replace(Some(status));
+                exit_sender.send_replace(Some(status));
             }
         });
         let waiter = waiter.abort_handle();

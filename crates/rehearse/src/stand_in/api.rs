@@ -2,7 +2,7 @@
 
 use super::body::{Body, Payload};
 use super::connection::Connection;
-use super::objects::{self, Kind, failure};
+use super::objects::{self, ObjectKind, failure};
 use super::request::{Query, Resource};
 use super::server::Server;
 use super::store_client::unexpected;
@@ -31,8 +31,8 @@ pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request
     let under_way = if watch || resource.is_probe() { None } else { server.life.begin_request() };
     let rejected = under_way.is_none() && !watch && !resource.is_probe();
     let mut response = if rejected {
-        connection.turn_away();
-        turn_away(server, version)
+        connection.reject();
+        rejection(server, version)
     } else {
         let asked = Asked { server, connection: &connection, resource, query };
         asked.answer(request).await
@@ -45,7 +45,7 @@ pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request
 
 /// What kube-apiserver answers while it shuts down: 429 while it keeps listening
 /// (`--shutdown-send-retry-after`), else 503 on what connections are left.
-fn turn_away(server: &Server, version: Version) -> Response<Payload> {
+fn rejection(server: &Server, version: Version) -> Response<Payload> {
     let (status, reason, after) = if server.flags.shutdown_send_retry_after {
         (StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", "5")
     } else {
@@ -121,7 +121,7 @@ impl Asked<'_> {
             ("GET" | "HEAD", Resource::Map { namespace, name }, _) => {
                 self.server.store.call(Call::Get { namespace, name }).await.map(|r| one(r, StatusCode::OK, ""))
             }
-            ("POST", Resource::List { kind: Kind::ConfigMap, namespace: Some(namespace) }, _) => {
+            ("POST", Resource::List { kind: ObjectKind::ConfigMap, namespace: Some(namespace) }, _) => {
                 write(self.server, request, &namespace, None).await
             }
             ("PUT", Resource::Map { namespace, name }, _) => write(self.server, request, &namespace, Some(&name)).await,

@@ -65,7 +65,7 @@ impl Connection {
 
     /// A request was rejected because the instance shuts down. The answer itself may be what ends the
     /// connection (`Connection: close`), before anybody sees that it is to be closed.
-    pub(super) fn turn_away(&self) {
+    pub(super) fn reject(&self) {
         self.rejected.fetch_add(1, Relaxed);
         self.begin_end();
         self.close.cancel();
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn what_turns_a_request_away_ends_the_connection() {
         let connection = connection("a");
-        connection.turn_away();
+        connection.reject();
         let report = connection.report().unwrap();
         assert_eq!((report.by, report.rejected), (EndedBy::Instance, 1));
     }

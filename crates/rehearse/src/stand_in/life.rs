@@ -39,9 +39,9 @@ impl Life {
     }
 
     /// Ready after `delay`, and when that was reported, unless it is stopped before.
-    pub(super) async fn start<F: Future<Output = ()>>(&self, delay: Duration, tell: impl FnOnce() -> F) {
+    pub(super) async fn start<F: Future<Output = ()>>(&self, delay: Duration, report: impl FnOnce() -> F) {
         if self.terminating.run_until_cancelled(tokio::time::sleep(delay)).await.is_some() {
-            tell().await;
+            report().await;
             self.ready.cancel();
         }
     }

@@ -100,14 +100,14 @@ fn listen(address: SocketAddr, share: bool) -> io::Result<TcpListener> {
 async fn shut_down(server: &Server, mut stop: Stop) {
     let (flags, life) = (&server.flags, &server.life);
     life.terminating.cancel();
-    let told = Stamp::now();
+    let received = Stamp::now();
     tokio::spawn(async move {
         stop.requested().await;
         tracing::warn!("stopped for the second time");
         std::process::exit(1);
     });
     tracing::info!(delay = ?flags.shutdown_delay_duration, "terminating: readyz fails from here on");
-    server.store.mark(MarkKind::Terminating, told).await;
+    server.store.mark(MarkKind::Terminating, received).await;
     tokio::time::sleep(flags.shutdown_delay_duration).await;
 
     tracing::info!("draining");

@@ -62,13 +62,13 @@ pub(super) fn api_groups() -> Value {
 
 /// Kinds that can be listed and watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ObjectKind {
     ConfigMap,
     /// There is none, and none is ever written.
     Secret,
 }
 
-impl Kind {
+impl ObjectKind {
     fn name(self) -> &'static str {
         match self {
             Self::ConfigMap => "ConfigMap",
@@ -103,7 +103,7 @@ pub(super) fn version(git: &str) -> Value {
 }
 
 /// A `ConfigMapList` or `SecretList`.
-pub(super) fn list(kind: Kind, revision: u64, items: &[Value]) -> Value {
+pub(super) fn list(kind: ObjectKind, revision: u64, items: &[Value]) -> Value {
     json!({
         "kind": format!("{}List", kind.name()), "apiVersion": "v1",
         "metadata": {"resourceVersion": revision.to_string()}, "items": items,
@@ -118,7 +118,7 @@ pub(super) fn event(kind: &impl Serialize, object: &Value) -> Bytes {
 }
 
 /// A bookmark: nothing but a revision.
-pub(super) fn bookmark(kind: Kind, revision: u64) -> Bytes {
+pub(super) fn bookmark(kind: ObjectKind, revision: u64) -> Bytes {
     let object = json!({"kind": kind.name(), "apiVersion": "v1",
         "metadata": {"resourceVersion": revision.to_string(), "creationTimestamp": null}});
     event(&"BOOKMARK", &object)

@@ -1,6 +1,6 @@
 //! What a request asks for: path and query, without I/O.
 
-use super::objects::Kind;
+use super::objects::ObjectKind;
 use hyper::Uri;
 
 /// What a path names.
@@ -19,7 +19,7 @@ pub(super) enum Resource {
     Apis,
     /// All objects of a kind, of one namespace or of all. Secrets are without writes.
     List {
-        kind: Kind,
+        kind: ObjectKind,
         namespace: Option<String>,
     },
     Map {
@@ -46,10 +46,10 @@ impl Resource {
             ["api"] => Self::Api,
             ["api", "v1"] => Self::ApiV1,
             ["apis"] => Self::Apis,
-            ["api", "v1", "configmaps"] => list(Kind::ConfigMap, None),
-            ["api", "v1", "secrets"] => list(Kind::Secret, None),
-            ["api", "v1", "namespaces", n, "secrets"] if !n.is_empty() => list(Kind::Secret, Some(n)),
-            ["api", "v1", "namespaces", n, "configmaps"] if !n.is_empty() => list(Kind::ConfigMap, Some(n)),
+            ["api", "v1", "configmaps"] => list(ObjectKind::ConfigMap, None),
+            ["api", "v1", "secrets"] => list(ObjectKind::Secret, None),
+            ["api", "v1", "namespaces", n, "secrets"] if !n.is_empty() => list(ObjectKind::Secret, Some(n)),
+            ["api", "v1", "namespaces", n, "configmaps"] if !n.is_empty() => list(ObjectKind::ConfigMap, Some(n)),
             ["api", "v1", "namespaces", n, "configmaps", name] if !n.is_empty() && !name.is_empty() => {
                 Self::Map { namespace: n.into(), name: name.into() }
             }
@@ -152,11 +152,11 @@ mod tests {
 
     #[test]
     fn paths() {
-        let maps = |n: &str| Resource::List { kind: Kind::ConfigMap, namespace: Some(n.into()) };
+        let maps = |n: &str| Resource::List { kind: ObjectKind::ConfigMap, namespace: Some(n.into()) };
         assert_eq!(Resource::parse("/api/v1/namespaces/kube%2Dsystem/configmaps"), maps("kube-system"));
         let all = |kind| Resource::List { kind, namespace: None };
-        assert_eq!(Resource::parse("/api/v1/configmaps/"), all(Kind::ConfigMap));
-        assert_eq!(Resource::parse("/api/v1/secrets"), all(Kind::Secret));
+        assert_eq!(Resource::parse("/api/v1/configmaps/"), all(ObjectKind::ConfigMap));
+        assert_eq!(Resource::parse("/api/v1/secrets"), all(ObjectKind::Secret));
         assert_eq!(
             Resource::parse("/api/v1/namespaces/n/configmaps/a"),
             Resource::Map { namespace: "n".into(), name: "a".into() }

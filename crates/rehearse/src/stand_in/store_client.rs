@@ -23,18 +23,18 @@ pub(super) struct StoreClient {
     instance: String,
 }
 
-pub(super) struct Line {
+pub(super) struct StoreConnection {
     reader: BufReader<OwnedReadHalf>,
     writer: OwnedWriteHalf,
 }
 
-impl Line {
+impl StoreConnection {
     async fn open(path: &Path, instance: &str) -> io::Result<Self> {
         let (reader, writer) = UnixStream::connect(path).await?.into_split();
-        let mut line = Self { reader: BufReader::new(reader), writer };
+        let mut connection = Self { reader: BufReader::new(reader), writer };
         let hello = Call::Hello { version: wire::VERSION, instance: instance.to_owned() };
-        match line.call(&hello).await? {
-            Reply::Noted => Ok(line),
+        match connection.call(&hello).await? {
+            Reply::Noted => Ok(connection),
             other => Err(io::Error::other(format!("the store does not speak protocol {}: {other:?}", wire::VERSION))),
         }
     }
@@ -53,13 +53,13 @@ impl StoreClient {
     /// Connects. The error names the socket.
     pub(super) async fn connect(path: &Path, instance: &str) -> io::Result<Self> {
         let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-        let mut line = Line::open(path, instance).await.map_err(named)?;
+        let mut connection = StoreConnection::open(path, instance).await.map_err(named)?;
         let (calls, mut queue) = mpsc::channel::<(Call, oneshot::Sender<_>)>(QUEUE);
         // A task of its own: a caller that goes away in the middle must not leave an answer behind
         // for the next one.
         tokio::spawn(async move {
             while let Some((call, answer)) = queue.recv().await {
-                let _ = answer.send(line.call(&call).await);
+                let _ = answer.send(connection.call(&call).await);
             }
         });
         Ok(Self { calls, path: path.to_owned(), instance: instance.to_owned() })
@@ -83,9 +83,9 @@ impl StoreClient {
 
     /// Changes after a revision, on a connection of their own.
     pub(super) async fn watch(&self, after: u64) -> io::Result<StoreWatch> {
-        let mut line = Line::open(&self.path, &self.instance).await?;
-        wire::write(&mut line.writer, &Call::Watch { after }).await?;
-        Ok(StoreWatch(line))
+        let mut connection = StoreConnection::open(&self.path, &self.instance).await?;
+        wire::write(&mut connection.writer, &Call::Watch { after }).await?;
+        Ok(StoreWatch(connection))
     }
 
     /// Writes a moment of this instance's life down. A rehearsal that is gone is no reason to stop.
@@ -106,7 +106,7 @@ impl StoreClient {
 }
 
 /// Changes as they come.
-pub(super) struct StoreWatch(Line);
+pub(super) struct StoreWatch(StoreConnection);
 
 impl StoreWatch {
     /// The next change, or how far it has come.

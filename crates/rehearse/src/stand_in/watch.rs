@@ -4,7 +4,7 @@
 use super::cache::Cache;
 use super::connection::Connection;
 use super::life::Life;
-use super::objects::{self, Kind};
+use super::objects::{self, ObjectKind};
 use super::request::Query;
 use super::server::Server;
 use crate::store::Changes;
@@ -28,7 +28,7 @@ const LONGEST_ASKED: Duration = Duration::from_secs(24 * 60 * 60);
 /// Which objects a watch or list wants.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
-    pub(super) kind: Kind,
+    pub(super) kind: ObjectKind,
     /// None: all.
     pub(super) namespace: Option<String>,
     name: Option<String>,
@@ -36,14 +36,14 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    pub(super) fn new(kind: Kind, namespace: Option<String>, query: &Query) -> Self {
+    pub(super) fn new(kind: ObjectKind, namespace: Option<String>, query: &Query) -> Self {
         Self { kind, namespace, name: query.name.clone(), field_namespace: query.namespace.clone() }
     }
 
     pub(super) fn matches(&self, object: &Value) -> bool {
         let is =
             |field: &str, wanted: &Option<String>| wanted.as_ref().is_none_or(|w| object["metadata"][field] == **w);
-        self.kind == Kind::ConfigMap
+        self.kind == ObjectKind::ConfigMap
             && is("name", &self.name)
             && is("namespace", &self.namespace)
             && is("namespace", &self.field_namespace)
@@ -92,7 +92,7 @@ struct Watch {
 }
 
 /// The client is gone, or what it wants.
-struct Over;
+struct WatchEnded;
 
 impl Watch {
     /// Ends when the client is gone, the time has passed, the history is gone or the instance shuts
@@ -131,7 +131,7 @@ impl Watch {
     }
 
     /// Sends the cache's revision, after all changes up to it.
-    async fn bookmark(&mut self, changes: &mut Changes<'_>) -> Result<(), Over> {
+    async fn bookmark(&mut self, changes: &mut Changes<'_>) -> Result<(), WatchEnded> {
         let progress = self.cache.progress();
         self.pass_on(changes.now()).await?;
         self.revision = self.revision.max(progress);
@@ -141,16 +141,16 @@ impl Watch {
         self.send(objects::bookmark(self.wanted.kind, self.revision)).await
     }
 
-    async fn pass_on(&mut self, batch: Result<Vec<Change>, Reason>) -> Result<(), Over> {
+    async fn pass_on(&mut self, batch: Result<Vec<Change>, Reason>) -> Result<(), WatchEnded> {
         let Ok(batch) = batch else {
             let message = format!("too old resource version: {} ({})", self.revision, self.cache.log.after());
             let status = objects::status_object(StatusCode::GONE, "Expired", &message, "");
             self.send(objects::event(&"ERROR", &status)).await?;
-            return Err(Over);
+            return Err(WatchEnded);
         };
         for change in batch {
             // Of a resource without writes, the cache sees no change.
-            if self.wanted.kind == Kind::ConfigMap {
+            if self.wanted.kind == ObjectKind::ConfigMap {
                 self.revision = change.revision;
             }
             if self.wanted.matches(&change.object) {
@@ -160,7 +160,7 @@ impl Watch {
         Ok(())
     }
 
-    async fn send(&self, line: Bytes) -> Result<(), Over> {
-        self.lines.send(line).await.map_err(|_| Over)
+    async fn send(&self, line: Bytes) -> Result<(), WatchEnded> {
+        self.lines.send(line).await.map_err(|_| WatchEnded)
     }
 }

@@ -5,7 +5,8 @@ use crate::data::{
     self, Away, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Ran, Run, RunOutcome, Segment, Timeline, Watch,
 };
 use crate::event::{
-    Answer, Attempt, EndReport, EndedBy, Event, EventKind, Failure, Kind, Protocol, StreamEnd, WatchSum, What,
+    Answer, Attempt, ConnectionKind, EndReport, EndedBy, Event, EventKind, Failure, Protocol, StreamEnd, StreamKind,
+    WatchSum,
 };
 use crate::fault::{Fault, Standby};
 use crate::gate::{Counted, GateMetrics, Sample};
@@ -30,7 +31,7 @@ fn good(instance: &str) -> Answer {
     Answer::Good { instance: instance.into() }
 }
 
-fn attempt(kind: Kind, stream: &str, due: i64, done: i64, answer: Answer) -> Attempt {
+fn attempt(kind: ConnectionKind, stream: &str, due: i64, done: i64, answer: Answer) -> Attempt {
     Attempt { kind, stream: stream.into(), due: at(due), done: at(done), answer }
 }
 
@@ -39,10 +40,10 @@ fn record() -> Record {
     let mut record = Record { began: Some(at(0)), over: Some(at(3_000)), ..Record::default() };
     for n in 0..300 {
         let answer = good(if n < 200 { OLD } else { NEW });
-        record.attempts.push(attempt(Kind::New, &format!("new-{n}"), n * 10, n * 10 + 2, answer));
+        record.attempts.push(attempt(ConnectionKind::New, &format!("new-{n}"), n * 10, n * 10 + 2, answer));
     }
-    record.attempts.push(attempt(Kind::New, "watch-0-1", 5, 10, good(OLD)));
-    record.attempts.push(attempt(Kind::New, "watch-0-2", 2_001, 2_008, good(NEW)));
+    record.attempts.push(attempt(ConnectionKind::New, "watch-0-1", 5, 10, good(OLD)));
+    record.attempts.push(attempt(ConnectionKind::New, "watch-0-2", 2_001, 2_008, good(NEW)));
     record.ends.push(end("watch-0-1", 2_001));
     record.reports.push(end_report("watch-0-1", 2_000));
     record.watches.push(WatchSum {
@@ -75,7 +76,7 @@ fn record() -> Record {
 fn end(stream: &str, ms: i64) -> StreamEnd {
     StreamEnd {
         stream: stream.into(),
-        what: What::Watch,
+        what: StreamKind::Watch,
         protocol: Protocol::Http2,
         instance: "old".into(),
         at: at(ms),
@@ -139,7 +140,7 @@ fn the_timeline_has_all_of_it() {
     assert_eq!(timeline.wait_p50_ms[60], None);
     assert_eq!(timeline.ended_by_instance.iter().position(|n| *n == 1), Some(40));
     let mut slow = record();
-    slow.attempts.push(attempt(Kind::New, "slow-0-1", 100, 110, good(OLD)));
+    slow.attempts.push(attempt(ConnectionKind::New, "slow-0-1", 100, 110, good(OLD)));
     assert_eq!(judged(&slow).timeline.open_connections, timeline.open_connections);
     // At the end of a step: old until 2,001 ms, new from 2,008 ms to the end.
     assert_eq!(timeline.open_connections[OLD].iter().sum::<u64>(), 40);
@@ -225,9 +226,9 @@ fn watches_have_segments_and_gaps() {
 #[test]
 fn losses_are_where_they_happened() {
     let mut record = record();
-    record.attempts.push(attempt(Kind::New, "new-300", 1_000, 1_049, Answer::Failed(Failure::Reset)));
+    record.attempts.push(attempt(ConnectionKind::New, "new-300", 1_000, 1_049, Answer::Failed(Failure::Reset)));
     record.attempts.push(attempt(
-        Kind::New,
+        ConnectionKind::New,
         "new-301",
         1_000,
         1_050,
@@ -299,7 +300,7 @@ fn promises_and_what_they_allow() {
     let killed = |fault, standby| {
         let mut record = record();
         for (stream, seen) in [("new-1000", 510), ("new-1001", 520)] {
-            record.attempts.push(attempt(Kind::New, stream, 490, seen, Answer::Failed(Failure::Reset)));
+            record.attempts.push(attempt(ConnectionKind::New, stream, 490, seen, Answer::Failed(Failure::Reset)));
         }
         record.injected.push(Injected {
             fault,
@@ -460,7 +461,7 @@ fn what_was_dialed_and_who_went_away() {
     let mut away = record();
     assert_eq!((judged(&record()).by_address, judged(&record()).away), (Vec::new(), Vec::new()));
     let lost = |stream: &str, due, done| Attempt {
-        kind: Kind::New,
+        kind: ConnectionKind::New,
         stream: stream.into(),
         due: at(due),
         done: at(done),
