@@ -71,27 +71,17 @@ impl Store {
     }
 
     /// Adds an object; gives it back with uid, creationTimestamp and resourceVersion.
-    pub fn create(&self, object: Value) -> Result<Value, Reason> {
+    pub fn create(&self, mut object: Value) -> Result<Value, Reason> {
         let key = key(&object)?;
         let mut inner = self.lock();
         if inner.objects.contains_key(&key) {
             return Err(Reason::Exists);
         }
-        let made = json!({"uid": uid(inner.revision), "creationTimestamp": timestamp()});
-        Ok(self.write(&mut inner, key, object, &made, ChangeKind::Added))
-    }
-
-    /// Replaces an object, if the `resourceVersion` in it (where there is one) is the present one.
-    pub(crate) fn update(&self, object: Value) -> Result<Value, Reason> {
-        let key = key(&object)?;
-        let mut inner = self.lock();
-        let old = inner.objects.get(&key).ok_or(Reason::NotFound)?;
-        let wanted = object.pointer("/metadata/resourceVersion").and_then(Value::as_str).unwrap_or_default();
-        if !wanted.is_empty() && old.pointer("/metadata/resourceVersion").and_then(Value::as_str) != Some(wanted) {
-            return Err(Reason::Conflict);
-        }
-        let kept = json!({"uid": old["metadata"]["uid"], "creationTimestamp": old["metadata"]["creationTimestamp"]});
-        Ok(self.write(&mut inner, key, object, &kept, ChangeKind::Modified))
+        object["metadata"]["uid"] = uid(inner.revision).into();
+        object["metadata"]["creationTimestamp"] = timestamp().into();
+        let object = self.change(&mut inner, object, ChangeKind::Added);
+        inner.objects.insert(key, object.clone());
+        Ok(object)
     }
 
     /// Removes an object; gives it back as it was, with the revision of its removal.
@@ -104,15 +94,6 @@ impl Store {
     /// Changes after a revision, from the history and then as they come.
     pub(crate) fn watch(&self, after: u64) -> Changes<'_> {
         self.log.watch(after)
-    }
-
-    fn write(&self, inner: &mut Inner, key: Key, mut object: Value, metadata: &Value, kind: ChangeKind) -> Value {
-        for field in ["uid", "creationTimestamp"] {
-            object["metadata"][field] = metadata[field].clone();
-        }
-        let object = self.change(inner, object, kind);
-        inner.objects.insert(key, object.clone());
-        object
     }
 
     /// Gives an object the next revision, and notifies watches.
@@ -249,17 +230,12 @@ mod tests {
         let a = store.create(map("a")).unwrap();
         assert_eq!(a["metadata"]["resourceVersion"], "2");
         assert_eq!(store.create(map("a")), Err(Reason::Exists));
-        let b = store.update(a.clone()).unwrap();
-        assert_eq!(b["metadata"]["resourceVersion"], "3");
-        assert_eq!(b["metadata"]["uid"], a["metadata"]["uid"]);
-        assert_eq!(store.update(a), Err(Reason::Conflict));
-        assert_eq!(store.update(map("x")), Err(Reason::NotFound));
-        assert_eq!(store.get("n", "a"), Ok(b));
+        assert_eq!(store.get("n", "a"), Ok(a));
         assert_eq!(store.create(json!({"metadata": 3})), Err(Reason::Protocol));
-        assert_eq!(store.list(Some("other")), (3, vec![]));
+        assert_eq!(store.list(Some("other")), (2, vec![]));
         assert_eq!(store.list(None).1.len(), 1);
         assert_eq!(store.delete("n", "x"), Err(Reason::NotFound));
-        assert_eq!(store.delete("n", "a").unwrap()["metadata"]["resourceVersion"], "4");
+        assert_eq!(store.delete("n", "a").unwrap()["metadata"]["resourceVersion"], "3");
         assert_eq!(store.get("n", "a"), Err(Reason::NotFound));
     }
 

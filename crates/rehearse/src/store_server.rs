@@ -46,7 +46,6 @@ async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::R
         let reply = match call {
             Call::Get { namespace, name } => object(store.get(&namespace, &name)),
             Call::Create { object: new } => object(store.create(new)),
-            Call::Update { object: new } => object(store.update(new)),
             Call::Delete { namespace, name } => object(store.delete(&namespace, &name)),
             Call::List { namespace } => {
                 let (revision, items) = store.list(namespace.as_deref());

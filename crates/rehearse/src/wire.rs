@@ -41,11 +41,6 @@ pub(crate) enum Call {
         /// A ConfigMap with namespace and name.
         object: Value,
     },
-    /// Write an object that is there; a `resourceVersion` in it must be the present one.
-    Update {
-        /// A ConfigMap with namespace and name.
-        object: Value,
-    },
     /// Remove an object that is there.
     Delete { namespace: String, name: String },
     /// Read all changes after a revision, and go on.
@@ -65,7 +60,7 @@ pub(crate) enum Call {
 pub(crate) enum Reply {
     /// Done.
     Noted,
-    /// To get, create, update and delete.
+    /// To get, create and delete.
     Object {
         /// As it is now.
         object: Value,
@@ -99,8 +94,6 @@ pub(crate) struct Change {
 pub(crate) enum ChangeKind {
     /// It was not there before.
     Added,
-    /// It was another before.
-    Modified,
     /// It is not there any more.
     Deleted,
 }
@@ -115,9 +108,6 @@ pub enum Reason {
     /// There is one already.
     #[error("the object exists already")]
     Exists,
-    /// It was changed by somebody else.
-    #[error("the object was changed by somebody else")]
-    Conflict,
     /// The history does not go back that far.
     #[error("the history does not go back that far")]
     Gone,

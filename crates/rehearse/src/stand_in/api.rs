@@ -97,12 +97,7 @@ impl Asked<'_> {
                 return objects::text(StatusCode::INTERNAL_SERVER_ERROR, text);
             }
             Resource::Version => objects::version(&flags.version),
-            Resource::Apis => objects::api_groups(),
             Resource::ApiV1 => objects::api_resources(),
-            Resource::Api => {
-                let ip = flags.advertise_address.unwrap_or(flags.bind_address);
-                objects::api_versions(&std::net::SocketAddr::new(ip, flags.secure_port).to_string())
-            }
         };
         objects::answer(StatusCode::OK, &fixed)
     }
@@ -115,16 +110,14 @@ impl Asked<'_> {
         let result = match (request.method().as_str(), self.resource, self.query) {
             (_, _, Err(message)) => return failure(StatusCode::BAD_REQUEST, "BadRequest", &message, ""),
             ("GET" | "HEAD", Resource::List { kind, namespace }, Ok(query)) => {
-                let wanted = Wanted::new(kind, namespace, &query);
-                list_or_watch(self.server, self.connection, wanted, &query).await
+                list_or_watch(self.server, self.connection, Wanted { kind, namespace }, &query).await
             }
             ("GET" | "HEAD", Resource::Map { namespace, name }, _) => {
                 self.server.store.call(Call::Get { namespace, name }).await.map(|r| one(r, StatusCode::OK, ""))
             }
             ("POST", Resource::List { kind: ObjectKind::ConfigMap, namespace: Some(namespace) }, _) => {
-                write(self.server, request, &namespace, None).await
+                create(self.server, request, &namespace).await
             }
-            ("PUT", Resource::Map { namespace, name }, _) => write(self.server, request, &namespace, Some(&name)).await,
             ("DELETE", Resource::Map { namespace, name }, _) => {
                 self.server.store.call(Call::Delete { namespace, name }).await.map(deleted)
             }
@@ -166,12 +159,7 @@ async fn list_or_watch(
     Ok(response)
 }
 
-async fn write(
-    server: &Server,
-    request: Request<Incoming>,
-    namespace: &str,
-    name: Option<&str>,
-) -> io::Result<Response<Payload>> {
+async fn create(server: &Server, request: Request<Incoming>, namespace: &str) -> io::Result<Response<Payload>> {
     let kind = request.headers().get(header::CONTENT_TYPE).map_or(Ok("application/json"), HeaderValue::to_str);
     if kind.unwrap_or_default().split(';').next().map(str::trim) != Some("application/json") {
         let message = "the body must be JSON";
@@ -189,29 +177,22 @@ async fn write(
         Err(_) => return Ok(failure(StatusCode::GATEWAY_TIMEOUT, "Timeout", "the body did not come", "")),
     };
     let object = serde_json::from_slice(&body).unwrap_or_default();
-    let (object, given) = match objects::admit(object, namespace, name) {
+    let (object, name) = match objects::admit(object, namespace) {
         Ok(admitted) => admitted,
         Err((status, reason, message)) => return Ok(failure(status, reason, &message, "")),
     };
-    let (call, good) = match name {
-        Some(_) => (Call::Update { object }, StatusCode::OK),
-        None => (Call::Create { object }, StatusCode::CREATED),
-    };
-    Ok(one(server.store.call(call).await?, good, &given))
+    Ok(one(server.store.call(Call::Create { object }).await?, StatusCode::CREATED, &name))
 }
 
 /// The answer with one object, or why there is none.
 fn one(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
-    let conflict =
-        |reason, why: &str| failure(StatusCode::CONFLICT, reason, &format!("configmaps {name:?} {why}"), name);
     match reply {
         Reply::Object { object } => objects::answer(good, &object),
         Reply::Failed { reason: Reason::NotFound } => failure(StatusCode::NOT_FOUND, "NotFound", "", ""),
-        Reply::Failed { reason: Reason::Exists } => conflict("AlreadyExists", "already exists"),
-        Reply::Failed { reason: Reason::Conflict } => conflict(
-            "Conflict",
-            "cannot be updated: the object has been modified; apply your changes to the latest version",
-        ),
+        Reply::Failed { reason: Reason::Exists } => {
+            let message = format!("configmaps {name:?} already exists");
+            failure(StatusCode::CONFLICT, "AlreadyExists", &message, name)
+        }
         other => failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", &unexpected(&other).to_string(), ""),
     }
 }

@@ -19,8 +19,6 @@ pub(super) struct Flags {
     pub(super) secure_port: u16,
     /// Share the port with others of this user.
     pub(super) permit_port_sharing: bool,
-    /// What it calls its address in `/api`.
-    pub(super) advertise_address: Option<IpAddr>,
     pub(super) tls_cert_file: PathBuf,
     pub(super) tls_private_key_file: PathBuf,
     /// CA of clients' certificates.
@@ -57,7 +55,6 @@ impl Default for Flags {
             bind_address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             secure_port: 6443,
             permit_port_sharing: false,
-            advertise_address: None,
             tls_cert_file: PathBuf::new(),
             tls_private_key_file: PathBuf::new(),
             client_ca_file: None,
@@ -156,7 +153,6 @@ impl Flags {
         };
         match known {
             "bind-address" => self.bind_address = ip()?,
-            "advertise-address" => self.advertise_address = Some(ip()?),
             "secure-port" => {
                 self.secure_port = value.parse().map_err(|_| {
                     invalid(format!("strconv.ParseInt: parsing {value:?}: not a port between 1 and 65535"))
@@ -167,8 +163,8 @@ impl Flags {
             "client-ca-file" => self.client_ca_file = path(value),
             "anonymous-auth" => self.anonymous_auth = truth()?,
             "etcd-servers" => self.etcd_servers = value.into(),
-            // It knows no Service.
-            "endpoint-reconciler-type" => {}
+            // It writes no Service.
+            "advertise-address" | "endpoint-reconciler-type" => {}
             "shutdown-delay-duration" => self.shutdown_delay_duration = time()?,
             "shutdown-watch-termination-grace-period" => self.shutdown_watch_termination_grace_period = time()?,
             "audit-log-path" => self.audit_log_path = path(value),

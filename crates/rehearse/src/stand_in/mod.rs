@@ -6,7 +6,7 @@
 //! (`store_client`), as kube-apiserver's come from etcd, and their changes since its start are kept for watches (`cache`). Beyond the real one, it reports to the
 //! rehearsal which connections it ended itself (`connection`), which only it knows.
 //!
-//! What it is not: authentication but by a certificate, authorization, objects of other kinds than ConfigMaps, and PATCH.
+//! What it is not: authentication but by a certificate, authorization, objects of other kinds than ConfigMaps, updates, selectors, and discovery beyond `/api/v1`.
 
 mod api;
 mod body;

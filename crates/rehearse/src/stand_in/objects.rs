@@ -47,19 +47,6 @@ pub(super) fn success(name: &str) -> Value {
     })
 }
 
-/// `/api`.
-pub(super) fn api_versions(address: &str) -> Value {
-    json!({
-        "kind": "APIVersions", "versions": ["v1"],
-        "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": address}],
-    })
-}
-
-/// `/apis`: no groups.
-pub(super) fn api_groups() -> Value {
-    json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []})
-}
-
 /// Kinds that can be listed and watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ObjectKind {
@@ -83,7 +70,7 @@ pub(super) fn api_resources() -> Value {
         "kind": "APIResourceList", "groupVersion": "v1",
         "resources": [{
             "name": "configmaps", "singularName": "configmap", "namespaced": true, "kind": "ConfigMap",
-            "verbs": ["create", "delete", "get", "list", "update", "watch"], "shortNames": ["cm"],
+            "verbs": ["create", "delete", "get", "list", "watch"], "shortNames": ["cm"],
         }, {
             "name": "secrets", "singularName": "secret", "namespaced": true, "kind": "Secret",
             "verbs": ["list", "watch"],
@@ -98,7 +85,7 @@ pub(super) fn version(git: &str) -> Value {
     json!({
         "major": major, "minor": minor, "gitVersion": git, "gitCommit": "", "gitTreeState": "clean",
         "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none (simulated by berth)", "compiler": "rustc",
-        "platform": concat!("linux/", "berth"),
+        "platform": "linux/berth",
     })
 }
 
@@ -127,9 +114,8 @@ pub(super) fn bookmark(kind: ObjectKind, revision: u64) -> Bytes {
 /// Why a ConfigMap was not taken: status, reason, message.
 pub(super) type Rejected = (StatusCode, &'static str, String);
 
-/// Checks a ConfigMap that a client sent to `namespace` (and to `name`, if it is an update), and
-/// fills in what a client may leave out.
-pub(super) fn admit(mut object: Value, namespace: &str, name: Option<&str>) -> Result<(Value, String), Rejected> {
+/// Checks a ConfigMap that a client sent to `namespace`, and fills in what a client may leave out. Also its name.
+pub(super) fn admit(mut object: Value, namespace: &str) -> Result<(Value, String), Rejected> {
     let bad = |message: String| (StatusCode::BAD_REQUEST, "BadRequest", message);
     let invalid = |field: &str, why: &str| {
         let message = format!("ConfigMap is invalid: {field}: {why}");
@@ -155,12 +141,9 @@ pub(super) fn admit(mut object: Value, namespace: &str, name: Option<&str>) -> R
         Some(there) if there == namespace => {}
         Some(_) => return Err(bad("the namespace of the object does not match the namespace of the request".into())),
     }
-    let given = metadata.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
-    if !is_subdomain(&given) {
+    let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+    if !is_subdomain(&name) {
         return Err(invalid("metadata.name", "Invalid value: a lowercase RFC 1123 subdomain is required"));
-    }
-    if name.is_some_and(|n| n != given) {
-        return Err(bad("the name of the object does not match the name of the request".into()));
     }
     for field in ["data", "binaryData"] {
         let strings = |v: &Value| v.as_object().is_some_and(|map| map.values().all(Value::is_string));
@@ -168,7 +151,7 @@ pub(super) fn admit(mut object: Value, namespace: &str, name: Option<&str>) -> R
             return Err(bad(format!("{field} must be a map of strings")));
         }
     }
-    Ok((object, given))
+    Ok((object, name))
 }
 
 /// DNS subdomain as RFC 1123 has it.
@@ -187,12 +170,12 @@ mod tests {
     use super::*;
 
     fn rejected(body: &str) -> u16 {
-        admit(serde_json::from_str(body).unwrap_or_default(), "n", None).unwrap_err().0.as_u16()
+        admit(serde_json::from_str(body).unwrap_or_default(), "n").unwrap_err().0.as_u16()
     }
 
     #[test]
     fn what_is_left_out_is_filled_in() {
-        let (object, name) = admit(json!({"metadata": {"name": "a.b-c"}, "data": {"k": "v"}}), "n", None).unwrap();
+        let (object, name) = admit(json!({"metadata": {"name": "a.b-c"}, "data": {"k": "v"}}), "n").unwrap();
         assert_eq!(
             (name.as_str(), &object["kind"], &object["metadata"]["namespace"]),
             ("a.b-c", &json!("ConfigMap"), &json!("n"))
@@ -211,6 +194,5 @@ mod tests {
         for name in ["", "A", "-a", "a-", "a..b", "a/b"] {
             assert_eq!(rejected(&json!({"metadata": {"name": name}}).to_string()), 422, "{name}");
         }
-        assert!(admit(json!({"metadata": {"name": "a"}}), "n", Some("b")).is_err());
     }
 }

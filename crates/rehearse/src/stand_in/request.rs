@@ -11,12 +11,8 @@ pub(super) enum Resource {
     /// `/readyz`.
     Ready,
     Version,
-    /// `/api`.
-    Api,
     /// `/api/v1`.
     ApiV1,
-    /// `/apis`.
-    Apis,
     /// All objects of a kind, of one namespace or of all. Secrets are without writes.
     List {
         kind: ObjectKind,
@@ -43,9 +39,7 @@ impl Resource {
             ["livez" | "healthz"] => Self::Live,
             ["readyz"] => Self::Ready,
             ["version"] => Self::Version,
-            ["api"] => Self::Api,
             ["api", "v1"] => Self::ApiV1,
-            ["apis"] => Self::Apis,
             ["api", "v1", "configmaps"] => list(ObjectKind::ConfigMap, None),
             ["api", "v1", "secrets"] => list(ObjectKind::Secret, None),
             ["api", "v1", "namespaces", n, "secrets"] if !n.is_empty() => list(ObjectKind::Secret, Some(n)),
@@ -68,7 +62,7 @@ impl Resource {
     }
 }
 
-/// The parts of a query that a stand-in knows.
+/// The parts of a query that a simulated apiserver knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Query {
     pub(super) watch: bool,
@@ -76,10 +70,6 @@ pub(super) struct Query {
     pub(super) resource_version: Option<u64>,
     pub(super) bookmarks: bool,
     pub(super) timeout_seconds: Option<u64>,
-    /// From `fieldSelector=metadata.name=…`.
-    pub(super) name: Option<String>,
-    /// From `fieldSelector=metadata.namespace=…`.
-    pub(super) namespace: Option<String>,
 }
 
 impl Query {
@@ -98,28 +88,14 @@ impl Query {
                     query.resource_version = Some(value.parse().map_err(|_| bad())?).filter(|&v| v != 0);
                 }
                 "timeoutSeconds" => query.timeout_seconds = Some(value.parse().map_err(|_| bad())?).filter(|&v| v != 0),
-                "fieldSelector" => query.select(&value)?,
-                "labelSelector" if !value.is_empty() => {
-                    return Err("a simulated apiserver knows no label selectors".into());
+                "fieldSelector" | "labelSelector" if !value.is_empty() => {
+                    return Err("a simulated apiserver knows no selectors".into());
                 }
                 "sendInitialEvents" if flag() => return Err("a simulated apiserver knows no streaming lists".into()),
                 _ => {}
             }
         }
         Ok(query)
-    }
-
-    fn select(&mut self, selector: &str) -> Result<(), String> {
-        for term in selector.split(',').filter(|t| !t.is_empty()) {
-            let (key, value) = term.split_once('=').unwrap_or((term, ""));
-            let value = value.strip_prefix('=').unwrap_or(value).to_owned();
-            match key {
-                "metadata.name" => self.name = Some(value),
-                "metadata.namespace" => self.namespace = Some(value),
-                _ => return Err(format!("field label not supported: {term}")),
-            }
-        }
-        Ok(())
     }
 }
 
@@ -168,18 +144,8 @@ mod tests {
 
     #[test]
     fn queries() {
-        let all = query(
-            "watch=1&resourceVersion=12&allowWatchBookmarks=true&timeoutSeconds=5&fieldSelector=metadata.name%3Da",
-        )
-        .unwrap();
-        let wanted = Query {
-            watch: true,
-            resource_version: Some(12),
-            bookmarks: true,
-            timeout_seconds: Some(5),
-            name: Some("a".into()),
-            namespace: None,
-        };
+        let all = query("watch=1&resourceVersion=12&allowWatchBookmarks=true&timeoutSeconds=5&fieldSelector=").unwrap();
+        let wanted = Query { watch: true, resource_version: Some(12), bookmarks: true, timeout_seconds: Some(5) };
         assert_eq!(all, wanted);
         assert_eq!(query("resourceVersion=0&limit=500&labelSelector="), Ok(Query::default()));
         for bad in

@@ -31,22 +31,12 @@ pub(super) struct Wanted {
     pub(super) kind: ObjectKind,
     /// None: all.
     pub(super) namespace: Option<String>,
-    name: Option<String>,
-    field_namespace: Option<String>,
 }
 
 impl Wanted {
-    pub(super) fn new(kind: ObjectKind, namespace: Option<String>, query: &Query) -> Self {
-        Self { kind, namespace, name: query.name.clone(), field_namespace: query.namespace.clone() }
-    }
-
     pub(super) fn matches(&self, object: &Value) -> bool {
-        let is =
-            |field: &str, wanted: &Option<String>| wanted.as_ref().is_none_or(|w| object["metadata"][field] == **w);
-        self.kind == ObjectKind::ConfigMap
-            && is("name", &self.name)
-            && is("namespace", &self.namespace)
-            && is("namespace", &self.field_namespace)
+        let namespace = &object["metadata"]["namespace"];
+        self.kind == ObjectKind::ConfigMap && self.namespace.as_ref().is_none_or(|wanted| namespace == wanted)
     }
 }
 
