@@ -11,6 +11,8 @@ use berth_node::registry::{RunDir, lease};
 use berth_os::socket::Keepalive;
 use berth_shim::backend::probe::{ProbeConfig, ProbeKind};
 use berth_shim::config::{Config, Listen, MaxOpenings, Place};
+use clap::builder::Resettable;
+use clap::{Args, FromArgMatches};
 use humantime::format_duration;
 use ipnet::IpNet;
 use rustls::pki_types::ServerName;
@@ -139,6 +141,18 @@ pub fn run(args: &RunArgs) -> Result<Config, Mistakes> {
         checks.wrong(format!("command after --: {error}"));
     }
     config(place, None, &args.shim, checks)
+}
+
+/// `berth serve --backend` with its defaults, whatever the environment has, and probing by TCP.
+///
+/// # Errors
+/// The place is wrong.
+pub fn defaults(place: Place, backend: SocketAddr) -> Result<Config, Mistakes> {
+    let command = ShimArgs::augment_args(clap::Command::new("berth")).mut_args(|arg| arg.env(Resettable::Reset));
+    let parsed = command.try_get_matches_from(["berth", "--probe=tcp"]);
+    let args = parsed.and_then(|matches| ShimArgs::from_arg_matches(&matches));
+    let args = args.map_err(|error| Mistakes(vec![error.to_string()]))?;
+    config(Some(place), Some(backend), &args, Checks::default())
 }
 
 fn config(

@@ -1,7 +1,6 @@
-//! The daemon that holds a bridge: it samples both instances, asks the machine what is next, does that, and publishes the status.
+//! The bridge's daemon: it samples both instances, gets the next action from the machine, carries it out, and publishes the status.
 //!
-//! All that a bridge is ends with this process: the kernel forgets the steering, whose descriptor is here, and kills the temporary
-//! instance.
+//! A bridge ends with this process: the kernel removes the steering, whose descriptor is here, and kills the temporary instance.
 
 use super::instance::{self, Template};
 use super::machine::{Action, BridgeObservation, Machine, OwnObservation, TemporaryObservation};
@@ -17,13 +16,13 @@ use berth_node::ipc::bridge::{
     Ask, BridgeOutcome, BridgeStatus, Difference, OwnStatus, Reply, SOCKET, Step, TemporaryStatus, VERSION,
 };
 use berth_node::terms::Phase;
+use berth_options::check;
 use berth_os::file::private_directory;
 use berth_os::seqpacket;
 use berth_os::signals::Signals;
-use berth_os::socket::Keepalive;
 use berth_shim::app::{self, Bound};
 use berth_shim::backend::probe::{Probe, ProbeConfig};
-use berth_shim::config::{Config, DirectMode, Listen, MaxOpenings, Place, Preferred};
+use berth_shim::config::{Config, Listen, Place, Preferred};
 use berth_shim::drain::Stop;
 use berth_shim::steering::{Purpose, Steering, SteeringMetrics};
 use nix::sys::signal::{Signal, kill};
@@ -50,10 +49,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
-/// Where its shim keeps its lease.
+/// Run directory of the bridge's shim, with its lease.
 const SHIM: &str = "bridge-shim";
 
-/// What its shim calls the node's own instance.
+/// ID of the node's own instance in the bridge's shim.
 const OWN: &str = "own";
 
 /// How long new connections are steered to a shim that gives no sign of life.
@@ -62,7 +61,7 @@ const LEASE: Duration = Duration::from_secs(4);
 /// How long clients wait while neither instance is ready. client-go gives up a handshake after 10 s, so longer helps no client.
 const HOLD: Duration = Duration::from_secs(12);
 
-/// Longest time between two looks.
+/// Longest time between two samples.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// How old the last lines of the node's own log may be.
@@ -71,12 +70,12 @@ const LOG_AGE: Duration = Duration::from_secs(2);
 /// Shortest time between two starts of the temporary instance.
 const RESTART: Duration = Duration::from_secs(1);
 
-/// How long the temporary instance may take to end after its last connection did, how long those who wait for the bridge then wait for
-/// connections to the node's own that came through it, and how long all that may take: kube-apiserver itself ends what is left after 60 s.
+/// How long the temporary instance may take to end after its last connection; how long commands that wait for the bridge then wait for
+/// its connections to the node's own; and how long both may take: kube-apiserver itself closes the rest after 60 s.
 const ENDING: Duration = Duration::from_secs(10);
 const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 
-/// A bridge is for a piece of work, not for good.
+/// When a bridge warns that it is still on: it is not meant to be permanent.
 const LONG: Duration = Duration::from_secs(30 * 60);
 
 /// How long commands that wait for the outcome may take to read it.
@@ -95,10 +94,10 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Takes one that the preflight let through, and clears away what one that was killed left there.
+    /// Claims a directory that the preflight accepted, and removes what a killed bridge left there.
     ///
     /// # Errors
-    /// Another bridge has it, or it cannot be made.
+    /// Another bridge has it, or it cannot be created.
     pub fn take(directory: &Path) -> Result<Self, String> {
         let failed = |what: &'static str| {
             let path = directory.display().to_string();
@@ -123,7 +122,7 @@ impl Claim {
     }
 }
 
-/// Removes what a bridge keeps here, but for its logs and its lock.
+/// Removes a bridge's files here, except its logs and its lock.
 fn clear(directory: &Path) {
     instance::clean(directory);
     let _ = fs::remove_dir_all(directory.join(SHIM));
@@ -169,10 +168,10 @@ fn first_status(plan: &BridgePlan) -> BridgeStatus {
 
 type RestoreResult = Result<Vec<Difference>, String>;
 
-/// What came of the work with files.
+/// The result of work with files.
 enum FinishedWork {
     Restored(RestoreResult),
-    /// COMMAND has ended well, and has something that replaces the node's own instance or not.
+    /// COMMAND succeeded; whether it replaces the node's own instance.
     Command {
         replaces: bool,
     },
@@ -180,7 +179,7 @@ enum FinishedWork {
     Log(Vec<String>),
 }
 
-/// All that a bridge is made of, but for its shim.
+/// The state of a bridge, except for its shim.
 struct Bridge {
     plan: Arc<BridgePlan>,
     machine: Machine,
@@ -189,32 +188,31 @@ struct Bridge {
     ends: u32,
     started: Option<Instant>,
     steering: Arc<Steering>,
-    /// When new connections first went to it.
+    /// When new connections first went to the bridge.
     since: Arc<OnceLock<Instant>>,
     /// The shim's listeners, while they may be steered to.
     listeners: Vec<OwnedFd>,
-    /// They are in the program's map, and listen.
+    /// Whether they listen and are in the program's map.
     given: bool,
-    /// By a signal, to end.
-    was_told: bool,
+    signalled: bool,
     /// Stops its shim.
     stop: watch::Sender<Stop>,
     temporary: watch::Receiver<ProbeState>,
     own: watch::Receiver<ProbeState>,
-    /// Which of its processes the shim prefers to the temporary instance.
+    /// Process of the node's own instance that the shim prefers to the temporary one.
     preferred: watch::Sender<Option<u64>>,
-    /// Connections that the temporary instance had got when that was first ready.
+    /// Connections that the temporary instance had received when the preferred process was first ready.
     old: Option<u64>,
     phase: watch::Receiver<(Phase, std::time::SystemTime)>,
     status: watch::Sender<BridgeStatus>,
     _asking: JoinSet<()>,
     service: Option<Keeping>,
-    /// What reads and writes the node's files, on threads of its own: a disk may be slow.
+    /// Reads and writes of the node's files, on threads of their own: a disk may be slow.
     work: JoinSet<FinishedWork>,
-    /// The last lines of the node's own container, and when they are read again; none: they are being read.
+    /// The last lines of the own container's log, and when they are read again; none: a read is under way.
     log: Vec<String>,
     log_due: Option<Instant>,
-    /// Gets the result of the restore that is under way.
+    /// Receives the result of the restore under way.
     wanted: Option<oneshot::Sender<Answer>>,
 }
 
@@ -257,7 +255,7 @@ impl Bridge {
             since,
             listeners,
             given: false,
-            was_told: false,
+            signalled: false,
             stop: watch::Sender::new(Stop::No),
             temporary,
             own,
@@ -308,7 +306,7 @@ impl Bridge {
             let seen = self.seen(served.is_some() || late(gone, speedup.of(ENDING)), is_alive());
             let action = self.machine.next(&seen, began.elapsed());
             let preferred = self.machine.preferred();
-            self.preferred.send_if_modified(|told| std::mem::replace(told, preferred) != preferred);
+            self.preferred.send_if_modified(|current| std::mem::replace(current, preferred) != preferred);
             self.read_log(&seen);
             self.publish(&seen, open(), served_old());
             self.keep_service(&seen);
@@ -389,7 +387,7 @@ impl Bridge {
                 () = ended(&mut self.child) => {}
                 Some(done) = self.work.join_next() => self.done(done),
                 Some((ask, reply)) = asks.recv() => self.take(ask, reply),
-                signal = signals.next() => self.told(signal),
+                signal = signals.next() => self.on_signal(signal),
                 Ok(()) = self.temporary.changed() => {}
                 Ok(()) = self.own.changed() => {}
                 Ok(()) = self.phase.changed() => {}
@@ -399,7 +397,7 @@ impl Bridge {
         }
     }
 
-    /// It is kept while new connections go to the bridge, until the node's own is back for good.
+    /// Keeps the Service while new connections go to the bridge, until the node's own instance stays ready.
     fn keep_service(&self, seen: &BridgeObservation) {
         let on =
             seen.steering && matches!(self.machine.step(), Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore);
@@ -408,7 +406,7 @@ impl Bridge {
         }
     }
 
-    /// Why the Service does not name the node although it may have to by now.
+    /// Why the Service does not name the node although it may be needed by now.
     fn unkept(&self) -> Option<String> {
         let counts = matches!(self.machine.step(), Step::Hold | Step::AwaitOwn);
         self.service.as_ref().filter(|_| counts).and_then(|service| service.kept().err())
@@ -421,7 +419,7 @@ impl Bridge {
         }
     }
 
-    /// But for connections to the node's own that came through it: those are relayed until they end. No command waits for that.
+    /// The bridge has ended except for its connections to the node's own, which are relayed until they end. No command waits for that.
     fn is_over(&self, outcome: BridgeOutcome, connections: u64) {
         if self.status.borrow().outcome.is_none() {
             tracing::info!(
@@ -436,9 +434,9 @@ impl Bridge {
     fn seen(&self, served: bool, alive: bool) -> BridgeObservation {
         let (temporary, own) = (self.temporary.borrow(), self.own.borrow());
         let running = self.child.is_some();
-        // What was asked before it was started again is another's answer.
+        // An answer from before a restart is the previous process's.
         let fresh = temporary.at > self.started;
-        // A relaying thread that hangs takes connections and answers none.
+        // A hung relaying thread accepts connections and answers none.
         let ready = running && fresh && temporary.ready && alive && self.phase.borrow().0 == Phase::Joined;
         BridgeObservation {
             temporary: TemporaryObservation { running, ready, ends: self.ends },
@@ -463,7 +461,7 @@ impl Bridge {
         }
     }
 
-    /// Sees whether the temporary instance has ended.
+    /// Checks whether the temporary instance has ended.
     fn reap(&mut self) {
         if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
             self.child = None;
@@ -503,15 +501,15 @@ impl Bridge {
 
     fn done(&mut self, done: Result<FinishedWork, JoinError>) {
         match done {
-            Ok(FinishedWork::Restored(put)) => self.put(put),
+            Ok(FinishedWork::Restored(put)) => self.restored(put),
             Ok(FinishedWork::Command { replaces }) => self.machine.command_ended(Ok(replaces)),
             Ok(FinishedWork::Log(lines)) => (self.log, self.log_due) = (lines, Some(Instant::now() + LOG_AGE)),
             Err(error) => tracing::warn!(%error, "a thread of the bridge failed; `berth bridge end --now` ends it"),
         }
     }
 
-    /// What the node's own is started from was put back, or could not be.
-    fn put(&mut self, put: RestoreResult) {
+    /// Handles the result of a restore.
+    fn restored(&mut self, put: RestoreResult) {
         self.machine.restored(put.as_ref().map(|put| restarts(&self.plan, put)).map_err(String::clone));
         if let Some(reply) = self.wanted.take() {
             let _ = reply.send(put.map(|all| Some(Reply::Differences(all))));
@@ -573,9 +571,9 @@ impl Bridge {
     }
 
     /// The first signal ends it as `berth bridge end` does, the next one at once.
-    fn told(&mut self, signal: Signal) {
+    fn on_signal(&mut self, signal: Signal) {
         tracing::info!("{signal}");
-        let now = std::mem::replace(&mut self.was_told, true);
+        let now = std::mem::replace(&mut self.signalled, true);
         if let Err(why) = self.end(now) {
             tracing::warn!("{signal}: {why}; the next signal ends it at once");
         }
@@ -617,12 +615,12 @@ impl Bridge {
                 connections_old: self.old.map_or(0, |before| old - before),
                 ..status.clone()
             };
-            // Figures alone are no news.
+            // Changed counters alone are not reported.
             let key = |status: &BridgeStatus| {
                 let BridgeStatus { step, steering, command, trouble, temporary, own, service, .. } = status;
-                let told = (trouble.clone(), status.steering_error.clone(), service.is_some());
+                let reported = (trouble.clone(), status.steering_error.clone(), service.is_some());
                 let own = (own.listener, own.ready, own.preferred, own.late);
-                (*step, *steering, *command, told, temporary.pid, temporary.ready, own)
+                (*step, *steering, *command, reported, temporary.pid, temporary.ready, own)
             };
             let news = key(status) != key(&now);
             *status = now;
@@ -646,8 +644,8 @@ impl Collector for BridgeMetrics {
     }
 }
 
-/// Renews the steering's lease while this process gives signs of life, until what is returned is dropped. On a thread of its own: a slow disk
-/// or a busy processor must not send clients to a node's own instance that is not there.
+/// Renews the steering's lease while `alive` returns true, until the returned value is dropped. On a thread of its own: a slow disk or
+/// a busy CPU must not send clients to the node's own instance while that is down.
 fn renew(
     steering: Arc<Steering>,
     is_alive: impl Fn() -> bool + Send + 'static,
@@ -679,8 +677,8 @@ fn differences(plan: &BridgePlan) -> RestoreResult {
     restore::differences(&before(plan)?)
 }
 
-/// Whether COMMAND has changed what replaces the node's own instance: a command that only writes a manifest ends long before the
-/// kubelet reads it. Outside a pod that is what COMMAND is for.
+/// Whether COMMAND replaces the node's own instance: in a pod, by a changed manifest, which the kubelet reads long after a command that
+/// only writes it has ended; outside a pod, always.
 fn is_replaced(plan: &BridgePlan) -> bool {
     differences(plan).is_ok_and(|all| restarts(plan, &all)) || plan.pod.is_none()
 }
@@ -698,41 +696,23 @@ async fn ended(child: &mut Option<Child>) {
     }
 }
 
-/// The bridge's shim: that of `berth serve` with its defaults, but for how long it holds clients.
+/// The bridge's shim: `berth serve` with its defaults, but for the times below.
 fn config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Config, String> {
     let (address, probe) = (plan.own, plan.options.probe.clone());
     let preferred =
         Preferred { id: OWN.parse::<InstanceId>().map_err(|error| error.to_string())?, address, probe, process };
     let listen = plan.listen.iter().map(|addr| Listen { addr: *addr, freebind: false }).collect();
+    let place = Place { listen, instance: Some(plan.instance.clone()), run_dir: plan.options.directory.join(SHIM) };
+    let defaults = check::defaults(place, plan.temporary.into()).map_err(|error| error.to_string())?;
     Ok(Config {
-        place: Place { listen, instance: Some(plan.instance.clone()), run_dir: plan.options.directory.join(SHIM) },
-        backend: Some(SocketAddr::from(plan.temporary)),
         preferred: Some(preferred),
-        discover: false,
         lease: LEASE,
-        plain_close: false,
         speedup: plan.options.limits.speedup,
-        bind_wait: Duration::ZERO,
         probe: plan.probe.clone(),
-        probe_interval: plan.options.limits.speedup.of(Duration::from_secs(1)),
-        rise: 2,
-        fall: 3,
+        probe_interval: plan.options.limits.speedup.of(defaults.probe_interval),
         hold: HOLD,
         drain_timeout: LONGEST_DRAIN,
-        max_connections: None,
-        max_openings: MaxOpenings::Auto,
-        first: Vec::new(),
-        backlog: 4096,
-        keepalive: Keepalive {
-            idle: Some(Duration::from_secs(30)),
-            interval: Duration::from_secs(10),
-            probes: 3,
-            user_timeout: None,
-        },
-        threads: None,
         admin: plan.options.admin,
-        cluster: None,
-        direct: DirectMode::Off,
-        log_connections: false,
+        ..defaults
     })
 }
