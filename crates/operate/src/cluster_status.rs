@@ -68,8 +68,8 @@ pub struct OtherAddress {
     pub service: Vec<String>,
 }
 
-/// Looks at a cluster, once or again and again. With several samples a Lease is judged by when it was seen to change: clocks of
-/// nodes may differ.
+/// Samples a cluster, once or repeatedly. With several samples, a Lease's age is the time since it was observed to change: clocks
+/// of nodes may differ.
 #[derive(Debug, Default)]
 pub struct Observer {
     expiry: Expiry,
@@ -82,7 +82,7 @@ impl Observer {
     ///
     /// # Errors
     /// It does not answer, or not to these credentials.
-    pub async fn look(&mut self, client: &Client, time: SystemTime, now: Duration) -> Result<ClusterStatus, Error> {
+    pub async fn sample(&mut self, client: &Client, time: SystemTime, now: Duration) -> Result<ClusterStatus, Error> {
         let asked =
             async { Ok((client.get(LEASES).await?, client.get(lock::LEASES).await?, client.get(OF_SERVICE).await?)) };
         match asked.await {
@@ -154,7 +154,7 @@ fn age(expiry: &Expiry, name: &str, renewed: Option<SystemTime>, time: SystemTim
     expiry.age(name, by_clock.unwrap_or_default())
 }
 
-/// Why the cluster cannot be asked, and what fixes it.
+/// Why a request to the cluster failed, and the fix.
 pub fn explain(error: &Error) -> String {
     report::explain(
         error,
@@ -252,7 +252,7 @@ mod tests {
         {
             let server = serve(answer(status, r#"{"message": "no"}"#)).await;
             let client = Client::new(&server.access).unwrap();
-            let error = Observer::default().look(&client, at(0), Duration::ZERO).await.unwrap_err();
+            let error = Observer::default().sample(&client, at(0), Duration::ZERO).await.unwrap_err();
             let told = explain(&error);
             assert!(told.contains(fix) && told.contains("leases: no: ") && told.lines().count() == 1, "{told}");
         }

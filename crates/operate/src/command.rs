@@ -1,4 +1,4 @@
-//! Command lines and programs of the node: where a program is, what a process was started with, what a program prints.
+//! Command lines and programs of the node: finds and runs programs, and reads arguments of processes.
 
 use berth_exec::args;
 use std::ffi::{OsStr, OsString};
@@ -14,7 +14,7 @@ use tokio::process::Command;
 /// Runs a program, and kills it if it takes longer.
 ///
 /// # Errors
-/// It is not there, cannot be run, or takes longer.
+/// It does not exist, cannot be run, or takes longer.
 pub(crate) async fn output(program: &str, arguments: &[&str], within: Duration) -> Result<Output, String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();
     match tokio::time::timeout(within, output).await {
@@ -31,7 +31,7 @@ pub(crate) fn audit_log(argv: &[OsString]) -> Option<PathBuf> {
     args::value(argv, AUDIT_LOG).filter(|path| *path != "-" && !path.is_empty()).map(PathBuf::from)
 }
 
-/// Of a list as /proc has them, each with a zero behind it.
+/// Splits a list of NUL-terminated strings, as in /proc.
 pub(crate) fn strings(list: &[u8]) -> Vec<OsString> {
     let list = list.strip_suffix(&[0]).unwrap_or(list);
     list.split(|byte| *byte == 0).map(|text| OsString::from_vec(text.to_vec())).collect()

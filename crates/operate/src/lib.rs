@@ -1,4 +1,4 @@
-//! What an operator does to a node: manifests, doctor, upgrade, bridge, credentials.
+//! The operator's commands for a node: manifests, doctor, upgrade, bridge, credentials.
 
 #![forbid(unsafe_code)]
 // They panic where a pipe is closed or a disk is full.

@@ -1,4 +1,4 @@
-//! What a command finds: each problem with its place, its cause, its fix and how bad it is.
+//! The findings of a command: each problem with its place, cause, fix and severity.
 
 use crate::manifest::file::FileError;
 use crate::upgrade::state::StateError;
@@ -13,9 +13,9 @@ use std::fmt::{self, Display};
 pub enum Severity {
     /// The command cannot do its work, or clients lose something.
     Error,
-    /// It works, but clients may notice, or not for long.
+    /// It works, but clients may be affected, or it will stop working.
     Warning,
-    /// Good to know, or not looked at.
+    /// A note, or something that was not checked.
     Info,
 }
 
@@ -35,12 +35,12 @@ pub struct Finding {
     /// Name of the check of `berth doctor`; empty outside of it.
     pub id: &'static str,
     pub severity: Severity,
-    /// Where: file and line, a path or a setting of the node. Empty where the cause says it.
+    /// Where: file and line, a path or a setting of the node. Empty where the cause has it.
     #[serde(rename = "where")]
     pub place: String,
-    /// What is wrong, and why that is.
+    /// The problem and its cause.
     pub cause: String,
-    /// An edit or a command. Empty where the cause says it.
+    /// An edit or a command. Empty where the cause has it.
     pub fix: String,
 }
 
@@ -71,7 +71,7 @@ impl Report {
         self.add(Severity::Error, text.into());
     }
 
-    /// Adds what is worth knowing and no reason not to begin.
+    /// Adds a note that does not prevent the command.
     pub fn note(&mut self, text: impl Into<String>) {
         self.add(Severity::Info, text.into());
     }

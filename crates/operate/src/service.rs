@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest time between two applies: another client may have removed the slice.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// What it costs a bridge where it cannot be kept.
+/// What happens under a bridge where the Service cannot be kept.
 pub const LOST: &str = "the Service kubernetes is not kept: on the only control-plane node, pods lose it while COMMAND restarts kube-apiserver";
 
 const NODES: &str = "/api/v1/nodes";
@@ -40,7 +40,7 @@ const HOST_NAME: &str = "kubernetes.io/hostname";
 /// How long kube-apiserver may take to name an instance: a round of its reconciler, and a little.
 const ROUND: Duration = Duration::from_secs(11);
 
-/// Time between two looks at whether it does.
+/// Time between two checks whether it does.
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// How long the API may take to remove a slice at the end.
@@ -57,7 +57,7 @@ const RENEWAL: Duration = Duration::from_secs(60);
 /// One that was not renewed for so long is left from a command that was killed: clocks of two hosts may differ by minutes.
 const SILENT: Duration = Duration::from_secs(600);
 
-/// Why it is not known how the Service is.
+/// Why the Service's state is unknown.
 pub const UNKNOWN: &str = "its EndpointSlices have not been read";
 
 /// Whether a slice is in the Service; an error where it should be and may not be.

@@ -2,7 +2,7 @@
 
 use super::{again, align, short};
 use crate::cli::StatusArgs;
-use crate::commands::{Exit, block_on, json, say, unavailable};
+use crate::commands::{Exit, block_on, json, print_stderr, unavailable};
 use berth_cluster::Client;
 use berth_operate::cluster_status::{ClusterInstance, ClusterStatus, Observer, UpgradeLock, explain};
 use std::fmt::Write as _;
@@ -14,12 +14,12 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
     block_on(async {
         let (mut observer, began) = (Observer::default(), Instant::now());
         loop {
-            let text = match observer.look(&client, SystemTime::now(), began.elapsed()).await {
+            let text = match observer.sample(&client, SystemTime::now(), began.elapsed()).await {
                 Ok(status) if args.json => json(&status)?,
                 Ok(status) => table(&status),
                 Err(error) if !args.watch => return Err(unavailable(explain(&error))),
                 Err(error) if args.json => {
-                    say(explain(&error));
+                    print_stderr(explain(&error));
                     String::new()
                 }
                 // In the table's place.

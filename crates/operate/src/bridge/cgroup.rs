@@ -1,4 +1,4 @@
-//! A cgroup of its own: what ends the operator's session by its cgroup must not end the bridge.
+//! A cgroup for the bridge: killing the operator's session by its cgroup must not kill the bridge.
 
 use procfs::ProcResult;
 use procfs::process::{MountInfo, MountInfos, Process};
@@ -7,25 +7,25 @@ use std::io::{self, Write};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-/// Its name, at the root, as those of the node's services.
+/// The cgroup's name, at the root like those of the node's services.
 const NAME: &str = "berth-bridge";
 
-/// What the names of containers' begin with, in every hierarchy. Not within the other: version 2 has processes only in leaves.
+/// Prefix of containers' cgroups, in every hierarchy. They are not children of the bridge's: version 2 has processes only in leaves.
 const CONTAINER: &str = "berth-bridge-kube-apiserver-";
 
-/// The name of the one of a container's that has this address: nodes that share a kernel share cgroups.
+/// The cgroup of the container with this address: nodes that share a kernel share cgroups.
 pub fn of_container(address: Ipv4Addr) -> String {
     format!("{CONTAINER}{address}")
 }
 
-/// Its weight for processors, of version 2 and of version 1: ten times the usual one. It needs few, and all clients wait for it: its
-/// relay stood still for 3 s on a busy node.
+/// Its CPU weight, in version 2 and version 1: ten times the default. It needs little CPU, and all clients wait for it: its relay
+/// stalled for 3 s on a busy node.
 const WEIGHTS: [(&str, &str); 2] = [("cpu.weight", "1000"), ("cpu.shares", "10240")];
 
-/// How often one that was removed is made again.
+/// How often a removed cgroup is created again.
 const TRIES: u32 = 100;
 
-/// Moves this process into a cgroup of its own, in the hierarchies by which a session is ended and processors are shared.
+/// Moves this process into its own cgroup, in the hierarchies by which sessions are killed and CPUs are shared.
 ///
 /// # Errors
 /// There is none that can be written to.
@@ -39,10 +39,10 @@ pub fn leave() -> io::Result<()> {
     left
 }
 
-/// Removes it, with this process in it.
+/// Removes the bridge's cgroup, which this process leaves first.
 pub fn remove() {
     for mount in mounts().into_iter().flat_map(|mounts| hierarchies(mounts, is_left)) {
-        // One that cannot be removed is empty, and the next bridge's.
+        // If it cannot be removed it stays, empty, for the next bridge.
         let _ = fs::write(mount.join("cgroup.procs"), "0").and_then(|()| fs::remove_dir(mount.join(NAME)));
     }
 }
@@ -69,14 +69,14 @@ fn try_enter(cgroup: &Path) -> io::Result<()> {
         _ => {}
     }
     for (file, weight) in WEIGHTS.map(|(file, weight)| (cgroup.join(file), weight)) {
-        // It has the usual one where it may not have more.
+        // Without permission it keeps the default weight.
         let _ = file.exists().then(|| fs::write(file, weight));
     }
     // 0 is the process that writes.
     OpenOptions::new().write(true).open(cgroup.join("cgroup.procs"))?.write_all(b"0")
 }
 
-/// A bridge's and its container's, wherever there can be one: the cgroup.procs of what is above it, and its own directory.
+/// The cgroups of a bridge and of its container, in each hierarchy: the parent's cgroup.procs, and the cgroup's directory.
 pub fn all(container: &str) -> Vec<(PathBuf, PathBuf)> {
     let roots = mounts().into_iter().flat_map(|mounts| hierarchies(mounts, |_| true));
     let all = roots.flat_map(|root| {
@@ -86,7 +86,7 @@ pub fn all(container: &str) -> Vec<(PathBuf, PathBuf)> {
     all.collect()
 }
 
-/// Removes those that bridges left which were killed.
+/// Removes the cgroups that killed bridges left.
 pub fn sweep() {
     let roots = mounts().into_iter().flat_map(|mounts| hierarchies(mounts, |_| true));
     roots.for_each(|root| sweep_below(&root));

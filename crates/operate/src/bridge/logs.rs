@@ -17,10 +17,10 @@ const ALL: [&str; 2] = [BRIDGE, INSTANCE];
 /// are as much as is to be free before.
 const LONGEST: u64 = 16 << 20;
 
-/// Time between two looks at how long they are: one at the highest verbosity writes some 10 MB in it.
+/// Time between two checks of their sizes: at the highest verbosity some 10 MB are written in it.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Begins new logs. Those of the last bridge are kept if that failed, until another one does: one that went well does not replace them.
+/// Begins new logs. Those of a failed bridge are kept until another one fails.
 pub(super) fn begin(directory: &Path, last_failed: bool) {
     for name in ALL {
         let log = directory.join(name);

@@ -1,13 +1,13 @@
-//! The steps of a bridge: what is seen, to what is done next. Pure, time is given.
+//! The steps of a bridge: from observations to the next action. Pure, time is an argument.
 //!
-//! Nothing of it is kept on disk: steering, the temporary instance and its shim end with the process that holds them, and
+//! No state is kept on disk: steering, the temporary instance and its shim end with the process that holds them, and
 //! then the port is as it was.
 //!
 //! Two rules hold in every step: nothing is steered to a temporary instance that is not ready, and steering goes off only when the
-//! node's own instance is ready, or by the operator's word.
+//! node's own instance is ready, or when the operator orders it.
 //!
-//! Where new connections go is not a matter of steps: once COMMAND has restarted the node's own, the bridge's relay gives them to
-//! that while it is ready, and to the temporary one when it is not.
+//! The steps do not decide where relayed connections go: once COMMAND has restarted the node's own instance, the bridge's relay
+//! connects them to that while it is ready, and to the temporary one when it is not.
 
 use crate::upgrade::progress::seconds;
 use berth_node::ipc::bridge::{BridgeOutcome, Step};
@@ -31,13 +31,13 @@ pub const LATE: Duration = Duration::from_secs(30);
 /// Ends of its process before it was ready after which the temporary instance is given up.
 const ENDS: u32 = 3;
 
-/// What happens when COMMAND fails, or the node's own instance does not come back.
+/// What to do when COMMAND fails, or the node's own instance does not come back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum OnFailure {
     /// Clients stay on the bridge until `berth bridge end`
     #[default]
     Stay,
-    /// Put back the static pod's manifest and the files that it names, as they were; if that does not help, as stay
+    /// Restore the static pod's manifest and the files that it names; if that does not help, as stay
     Restore,
     /// End it, at the latest after --ready-timeout
     End,
@@ -49,11 +49,11 @@ pub struct Limits {
     pub ready: Duration,
     /// How long it must then stay so.
     pub settle: Duration,
-    /// What divides the times that nobody sets, for tests.
+    /// Divides the fixed times, for tests.
     pub speedup: Speedup,
 }
 
-/// What is seen of the temporary instance.
+/// State of the temporary instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TemporaryObservation {
     pub running: bool,
@@ -63,7 +63,7 @@ pub struct TemporaryObservation {
     pub ends: u32,
 }
 
-/// What is seen of the node's own instance, past the steering.
+/// State of the node's own instance, probed past the steering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OwnObservation {
     /// Inode of the listener on the port, which identifies the process.
@@ -71,13 +71,13 @@ pub struct OwnObservation {
     pub ready: bool,
 }
 
-/// What is seen of the node.
+/// State of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BridgeObservation {
     pub temporary: TemporaryObservation,
     pub own: OwnObservation,
     pub steering: bool,
-    /// The Service kubernetes is as it should be, or is not kept.
+    /// The Service kubernetes names the node, or is not kept.
     pub named: bool,
     /// The temporary instance and its connections have ended, as [`Action::Drain`] wants it.
     pub drained: bool,
@@ -85,17 +85,17 @@ pub struct BridgeObservation {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Look again in a while.
+    /// Observe again later.
     Wait,
-    /// Another step begins: look again at once.
+    /// Another step begins: observe again at once.
     Entered,
-    /// Start the temporary instance, which does not run.
+    /// Start the temporary instance.
     Start,
     /// New connections go to the temporary instance.
     Steer,
     /// New connections go to the node's own.
     Unsteer,
-    /// Begin to put back what the node's own instance is started from.
+    /// Begin to restore the files that the node's own instance is started from.
     Restore,
     /// The shim leaves, then the temporary instance ends.
     Drain,
@@ -108,19 +108,19 @@ pub struct Machine {
     on_failure: OnFailure,
     step: Step,
     since: Option<Duration>,
-    /// COMMAND is to begin, once the temporary instance is seen to serve.
+    /// COMMAND is to begin once the temporary instance is observed to serve.
     wanted: bool,
     /// COMMAND runs.
     commanding: bool,
     /// The node's own instance shall be another process than `before`.
     anew: bool,
-    /// The node's own process before the bridge, as last seen, and when it was last free to be replaced.
+    /// The node's own process before the bridge; as last observed; and when COMMAND or a restore last began.
     first: Option<u64>,
     process: Option<u64>,
     before: Option<u64>,
     /// The node's own process that is ready, and since when.
     own_ready: Option<(u64, Duration)>,
-    /// From when on it counts that the temporary instance fails its probe.
+    /// When the temporary instance's failing probe begins to count.
     lost: Option<Duration>,
     /// Since when the node's own is not ready.
     own_lost: Option<Duration>,
@@ -162,8 +162,8 @@ impl Machine {
         self.commanding
     }
 
-    /// The node's own process that gets what is steered while it is ready: one that was started since the bridge was begun, or any that
-    /// is waited for.
+    /// The node's own process that gets steered connections while it is ready: one started since the bridge began, or any that the
+    /// step waits for.
     pub fn preferred(&self) -> Option<u64> {
         let process = self.process?;
         let is_awaited = match self.step {
@@ -175,11 +175,11 @@ impl Machine {
         (is_awaited || Some(process) != self.first).then_some(process)
     }
 
-    /// COMMAND is to begin: it does ([`Self::is_commanding`]) when the temporary instance is next seen to serve, which may have died since it
-    /// was last.
+    /// Requests COMMAND. It begins ([`Self::is_commanding`]) when the temporary instance is next observed to serve, since that may have
+    /// died meanwhile.
     ///
     /// # Errors
-    /// It may not yet, or not any more, or another one runs.
+    /// The bridge is not ready for it or is ending, or another COMMAND runs.
     pub fn command_begins(&mut self) -> Result<(), String> {
         match (self.step, self.commanding || self.wanted) {
             (Step::Hold, false) => {
@@ -191,7 +191,7 @@ impl Machine {
         }
     }
 
-    /// COMMAND has ended; `how` says how it failed, or whether the node's own instance shall be another process than before.
+    /// COMMAND has ended: with an error, or with whether the node's own instance must become another process.
     pub fn command_ended(&mut self, how: Result<bool, String>) {
         if !std::mem::take(&mut self.commanding) || self.step != Step::Hold {
             return;
@@ -218,7 +218,7 @@ impl Machine {
         }
     }
 
-    /// The operator wants what the node's own instance is started from to be put back.
+    /// The operator requests that the files of the node's own instance be restored.
     ///
     /// # Errors
     /// Not now.
@@ -236,8 +236,7 @@ impl Machine {
         }
     }
 
-    /// What the node's own instance is started from was put back; `how` says whether it shall be another process then, or why
-    /// it could not be done.
+    /// The files of the node's own instance were restored: `how` is whether it must become another process, or the error.
     pub fn restored(&mut self, how: Result<bool, String>) {
         // The operator may have ended it at once meanwhile.
         if self.step != Step::Restore {
@@ -258,7 +257,7 @@ impl Machine {
         }
     }
 
-    /// The operator wants it to end: when the node's own instance is ready, whichever process that is, or `now`.
+    /// The operator requests the end: when the node's own instance is ready, whichever process that is, or `now`.
     ///
     /// # Errors
     /// COMMAND runs, which may be about to stop the node's own instance.
@@ -306,7 +305,7 @@ impl Machine {
         let elapsed = now.saturating_sub(since);
         let lost = self.lost(seen, now);
         self.steering_error.take_if(|_| seen.steering);
-        self.look_at_own(seen, now);
+        self.check_own(seen, now);
         match self.step {
             Step::Start => self.start(seen, elapsed),
             Step::Settle => self.settle(seen, elapsed, lost),
@@ -407,7 +406,7 @@ impl Machine {
         self.enter(Step::Overlap)
     }
 
-    /// Whether the temporary instance does not serve, which one slow answer does not show.
+    /// Whether the temporary instance has stopped serving: one slow answer does not count.
     fn lost(&mut self, seen: &BridgeObservation, now: Duration) -> bool {
         if seen.temporary.ready {
             self.lost = None;
@@ -422,14 +421,14 @@ impl Machine {
     }
 
     /// Whether the node's own takes long to get ready after COMMAND replaced it.
-    fn look_at_own(&mut self, seen: &BridgeObservation, now: Duration) {
+    fn check_own(&mut self, seen: &BridgeObservation, now: Duration) {
         let counts = (self.commanding || self.step == Step::AwaitOwn) && !seen.own.ready;
         self.own_lost = counts.then(|| self.own_lost.unwrap_or(now));
         let late = self.limits.speedup.of(LATE);
         self.own_is_late = self.own_lost.is_some_and(|since| now.saturating_sub(since) >= late);
     }
 
-    /// Whether it is the one that shall be replaced.
+    /// Whether this is the process that must be replaced.
     fn is_before(&self, process: u64) -> bool {
         self.anew && Some(process) == self.before
     }
@@ -478,7 +477,7 @@ impl Machine {
     }
 }
 
-/// What is missing for new connections to go to the instance that is ready.
+/// The action that is missing for new connections to reach the ready instance.
 fn keep_steered(seen: &BridgeObservation, lost: bool) -> Option<Action> {
     let BridgeObservation { temporary, own, steering, .. } = seen;
     match (temporary.ready, steering) {

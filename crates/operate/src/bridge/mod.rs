@@ -1,20 +1,20 @@
 //! `berth bridge`: whatever is done to a node's kube-apiserver, clients lose nothing.
 //!
 //! A *temporary* instance with the running one's arguments serves meanwhile, behind a shim on loopback to which the kernel
-//! steers the port's new connections. All of it ends with the process that holds it, and then the port is as it was.
+//! steers the port's new connections. Everything ends with the daemon's process, and then the port is as it was.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`plan`] | what the operator wants, and a bridge that can be built |
 //! | [`preflight`] | whether it can be done here: all that is missing at once |
-//! | [`surroundings`] | what else of the node speaks against it |
+//! | [`surroundings`] | other conditions on the node that prevent it |
 //! | [`instance`] | the temporary instance: its arguments, and what it takes from the running one |
 //! | [`pod`] | the same where the running one is in a static pod |
-//! | [`machine`] | the steps: what is seen, to what is done next. Pure |
-//! | [`probe`] | both instances, asked past the steering |
-//! | [`drive`] | the daemon that holds it all |
-//! | [`cgroup`] | a cgroup of its own, where that can be had |
-//! | [`restore`] | what the node's own is started from and reads, put back as it was |
+//! | [`machine`] | the steps: from observations to the next action. Pure |
+//! | [`probe`] | probes of both instances, past the steering |
+//! | [`drive`] | the daemon |
+//! | [`cgroup`] | a cgroup of its own, where one can be created |
+//! | [`restore`] | restores the files that the node's own is started from and reads |
 //! | [`logs`] | their bound, and what is kept of a bridge that failed |
 //! | `server` | the socket on which it answers commands, with the messages of [`berth_node::ipc::bridge`] |
 

@@ -26,14 +26,14 @@ pub struct BridgeOptions {
     pub port: Option<u16>,
     pub limits: Limits,
     pub on_failure: OnFailure,
-    /// How both instances are asked.
+    /// How both instances are probed.
     pub probe: ProbeConfig,
     /// No CA was given, nor that there shall be none: it is taken from the pod's arguments.
     pub finds_ca: bool,
     pub directory: PathBuf,
     /// Where its shim serves metrics and status.
     pub admin: Option<SocketAddr>,
-    /// Of an admin, by whom the Service is kept; none: kubeadm's, if it is there.
+    /// An admin's kubeconfig, for the Service; none: kubeadm's, if it exists.
     pub kubeconfig: Option<PathBuf>,
 }
 
@@ -45,13 +45,13 @@ pub struct BridgePlan {
     /// The port that is steered, and the addresses that its listener answers.
     pub port: u16,
     pub steered: Vec<IpAddr>,
-    /// Where the node's own instance is asked, and from where, so that it is not steered. What it advertises may be none of the node's
-    /// own addresses.
+    /// Where the node's own instance is probed, and the probes' source address, so that they are not steered. The address that it
+    /// advertises need not be one of the node.
     pub own: SocketAddr,
     pub source: IpAddr,
     pub listen: Vec<SocketAddr>,
     pub temporary: SocketAddrV4,
-    /// How the temporary instance is asked: with files that COMMAND does not change.
+    /// How the temporary instance is probed: with copies of files, which COMMAND does not change.
     pub probe: ProbeConfig,
     /// The temporary instance's command line, and where it writes its audit log.
     pub argv: Vec<OsString>,
@@ -64,6 +64,6 @@ pub struct BridgePlan {
     pub pod: Option<RunningPod>,
     /// The node's address in the Service, where it can be kept.
     pub service: Option<ServiceKeeper>,
-    /// What is worth knowing and no reason not to begin.
+    /// Notes for the operator that do not prevent the bridge.
     pub notes: Vec<String>,
 }

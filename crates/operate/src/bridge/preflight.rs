@@ -45,10 +45,10 @@ const TRIES: usize = 16;
 /// What a shim's process is called.
 const SHIM: &str = "berth";
 
-/// Looks at this node.
+/// Checks this node.
 ///
 /// # Errors
-/// All that is wrong.
+/// All problems.
 pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     let mut report = Report::default();
     let port = match &options.running {
@@ -159,7 +159,7 @@ fn check(command: &[OsString]) -> Result<u16, Vec<String>> {
     if wrong.is_empty() { Ok(port) } else { Err(wrong) }
 }
 
-/// What is there is made private, and cleared: only a bridge's directory, or one that is empty.
+/// Accepts only a bridge's directory or an empty one, since it is made private and cleared.
 fn directory(directory: &Path) -> Result<(), String> {
     let wrong = |why: &str| Err(format!("--state-dir {}: {why}: give one that is empty, or none", directory.display()));
     if let Some(open) = directory.ancestors().skip(1).find(|above| !is_closed(above)) {
@@ -181,7 +181,7 @@ fn is_closed(directory: &Path) -> bool {
     (meta.uid() == 0 || meta.uid() == geteuid().as_raw()) && (meta.mode() & 0o022 == 0 || sticky)
 }
 
-/// Room for the connections that the node's own has: as many come to the bridge.
+/// Checks that the file limit allows as many connections as the node's own instance has.
 fn files(port: u16, report: &mut Report) {
     let Some(files) = report.ok("the limit of open files cannot be raised: ", raise_hard_file_limit()) else {
         return;
@@ -203,7 +203,7 @@ fn files(port: u16, report: &mut Report) {
 /// The listeners on the port.
 #[derive(Debug, Default)]
 struct Listening {
-    /// At what clients dial: the kube-apiserver itself, or shims before it.
+    /// On the addresses that clients dial: the kube-apiserver itself, or shims before it.
     node: Vec<Entry>,
     /// The kube-apiserver behind shims, on an address of its own.
     behind: Vec<Entry>,
@@ -224,7 +224,7 @@ impl Listening {
         listening
     }
 
-    /// Why they cannot be bridged.
+    /// Why a bridge is impossible with these listeners.
     fn in_the_way(&self, port: u16) -> Option<String> {
         if self.node.is_empty() {
             return Some(format!(
@@ -329,7 +329,7 @@ async fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) ->
     Some(found)
 }
 
-/// Whether it is a process of the node, with this command line.
+/// Checks that it is a process in the node's namespaces with this command line.
 fn check_process(pid: i32, what: &str, command: &[OsString], cmdline: &[u8], report: &mut Report) -> Option<()> {
     if !is_shared_with(pid, "mnt") {
         report.error(format!(
@@ -351,8 +351,7 @@ fn check_process(pid: i32, what: &str, command: &[OsString], cmdline: &[u8], rep
     Some(())
 }
 
-/// Whether a process whose arguments are these, each with a zero behind it, was given those of a command line. A program's name
-/// may differ.
+/// Whether a process with these NUL-terminated arguments was started by this command line. The program's name may differ.
 fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
     strings(cmdline).iter().skip(1).eq(command.iter().skip(1))
 }
@@ -375,7 +374,7 @@ fn answered(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
     wildcards.chain(single).collect()
 }
 
-/// An address of this node at which its own instance is asked: what it advertises, if it is that.
+/// The address at which the node's own instance is probed: the advertised one, if the node has it.
 fn own_address(answered: &[IpAddr], advertised: Option<IpAddr>, ipv6_first: bool, of_node: &[IpAddr]) -> IpAddr {
     let (any4, any6) = (IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED));
     let fits = |ip: &IpAddr| {
@@ -398,7 +397,7 @@ fn binds_ipv6(command: &[OsString]) -> bool {
     bind.is_some_and(|ip: IpAddr| ip.is_ipv6())
 }
 
-/// Asks the running instance as the bridge will.
+/// Probes the running instance as the bridge will.
 async fn probe(options: &BridgeOptions, own: SocketAddr, source: IpAddr, report: &mut Report) {
     let probe = Probe::new(options.probe.clone()).from(source);
     if let Err(why) = probe.check() {
@@ -411,7 +410,7 @@ async fn probe(options: &BridgeOptions, own: SocketAddr, source: IpAddr, report:
     }
 }
 
-/// What keeps the Service, with credentials that are let in.
+/// The Service's keeper, if its credentials are accepted.
 async fn service(
     options: &BridgeOptions,
     own: SocketAddr,

@@ -1,4 +1,4 @@
-//! Both instances, asked again and again. The node's own is dialled from loopback, which is never steered.
+//! Probes both instances periodically. The node's own is dialled from loopback, which is never steered.
 
 use berth_node::terms::Speedup;
 use berth_os::proc_net;
@@ -12,17 +12,17 @@ use tokio::time::Instant;
 /// Consecutive good answers that make an instance ready.
 const RISE: u32 = 2;
 
-/// Time between two questions to one that is not ready, and to one that is.
+/// Time between two probes of an instance that is not ready, and of one that is.
 const STARTING: Duration = Duration::from_millis(100);
 const READY: Duration = Duration::from_secs(1);
 
-/// What is known of an instance.
+/// The probed state of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProbeState {
     pub ready: bool,
     /// Inode of the listener on the port, which no other process has had, where that is to be known.
     pub listener: Option<u64>,
-    /// What came of the last question.
+    /// Result of the last probe, as text.
     pub words: String,
     /// When that was answered.
     pub at: Option<Instant>,
@@ -41,7 +41,7 @@ pub async fn follow(
         let before = port.and_then(listener);
         let answer = probe.ready(address).await;
         let listener = port.and_then(listener);
-        // An answer is of one of the two: better none.
+        // The listener changed during the probe: the answer may be the old process's, so it does not count.
         good = if answer.seen == Observation::Pass && before == listener { good + 1 } else { 0 };
         let asked = ProbeState { ready: good >= RISE, listener, words: answer.words, at: Some(Instant::now()) };
         let pause = if asked.ready { speedup.of(READY) } else { STARTING };

@@ -1,5 +1,5 @@
-//! Puts back what the node's own kube-apiserver is started from and reads, as it was before the bridge began: its manifest, and the
-//! files that its arguments name. Nothing else: not etcd's manifest, not the kubelet's configuration, not what is in the cluster.
+//! Restores the files that the node's own kube-apiserver is started from and reads, as they were before the bridge began: its manifest,
+//! and the files that its arguments name. Nothing else: not etcd's manifest, the kubelet's configuration, or objects of the cluster.
 
 use crate::manifest::file::{Access, replace_as};
 use berth_node::ipc::bridge::Difference;
@@ -21,7 +21,7 @@ pub struct SavedFile {
     pub shown: bool,
 }
 
-/// Those that are not what they were.
+/// The files that have changed.
 ///
 /// # Errors
 /// One cannot be read.
@@ -29,10 +29,10 @@ pub fn differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
     Ok(compare(all)?.into_iter().map(|(_, difference)| difference).collect())
 }
 
-/// Puts them back, in this order: a kubelet that sees a manifest finds the files that it names.
+/// Restores them, in this order: when the kubelet reads the manifest, the files that it names exist.
 ///
 /// # Errors
-/// All that cannot be written. The others are put back.
+/// All files that cannot be written. The others are restored.
 pub fn put_back(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
     let (mut put, mut failed) = (Vec::new(), Vec::new());
     for (before, difference) in compare(all)? {

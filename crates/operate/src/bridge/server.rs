@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 /// Time until a command is accepted again, after that failed.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// What is asked, and where the answer goes. None: the process that ran COMMAND went away before that ended.
+/// A request, and the channel for its reply. None: the process that ran COMMAND ended before COMMAND did.
 pub(super) type Asking = (Option<Ask>, oneshot::Sender<Answer>);
 
 /// A reply that comes before the status, or why it was refused.
@@ -74,7 +74,7 @@ async fn answer(command: Connection, mut status: watch::Receiver<BridgeStatus>, 
                 Some(ended @ Ask::Ended { .. }) if runs => {
                     runs = false;
                     let _ = ask(&to, Some(ended)).await;
-                    // What the node's files say may take its time: the command that waits for that sees that the bridge is there.
+                    // Reading the node's files may take long: the status shows the waiting command that the bridge answers.
                     status.mark_changed();
                 }
                 _ => break,

@@ -1,4 +1,4 @@
-//! What else of the node speaks against a bridge, or is worth knowing before one.
+//! Other conditions on the node that prevent a bridge, or that the operator should know.
 
 use crate::doctor::{Case, examine, node};
 use crate::manifest::{Manifest, file};
@@ -12,7 +12,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 
-/// Where one of these is on.
+/// The error for a bridge in another directory.
 const ELSEWHERE: &str = "another bridge is on, in another --state-dir: end that one";
 
 /// Name of the socket that a bridge holds, in this network namespace alone.
@@ -25,7 +25,7 @@ const LOGS: u64 = 64 << 20;
 /// Checks of `berth doctor` that count before a bridge too: an instance that starts now reads these certificates.
 const CHECKS: [&str; 2] = ["certificate-expired", "certificate-expires-soon"];
 
-/// What steers in this network namespace: a bridge's program goes before, and what it is must be known.
+/// Reports programs that steer in this network namespace already: a bridge's program is attached before them.
 pub(super) fn steering(report: &mut Report) {
     for other in attached() {
         if is_bridges(&other) {
@@ -36,7 +36,7 @@ pub(super) fn steering(report: &mut Report) {
     }
 }
 
-/// Why this node may have a bridge although none is found in a directory.
+/// Whether another directory's bridge is on.
 pub fn elsewhere() -> Option<&'static str> {
     attached().iter().any(is_bridges).then_some(ELSEWHERE)
 }
@@ -64,7 +64,7 @@ fn is_bridges(program: &Attached) -> bool {
     program.known.as_ref().is_some_and(|(name, _)| name == Purpose::Bridge.name())
 }
 
-/// Room for what the bridge and its instance log.
+/// Checks that there is space for the logs of the bridge and its instance.
 pub(super) fn logs(directory: &Path, report: &mut Report) {
     let Some(there) = directory.ancestors().find(|path| path.is_dir()) else { return };
     let Some(free) = report.ok(&format!("{}: ", there.display()), rustix::fs::statvfs(there)) else { return };
@@ -79,7 +79,7 @@ pub(super) fn logs(directory: &Path, report: &mut Report) {
     }
 }
 
-/// Clients that are refused while the node's own is away: what dials localhost is never steered.
+/// Reports clients that are refused while the node's own instance is down: connections to localhost are never steered.
 pub(super) fn clients(port: u16, report: &mut Report) {
     let all = node::Clients::gather(Path::new("/"), &[port]).uncovered(&[], &[]);
     for client in all.into_iter().filter(|client| client.address.ip().is_loopback()) {

@@ -1,5 +1,5 @@
-//! The other files of the manifest directory. The kubelet reads each whose name does not begin with a dot, whatever
-//! its ending, and of two with one pod name one overwrites the other.
+//! The other files of the manifest directory. The kubelet reads every file whose name does not begin with a dot, whatever
+//! its extension, and of two with the same pod name one overwrites the other.
 
 use super::checks::{SAME_POD_NAME, STRAY_FILE};
 use super::{Case, Finding};
@@ -8,14 +8,14 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Endings of manifests, by which people know them.
+/// File name extensions of manifests.
 const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
 
 /// A file that the kubelet reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManifestFile {
     pub name: String,
-    /// What is in it; or why that cannot be known.
+    /// Its content, or why it cannot be read.
     pub text: Result<String, String>,
 }
 

@@ -8,10 +8,10 @@ use clap::builder::Resettable;
 use clap::{ArgAction, CommandFactory, FromArgMatches};
 use std::ffi::OsStr;
 
-/// Stands for an address that only the kubelet knows; of a net that no node has (RFC 5737).
+/// Placeholder for an address that only the kubelet knows, from a documentation block (RFC 5737).
 pub(super) const HOST_IP: &str = "192.0.2.1";
 
-/// Subcommands that are looked for in a container's command line.
+/// berth's subcommands in containers.
 const COMMANDS: [&str; 4] = ["serve", "exec", "run", "copy-self"];
 
 /// Most `$(…)` that are followed in a container's options: they could go in circles.
@@ -106,7 +106,7 @@ pub(super) fn uid(container: Container<'_>) -> u32 {
     container.security("runAsUser").and_then(YamlNode::text).and_then(|uid| uid.parse().ok()).unwrap_or(0)
 }
 
-/// Reads the words of a container behind `berth`, and its variables as options that are not among them.
+/// Reads a container's arguments after `berth`, and environment variables for options that are not among them.
 fn told(container: Container<'_>, command: &str, words: &[&str], at: usize) -> Told {
     let variables = container.node().list("env");
     let elsewhere = |variable: &YamlNode| {
@@ -137,8 +137,8 @@ fn told(container: Container<'_>, command: &str, words: &[&str], at: usize) -> T
     }
     argv.extend(words[at + 1..].iter().map(|word| expand(container, word, &mut left)));
     // The environment of this process must not count.
-    let deaf = |command: clap::Command| command.mut_args(|arg| arg.env(Resettable::Reset));
-    let read = deaf(cli).mut_subcommand(command, deaf).try_get_matches_from(argv);
+    let without_env = |command: clap::Command| command.mut_args(|arg| arg.env(Resettable::Reset));
+    let read = without_env(cli).mut_subcommand(command, without_env).try_get_matches_from(argv);
     match read.and_then(|matches| InPod::from_arg_matches(&matches)) {
         Ok(cli) => Told::Options(Box::new(cli.command)),
         Err(error) => {
@@ -158,7 +158,7 @@ fn value_of(container: Container<'_>, variable: &YamlNode, left: &mut usize) -> 
     }
 }
 
-/// Puts variables in for `$(NAME)`, as the kubelet does it.
+/// Expands `$(NAME)` as the kubelet does.
 fn expand(container: Container<'_>, text: &str, left: &mut usize) -> String {
     let mut out = String::new();
     let mut rest = text;

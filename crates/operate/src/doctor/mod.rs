@@ -1,11 +1,11 @@
-//! What stands between a kube-apiserver's manifest and an upgrade that loses nothing, found before the upgrade
-//! is: each finding with its place, its cause and what fixes it.
+//! Checks a kube-apiserver's manifest, node and cluster for what would make an upgrade lose requests, before the upgrade. Each
+//! finding has its place, its cause and its fix.
 //!
 //! [`examine`] is pure: it judges a [`Case`], which is the manifest and whatever else is known. What is to be
 //! known besides the text is gathered by [`beside`], [`node`] and [`cluster`]. Every check is in one table, [`CHECKS`], which `docs/doctor.md` repeats.
 //!
-//! What `berth inject` would make different in a manifest is judged by its own rules
-//! ([`crate::manifest::inject::judge`]), so that a rule stands once.
+//! What `berth inject` would change in a manifest is checked by its own rules ([`crate::manifest::inject::judge`]), so that each rule
+//! exists once.
 
 pub mod beside;
 mod checks;
@@ -40,10 +40,10 @@ impl Check {
     }
 }
 
-/// What is judged. What is `None` was not looked at.
+/// The input of the checks. `None`: not sampled.
 #[derive(Debug, Clone, Copy)]
 pub struct Case<'a> {
-    /// How the manifest's file is called in findings.
+    /// The manifest's name in findings.
     pub name: &'a str,
     pub manifest: &'a Manifest,
     /// The manifest that the kubelet runs now and this one is to replace.
@@ -57,7 +57,7 @@ pub struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// A line of the file, as people and editors name it.
+    /// The place `FILE:LINE`.
     fn line(&self, line: usize) -> String {
         format!("{}:{line}", self.name)
     }

@@ -111,7 +111,7 @@ pub(super) fn listen(told: &Told) -> Vec<Listen> {
     listen.iter().filter_map(|text| check::listen(text).ok()).collect()
 }
 
-/// How the apiserver is asked.
+/// How the apiserver is probed.
 pub(super) fn probe(told: &Told) -> Option<&ProbeArgs> {
     shim(told).map(|shim| &shim.probe)
 }
@@ -142,7 +142,7 @@ pub fn shim_of(manifest: &Manifest) -> ShimOf {
 /// The value of `--cluster` for a pod's service account.
 pub(super) const IN_CLUSTER: &str = "in-cluster";
 
-/// With which credentials the cluster's API is asked, if it is, and the node's name there.
+/// The credentials for the cluster's API, if it is used, and the node's name there.
 pub(super) fn cluster(told: &Told) -> Option<(&str, Option<&str>)> {
     let args = &shim(told)?.cluster;
     Some((args.cluster.as_deref()?, args.node_name.as_deref()))
@@ -169,7 +169,7 @@ pub(super) fn backlog(told: &Told) -> u32 {
     shim(told).and_then(|shim| shim.backlog.parse().ok()).unwrap_or(0)
 }
 
-/// Whether a file of `--authentication-config` lets anonymous requests ask what the probe asks.
+/// Whether a file of `--authentication-config` allows anonymous requests to the probe's path.
 ///
 /// # Errors
 /// It is no such file.

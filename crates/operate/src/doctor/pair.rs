@@ -212,7 +212,7 @@ mod tests {
     use super::super::node::Facts;
     use super::super::tests::{KUBEADM, static_pod, with};
 
-    /// What is said of a manifest that replaces another.
+    /// The findings for a manifest that replaces another.
     fn said(old: &str, new: &str, facts: &Facts) -> Vec<(&'static str, Severity)> {
         let running = super::Manifest::parse(old).unwrap();
         let manifest = super::Manifest::parse(new).unwrap();

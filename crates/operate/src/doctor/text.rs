@@ -9,7 +9,7 @@ use std::io::Write as _;
 /// Version of the JSON form. Added fields and checks do not change it.
 const VERSION: u32 = 1;
 
-/// The findings in words, the sum of them last, where eyes are when a command has ended.
+/// The findings as text, with the counts on the last line.
 pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
     let mut out = String::new();
     for Finding { id, severity, place, cause, fix } in findings {
@@ -57,7 +57,7 @@ fn sum(findings: &[Finding]) -> String {
     if bad.is_empty() { "no error and no warning".into() } else { bad.join(", ") }
 }
 
-/// A number of things in words; none if it is zero.
+/// A count with its noun; none if it is zero.
 pub(super) fn counted(count: usize, one: &str, many: &str) -> Option<String> {
     match count {
         0 => None,
@@ -74,7 +74,7 @@ fn style(severity: Severity) -> &'static str {
     }
 }
 
-/// What others wrote, without what would steer a terminal.
+/// Text from files, without control characters that would affect the terminal.
 fn printable(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }

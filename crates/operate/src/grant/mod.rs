@@ -1,5 +1,5 @@
-//! Credentials of their own for the shims of a node, so that no administrator's are in a running shim: a service account
-//! that may do what they need and no more, and a kubeconfig with its token.
+//! Least-privilege credentials for the shims of a node, so that a running shim has no administrator's: a service account
+//! with the rights that they need, and a kubeconfig with its token.
 //!
 //! [`objects`] has their rights; [`files`] is where the node keeps it; here it is asked for and tried. The token
 //! ends by itself. Shims renew it, as long as one of the node runs.
@@ -33,7 +33,7 @@ const TRIES: u32 = 50;
 /// How long an apiserver may take to notice what was written through another one.
 const NOTICED: Duration = Duration::from_secs(10);
 
-/// Time between two looks whether it has.
+/// Time between two checks whether it has.
 const LOOK: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct GrantOptions {
     pub server: SocketAddr,
     /// What the apiserver's certificate carries.
     pub server_name: String,
-    /// Whose the files shall be.
+    /// The uid that will own the files.
     pub uid: u32,
     /// Where the kubeconfig goes. The token is in the same directory.
     pub file: PathBuf,
@@ -55,21 +55,21 @@ pub struct Granted {
     pub service_account: String,
     /// What it may do: each was tried, at the server.
     pub may: Vec<Request>,
-    /// Where it was tried, and shims will ask.
+    /// The server where it was tried, and which shims will use.
     pub server: String,
     pub kubeconfig: PathBuf,
     pub token: PathBuf,
-    /// Whose the files are.
+    /// The uid that owns the files.
     pub uid: u32,
     pub expires: String,
     /// How long the apiserver made it valid, in seconds, to the minute.
     pub seconds: u64,
 }
 
-/// Why there is nothing, or not all.
+/// Why the grant failed, or is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub enum GrantError {
-    /// The administrator's credentials do not do.
+    /// The administrator's credentials are not sufficient.
     #[error("--kubeconfig: {0}")]
     Admin(String),
     /// The files cannot be written.
@@ -82,15 +82,15 @@ pub enum GrantError {
         /// Cause and fix.
         why: String,
     },
-    /// The new credentials may not do what they should.
+    /// The new credentials lack rights that they should have.
     #[error("{account} may not {}", requests.join(", nor "))]
     Refused { account: String, requests: Vec<String> },
 }
 
-/// Makes the objects and a token, writes them for the shim and tries them. Done again, it is a new token.
+/// Creates the objects and a token, writes the files for the shim and tries the credentials. Each call creates a new token.
 ///
 /// # Errors
-/// See [`GrantError`]; what was made until then stays, and the same again goes on.
+/// See [`GrantError`]; what was created until then stays, and a second call continues.
 pub async fn grant(access: &Access, client: &Client, options: &GrantOptions) -> Result<Granted, GrantError> {
     let GrantOptions { node, server, server_name, uid, file } = options;
     let account = account_name(node);

@@ -1,4 +1,4 @@
-//! A container of a pod: what runs in it, as whom, and what it sees.
+//! A container of a pod: its command, its user and its mounts.
 
 use berth_cluster::yaml::YamlNode;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! Manifest files and their backups.
 //!
-//! A kubelet reads every file of its manifest directory whose name does not begin with a dot, and of two with
-//! one pod name one overwrites the other. So what is half written has a name with a dot, a file is replaced by
-//! a rename, and backups lie elsewhere.
+//! A kubelet reads every file of its manifest directory whose name does not begin with a dot, and of two with the same
+//! pod name one overwrites the other. So the name of an incomplete file begins with a dot, a file is replaced by
+//! a rename, and backups are in another directory.
 
 use super::{Manifest, tag};
 use berth_os::file::{found, make_private};
@@ -18,7 +18,7 @@ use std::time::SystemTime;
 /// Largest manifest that is read, in bytes: etcd's limit of an object.
 const MAX_SIZE: u64 = 1 << 20;
 
-/// What cannot be done with a file.
+/// A failed operation on a file.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {}: {source}{}", path.display(), fix(what, source))]
 pub struct FileError {

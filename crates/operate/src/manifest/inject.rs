@@ -46,7 +46,7 @@ pub enum Addresses {
     ExposeAll(u16),
 }
 
-/// How the apiserver is asked.
+/// How the apiserver is probed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Probing {
     /// Variables of berth for it, such as `BERTH_PROBE_CA`.
@@ -59,7 +59,7 @@ pub struct Probing {
     pub credentials: bool,
 }
 
-/// What to make of a manifest.
+/// How a manifest is put behind berth.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct InjectOptions {
     /// Image with berth as its entrypoint.
@@ -77,7 +77,7 @@ pub struct InjectOptions {
     pub added: Vec<Value>,
 }
 
-/// What became of a manifest.
+/// The result of an injection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Injection {
     /// What the edits were made to: the manifest, or what it was before an earlier injection.
@@ -94,7 +94,7 @@ pub struct Injection {
 /// options, and listens where it did if they name no address; the file stays as it is, byte for byte, if that changes nothing.
 ///
 /// # Errors
-/// All that is in the way.
+/// Everything that prevents it.
 pub fn inject(text: &str, options: &InjectOptions) -> Result<Injection, Vec<Problem>> {
     inject_over(text, None, options)
 }
@@ -325,7 +325,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// What cannot be put behind berth at all.
+    /// Manifests that cannot be put behind berth.
     fn check(&mut self) {
         let (pod, container) = (self.manifest.pod(), self.manifest.apiserver());
         let program = self.manifest.arguments().first().and_then(|program| program.text()).unwrap_or_default();
@@ -363,7 +363,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// What an update will not do.
+    /// What an update of the pod cannot do.
     fn rollout(&mut self) {
         let spec = self.manifest.root().get("spec");
         let at = |keys: &[&str]| spec.and_then(|spec| spec.at(keys)).map(YamlNode::value);

@@ -1,4 +1,4 @@
-//! What `berth inject` adds to a pod is called so, and `berth eject` finds it by that.
+//! Names of what `berth inject` adds to a pod, by which `berth eject` finds it.
 
 /// Where the apiserver's container finds berth.
 pub(crate) const BINARY: &str = "/opt/berth/berth";

@@ -1,4 +1,4 @@
-//! What the editor surely understands.
+//! The subset of YAML that the editor accepts.
 //!
 //! YAML has more forms than manifests have. In some of them readers do not agree where one value ends and the next begins
 //! (`[!a, 1]`: a comma may be part of a tag), or a value has no place of its own (`? key` without a colon). An edit next to such a

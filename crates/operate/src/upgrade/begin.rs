@@ -56,7 +56,7 @@ pub struct UpgradeOptions {
     /// Where the kubelet writes the logs of containers.
     pub pod_logs_dir: PathBuf,
     pub kubeconfig: Option<PathBuf>,
-    /// Checks of doctor whose errors do not count.
+    /// Checks of doctor whose errors are warnings.
     pub ignore_errors: Vec<String>,
     /// Take the cluster's lock from its holder.
     pub break_lock: bool,
@@ -140,7 +140,7 @@ pub async fn dry_run(options: &UpgradeOptions, progress: &Progress) -> Result<Ve
     Ok(drive::plan(&state, &setting.limits, &setting.pod))
 }
 
-/// Begins an upgrade, or goes on with one that was interrupted.
+/// Begins an upgrade, or resumes one that was interrupted.
 ///
 /// # Errors
 /// Why not; nothing was changed.

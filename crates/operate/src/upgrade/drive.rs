@@ -1,4 +1,4 @@
-//! The loop: it samples the node, asks the machine what is next, keeps the position on disk, does it, and reports.
+//! The loop: it samples the node, gets the next action from the machine, saves the position on disk, carries the action out, and reports.
 
 use super::journal::image_trouble;
 use super::lock::Lock;
@@ -29,7 +29,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// Lines of a failed container's log that are shown.
 const LINES: usize = 12;
 
-/// Time between two looks into the kubelet's journal.
+/// Time between two reads of the kubelet's journal.
 const KUBELET: Duration = Duration::from_secs(2);
 
 /// How long the Service is not kept before that is reported: while an instance stops, the API may be away.
@@ -78,7 +78,7 @@ pub enum DriveError {
     Look(#[from] io::Error),
 }
 
-/// Brings an upgrade to its end, from wherever it stands.
+/// Carries an upgrade out from its current step to the end.
 ///
 /// # Errors
 /// Something cannot be read or written. The state is kept.
@@ -134,7 +134,7 @@ struct Driver<'a> {
     unkept: Option<Instant>,
     told_unkept: bool,
     entered: SystemTime,
-    /// When the kubelet's journal was looked into last.
+    /// When the kubelet's journal was last read.
     asked_kubelet: Option<Instant>,
     /// The kubelet's error for an image of this step's pod that it cannot get.
     image_trouble: Option<String>,
@@ -351,7 +351,7 @@ impl Driver<'_> {
         }
     }
 
-    /// A signal came. Whether it goes on.
+    /// Handles a signal; returns whether the upgrade continues.
     fn interrupt(&mut self) -> bool {
         if self.signals.count > 1 {
             self.progress.line("a second signal: stopped where it is; the same command goes on from here");
@@ -499,7 +499,7 @@ impl OperatorSignals {
     }
 }
 
-/// The plan in words, for `--dry-run` and before the first step.
+/// The plan as text, for `--dry-run` and before the first step.
 pub fn plan(state: &State, limits: &Limits, pod: &ApiserverPod) -> Vec<String> {
     let duration = |duration: Duration| humantime::format_duration(duration).to_string();
     let (ready, settle, stop) = (duration(limits.ready), duration(limits.settle), duration(limits.stop));

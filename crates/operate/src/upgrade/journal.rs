@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Longest time that journalctl may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Lines of the journal that are looked through; the kubelet repeats the message every few seconds.
+/// Lines of the journal that are searched; the kubelet repeats the message every few seconds.
 const LINES: &str = "500";
 
 /// The kubelet's error for an image of this pod that it cannot get, since then. None also if it cannot be asked.
@@ -42,7 +42,7 @@ pub fn node_name(proc: &Path) -> Option<String> {
     Some(name.trim().to_lowercase())
 }
 
-/// The kubelet's own words in the lines with this: the reason and what follows it.
+/// The kubelet's message in lines with this text: the reason and what follows it.
 fn find(journal: &str, named: &str) -> Option<String> {
     journal.lines().rev().filter(|line| line.contains(named)).find_map(|line| {
         let at = ["ErrImagePull:", "ImagePullBackOff:", "ErrImageNeverPull:", "InvalidImageName:"]

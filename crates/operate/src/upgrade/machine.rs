@@ -1,8 +1,8 @@
-//! The steps of an upgrade: where it stands and what is seen, to what is done next. Pure, time is given.
+//! The steps of an upgrade: from its position and an observation to the next action. Pure, time is an argument.
 //!
 //! Only the [`Position`] is kept on disk, and it is written before what it allows is done. What was done
-//! is not remembered but seen: each step looks at the files and the instances and does what is missing. So
-//! a run that was killed anywhere goes on as if it had only been slow, and doing a thing twice is
+//! is not stored but observed: each step compares the files and the instances with its goal and does what is missing. So
+//! a run that was killed anywhere continues as if it had only been slow, and doing a thing twice is
 //! the same as doing it once.
 //!
 //! Two rules hold in every step: no file goes while its instance is in the group and the other is not,
@@ -325,7 +325,7 @@ impl Machine {
     }
 }
 
-/// One look, within one step.
+/// One observation, within one step.
 struct Look<'a> {
     seen: &'a NodeObservation,
     now: Duration,

@@ -7,13 +7,13 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`machine`] | the steps: where it stands and what is seen, to what is done next. Pure |
-//! | [`state`] | where it stands, on disk, and the lock against two runs on the node |
+//! | [`machine`] | the steps: from position and observation to the next action. Pure |
+//! | [`state`] | the position on disk, and the lock against two runs on the node |
 //! | [`pod`] | what matters of a manifest, and the temporary one |
 //! | [`observer`] | the files and instances as the machine sees them |
 //! | [`journal`] | the kubelet's error for an image that it cannot get |
 //! | [`logs`] | the last lines of a container that failed |
-//! | [`begin`] | manifests checked, doctor asked, or an interrupted upgrade found again |
+//! | [`begin`] | checks manifests, runs doctor, or resumes an interrupted upgrade |
 //! | [`lock`] | keeps two nodes from being upgraded at once |
 //! | [`drive`] | the loop that does it |
 //! | [`progress`] | what a person reads meanwhile |

@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-/// Longest time between two looks, for what sends no notice: a shim's phase, a file.
+/// Longest time between two samples, for what sends no notification: a shim's phase, a file.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// How long a probe must be refused, answer after answer: a token may not be known to an apiserver that has just begun.
@@ -152,7 +152,7 @@ impl NodeObserver {
             let heard = match answer {
                 ShimAnswer::Status(_) => true,
                 ShimAnswer::Silent(_) => false,
-                // Without a shim of its own, the node's shim answers for it.
+                // Without a shim of its own, the node's shim has its state.
                 ShimAnswer::None => !node_silent || instance.process.is_none(),
             };
             let life = self.lives.entry(known.id.clone()).or_default();
@@ -226,7 +226,7 @@ impl NodeObserver {
                 false
             }
         };
-        // Without a word of it there is no knowing that it still is.
+        // Without an answer it cannot be known that it still is.
         life.refused = refused.then(|| *life.refused.get_or_insert_with(Instant::now));
         let ready = matches!(answer, ShimAnswer::Status(status) if status.ready().is_ok());
         let instance = InstanceObservation {

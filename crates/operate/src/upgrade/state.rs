@@ -1,4 +1,4 @@
-//! Where an upgrade stands, on disk: `upgrade.json` in berth's directory, never in the kubelet's.
+//! The position of an upgrade, on disk: `upgrade.json` in berth's directory, never in the kubelet's.
 //!
 //! It is replaced by a rename after a sync, so it is whole or the one before, and it holds both manifests
 //! themselves: what it goes back to cannot get lost apart from it. A lock on a file beside it keeps two runs from each
@@ -143,7 +143,7 @@ impl Store {
         load(&self.path)
     }
 
-    /// Keeps where it stands; when this returns it is on disk.
+    /// Saves the position; when this returns it is on disk.
     ///
     /// # Errors
     /// See [`StateError`]; then the one before is there.

@@ -7,8 +7,8 @@
 //! | [`tree`] | directories of a container, measured and copied |
 //! | [`container`] | the temporary instance's container |
 //!
-//! Nothing of it is the kubelet's or the runtime's: the container is a grandchild of the bridge, in a PID namespace, a cgroup and a
-//! session that they do not know. What it reads is a copy in memory, in a mount namespace of the bridge's own, which goes when the bridge does:
+//! The kubelet and the runtime do not manage it: the container is a grandchild of the bridge, in a PID namespace, a cgroup and a session
+//! of its own. What it reads is a copy in memory, in a mount namespace of the bridge's own, which ends with the bridge:
 //! its root file system, since the image of a container that has ended may be removed; and what the pod mounts to read, since
 //! that is what COMMAND changes. These are the mounts of the running container, and not all of the directory above its manifest: on
 //! some nodes (RKE2) that one has the images too, and on others (minikube) certificates lie elsewhere. What is mounted to be written to, such
@@ -55,7 +55,7 @@ const FILES: &str = "files";
 const AUDIT: &str = "/berth-bridge-audit";
 const AUDIT_DIRECTORY: &str = "audit";
 
-/// Its bound there, in memory: it is rotated at so many MB, and one more file is kept.
+/// Its bound there, in memory: it is rotated at this size in MB, and one rotated file is kept.
 const AUDIT_BOUND: [(&str, &str); 2] = [("--audit-log-maxsize", "16"), ("--audit-log-maxbackup", "1")];
 
 /// Where the kubelet writes the logs of containers, and how many lines of one are shown.

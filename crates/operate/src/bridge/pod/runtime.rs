@@ -1,7 +1,7 @@
 //! What runs a node's containers: which one a process is in, its specification, and the program that starts it (runc or crun).
 //!
 //! A container has a parent that stays with it: containerd's shim, or CRI-O's conmon. Their arguments name the directory of the specification, without
-//! a client of the runtime. Where neither does, crictl and ctr are asked, if they are there.
+//! a client of the runtime. Where neither does, crictl and ctr are run, if they are installed.
 
 use super::spec::Spec;
 use crate::command::{is_program, output, strings};
@@ -24,7 +24,7 @@ const LIMIT: u64 = 16 << 20;
 /// Longest time that a client of a runtime may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How many parents up the shim is looked for: it is the first one's.
+/// How many ancestors are searched for the shim, which is the parent of the container's first process.
 const PARENTS: usize = 16;
 
 /// Where the programs of a runtime lie that are nowhere else.
@@ -65,8 +65,8 @@ impl Shim {
         })
     }
 
-    /// Directories in which the container's specification may lie. containerd's shim serves all containers of a pod, and stands in the
-    /// directory of one of them.
+    /// Directories in which the container's specification may be. containerd's shim serves all containers of a pod, and its working
+    /// directory is that of one of them.
     fn bundles(&self, id: &str) -> Vec<PathBuf> {
         let own = self.value("-b").or_else(|| self.value("--bundle")).map(PathBuf::from);
         own.into_iter().chain([PathBuf::from(format!("/proc/{}/cwd/../{id}", self.pid))]).collect()

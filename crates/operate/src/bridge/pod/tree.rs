@@ -24,7 +24,7 @@ const ENTRY: u64 = 4096;
 /// Whether a program may do more than its user; the one extended attribute of files in images.
 const CAPABILITY: &str = "security.capability";
 
-/// What is done where something else is mounted.
+/// How mount points are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mounted {
     Follow,
@@ -68,7 +68,7 @@ pub fn kind(of: &OwnedFd) -> io::Result<FileType> {
     Ok(FileType::from_raw_mode(about(of.as_fd(), c"")?.stx_mode.into()))
 }
 
-/// How much a copy would take, in bytes; more than `most` is not looked for.
+/// How much a copy would take, in bytes; stops beyond `most`.
 ///
 /// # Errors
 /// Something in it cannot be read.
@@ -188,7 +188,7 @@ fn directory(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     Ok(openat(at, name, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Whatever has been put into its place since it was looked at.
+/// Opens a file, and fails if it is no regular file by now.
 pub(super) fn file(at: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
     if name.is_empty() {
         return open_regular(Path::new(&format!("/proc/self/fd/{}", at.as_raw_fd())));

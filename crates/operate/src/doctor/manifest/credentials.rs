@@ -1,4 +1,4 @@
-//! Credentials of a shim that asks the cluster's API: how they get into its container.
+//! Credentials of a shim for the cluster's API: how they get into its container.
 
 use super::super::checks::{CLUSTER_ACCOUNT, CLUSTER_MOUNT, NODE_NAME};
 use super::super::layout::Berth;
@@ -24,7 +24,7 @@ impl Examiner<'_> {
         } else {
             self.mount(shim, cluster, variable("BERTH_CLUSTER"));
         }
-        // A static pod is of one node, whose name may be written out.
+        // A static pod belongs to one node, so the name may be literal.
         let of_one = self.case.manifest.kind() == "Pod"
             && container.variable("BERTH_NODE_NAME").is_none_or(|variable| variable.get("valueFrom").is_none());
         let cause = match node_name {

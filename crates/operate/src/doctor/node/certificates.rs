@@ -44,7 +44,7 @@ pub struct Validity {
 /// The certificates of a node, by where they are; why one cannot be read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Certificates {
-    /// When they were looked at, in seconds since 1970.
+    /// When they were read, in seconds since 1970.
     pub now: u64,
     pub all: BTreeMap<String, Result<Validity, String>>,
     /// Those of them that no flag of kube-apiserver names: they may be unused.

@@ -1,4 +1,4 @@
-//! The kubeconfig and token with which a shim asks the cluster's API, as they are on the node.
+//! The kubeconfig and token of a shim for the cluster's API, as they are on the node.
 
 use super::super::checks::{CLUSTER_KUBECONFIG, CLUSTER_TOKEN_EXPIRED, CLUSTER_TOKEN_EXPIRES_SOON};
 use super::super::{Finding, options};
@@ -18,11 +18,11 @@ use std::time::{Duration, SystemTime};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
     pub path: PathBuf,
-    /// When they were looked at.
+    /// When they were read.
     pub now: SystemTime,
     /// The files and their directory: uid and mode.
     pub files: Vec<(PathBuf, u32, u32)>,
-    /// What they hold, or why that cannot be known.
+    /// Their content, or why it cannot be read.
     pub held: Result<HeldCredentials, String>,
 }
 

@@ -1,4 +1,4 @@
-//! A look at the node: files below a root, which tests move; sockets and addresses of this network namespace.
+//! Samples the node: files below a root, which tests replace; sockets and addresses of this network namespace.
 
 use super::super::layout::{Layout, uid};
 use super::super::options;
@@ -27,7 +27,7 @@ use std::time::{Duration, SystemTime};
 pub(in super::super) const ENCRYPTS: &str = "encryption-provider-config";
 pub(in super::super) const SIGNS: &str = "service-account-signing-key-file";
 
-/// Settings of the kernel that are looked at.
+/// Kernel settings that are read.
 const SETTINGS: [&str; 9] = [
     "fs.file-max",
     "kernel.osrelease",
@@ -40,7 +40,7 @@ const SETTINGS: [&str; 9] = [
     "net.netfilter.nf_conntrack_max",
 ];
 
-/// What was seen of a node. What could not be seen is absent, and is not judged.
+/// The state of a node. What could not be read is absent, and is not judged.
 #[derive(Debug, Default)]
 pub struct Facts {
     /// What is in the file of `--authentication-config`.
@@ -61,12 +61,12 @@ pub struct Facts {
     pub clients: Clients,
     /// Certificates that kube-apiserver uses, and others in the same directories.
     pub certificates: Certificates,
-    /// With what its shim asks the cluster's API.
+    /// The shim's credentials for the cluster's API.
     pub credentials: Option<Credentials>,
     /// Files of keys, by their flags, that changed after the running kube-apiserver started.
     pub newer_keys: Vec<(&'static str, String)>,
     pub apiservers: Vec<RunningProcess>,
-    /// RunningProcess shims, by their processes.
+    /// Running shims, by their processes.
     pub berths: Vec<RunningProcess>,
     /// MemAvailable, in bytes.
     pub available: Option<u64>,
@@ -103,7 +103,7 @@ pub struct RunningProcess {
 }
 
 impl Facts {
-    /// Looks at this node, whose files are below `root`.
+    /// Samples this node; its files are below `root`.
     pub fn gather(root: &Path, manifest: &Manifest) -> Self {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         let container = manifest.container();

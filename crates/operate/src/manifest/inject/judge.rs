@@ -1,5 +1,5 @@
-//! The same rules, for a manifest that is behind berth already, by `inject` or by hand: what they would still
-//! change is a lapse.
+//! Applies inject's rules to a manifest that is behind berth already, by `inject` or by hand: a change that they would still
+//! make is a lapse.
 
 use super::flags::{DRAIN, OWN};
 use super::{BINARY, Change, Edit, InjectOptions, Manifest, PROBES, Planner, YamlNode, basename};
@@ -19,9 +19,9 @@ pub enum Rule {
     OwnFiles,
     /// There is a shutdown delay.
     ShutdownDelay,
-    /// No probe asks the shared port.
+    /// No probe is sent to the shared port.
     Probe,
-    /// No probe asks another process.
+    /// No probe is sent to another process.
     ForeignProbe,
     /// Probes that start a process do it seldom, and wait for it.
     Pace,

@@ -1,4 +1,4 @@
-//! What the kubelet asks, what the shim asks, and the hook before the stop.
+//! The kubelet's probes, the shim's probe, and the preStop hook.
 
 use super::{Change, LEAST, Planner, Problem, YamlNode, basename, parts};
 use crate::manifest::exec_words;
@@ -231,7 +231,7 @@ enum Asks {
     By(String),
     /// This instance, by berth; or nothing.
     Own,
-    /// Somebody else.
+    /// Another process.
     Other(String),
     /// A port of this name, which is not the shared one.
     Name(String),

@@ -154,7 +154,7 @@ impl NodeObservation {
 /// What is to be done next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing; look again when something may have changed.
+    /// Nothing; observe again when something may have changed.
     Wait,
     /// Put this manifest into this file.
     Place(Slot, Version),
