@@ -31,7 +31,7 @@ pub enum BridgeAction {
     /// Build a bridge, and leave it when the node's own kube-apiserver may be replaced
     Start(Box<BridgeStartArgs>),
     /// Print the bridge's status
-    Status(ToldArgs),
+    Status(BridgeDirArgs),
     /// Restore the manifest and files of the node's own kube-apiserver, and end the bridge when that is ready
     Restore(BridgeRestoreArgs),
     /// End the bridge when the node's own kube-apiserver is ready
@@ -40,7 +40,7 @@ pub enum BridgeAction {
 
 /// The bridge's directory, and the output format.
 #[derive(Debug, Clone, Args)]
-pub struct ToldArgs {
+pub struct BridgeDirArgs {
     /// Directory for the bridge's socket, logs and copies of keys
     #[arg(long, env = "BERTH_BRIDGE_STATE_DIR", default_value = berth_operate::bridge::DIRECTORY, value_name = "DIR")]
     pub state_dir: PathBuf,
@@ -91,7 +91,7 @@ pub struct BridgeStartArgs {
     #[arg(long, hide = true, default_value_t)]
     pub speedup: Speedup,
     #[command(flatten)]
-    pub told: ToldArgs,
+    pub dir: BridgeDirArgs,
     #[command(flatten)]
     pub probe: ProbeArgs,
 }
@@ -100,7 +100,7 @@ pub struct BridgeStartArgs {
 #[derive(Debug, Clone, Args)]
 pub struct BridgeRestoreArgs {
     #[command(flatten)]
-    pub told: ToldArgs,
+    pub dir: BridgeDirArgs,
     /// Show the difference, and do nothing
     #[arg(long, env = "BERTH_DRY_RUN")]
     pub dry_run: bool,
@@ -110,7 +110,7 @@ pub struct BridgeRestoreArgs {
 #[derive(Debug, Clone, Args)]
 pub struct BridgeEndArgs {
     #[command(flatten)]
-    pub told: ToldArgs,
+    pub dir: BridgeDirArgs,
     /// Where there is no bridge on this node: removes what one that was killed left in the Service `kubernetes`, as an admin
     /// [default: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]

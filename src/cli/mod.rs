@@ -1,4 +1,4 @@
-//! The command line: clap types and help texts, no logic. Those of the commands that stand in a pod are
+//! The command line: clap types and help texts, no logic. Those of the commands that run in a pod are
 //! [`berth_options`].
 
 #[cfg(feature = "operate")]
@@ -17,7 +17,7 @@ use berth_options::log::LogArgs;
 #[cfg(feature = "operate")]
 use bridge::BRIDGE_STATUS;
 #[cfg(feature = "operate")]
-pub use bridge::{BridgeAction, BridgeArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs, ToldArgs};
+pub use bridge::{BridgeAction, BridgeArgs, BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs};
 use clap::{Arg, Parser, Subcommand};
 pub use generate::{Generate, GenerateArgs};
 #[cfg(feature = "operate")]
@@ -40,7 +40,7 @@ pub use rehearse::{RehearseArgs, StandInArgs};
     mut_args(no_environment_value),
     mut_subcommands(no_environment_values),
     after_help = "Exit status: 0 done, 1 no (not ready, something was lost), 64 wrong command line or \
-                  configuration, 69 a port or file that is needed cannot be had, 70 a bug in berth, 74 standard output \
+                  configuration, 69 a required port or file is not available, 70 a bug in berth, 74 standard output \
                   cannot be written, 75 (upgrade, bridge) neither done nor \
                   rolled back: the next step is printed; (rehearse) the run proves nothing."
 )]
@@ -52,7 +52,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// Help names the variable of an option and not its value, which may be secret and is another one for each reader.
+/// Help names an option's environment variable but not its value, which may be secret and differs for each reader.
 fn no_environment_value(option: Arg) -> Arg {
     option.hide_env_values(true)
 }
@@ -64,7 +64,7 @@ fn no_environment_values(command: clap::Command) -> clap::Command {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// What stands in a pod.
+    /// Commands that run in a pod.
     #[command(flatten)]
     InPod(PodCommand),
     /// Show the berths and apiservers on this node
@@ -82,11 +82,11 @@ pub enum Command {
     #[cfg(feature = "operate")]
     #[command(after_help = UPGRADE_STATUS)]
     Upgrade(Box<UpgradeArgs>),
-    /// Do something to this node's kube-apiserver while a temporary one serves, with nothing lost
+    /// Replace or restart this node's kube-apiserver while a temporary one serves, with nothing lost
     #[cfg(feature = "operate")]
     #[command(after_help = BRIDGE_STATUS)]
     Bridge(Box<BridgeArgs>),
-    /// Make credentials for the shims of a node, with which they may do what they need and no more
+    /// Create least-privilege credentials for the shims of a node
     #[cfg(feature = "operate")]
     Grant(Box<GrantArgs>),
     /// Rehearse an upgrade under load on this machine, and report what was lost

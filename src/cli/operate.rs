@@ -1,4 +1,4 @@
-//! `berth status`, `berth generate`, and what an operator does to a node.
+//! `berth inject`, `eject`, `doctor` and `upgrade`.
 
 use berth_operate::manifest::inject::Sidecar;
 use berth_options::place::ADDRESSES;
@@ -45,13 +45,12 @@ pub struct InjectArgs {
     /// Which errors do not count, with --bridge.
     #[command(flatten)]
     pub excused: ExcusedArgs,
-    /// How the apiserver is asked; files are those of its container. Without --probe-ca, kubeadm's
-    /// CA is found.
+    /// How the apiserver is probed; paths are those in its container. Without --probe-ca, kubeadm's CA is used.
     #[command(flatten)]
     pub probe: ProbeArgs,
 }
 
-/// What berth keeps on a node.
+/// Files that berth keeps on a node.
 #[derive(Debug, Clone, Args)]
 pub struct KeptArgs {
     /// Where originals and the state of an upgrade are kept
@@ -75,7 +74,7 @@ pub struct KubeletArgs {
     pub manifests_dir: PathBuf,
 }
 
-/// A manifest, and where its new form goes.
+/// A manifest, and where the result goes.
 #[derive(Debug, Clone, Args)]
 pub struct ManifestArgs {
     /// The manifest; `-` is standard input
@@ -96,7 +95,7 @@ pub struct ManifestArgs {
     pub kept: KeptArgs,
 }
 
-/// Checks whose errors do not count.
+/// Checks whose errors are warnings.
 #[derive(Debug, Clone, Args)]
 pub struct ExcusedArgs {
     /// Checks of berth doctor whose errors are warnings, separated by commas (docs/doctor.md names all)
@@ -161,15 +160,15 @@ pub struct UpgradeArgs {
     /// How long an instance may take to get ready and join
     #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION")]
     pub ready_timeout: String,
-    /// How long an instance must then stay ready before the other one goes: a round of its watch cache's bookmarks and a
-    /// little, so that watches go on in it
+    /// How long an instance must then stay ready before the other one stops: one round of its watch cache's bookmarks and a
+    /// margin, so that watches resume in it
     #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION")]
     pub settle: String,
     /// An administrator's kubeconfig, for the cluster's lock and the node's address in the Service `kubernetes`
     /// [default: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Take the cluster's lock from the node that has it, whose upgrade will not be completed
+    /// Take the cluster's lock from the node that holds it and whose upgrade will not be completed
     #[arg(long, env = "BERTH_BREAK_LOCK")]
     pub break_lock: bool,
     /// Which errors do not count.

@@ -20,8 +20,8 @@ const OUTPUT: &str = "Output";
 /// Options of `berth rehearse`.
 #[derive(Debug, Clone, Args)]
 pub struct RehearseArgs {
-    /// Command of the apiserver that is replaced, split as a shell does it; flags that it lacks are
-    /// filled in. `stand-in FLAGS`: the simulated apiserver that berth brings along
+    /// Command of the apiserver that is replaced, split as a shell does it; missing flags are
+    /// added. `stand-in FLAGS`: the simulated apiserver that is part of berth
     #[arg(long, env = "BERTH_REHEARSE_OLD", default_value = "stand-in", value_name = "CMD", help_heading = REHEARSED)]
     pub old: String,
     /// Command of the one that replaces it
@@ -36,7 +36,7 @@ pub struct RehearseArgs {
     /// Rehearse in a network namespace of its own, where kube-apiserver can advertise an address
     #[arg(long, env = "BERTH_REHEARSE_NETNS", help_heading = REHEARSED)]
     pub netns: bool,
-    /// This many nodes of one cluster, each in a namespace of its own: upgraded one after the other, and dialled by the
+    /// Number of nodes of one cluster, each in a namespace of its own: upgraded one after the other, and dialled by the
     /// Service kubernetes and by their addresses
     #[arg(long, env = "BERTH_REHEARSE_NODES", value_name = "N", help_heading = REHEARSED)]
     pub nodes: Option<String>,
@@ -52,7 +52,7 @@ pub struct RehearseArgs {
     /// Consecutive upgrades, from old to new and back
     #[arg(long, env = "BERTH_REHEARSE_UPGRADES", default_value = "1", value_name = "N", help_heading = REHEARSED)]
     pub upgrades: String,
-    /// What goes wrong meanwhile, separated by commas; several: one after the other
+    /// Faults to inject during the upgrades, separated by commas; several run one after the other
     #[arg(long, env = "BERTH_REHEARSE_FAULT", default_value = "none", value_name = "LIST", value_delimiter = ',', value_parser = fault_names(), help_heading = REHEARSED)]
     pub fault: Vec<String>,
     /// How long the load lasts before an upgrade, while both serve, and after it, each
@@ -91,11 +91,11 @@ pub struct RehearseArgs {
     /// Clients that read a large answer slowly
     #[arg(long, env = "BERTH_REHEARSE_SLOW_READERS", default_value = "0", value_name = "N", help_heading = LOAD)]
     pub slow_readers: String,
-    /// Clients that all come at one moment after the first switch, each from an address of its own, and again until they are
-    /// served
+    /// Clients that all connect at one moment after the first switch, each from an address of its own, and retry until they
+    /// are served
     #[arg(long, env = "BERTH_REHEARSE_STORM", default_value = "0", value_name = "N", help_heading = LOAD)]
     pub storm: String,
-    /// Makes the clients do the same again [default: a random one, which is printed]
+    /// Seed of the clients' random choices, to repeat a run [default: a random one, which is printed]
     #[arg(long, env = "BERTH_REHEARSE_SEED", value_name = "N", help_heading = LOAD)]
     pub seed: Option<String>,
     /// What clients go through
@@ -104,10 +104,10 @@ pub struct RehearseArgs {
     /// Rehearse through each of these, one after the other; the exit status is that of --via's
     #[arg(long, env = "BERTH_REHEARSE_COMPARE", value_name = "LIST", value_parser = compared_names(), value_delimiter = ',', help_heading = COMPARISON)]
     pub compare: Vec<String>,
-    /// Write all figures here, as JSON
+    /// Write all results here, as JSON
     #[arg(long, env = "BERTH_REHEARSE_JSON", value_name = "FILE", help_heading = OUTPUT)]
     pub json: Option<PathBuf>,
-    /// Write a page to look at here, as HTML
+    /// Write a report for a browser here, as HTML
     #[arg(long, env = "BERTH_REHEARSE_REPORT", value_name = "FILE", help_heading = OUTPUT)]
     pub report: Option<PathBuf>,
 }

@@ -1,7 +1,7 @@
 //! `berth ready`, `berth live` and `berth drain`: the exec probes and the preStop hook of an apiserver's
 //! container.
 
-use super::{Exit, block_on, mistaken, print, say, unavailable};
+use super::{Exit, block_on, mistaken, print, print_stderr, unavailable};
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply, Status};
@@ -18,8 +18,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Longest that leaving can take: a lease for siblings to answer in, up to a day long, is not waited for. A shim on a
-/// busy node may take seconds to answer, too.
+/// Longest wait until a shim has left: its siblings may answer within a lease, which can be a day. A shim on a busy node may take
+/// seconds to answer, too.
 const LEAVING: Duration = Duration::from_secs(30);
 
 /// Time between two requests to a shim that leaves.
@@ -35,7 +35,7 @@ pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
         match status(&known, patience).await {
             Ok(status) => {
                 for sibling in &status.unconnected {
-                    say(format_args!(
+                    print_stderr(format_args!(
                         "the shims of {} and {sibling} have no connection: an upgrade now would lose what is queued at \
                          the one that leaves; the log of {} says why",
                         known.id, known.id
@@ -54,7 +54,7 @@ fn timeout(args: &TimeoutArgs, checks: &mut Checks) -> Option<Duration> {
     args.timeout.as_deref().map(|text| checks.duration("--timeout", text, Duration::from_millis(10)))
 }
 
-/// The state of an instance as a node shim knows it, if there is one.
+/// The state of an instance in the status of a node shim, if there is one.
 async fn of_node_shim(run_dir: &RunDirArgs, known: &KnownInstance, patience: Duration) -> Option<Result<(), String>> {
     for other in other_shims(run_dir, known).ok()? {
         let Ok(shim) = status(&other, patience).await else { continue };
@@ -157,7 +157,7 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
             let left = left.get_or_insert_with(Instant::now).elapsed();
             let direct = status.direct.as_ref();
             let settling = direct.is_some_and(|direct| direct.settling);
-            // They are the node's: if this shim never steered, they are another's.
+            // The count is the node's: if this shim never steered, the connections are another shim's.
             let past = match direct.filter(|direct| direct.opened > 0).map(|direct| direct.open) {
                 Some(None) if streams.is_some() => {
                     return Err(format!(
@@ -188,7 +188,7 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
     }
 }
 
-/// Prints the reason of a no, or a remark on a yes.
+/// Prints the reason for a failure, or the remark on a success.
 fn answer(result: Result<Option<String>, String>) -> anyhow::Result<Exit> {
     let (exit, words) = match result {
         Ok(words) => (Exit::Ok, words),
@@ -200,7 +200,7 @@ fn answer(result: Result<Option<String>, String>) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// The named instance, or the only one; if it is not there, that is printed.
+/// The named instance, or the only one; if there is none, prints that.
 fn find(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
     let mistake = |why: String| mistaken(Mistakes(vec![why]));
     let id = args.instance.as_deref().map(InstanceId::parse).transpose();
@@ -208,7 +208,7 @@ fn find(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
     let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable)?;
     let asked = |known: &KnownInstance| id.as_ref().is_none_or(|id| known.id == *id);
     let mut known: Vec<_> = node.instances.into_iter().filter(asked).collect();
-    // What an earlier instance left behind is not meant where one runs.
+    // A running instance is preferred to the leftovers of an earlier one.
     let runs = |known: &KnownInstance| known.socket || known.record.as_ref().is_some_and(|listed| listed.alive);
     if known.iter().any(runs) {
         known.retain(runs);
@@ -239,7 +239,7 @@ async fn address(known: &KnownInstance) -> Result<SocketAddr, String> {
     match &known.record {
         Some(listed) if listed.alive => Ok(listed.record.address),
         Some(_) => Err(format!("instance {} is not running: its process ended", known.id)),
-        // `berth serve --backend`: only the shim knows.
+        // `berth serve --backend`: only the shim has the address.
         None => {
             let own = status(known, ipc::PATIENCE).await?.instances.into_iter().find(|instance| instance.own);
             own.map(|own| own.address).ok_or_else(|| format!("instance {} is not running", known.id))

@@ -26,9 +26,9 @@ pub(super) fn run(args: &CopySelfArgs) -> anyhow::Result<Exit> {
 fn copy(to: &Path) -> io::Result<()> {
     let name = to.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
     let temporary = to.with_file_name(format!(".{name}.{}", std::process::id()));
-    // In a container the process ID is always 1: there may be half of a copy that was killed, which gives way.
+    // In a container the process ID is always 1, so a killed copy may have left this file incomplete: it is replaced.
     replace(to, &temporary, |mut file| {
-        // The open file and not its path, which may be another's by now.
+        // The open file and not its path, which may be another file by now.
         io::copy(&mut File::open("/proc/self/exe")?, &mut file)?;
         // Whatever the umask.
         file.set_permissions(Permissions::from_mode(0o755))

@@ -1,6 +1,6 @@
-//! `berth doctor`: what stands between a manifest and an upgrade that loses nothing.
+//! `berth doctor`: checks of a manifest, its node and its cluster for what would make an upgrade lose requests.
 
-use super::{Exit, block_on, mistaken, print, refused, say};
+use super::{Exit, block_on, mistaken, print, print_stderr, refused};
 use crate::cli::DoctorArgs;
 use berth_cluster::Client;
 use berth_operate::doctor::cluster::Cluster;
@@ -21,10 +21,10 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     };
     let manifest = Manifest::parse(&read(&args.manifest).map_err(refused)?);
     let manifest = manifest.map_err(|problem| mistaken(Mistakes(vec![format!("{name}:{problem}")])))?;
-    // What cannot be had is said, and the rest is looked at all the same.
+    // What cannot be read is reported, and everything else is checked all the same.
     let mut exit = Exit::Ok;
     let mut missing = |error: &dyn std::fmt::Display| {
-        say(error);
+        print_stderr(error);
         exit = Exit::Unavailable;
     };
     let beside = match args.node && is_in(&args.manifest, &args.kubelet.manifests_dir) {
@@ -44,7 +44,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         Some(kubeconfig) => ask(kubeconfig)?.map_err(|error| missing(&error)).ok(),
         None => None,
     };
-    // What it is to replace, if it is not that itself.
+    // The manifest that this one is to replace, if it is another.
     let running = args.kubelet.manifests_dir.join(FILE);
     let running = (args.node && beside.is_none()).then(|| read(&running).ok()).flatten();
     let running = running.and_then(|text| Manifest::parse(&text).ok());

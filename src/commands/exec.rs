@@ -47,7 +47,7 @@ impl ExecPlan {
         checks.finish(place.map(|place| Self { place, argv: args.command.clone() }))
     }
 
-    /// Claims, rewrites and becomes the apiserver; comes back only if one of them fails.
+    /// Claims the address, rewrites the arguments and becomes the apiserver; returns only on failure.
     fn carry_out(self) -> anyhow::Result<Infallible> {
         let listen: Vec<_> = self.place.addresses().collect();
         let (public, port) = (self.place.berth().ip(), self.place.berth().port());
@@ -73,7 +73,7 @@ impl ExecPlan {
             Godebug::Set(value) => drop(command.env(GODEBUG, value)),
             Godebug::Kept(value) => tracing::info!(multipathtcp = %value.display(), "GODEBUG kept"),
         }
-        // The signal mask and what is ignored pass through as they are, but for SIGPIPE: Rust's runtime
+        // The signal mask and ignored signals pass through unchanged, but for SIGPIPE: Rust's runtime
         // ignores it from the start, and `exec` sets it back to its default.
         let error = claim.through_exec(|| command.exec())?;
         let fix = fix(&error);

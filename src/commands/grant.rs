@@ -1,6 +1,6 @@
 //! `berth grant`: credentials for the shims of a node, made, printed or revoked.
 
-use super::{Exit, Refused, block_on, json, mistaken, print, say, unavailable};
+use super::{Exit, Refused, block_on, json, mistaken, print, print_stderr, unavailable};
 use crate::cli::GrantArgs;
 use anyhow::Context;
 use berth_cluster::lease::{NAMESPACE, is_object_name};
@@ -33,7 +33,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
     let checked = checks.finish(Some(()));
     // Both kinds of errors are printed; mistakes decide the exit status.
     if let (Err(_), Err(error)) = (&checked, &access) {
-        say(error);
+        print_stderr(error);
     }
     checked.map_err(mistaken)?;
     let (access, client) = access.map_err(unavailable)?;

@@ -1,7 +1,7 @@
 //! `berth inject` and `berth eject`: manifests into and out of berth.
 
 use super::bridge::{around, is_on, this_again};
-use super::{Exit, mistaken, print, refused, say, unavailable};
+use super::{Exit, mistaken, print, print_stderr, refused, unavailable};
 use crate::cli::{InjectArgs, ManifestArgs};
 use berth_operate::doctor::{Case, examine, node, text};
 use berth_operate::manifest::edit::Edit;
@@ -24,14 +24,14 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     let (options, file) = checks.finish(options.map(|options| (options, file))).map_err(mistaken)?;
     let text = file.text()?;
     let original = file.backup(&text)?.map(|(_, original)| original);
-    let outcome = inject_over(&text, original, &options).map_err(|problems| file.told(&problems))?;
+    let outcome = inject_over(&text, original, &options).map_err(|problems| file.refusal(&problems))?;
     for note in &outcome.notes {
-        say(format_args!("note: {note}"));
+        print_stderr(format_args!("note: {note}"));
     }
     let injected = Manifest::parse(&outcome.text).ok().filter(|manifest| manifest.kind() == "Pod");
     for stranger in injected.iter().flat_map(|manifest| node::uncovered(Path::new("/"), manifest)) {
         let (cause, fix) = stranger.parts();
-        say(format_args!("note: {cause}: {fix}"));
+        print_stderr(format_args!("note: {cause}: {fix}"));
     }
     if let Some(directory) = &args.kubeadm_patch {
         return write_patches(&file, &outcome.options, &outcome.base, directory);
@@ -42,7 +42,7 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     file.put(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
 }
 
-/// What the bridge cannot know: clients that the new shim would refuse for good, and what keeps it from getting ready.
+/// Checks what the bridge cannot: clients that the new shim would always refuse, and errors that keep it from getting ready.
 fn diagnose(manifest: &Manifest, ignore_errors: &[String]) -> Result<(), Refusal> {
     let name = "the new manifest";
     let facts = node::Facts::gather(Path::new("/"), manifest);
@@ -58,16 +58,16 @@ pub(super) fn eject(args: &ManifestArgs) -> anyhow::Result<Exit> {
     let file = checks.finish(Some(file)).map_err(mistaken)?;
     let text = file.text()?;
     if let Some((backup, original)) = file.backup(&text)? {
-        say(format_args!("note: the original is {}", backup.display()));
+        print_stderr(format_args!("note: the original is {}", backup.display()));
         return file.put(&text, &original, &[], None);
     }
     let ejected = Manifest::parse(&text).and_then(|manifest| ejecting::undo(&manifest));
-    let ejected = ejected.map_err(|problem| file.told(&[problem]))?;
-    say("note: no backup is of this text, so each change of berth's is undone");
+    let ejected = ejected.map_err(|problem| file.refusal(&[problem]))?;
+    print_stderr("note: no backup is of this text, so each change of berth's is undone");
     file.put(&text, &ejected.text, &ejected.edits, None)
 }
 
-/// A manifest that is read, and where its new form goes.
+/// The manifest that is read, and where the result goes.
 struct Target {
     path: PathBuf,
     write: bool,
@@ -117,7 +117,7 @@ impl Target {
         self.backups.find(&self.path, text).map_err(unavailable)
     }
 
-    fn told(&self, problems: &[Problem]) -> anyhow::Error {
+    fn refusal(&self, problems: &[Problem]) -> anyhow::Error {
         mistaken(Mistakes(problems.iter().map(|problem| format!("{}:{problem}", self.name())).collect()))
     }
 
@@ -125,7 +125,7 @@ impl Target {
     fn put(&self, old: &str, new: &str, edits: &[Edit], original: Option<&str>) -> anyhow::Result<Exit> {
         if self.diff || self.write {
             for edit in edits {
-                say(edit);
+                print_stderr(edit);
             }
         }
         if self.diff {
@@ -141,7 +141,7 @@ impl Target {
             return Ok(Exit::Ok);
         }
         if old == new {
-            say(format_args!("{} is as it should be: not written", self.name()));
+            print_stderr(format_args!("{} is as it should be: not written", self.name()));
             return Ok(Exit::Ok);
         }
         leave_alone(self.backups.directory(), &self.path).map_err(unavailable)?;
@@ -149,17 +149,17 @@ impl Target {
             return around(&["--manifest".as_ref(), self.path.as_os_str()], &this_again("--bridge")?);
         }
         if Manifest::parse(new).is_ok_and(|manifest| manifest.kind() == "Pod") && !is_on() {
-            say(
+            print_stderr(
                 "note: a kubelet that runs this file restarts kube-apiserver now, and clients are refused until it is ready: --write \
                  --bridge prevents that (Linux 5.9)",
             );
         }
         if let Some(original) = original {
             let path = self.backups.keep(&self.path, original, new).map_err(unavailable)?;
-            say(format_args!("the original is {}", path.display()));
+            print_stderr(format_args!("the original is {}", path.display()));
         }
         replace(&self.path, new).map_err(unavailable)?;
-        say(format_args!("{} is written", self.name()));
+        print_stderr(format_args!("{} is written", self.name()));
         Ok(Exit::Ok)
     }
 }
@@ -170,7 +170,7 @@ fn write_patches(file: &Target, options: &InjectOptions, base: &str, directory: 
         let (edits, _) = berth_operate::manifest::inject::plan(&manifest, options)?;
         kubeadm::patches(&manifest, &edits).map_err(one)
     });
-    let patches = patches.map_err(|problems| file.told(&problems))?;
+    let patches = patches.map_err(|problems| file.refusal(&problems))?;
     std::fs::create_dir_all(directory).map_err(|error| {
         let fix = fix("make", &error);
         unavailable(format!("cannot make the directory {}: {error}{fix}", directory.display()))
@@ -178,7 +178,7 @@ fn write_patches(file: &Target, options: &InjectOptions, base: &str, directory: 
     for patch in patches {
         let path = directory.join(patch.name);
         replace(&path, &patch.text).map_err(unavailable)?;
-        say(format_args!("{} is written", path.display()));
+        print_stderr(format_args!("{} is written", path.display()));
     }
     Ok(Exit::Ok)
 }
@@ -217,7 +217,7 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
     })
 }
 
-/// The kubeconfig's directory is mounted where it is, and nothing else should be in it.
+/// The kubeconfig's directory is mounted at the same path, and should have nothing else in it.
 fn service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String> {
     let kubeconfig = kubeconfig?;
     let directory = Path::new(kubeconfig).parent().filter(|directory| directory.components().count() > 2);
@@ -230,7 +230,7 @@ fn service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String> {
     Some(kubeconfig.to_owned())
 }
 
-/// The options of the probe as variables of the containers.
+/// The probe's options as environment variables of the containers.
 fn probing(args: &ProbeArgs, checks: &mut Checks) -> Probing {
     let files = [
         ("--probe-ca", "BERTH_PROBE_CA", &args.probe_ca),

@@ -41,7 +41,7 @@ mod upgrade;
 pub enum Exit {
     /// 0: done.
     Ok,
-    /// 1: the answer is no: not ready, not alive, something was lost.
+    /// 1: the answer is negative: not ready, not alive, requests were lost.
     No,
     /// 64 (EX_USAGE): wrong command line or configuration; nothing was started.
     Usage,
@@ -74,7 +74,7 @@ impl From<Exit> for ExitCode {
 
 /// Prints a line on standard error. That it cannot be written, to a closed pipe for example, is ignored: `eprintln!`
 /// would panic.
-fn say(line: impl Display) {
+fn print_stderr(line: impl Display) {
     let _ = writeln!(io::stderr(), "berth: {line}");
 }
 
@@ -88,13 +88,13 @@ impl Display for Unwritten {
     }
 }
 
-/// Writes to standard output, with which a command is done.
+/// Writes the result of a command to standard output.
 fn print(text: &str) -> anyhow::Result<Exit> {
     has_reader(text).map(|_| Exit::Ok)
 }
 
-/// Writes to standard output; false if it is a pipe without a reader. That is no error, and changes no exit status (`berth status |
-/// head`).
+/// Writes to standard output; false if it is a pipe without a reader. That is no error and does not change the exit status
+/// (`berth status | head`).
 fn has_reader(text: &str) -> anyhow::Result<bool> {
     let mut out = io::stdout().lock();
     printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
@@ -105,7 +105,7 @@ fn json(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(value).context("cannot write JSON")? + "\n")
 }
 
-/// Steps, a line each.
+/// Numbers steps, one a line.
 #[cfg(feature = "operate")]
 fn numbered(steps: &[String]) -> String {
     steps.iter().enumerate().map(|(at, step)| format!("{}  {step}\n", at + 1)).collect()
@@ -119,7 +119,7 @@ fn printed(result: io::Result<()>) -> anyhow::Result<bool> {
     }
 }
 
-/// Why a command ends early, although berth has no bug: lines for its user, and the exit status.
+/// Why a command ends early other than by a bug: lines for its user, and the exit status.
 #[derive(Debug)]
 struct Refused {
     exit: Exit,
@@ -139,7 +139,7 @@ fn mistaken(mistakes: Mistakes) -> anyhow::Error {
     Refused { exit: Exit::Usage, why: mistakes.0 }.into()
 }
 
-/// Something that is needed cannot be had.
+/// Something that is needed is not available.
 fn unavailable(error: impl Display) -> anyhow::Error {
     Refused { exit: Exit::Unavailable, why: vec![error.to_string()] }.into()
 }
@@ -161,7 +161,7 @@ fn exit_code(status: ExitStatus) -> u8 {
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-/// Runs the control plane: on this thread, which the children of `berth run` follow into death.
+/// Runs the control plane on this thread: the children of `berth run` get a signal when it ends.
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
     Ok(runtime.block_on(future))
@@ -236,14 +236,14 @@ pub fn explain(error: &clap::Error) -> ExitCode {
 fn ended(result: anyhow::Result<Exit>) -> ExitCode {
     let exit = result.unwrap_or_else(|error| {
         if let Some(Refused { exit, why }) = error.downcast_ref() {
-            why.iter().for_each(say);
+            why.iter().for_each(print_stderr);
             return *exit;
         }
         if error.is::<Unwritten>() {
-            say(format_args!("{error:#}"));
+            print_stderr(format_args!("{error:#}"));
             return Exit::Output;
         }
-        say(format_args!("{error:#} (this should not happen: please report it)"));
+        print_stderr(format_args!("{error:#} (this should not happen: please report it)"));
         Exit::Bug
     });
     exit.into()

@@ -1,6 +1,6 @@
 //! `berth rehearse` and the simulated apiserver that it starts.
 
-use super::{Exit, block_on, mistaken, print, say, unavailable};
+use super::{Exit, block_on, mistaken, print, print_stderr, unavailable};
 use crate::cli::{RehearseArgs, StandInArgs};
 use berth_options::check::Mistakes;
 use berth_rehearse::data::Run;
@@ -25,7 +25,7 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
         Ok(rehearse(&plan).await)
     })?;
     let outcome = outcome.map_err(mistaken)?;
-    // What cannot be printed can be in a file all the same.
+    // Files are written even if standard output cannot be.
     let exit = finish(&plan, &outcome);
     if args.json.is_none() && args.report.is_none() {
         return exit;
@@ -35,7 +35,7 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     exit
 }
 
-/// The command that does the same again: what was typed, what was set instead, and the seed.
+/// The command that repeats this rehearsal: its options, environment variables as options, and the seed.
 fn again(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
     let set = std::env::vars_os().map(|(name, value)| format!("{}={}", name.display(), value.display()));
     let mut set: Vec<String> = set.filter(|word| word.starts_with("BERTH_REHEARSE_")).collect();
@@ -46,7 +46,7 @@ fn again(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
     env.into_iter().chain(set).chain(["berth".to_owned()]).chain(typed).chain(seed).collect()
 }
 
-/// Prints all that a rehearsal came to, also when it was aborted.
+/// Prints the results of a rehearsal, also of one that was aborted.
 fn finish(plan: &Plan, outcome: &Rehearsed) -> anyhow::Result<Exit> {
     let mut text = String::new();
     let runs: Vec<_> = outcome.runs.iter().filter_map(|run| Some((run.via, run.ran()?))).collect();
@@ -64,7 +64,7 @@ fn finish(plan: &Plan, outcome: &Rehearsed) -> anyhow::Result<Exit> {
         text.push_str(&format!("\n{}", table::compare(&runs)));
     }
     print(&text)?;
-    outcome.aborted.iter().for_each(say);
+    outcome.aborted.iter().for_each(print_stderr);
     Ok(match &outcome.aborted {
         Some(Aborted::Failed(Error::Unavailable(_))) => Exit::Unavailable,
         Some(Aborted::Failed(Error::Instance { .. })) => Exit::No,
@@ -85,7 +85,7 @@ pub(super) fn stand_in(args: &StandInArgs) -> anyhow::Result<Exit> {
     })
 }
 
-/// Raises the limit of open files; the children inherit it. An error if the load could not stay below it.
+/// Raises the limit of open files, which children inherit. An error if the load could exceed it.
 fn raise_file_limit(plan: &Plan) -> Result<(), Mistakes> {
     let load = &plan.load;
     match berth_os::process::raise_file_limit() {

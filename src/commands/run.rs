@@ -75,7 +75,7 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
         tokio::select! {
             _ = &mut serving, if !drained => {
                 drained = true;
-                // Not before: clients would take its end for the end of an answer.
+                // Not before: clients would read the child's end as the end of a response.
                 if *stop.borrow() == Stop::Now {
                     signal_child(child, Signal::SIGKILL);
                 }
@@ -88,7 +88,7 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 } else {
                     tracing::error!(%instance, %status, "the apiserver ended by itself; its own log says why");
                 }
-                // It may wait for a claim: on another thread, for the connections that drain.
+                // It may wait for a claim, so it runs on another thread: connections drain meanwhile.
                 let (berth, instance) = (berth.clone(), instance.clone());
                 recording.spawn_blocking(move || {
                     if let Err(error) = record_end(&berth, &instance, &status.to_string()) {
@@ -97,7 +97,7 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 });
                 stop.send_modify(|stop| *stop = (*stop).max(Stop::Drain));
             }
-            // It also leaves while its apiserver fails probes and a sibling is joined: that is no reason to end it.
+            // The shim also leaves the group while its apiserver fails probes and a sibling is joined: no reason to end the apiserver.
             () = answered.wait(),
                 if !terminated && ended.is_none() && *stop.borrow() >= Stop::Drain =>
             {

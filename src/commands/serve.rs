@@ -27,7 +27,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
     })?
 }
 
-/// Builds a shim. A signal ends the wait for a port: nothing has begun.
+/// Builds a shim. A signal ends the wait for a port: nothing is served yet.
 pub(super) async fn build(config: Config, signals: &mut Signals) -> anyhow::Result<Bound> {
     let built = tokio::select! {
         built = app::build(config, Vec::new()) => built,
@@ -39,8 +39,8 @@ pub(super) async fn build(config: Config, signals: &mut Signals) -> anyhow::Resu
     })
 }
 
-/// SIGTERM and SIGINT. To be made before anything is waited for: for the first process of a PID namespace the kernel
-/// drops what has no handler.
+/// SIGTERM and SIGINT. Create it before any wait: the kernel drops signals without a handler for the first process of a PID
+/// namespace.
 pub(super) struct Signals(signals::Signals);
 
 impl Signals {
@@ -48,13 +48,13 @@ impl Signals {
         Ok(Self(signals::Signals::new(&[Signal::SIGTERM, Signal::SIGINT])?))
     }
 
-    /// The next of them.
+    /// Waits for the next signal.
     pub(super) async fn next(&mut self) {
         let signal = self.0.next().await;
         tracing::info!("{signal}");
     }
 
-    /// What one more signal means: the first drains, the second ends.
+    /// Applies one more signal: the first drains, the second ends the shim.
     pub(super) fn more(stop: &mut Stop) {
         *stop = if *stop < Stop::Drain { Stop::Drain } else { Stop::Now };
     }

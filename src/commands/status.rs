@@ -3,7 +3,7 @@
 #[cfg(feature = "operate")]
 mod cluster;
 
-use super::{Exit, block_on, has_reader, json, say, unavailable};
+use super::{Exit, block_on, has_reader, json, print_stderr, unavailable};
 use crate::cli::StatusArgs;
 use berth_node::ipc;
 use berth_node::ipc::wire::{DirectStatus, GateStatus, InstanceStatus, LongestQueue, Status};
@@ -28,7 +28,7 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
         loop {
             let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable)?;
             for problem in &node.problems {
-                say(problem);
+                print_stderr(problem);
             }
             let mut rows = Vec::new();
             for known in node.instances {
@@ -46,9 +46,9 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
     })?
 }
 
-/// Prints; true a second later if it should be repeated.
+/// Prints the text; returns true, a second later, if it is to be printed again.
 async fn again(args: &StatusArgs, text: &str) -> anyhow::Result<bool> {
-    // Home, and what is below away: a table that is printed again stays in its place.
+    // Cursor home and erase below: a reprinted table stays in place.
     let clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[J" } else { "" };
     if !has_reader(&format!("{clear}{text}"))? || !args.watch {
         return Ok(false);
@@ -71,7 +71,7 @@ struct Row {
     running: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     shim: Option<Status>,
-    /// Why there is no status.
+    /// The error of the request for the status.
     #[serde(skip_serializing_if = "Option::is_none")]
     silent: Option<String>,
     #[serde(skip)]

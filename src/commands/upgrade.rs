@@ -1,4 +1,4 @@
-//! `berth upgrade`: its options, and how it ended.
+//! `berth upgrade`: from its options to its exit status.
 
 use super::{Exit, block_on, mistaken, numbered, print, refused};
 use crate::cli::UpgradeArgs;
@@ -20,7 +20,7 @@ pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
 }
 
 fn options(args: &UpgradeArgs, checks: &mut Checks) -> UpgradeOptions {
-    // Absolute, so that an upgrade that goes on from another directory means the same files.
+    // Absolute, so that an upgrade resumed from another directory uses the same files.
     let directory = args.kubelet.manifests_dir.canonicalize().unwrap_or_else(|_| args.kubelet.manifests_dir.clone());
     UpgradeOptions {
         manifest: args.manifest.clone(),

@@ -1,8 +1,8 @@
-//! Requests to a bridge that is on, and what a bridge or an upgrade that was killed left in the cluster.
+//! Requests to a running bridge, and removal of what a killed bridge or upgrade left in the cluster.
 
 use super::watch::{WaitOutcome, Watcher, hangs, over, shown, stays};
-use super::{Exit, PATIENCE, print, say, unavailable};
-use crate::cli::{BridgeEndArgs, BridgeRestoreArgs, ToldArgs};
+use super::{Exit, PATIENCE, print, print_stderr, unavailable};
+use crate::cli::{BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs};
 use berth_cluster::kubeconfig::given_or_admin;
 use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply};
 use berth_operate::bridge::cgroup;
@@ -14,8 +14,8 @@ use std::path::Path;
 use tokio::time::timeout;
 
 pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
-    let directory = &args.told.state_dir;
-    let mut watcher = Watcher::new(&args.told)?;
+    let directory = &args.dir.state_dir;
+    let mut watcher = Watcher::new(&args.dir)?;
     let client = match Connection::ask(directory, &Ask::End { now: args.now }).await {
         Ok(client) => client,
         Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
@@ -32,13 +32,13 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     ended(&mut watcher, &client, args.now).await
 }
 
-/// How a bridge that was told to end has ended.
+/// Waits for a bridge that was asked to end, and returns its exit status.
 async fn ended(watcher: &mut Watcher, client: &Connection, now: bool) -> anyhow::Result<Exit> {
     match watcher.until(client, stays).await? {
         WaitOutcome::Over(BridgeOutcome::Abandoned(why)) if !now => watcher.abandoned(&why),
         WaitOutcome::Over(_) => return Ok(Exit::Ok),
         WaitOutcome::There(status) => watcher.stays(&status),
-        WaitOutcome::Refused(why) => say(why),
+        WaitOutcome::Refused(why) => print_stderr(why),
         WaitOutcome::Gone => watcher.gone(),
         WaitOutcome::Interrupted => watcher.line("interrupted: the bridge goes on ending by itself"),
     }
@@ -46,8 +46,8 @@ async fn ended(watcher: &mut Watcher, client: &Connection, now: bool) -> anyhow:
 }
 
 pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
-    let directory = &args.told.state_dir;
-    let mut watcher = Watcher::new(&args.told)?;
+    let directory = &args.dir.state_dir;
+    let mut watcher = Watcher::new(&args.dir)?;
     let Ok(client) = Connection::ask(directory, &Ask::Restore { dry_run: args.dry_run }).await else {
         return Err(none(directory));
     };
@@ -55,7 +55,7 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
         let Ok(reply) = timeout(PATIENCE, client.next()).await else { return Err(unavailable(hangs(&client))) };
         match reply {
             Some(Reply::Differences(all)) => return watcher.differences(&all).map(|()| Exit::Ok),
-            Some(Reply::Refused(why)) => say(why),
+            Some(Reply::Refused(why)) => print_stderr(why),
             Some(Reply::Status(_)) | None => watcher.gone(),
         }
         return Ok(Exit::Again);
@@ -63,7 +63,7 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
     ended(&mut watcher, &client, false).await
 }
 
-/// There is no bridge here. One that was killed, or an upgrade, may have left its slice in the cluster.
+/// Without a bridge here: removes the slice that a killed bridge or upgrade may have left in the cluster.
 async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
     let Some(kubeconfig) = given_or_admin(args.kubeconfig.as_deref()) else { return Err(none(directory)) };
     let left = match berth_cluster::Client::from_kubeconfig(kubeconfig) {
@@ -80,7 +80,7 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
             Ok(Exit::Ok)
         }
         Err(why) => {
-            say(format_args!(
+            print_stderr(format_args!(
                 "cannot check the Service kubernetes for what a bridge or an upgrade that was killed left there: {why}"
             ));
             Err(none(directory))
@@ -88,7 +88,7 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
     }
 }
 
-pub(super) async fn status(args: &ToldArgs) -> anyhow::Result<Exit> {
+pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     let directory = &args.state_dir;
     let Ok(client) = Connection::ask(directory, &Ask::Status).await else { return Err(none(directory)) };
     let status = match timeout(PATIENCE, client.next()).await {

@@ -1,13 +1,13 @@
-//! `berth bridge`: what was typed to a bridge, COMMAND within it, and how both ended.
+//! `berth bridge`: from options to a bridge, COMMAND under it, and how both ended.
 //!
-//! The bridge is another process, divided from this one before any thread and any runtime begins: two that share a runtime's pipe for
-//! signals would take each other's.
+//! The bridge is another process, forked before any thread and any runtime starts: two processes that share a runtime's signal pipe
+//! would take each other's signals.
 
 mod ask;
 mod watch;
 
-use super::{Exit, block_on, exit_code, mistaken, numbered, print, refused, say, unavailable};
-use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, ToldArgs};
+use super::{Exit, block_on, exit_code, mistaken, numbered, print, print_stderr, refused, unavailable};
+use crate::cli::{BridgeAction, BridgeArgs, BridgeDirArgs, BridgeStartArgs};
 use anyhow::Context;
 use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply, Step};
 use berth_operate::bridge::drive::{Claim, drive};
@@ -38,14 +38,14 @@ use std::time::Duration;
 use tokio::time::timeout;
 use watch::{WaitOutcome, Watcher, stays};
 
-/// Longest time until a bridge answers at all.
+/// Longest wait for a bridge's first answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How many lines of a log are shown.
 const LINES: usize = 12;
 
-/// The daemon's OOM score: where memory is missing, the kernel ends every pod before it, and no container runtime (-999). Critical static
-/// pods have -997.
+/// The daemon's OOM score: out of memory, the kernel kills every pod before it (critical static pods have -997), but no container
+/// runtime (-999).
 const OOM_SCORE: i16 = -998;
 
 /// What kube-apiserver answers when it is ready.
@@ -61,13 +61,13 @@ pub(super) fn run(args: &BridgeArgs) -> anyhow::Result<Exit> {
     }
 }
 
-/// Whether there is a bridge, where one is by default. One that does not answer is none.
+/// Whether a bridge is on in the default directory. One that does not answer counts as none.
 pub(super) fn is_on() -> bool {
     let on = block_on(status(Path::new(DIRECTORY)));
     on.is_ok_and(|status| status.is_some_and(|status| status.outcome.is_none()))
 }
 
-/// How the bridge of a directory is, if there is one.
+/// The status of a directory's bridge, if there is one.
 async fn status(directory: &Path) -> Option<BridgeStatus> {
     let client = Connection::ask(directory, &Ask::Status).await.ok()?;
     match timeout(PATIENCE, client.next()).await {
@@ -76,7 +76,7 @@ async fn status(directory: &Path) -> Option<BridgeStatus> {
     }
 }
 
-/// Ends the last bridge, if that is over and relays on what it has to the node's own: the next COMMAND would end that anyway.
+/// Ends the last bridge if it only relays its open connections to the node's own instance: the next COMMAND would end these anyway.
 async fn end_last(directory: &Path) {
     let Some(last) = status(directory).await.filter(|last| last.outcome.is_some()) else { return };
     if Connection::ask(directory, &Ask::End { now: true }).await.is_ok() {
@@ -85,14 +85,14 @@ async fn end_last(directory: &Path) {
     }
 }
 
-/// Another command of berth's does its own work under a bridge, which takes this process's place: see above why not within it.
+/// Lets another command of berth do its work under a bridge. The bridge replaces this process: the module's documentation says why.
 pub(super) fn around(options: &[&OsStr], run: &[OsString]) -> anyhow::Result<Exit> {
     let mut bridge = std::process::Command::new(std::env::current_exe().context("cannot find this program")?);
     let failed = bridge.arg("bridge").args(options).arg("--").args(run).exec();
     Err(failed).context("cannot begin a bridge")
 }
 
-/// The command line of this process, without one of its words.
+/// The command line of this process, without one of its arguments.
 pub(super) fn this_again(without: &str) -> anyhow::Result<Vec<OsString>> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let words = std::env::args_os().skip(1).filter(|word| word != without);
@@ -104,13 +104,13 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
     if args.dry_run {
         let plan = plan(options)?;
         let steps = steps(&plan, run);
-        print(&match args.told.json {
+        print(&match args.dir.json {
             true => format!("{:#}\n", serde_json::json!({"steps": steps, "notes": plan.notes})),
             false => numbered(&steps),
         })?;
         return Ok(Exit::Ok);
     }
-    // The bridge says on it that it begins.
+    // The bridge writes to it when it begins.
     let (mut begins, begin) = UnixStream::pair()?;
     match detach().context("cannot divide this process")? {
         Detached::Daemon => {
@@ -120,21 +120,21 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
         Detached::Caller(bridge) => {
             drop(begin);
             if begins.read_exact(&mut [0]).is_err() {
-                // It has said why.
+                // It has printed why.
                 return Ok(match waitpid(Pid::from_raw(bridge), None)? {
                     WaitStatus::Exited(_, code) => u8::try_from(code).map_or(Exit::Bug, Exit::Child),
                     _ => Exit::Unavailable,
                 });
             }
-            block_on(accompany(&args.told, run))?
+            block_on(accompany(&args.dir, run))?
         }
     }
 }
 
-/// Is the bridge, if there can be one. Until it says on `begin` that it begins, it writes to who started it.
+/// Runs the bridge, if there can be one. Until it writes to `begin`, it prints on the terminal that started it.
 fn hold(options: BridgeOptions, mut begin: UnixStream) -> anyhow::Result<Exit> {
     let directory = options.directory.clone();
-    // Before there is a second thread. Without root there is none, and the preflight says so.
+    // Before there is a second thread. Without root there is no namespace, and the preflight reports that.
     if matches!(options.running, RunningInstance::Pod { .. }) && geteuid().is_root() {
         own_mounts().context("cannot have a mount namespace: run this with CAP_SYS_ADMIN")?;
     }
@@ -158,7 +158,7 @@ fn hold(options: BridgeOptions, mut begin: UnixStream) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Checks the node, and prints what is worth knowing of it.
+/// Checks the node, and prints the notes about it.
 fn plan(options: BridgeOptions) -> anyhow::Result<BridgePlan> {
     let plan = block_on(preflight(options))?.map_err(|mut refusal| {
         if let Refusal::Unavailable(why) = &mut refusal {
@@ -166,11 +166,11 @@ fn plan(options: BridgeOptions) -> anyhow::Result<BridgePlan> {
         }
         refused(refusal)
     })?;
-    plan.notes.iter().for_each(|note| say(format_args!("note: {note}")));
+    plan.notes.iter().for_each(|note| print_stderr(format_args!("note: {note}")));
     Ok(plan)
 }
 
-/// Checks what was typed.
+/// Checks the options.
 fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOptions, Mistakes> {
     let mut checks = Checks::default();
     if run.is_some_and(<[_]>::is_empty) {
@@ -204,7 +204,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
     let probe = check_probe(&args.probe, READY, !is_pod, &mut checks);
     let admin = args.admin.as_deref().and_then(|text| checks.address("--admin", text));
     // The daemon has another working directory.
-    let directory = std::path::absolute(&args.told.state_dir);
+    let directory = std::path::absolute(&args.dir.state_dir);
     let directory = checks.note(directory.map_err(|error| format!("--state-dir: {error}: give a path")));
     let options = match (running, probe, directory) {
         (Some(running), Some(probe), Some(directory)) => Some(BridgeOptions {
@@ -246,10 +246,10 @@ fn steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
     ]
 }
 
-/// Sees to it that there is a bridge, and runs COMMAND under it.
-async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
-    let directory = &told.state_dir;
-    let mut watcher = Watcher::new(told)?;
+/// Waits until the bridge serves, and runs COMMAND under it.
+async fn accompany(args: &BridgeDirArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
+    let directory = &args.state_dir;
+    let mut watcher = Watcher::new(args)?;
     let first = if run.is_some() { Ask::Accompany } else { Ask::Status };
     let client = Connection::ask(directory, &first).await;
     let client = client.map_err(|error| unavailable(format!("the bridge cannot be asked: {error}")))?;
@@ -283,7 +283,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     match watcher.until(&client, |status| status.command).await? {
         WaitOutcome::There(_) => {}
         WaitOutcome::Refused(why) => return Err(unavailable(why)),
-        // COMMAND is not run where nothing stands in for what it may stop.
+        // COMMAND is not run while nothing serves in place of what it may stop.
         WaitOutcome::Interrupted => {
             watcher.line("interrupted: COMMAND was not run; `berth bridge end` ends the bridge");
             return Ok(Exit::Unavailable);
@@ -296,9 +296,9 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     }
     let ended = tokio::select! {
         ended = command(run) => ended,
-        never = watcher.tell_on(&client) => match never {},
+        never = watcher.report_forever(&client) => match never {},
     };
-    watcher.listen_anew()?;
+    watcher.discard_signals()?;
     let exit = match &ended {
         Ok(status) => Exit::Child(exit_code(*status)),
         Err(_) => Exit::Unavailable,
@@ -310,7 +310,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     };
     watcher.line(failed.as_deref().unwrap_or("COMMAND is done"));
     let succeeded = failed.is_none();
-    let told = client.send(&Ask::Ended { failed }).await;
+    let sent = client.send(&Ask::Ended { failed }).await;
     let seen = watcher.until(&client, stays).await?;
     match seen {
         WaitOutcome::Over(BridgeOutcome::Done) => return Ok(exit),
@@ -328,7 +328,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
             watcher.more("`berth bridge status` says how it is, `berth bridge end` ends it");
         }
         WaitOutcome::Refused(_) | WaitOutcome::Gone => {
-            if let Err(error) = told {
+            if let Err(error) = sent {
                 tracing::debug!(%error, "the bridge did not receive that");
             }
             watcher.gone();
@@ -337,7 +337,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     Ok(if succeeded { Exit::Again } else { exit })
 }
 
-/// The bridge is over, and COMMAND was not run.
+/// The bridge has ended, and COMMAND was not run.
 fn not_begun(watcher: &Watcher, outcome: BridgeOutcome, directory: &Path) -> Exit {
     let (BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) = outcome else {
         watcher.line("the operator ended it before: COMMAND was not run");
@@ -358,7 +358,7 @@ fn not_begun(watcher: &Watcher, outcome: BridgeOutcome, directory: &Path) -> Exi
 async fn command(run: &[OsString]) -> std::io::Result<ExitStatus> {
     let Some((program, arguments)) = run.split_first() else { return Err(ErrorKind::InvalidInput.into()) };
     let mut signals = Signals::new(&[Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT])?;
-    // Who has it there already is not to begin another.
+    // A caller that has the variable set already must not begin another.
     let mut child = tokio::process::Command::new(program).args(arguments).env_remove("BERTH_BRIDGE").spawn()?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     let pass = |signal| pid.map(|pid| kill(Pid::from_raw(pid), signal));

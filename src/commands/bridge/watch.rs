@@ -1,7 +1,7 @@
-//! What a bridge does, as whoever waits for it is told.
+//! Reports what a bridge does, on the terminal of the command that waits for it.
 
-use super::{PATIENCE, print, say};
-use crate::cli::ToldArgs;
+use super::{PATIENCE, print, print_stderr};
+use crate::cli::BridgeDirArgs;
 use berth_node::ipc::bridge::{BridgeOutcome, BridgeStatus, Connection, Difference, OwnStatus, Reply, Step};
 use berth_operate::bridge::machine::LATE;
 use berth_operate::service::LOST;
@@ -16,18 +16,18 @@ use std::net::SocketAddr;
 /// Signals that end the wait.
 const SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
-/// A bridge that does not answer. New connections have long gone to who listens on the port itself: the steering is not renewed.
+/// The message for a bridge that does not answer. Its steering is no longer renewed, so new connections go to the port's own listener.
 pub(super) fn hangs(client: &Connection) -> String {
     let pid = client.peer().map_or_else(|| "the process of bridge.sock".to_owned(), |pid| pid.to_string());
     format!("the bridge does not answer within {}: it hangs; `kill -9 {pid}` ends it", format_duration(PATIENCE))
 }
 
-/// An address that every bridge knows.
+/// An address that every bridge has.
 pub(super) fn shown(address: Option<SocketAddr>) -> String {
     address.map(|address| address.to_string()).unwrap_or_default()
 }
 
-/// What is left of one that is over.
+/// What is left of a bridge that has ended.
 pub(super) fn over(status: &BridgeStatus) -> String {
     format!(
         "the bridge has ended, and relays {} connections that were begun through it to the node's own, for 5 minutes at most: \
@@ -36,7 +36,7 @@ pub(super) fn over(status: &BridgeStatus) -> String {
     )
 }
 
-/// Clients stay on the bridge, and nothing changes that but the operator.
+/// Clients stay on the bridge until the operator acts.
 pub(super) fn stays(status: &BridgeStatus) -> bool {
     status.step == Step::Hold && !status.command && status.trouble.is_some()
 }
@@ -46,20 +46,20 @@ pub(super) enum WaitOutcome {
     There(Box<BridgeStatus>),
     Over(BridgeOutcome),
     Refused(String),
-    /// The bridge has gone away without a word.
+    /// The bridge has ended without an outcome.
     Gone,
     Interrupted,
 }
 
-/// Tells what a bridge does.
+/// Prints what a bridge does.
 pub(super) struct Watcher {
     progress: Progress,
     json: bool,
     directory: std::path::PathBuf,
     step: Option<Step>,
-    /// The node's own process that goes before the temporary one.
+    /// The node's own process, which gets new connections before the temporary one.
     preferred: Option<u64>,
-    /// What was told that may end and come again.
+    /// The last steering error printed: one may end and occur again.
     steering_error: Option<String>,
     late: bool,
     /// How it ended while COMMAND ran.
@@ -68,7 +68,7 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    pub(super) fn new(args: &ToldArgs) -> anyhow::Result<Self> {
+    pub(super) fn new(args: &BridgeDirArgs) -> anyhow::Result<Self> {
         Ok(Self {
             progress: Progress::default(),
             json: args.json,
@@ -82,17 +82,17 @@ impl Watcher {
         })
     }
 
-    /// Forgets the signals that were meant for COMMAND.
-    pub(super) fn listen_anew(&mut self) -> anyhow::Result<()> {
+    /// Discards signals that were meant for COMMAND.
+    pub(super) fn discard_signals(&mut self) -> anyhow::Result<()> {
         self.signals = Signals::new(&SIGNALS)?;
         Ok(())
     }
 
-    /// Tells what the bridge does while COMMAND runs, and never ends. Can be dropped.
-    pub(super) async fn tell_on(&mut self, client: &Connection) -> Infallible {
+    /// Prints what the bridge does while COMMAND runs, and never returns. Can be dropped.
+    pub(super) async fn report_forever(&mut self, client: &Connection) -> Infallible {
         while let (None, Some(reply)) = (&self.over, client.next().await) {
             if let Reply::Status(status) = reply {
-                self.tell(&status);
+                self.report(&status);
                 self.over = status.outcome;
             }
         }
@@ -112,7 +112,7 @@ impl Watcher {
             let reply = tokio::select! {
                 reply = client.next() => reply,
                 () = tokio::time::sleep(PATIENCE), if !answered => {
-                    say(hangs(client));
+                    print_stderr(hangs(client));
                     return Ok(WaitOutcome::Gone);
                 }
                 _ = self.signals.next() => return Ok(WaitOutcome::Interrupted),
@@ -127,7 +127,7 @@ impl Watcher {
                 }
                 None => return Ok(WaitOutcome::Gone),
             };
-            self.tell(&status);
+            self.report(&status);
             if let Some(outcome) = status.outcome {
                 return Ok(WaitOutcome::Over(outcome));
             }
@@ -149,7 +149,7 @@ impl Watcher {
         }
     }
 
-    fn tell(&mut self, status: &BridgeStatus) {
+    fn report(&mut self, status: &BridgeStatus) {
         if self.json
             && let Ok(line) = serde_json::to_string(status)
         {
@@ -190,7 +190,7 @@ impl Watcher {
             Step::Start => format!("a temporary kube-apiserver starts on {}", shown(temporary.address)),
             Step::Settle => "it is ready, and is watched for a while (--settle)".to_owned(),
             Step::Overlap => "new connections go to it; handshakes that began before may end".to_owned(),
-            // Why clients stay is told by who waited for COMMAND, or for the end.
+            // The caller, which waited for COMMAND or for the end, prints why clients stay.
             Step::Hold if status.trouble.is_some() => return,
             Step::Hold => "the node's own kube-apiserver may be replaced now".to_owned(),
             Step::AwaitOwn => format!(
@@ -208,7 +208,7 @@ impl Watcher {
         }
     }
 
-    /// What is put back, on standard output.
+    /// Prints what is restored, on standard output.
     pub(super) fn differences(&self, all: &[Difference]) -> anyhow::Result<()> {
         if self.json {
             print(&format!("{:#}\n", serde_json::json!(all)))?;

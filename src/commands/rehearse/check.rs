@@ -15,13 +15,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Flags that cannot be the user's: clients verify servers by them, and servers clients.
+/// Flags that the rehearsal sets itself: clients verify servers by them, and servers clients.
 const OWN_FLAGS: [&str; 4] = ["client-ca-file", "tls-cert-file", "tls-private-key-file", "tls-sni-cert-key"];
 
 /// Where clients dial the Service, with --nodes.
 const SERVICE_RANGE: &str = "service-cluster-ip-range";
 
-/// Checks everything but what may come and go meanwhile: programs of other ways than `--via`.
+/// Checks everything but what may change until it is needed: the programs of ways other than `--via`.
 pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut checks = Checks::default();
     let (old, new) = (apiserver("--old", &args.old, &mut checks), apiserver("--new", &args.new, &mut checks));
@@ -67,7 +67,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         storm: checks.number("--storm", &args.storm, STORM),
         seed: seed.unwrap_or_else(|| getrandom::u64().unwrap_or_default()),
         catch_up: match faults.iter().any(|fault| fault.is_of_a_node()) {
-            // What TCP kept for a client of a node without a link it sends again at ever longer intervals.
+            // TCP retransmits to a client of a node without a link at ever longer intervals.
             true => Duration::from_secs(60),
             false => LoadPlan::default().catch_up,
         },
@@ -189,7 +189,7 @@ fn etcd(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -
     }
 }
 
-/// Several nodes, and what their network is made of.
+/// Several nodes, and the programs that their network needs.
 fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<Nodes> {
     let Some(count) = &args.nodes else {
         if args.kube_proxy.is_some() {
@@ -222,7 +222,7 @@ fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) 
     Some(Nodes { count, kube_proxy: program("--kube-proxy", path, "a kube-proxy", checks)? })
 }
 
-/// What a bridge needs.
+/// Requirements of a bridge.
 fn bridge(plan: &Plan, checks: &mut Checks) {
     if plan.nodes.is_some() {
         checks.wrong("--topology bridge: it is rehearsed on one node; leave out --nodes");
@@ -236,7 +236,7 @@ fn bridge(plan: &Plan, checks: &mut Checks) {
     }
 }
 
-/// What the direct path needs of the rest. `auto` goes on without it.
+/// Requirements of the direct path. `auto` continues without it.
 fn direct(plan: &mut Plan, checks: &mut Checks) {
     let calm = CROWD / 2 * u32::try_from(processors()).unwrap_or(u32::MAX / CROWD);
     let crowd = format!(
