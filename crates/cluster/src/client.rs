@@ -1,8 +1,8 @@
 //! The cluster's API: JSON by HTTPS, with a kubeconfig or a service account.
 //!
-//! Small on purpose. berth needs a few objects of a cluster, so there are no types for them here, and each
-//! request has its own connection: through the berth it comes to an instance that is in the group now, and
-//! keeps none from ending. Changes are followed by [`crate::watch`].
+//! Small on purpose. berth needs few objects of a cluster, so there are no types for them here, and each
+//! request has its own connection: through the berth it reaches an instance that is in the group now, and
+//! delays the end of none. Changes are followed by [`crate::watch`].
 
 use crate::http;
 use crate::kubeconfig::{Access, KubeconfigError, Mistake, Place, Token};
@@ -70,7 +70,7 @@ impl Error {
     }
 }
 
-/// What was answered with 404 is not there.
+/// A 404 response becomes `None`.
 ///
 /// # Errors
 /// Any other.
@@ -323,7 +323,7 @@ impl Client {
             Bearer::Fixed(value) => request = request.header(header::AUTHORIZATION, value),
             Bearer::File(path) => {
                 let why = |what: String| format!("token file {}: {what}", path.display());
-                // Not here: a disk that etcd keeps busy may take seconds, and a shim probes on this thread.
+                // On another thread: a disk that etcd keeps busy may take seconds, and a shim probes on this one.
                 let file = path.clone();
                 let read = tokio::task::spawn_blocking(move || fs::read_to_string(file)).await;
                 let token = read.unwrap_or_else(|error| Err(error.into()));

@@ -1,4 +1,4 @@
-//! One question by HTTP over a connection that is there, and its answer. The connection ends with it.
+//! One HTTP request over an open connection, and its response. Then the connection is closed.
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -7,7 +7,7 @@ use hyper_util::rt::TokioIo;
 use std::error::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// A body, or why it broke off.
+/// A body, or why it is incomplete.
 pub type Body = Result<Bytes, Box<dyn Error + Send + Sync>>;
 
 /// Sends a request, and reads at most this many bytes of the answer's body.

@@ -57,7 +57,7 @@ pub fn config(
     }
 }
 
-/// Takes any certificate. Signatures are still checked, so that it is a handshake.
+/// Accepts any certificate. Signatures are still checked, so that the server proves that it has the key.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! Objects that change: read as a list, then watched, and read again when the watch breaks.
+//! Follows objects: reads a list, then watches, and lists again when the watch breaks.
 
 use crate::client::{Ask, Client, Error};
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
@@ -22,10 +22,10 @@ const SILENCE: Duration = Duration::from_secs(90);
 /// First and longest pause after a failure, as client-go's reflector has them.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(800), Duration::from_secs(30));
 
-/// A watch that lasted for so long was none that failed.
+/// A watch that lasted this long has not failed.
 const LASTED: Duration = Duration::from_secs(10);
 
-/// A watch that ends so soon and without an event is one that failed, as client-go's reflector has it.
+/// A watch that ends this soon and without an event has failed, as in client-go's reflector.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Longest event. Etcd keeps no object above 1.5 MB.
@@ -53,7 +53,7 @@ pub async fn follow<C: Future<Output = Result<Client, Error>>>(
     }
 }
 
-/// Pauses that double, each up to twice as long by chance, so that not all shims of a cluster come at once.
+/// Pauses that double, with jitter up to twice as long, so that not all shims of a cluster retry at once.
 #[must_use]
 pub fn pauses() -> ExponentialBackoff {
     let builder = ExponentialBuilder::default().with_min_delay(PAUSES.0).with_max_delay(PAUSES.1);
@@ -79,7 +79,7 @@ async fn list_and_watch<C: Future<Output = Result<Client, Error>>>(
         let client = client().await?;
         let (began, mut any) = (Instant::now(), false);
         let mut watch = Watch::begin(&client, &path).await?;
-        // Not before: where the list may be read and not watched, that is one failure, and none that comes and goes.
+        // Not before: a list that may be read but not watched is one lasting failure, not one that comes and goes.
         if !std::mem::replace(&mut told, true) {
             tell(Ok(&objects));
         }
@@ -88,7 +88,7 @@ async fn list_and_watch<C: Future<Output = Result<Client, Error>>>(
             any |= !events.is_empty();
             for Event { kind, object } in events {
                 if kind == Kind::Error {
-                    // 410: what was last seen is forgotten.
+                    // 410: the last resourceVersion is too old.
                     let code =
                         object["code"].as_u64().and_then(|code| StatusCode::from_u16(code.try_into().ok()?).ok());
                     let status = code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -119,7 +119,7 @@ fn name(object: &Value) -> Option<String> {
     object["metadata"]["name"].as_str().map(ToOwned::to_owned)
 }
 
-/// An answer that goes on.
+/// A streamed response.
 struct Watch {
     body: Incoming,
     events: Events,

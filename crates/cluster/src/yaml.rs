@@ -38,7 +38,7 @@ impl Problem {
     }
 }
 
-/// A message's cause and its fix: every message of berth's says both, and the fix after its last colon.
+/// Splits a message into cause and fix: every message of berth has both, and the fix follows the last colon.
 #[must_use]
 pub fn split(message: &str) -> (&str, &str) {
     message.rsplit_once(": ").unwrap_or((message, ""))
@@ -320,7 +320,7 @@ impl Anchors {
         }
     }
 
-    /// What an alias stands for.
+    /// The value of an alias.
     fn resolve(&mut self, alias: &Begin) -> Result<Data, Problem> {
         let Some(node) = self.nodes.get(&alias.anchor) else { return Ok(Data::Alias) };
         self.aliased += node.size();

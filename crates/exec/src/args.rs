@@ -46,7 +46,7 @@ pub struct Rewritten {
 pub struct Replaced {
     pub flag: &'static str,
     pub was: OsString,
-    /// The value that stands in its place; none: it was a repetition and is gone.
+    /// The new value; none: it was a repetition and was removed.
     pub now: Option<String>,
 }
 
@@ -114,7 +114,7 @@ fn occurrences<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = (Ra
                 (name, _) if !is(name, flag) => {}
                 (_, Some(value)) => return Some((begin..at, value)),
                 (_, None) => {
-                    // Whatever it looks like, it is a value.
+                    // It is a value even if it looks like a flag.
                     let value = argv[..end].get(at)?;
                     at += 1;
                     return Some((begin..at, value.as_os_str()));

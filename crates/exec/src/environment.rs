@@ -12,7 +12,7 @@ const MULTIPATH: &str = "multipathtcp";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Godebug {
-    /// It gets this value: what there is, and listeners of TCP.
+    /// The new value: the old one, with plain TCP listeners.
     Set(OsString),
     /// It stays, since it has a value for `multipathtcp`: this one.
     Kept(OsString),

@@ -80,7 +80,7 @@ impl Api {
         *lock(&self.others) = others;
     }
 
-    /// The answer, if there is one; `request` is a word of this code, `object` what it is about.
+    /// The response, if there is one; `request` is a label, `object` the object's name.
     pub(crate) async fn ask<T>(
         &self,
         request: &'static str,
@@ -121,7 +121,7 @@ impl Api {
         self.publish(&problems);
     }
 
-    /// A request is not needed any more, however it went.
+    /// A request is no longer needed, whatever its result.
     pub(crate) fn forget(&self, request: &'static str, object: &str) {
         let mut problems = lock(&self.problems);
         if problems.remove(&format!("{request} {object}")).is_some() {

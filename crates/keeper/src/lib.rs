@@ -177,7 +177,7 @@ impl Withdrawal {
         }
     }
 
-    /// It goes on serving: `berth drain` is undone.
+    /// The shim continues to serve: `berth drain` is undone.
     pub fn undo(&self) {
         self.going.send_replace(false);
     }

@@ -1,4 +1,4 @@
-//! A node's run directory: what shims, instances and commands know of one another, and the messages between them.
+//! A node's run directory: the records by which shims, instances and commands find each other, and the messages between them.
 
 #![forbid(unsafe_code)]
 

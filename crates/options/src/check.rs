@@ -77,7 +77,7 @@ pub fn listen(text: &str) -> Result<Listen, String> {
     Ok(Listen { addr, freebind })
 }
 
-/// Checks that an instance on a 127.x address of its own fits beside the listen addresses.
+/// Checks that an instance on its own 127.x address does not clash with the listen addresses.
 pub fn check_beside_instance(place: &Place, checks: &mut Checks) {
     let berth = place.berth();
     for address in place.addresses() {

@@ -33,7 +33,7 @@ pub struct InPod {
     pub command: PodCommand,
 }
 
-/// The subcommands that stand in a pod.
+/// The subcommands that run in a pod.
 #[derive(Debug, Subcommand)]
 pub enum PodCommand {
     /// Share the secure port and relay to one apiserver (the shim, as a sidecar)

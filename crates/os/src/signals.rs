@@ -1,4 +1,4 @@
-//! Signals as they come, instead of what they do by default.
+//! Receives signals instead of their default action.
 
 use nix::sys::signal::Signal;
 use std::io;

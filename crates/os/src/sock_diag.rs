@@ -470,7 +470,7 @@ mod tests {
         attribute
     }
 
-    /// As the kernel tells it, between attributes that nobody asked for.
+    /// As the kernel reports it, between attributes that were not requested.
     fn told(entry: &Entry) -> Vec<u8> {
         let mut body = vec![0; 72];
         body[0] = libc::AF_INET as u8;

@@ -114,7 +114,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
     Ok((stream.into(), peer))
 }
 
-/// Reads what has arrived, whatever an event loop knows of it.
+/// Reads what has arrived, whatever the event loop's readiness.
 ///
 /// # Errors
 /// What recv(2) says; `EWOULDBLOCK` when nothing has arrived, on a non-blocking socket.
@@ -222,7 +222,7 @@ pub fn network_namespace(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// socket that listens, or has no `SO_REUSEADDR`, which Go and most others set.
 ///
 /// # Errors
-/// Those of socket(2) and bind(2): the address is none of this host's, or descriptors ran out.
+/// Errors of socket(2) and bind(2): the address is not one of this host, or descriptors ran out.
 pub fn is_listened_on(address: SocketAddr) -> io::Result<bool> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;

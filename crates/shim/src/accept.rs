@@ -68,7 +68,7 @@ impl Trouble {
         }
     }
 
-    /// The word for the metric `berth_accept_errors_total{kind}`.
+    /// The label of the metric `berth_accept_errors_total{kind}`.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Empty => "empty",
@@ -144,7 +144,7 @@ impl Dispatcher {
         Self { first: workers[0].clone(), queues, metrics, ended, limit, troubled: AtomicBool::new(false) }
     }
 
-    /// Accepts from a listener as long as `accepting` says, or until the listener no longer listens. Runs on the
+    /// Accepts from a listener while `accepting` allows it, or until the listener no longer listens. Runs on the
     /// first worker, and calls `runs` there when nothing can keep it from accepting any more.
     pub(crate) fn spawn(
         self: &Arc<Self>,
@@ -259,7 +259,7 @@ impl Dispatcher {
         None
     }
 
-    /// Turns a client away that waits for its turn, so that another is accepted: in the kernel's queue a storm is before everyone.
+    /// Rejects a client that waits for its turn, so that another is accepted: in the kernel's queue a storm is ahead of all other clients.
     fn make_room(&self) -> bool {
         let gate = self.queues.first().and_then(|queue| queue.context.gate.as_ref());
         gate.is_some_and(|gate| gate.make_room())

@@ -28,7 +28,7 @@ const CONNECTIONS: usize = 64;
 const HEAD: Duration = Duration::from_secs(5);
 
 /// How long a client may be connected, and how much longer the answer that is on its way may take. A scraper that keeps
-/// its connection makes another; one that does not read its answers gives its place back.
+/// its connection opens another; one that does not read its answers releases its slot.
 const CONNECTED: Duration = Duration::from_secs(10);
 const LAST_ANSWER: Duration = Duration::from_secs(5);
 

@@ -32,7 +32,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// How long a count of what is open is good for: the kernel takes 1 µs a connection.
+/// How long a count of open connections is valid: the kernel takes 1 µs a connection.
 const COUNTED: Duration = Duration::from_millis(500);
 
 /// How long an instance must go on serving after the direct path to it is off: a client whose handshake began before still gets it,
@@ -47,7 +47,7 @@ const QUIET: Duration = Duration::from_secs(8);
 const COUNTED_FOR: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Longest time that one renewal is good for, however long a sibling waits for a sign of life.
+/// Longest validity of one renewal, however long a sibling waits for a sign of life.
 const LONGEST_LEASE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, thiserror::Error)]
@@ -289,7 +289,7 @@ impl Direct {
             return Path::Off(why.to_owned());
         }
         if self.now().quiet.is_some_and(|until| at < until) {
-            // What failed is tried again after a while, and what was off for a reason is on again.
+            // A failed attempt is repeated later, and steering that was off for another reason is on again.
             let failed = Some(self.now().path.clone()).filter(|path| matches!(path, Path::Failed(_)));
             return failed.unwrap_or_else(|| Path::Off("it was not calm a moment ago".to_owned()));
         }

@@ -1,4 +1,4 @@
-//! What stands before a control plane, in the order in which data flows.
+//! The shim in front of a kube-apiserver, its modules in the order in which data flows.
 
 #![forbid(unsafe_code)]
 // For what runs a shim: `app`, `config`, `drain`, `limits`. The other modules are public for parts of berth that probe or steer as

@@ -1,6 +1,6 @@
-//! What commands ask of a bridge, and its replies: messages of JSON on a socket that only root can reach.
+//! Requests of commands to a bridge, and its replies: JSON messages on a socket that only root can reach.
 //!
-//! Each connection asks once. The answer is that it was refused, or a [`BridgeStatus`] at once and at each change. The command that is to run
+//! Each connection sends one request. The reply is a refusal, or a [`BridgeStatus`] at once and at each change. The command that is to run
 //! COMMAND reports on the same connection that it begins, and how it ended; if it goes away in between, clients stay on the bridge.
 
 use super::{dial, receive, transmit};
@@ -114,7 +114,7 @@ pub struct OwnStatus {
     pub log: Vec<String>,
 }
 
-/// Where a bridge stands.
+/// The step of a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {

@@ -1,7 +1,7 @@
 //! The Unix socket of a shim in the run directory, for requests of commands and siblings; and that of a bridge ([`bridge`]).
 //!
-//! [`wire`] has the messages of a shim. Here is how they are exchanged, and by whom: one request, one reply, then the end, or, between
-//! siblings, the connection goes on in the handover. Only root and the shim's own uid may send requests.
+//! [`wire`] has the messages of a shim. This module exchanges them: one request, one reply, then the connection ends or, between
+//! siblings, is used by the handover. Only root and the shim's own uid may send requests.
 
 pub mod bridge;
 pub mod wire;

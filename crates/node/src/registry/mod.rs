@@ -314,7 +314,7 @@ mod tests {
             assert!(matches!(RunDir::open(Path::new("/proc")), Err(Error::Owner { owner: 0, .. })));
             return;
         }
-        // Root may look, and no more.
+        // Root may only read.
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("run");
         let berth = RunDir::open(&path).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();

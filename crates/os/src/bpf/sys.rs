@@ -38,7 +38,7 @@ pub(super) enum ProgramType {
 /// Flag of a map that processes may map.
 const MMAPABLE: u32 = 1 << 10;
 
-/// Not GPL: the program calls nothing that asks for it.
+/// Not GPL: the program calls no function that requires it.
 const LICENSE: &CStr = c"Apache-2.0";
 
 /// Size of the verifier's log, in bytes.

@@ -6,7 +6,7 @@ use berth_node::terms::InstanceHealth;
 pub enum Observation {
     /// The probe was answered as it should be.
     Pass,
-    /// The probe was answered otherwise or not at all, but the port is there.
+    /// The probe was answered otherwise or not at all, but the port is open.
     Fail,
     /// As [`Observation::Fail`], until something is changed: the apiserver does not accept the probe's credentials,
     /// or shows a certificate that does not fit.
@@ -23,12 +23,12 @@ pub(crate) struct HealthTracker {
     rise: u32,
     fall: u32,
     health: InstanceHealth,
-    /// Consecutive answers that speak against its health.
+    /// Consecutive answers that contradict its health.
     against: u32,
 }
 
 impl HealthTracker {
-    /// A newcomer: unready until `rise` consecutive probes passed. Numbers below 1 count as 1.
+    /// A new instance: unready until `rise` consecutive probes passed. Numbers below 1 count as 1.
     pub(crate) fn new(rise: u32, fall: u32) -> Self {
         Self { rise, fall, health: InstanceHealth::Unready, against: 0 }
     }

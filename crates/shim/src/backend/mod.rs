@@ -29,7 +29,7 @@ pub struct Instance {
     /// Whether it is used only if no other is ready: a node shim leaves an instance with a shim of its own to that one.
     pub fallback: bool,
     tracker: HealthTracker,
-    /// It stands still: failing, and what waits for its first byte had better go elsewhere.
+    /// It is stalled: failing, and clients that wait for its first byte are better served elsewhere.
     pub(crate) stands_still: bool,
     pub(crate) handshakes: Arc<Handshakes>,
     /// Another number for each process that listened at the address, and for each time that it
@@ -38,7 +38,7 @@ pub struct Instance {
     /// The first of its epochs: another number for each process, whatever that refused.
     pub started: u64,
     pub since: SystemTime,
-    /// The last probe's answer, for people.
+    /// The last probe's result, as text.
     pub last_probe: Arc<str>,
     /// That was [`Observation::Rejected`].
     pub probe_rejected: bool,

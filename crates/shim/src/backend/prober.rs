@@ -198,7 +198,7 @@ impl Shared {
             (_, InstanceHealth::Failing) => {
                 tracing::warn!(instance = %id, "fails its probe; it still gets connections if no other is ready: {words}");
             }
-            // A sibling's instance goes with every upgrade.
+            // A sibling's instance ends with every upgrade.
             (_, InstanceHealth::Unready) if self.is_own(id) => {
                 tracing::warn!(instance = %id, "not ready any more: {words}");
             }

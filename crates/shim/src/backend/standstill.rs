@@ -1,5 +1,5 @@
-//! Detects that an instance stands still: TLS handshakes of clients are in flight there, and none ends. That its port takes
-//! connections means nothing, because the kernel takes them; and a slow instance ends handshakes, however long each of them takes.
+//! Detects a stalled instance: TLS handshakes of clients are in flight there, and none ends. That its port accepts
+//! connections proves nothing, because the kernel accepts them; and a slow instance ends handshakes, however long each takes.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;

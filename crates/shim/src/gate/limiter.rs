@@ -209,7 +209,7 @@ mod tests {
         let (mut limiter, mut now) = grown();
         crowd(&mut limiter, &mut now, 1, 2 * MS, Duration::from_secs(10));
         let calm = limiter.calm;
-        // The processors have other things to do, too, so that openings are slow at the least bound.
+        // The CPUs are busy otherwise, so that handshakes are slow even at the least bound.
         for _ in 0..6000 {
             now += 10 * MS;
             limiter.record(100 * MS, 1000, true, now);

@@ -88,7 +88,7 @@ impl Group {
         });
     }
 
-    /// Ends the wait for siblings that died before their first update, and whose leases are still valid. A shim's socket listens before
+    /// Ends the wait for siblings that died before their first update and whose leases are still valid. A shim's socket listens before
     /// it has its name, and the name is removed before the socket closes: one that refuses is of a process that is gone. That
     /// there is none, or that its queue is full, means nothing.
     pub(super) fn find_dead(&mut self) {

@@ -61,7 +61,7 @@ impl TurnWait {
         };
         self.leave(kept);
         let outcome = match turn {
-            // What the runtime knows of the socket is older than its turn.
+            // The runtime's readiness for the socket is older than its turn.
             Ok(slot) if !(kept.is_replayable() && socket::has_ended(client)) => {
                 self.slot = Some(slot);
                 return Ok(());

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::from_mut;
 
-/// What a program is asked: `struct bpf_sk_lookup` of linux/bpf.h, addresses as their bytes.
+/// The program's input: `struct bpf_sk_lookup` of linux/bpf.h, addresses as their bytes.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Lookup {
