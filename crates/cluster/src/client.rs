@@ -47,7 +47,7 @@ pub enum Error {
         why: String,
     },
     /// The answer is an error.
-    #[error("{server} says {status} to {method} {path}: {message}")]
+    #[error("{server} answers {status} to {method} {path}: {message}")]
     Status {
         /// As in the kubeconfig.
         server: String,
@@ -251,7 +251,7 @@ impl Client {
             return Err(self.refused(status, method, path, &body));
         }
         let json = serde_json::from_slice(&body).ok();
-        json.ok_or_else(|| self.unreachable(format!("what it says to {method} {path} is no JSON")))
+        json.ok_or_else(|| self.unreachable(format!("its response to {method} {path} is no JSON")))
     }
 
     pub(crate) fn unreachable(&self, why: String) -> Error {

@@ -203,7 +203,7 @@ impl Events {
             if part.ends_with(b"\n") {
                 let event = serde_json::from_slice(&self.rest);
                 self.rest.clear();
-                events.push(event.map_err(|error| format!("what a watch says is no event: {error}"))?);
+                events.push(event.map_err(|error| format!("a watch sent no event: {error}"))?);
             }
         }
         Ok(events)
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn what_is_no_event_and_what_is_endless_are_errors() {
-        assert!(Events::default().push(b"{}\n").unwrap_err().starts_with("what a watch says is no event"));
+        assert!(Events::default().push(b"{}\n").unwrap_err().starts_with("a watch sent no event"));
         assert!(Events::default().push(b"\n").is_err());
         let mut events = Events::default();
         let part = vec![b' '; 1 << 20];

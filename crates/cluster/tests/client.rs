@@ -52,7 +52,7 @@ async fn a_refusal_is_told_in_the_apiservers_words() {
     let error = Client::new(&server.access).unwrap().post("/api/v1/x", &json!({})).await.unwrap_err();
     assert_eq!(error.status(), Some(StatusCode::CONFLICT));
     assert!(
-        error.to_string().ends_with("says 409 Conflict to POST /api/v1/x: the object has been modified"),
+        error.to_string().ends_with("answers 409 Conflict to POST /api/v1/x: the object has been modified"),
         "{error}"
     );
 }

@@ -208,7 +208,7 @@ mod tests {
         let problems = || seen.borrow().as_ref().unwrap().problems.clone();
         api.record("apply_lease", "a", Some(&failed(StatusCode::FORBIDDEN)));
         api.record("apply_lease", "b", None);
-        assert!(problems().len() == 1 && problems()[0].starts_with("apply_lease a: s says 403"), "{:?}", problems());
+        assert!(problems().len() == 1 && problems()[0].starts_with("apply_lease a: s answers 403"), "{:?}", problems());
         assert!(problems()[0].ends_with("apply the Roles again)"));
         api.record("apply_lease", "a", None);
         assert_eq!(problems(), [""; 0]);

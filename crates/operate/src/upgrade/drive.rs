@@ -465,7 +465,7 @@ async fn ask_to_leave(socket: Option<&Path>) -> Result<(), String> {
     let Some(socket) = socket else { return Err("it has no shim of its own".into()) };
     match ipc::ask(socket, Ask::Drain, LEAVING).await {
         Ok(Reply::Done) => Ok(()),
-        Ok(reply) => Err(format!("its shim says {reply:?}")),
+        Ok(reply) => Err(format!("unexpected reply of its shim: {reply:?}")),
         Err(error) => Err(format!("its shim cannot be asked: {error}")),
     }
 }

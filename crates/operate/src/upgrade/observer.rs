@@ -282,7 +282,7 @@ async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> ShimAnswer {
     let Some(path) = socket.then(|| berth.socket_path(id).ok()).flatten() else { return ShimAnswer::None };
     match ipc::ask(&path, ipc::wire::Ask::Status, ipc::PATIENCE).await {
         Ok(ipc::wire::Reply::Status(status)) => ShimAnswer::Status(status),
-        Ok(reply) => ShimAnswer::Silent(format!("its shim says {reply:?}")),
+        Ok(reply) => ShimAnswer::Silent(format!("unexpected reply of its shim: {reply:?}")),
         Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
             ShimAnswer::None
         }

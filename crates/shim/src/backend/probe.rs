@@ -217,7 +217,7 @@ impl Probe {
         match status {
             StatusCode::UNAUTHORIZED => Answer {
                 seen: Observation::Rejected,
-                ..fail("unauthorized", format!("alive, but it does not know the probe (401 for {path}): {credentials}"))
+                ..fail("unauthorized", format!("alive, but rejects the probe (401 for {path}): {credentials}"))
             },
             StatusCode::FORBIDDEN => {
                 let new = "a new cluster answers so until its default roles are there; if it lasts";
