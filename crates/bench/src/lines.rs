@@ -17,9 +17,9 @@ const DIALS_AGAIN: Micros = 2e6;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Judge {
-    /// Of the requests that began in a time: how many, how many were lost, and the longest in microseconds
+    /// Of the requests that began in a period: their number, how many were lost, and the longest in microseconds
     Window(Window),
-    /// How many began a second, and in the second in which the fewest did, but for the first and the last one
+    /// Requests a second: their mean, and the least in any second except the first and the last
     Pace {
         /// Lines of tls-load
         file: PathBuf,
@@ -129,7 +129,7 @@ fn requests(text: &str) -> Vec<Request<'_>> {
     text.lines().filter_map(request).collect()
 }
 
-/// None: it is no such line; the last one may be in the middle of being written.
+/// None if it is not such a line; the last line may be incomplete.
 fn request(line: &str) -> Option<Request<'_>> {
     let mut words = line.splitn(5, ' ');
     let began = words.next()?.parse().ok()?;
@@ -266,8 +266,8 @@ fn kind(why: &str) -> &str {
     }
 }
 
-/// An instance that stops answers 503 or 429 to what comes on the connections that it has, and closes them: by that it tells the client,
-/// which is no loss. It is one if the connection was new, or goes on.
+/// An instance that shuts down answers 503 or 429 on the connections that it has, and closes them: this announces its end to the client
+/// and is no loss. It is a loss if the connection was new, or if it stays open.
 fn told(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let (mut answered, mut rejected, mut ended) = (HashSet::new(), HashMap::<&str, Vec<usize>>::new(), HashSet::new());

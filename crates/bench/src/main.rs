@@ -45,7 +45,7 @@ enum Cli {
     /// The server behind all relays of `bench`
     #[command(hide = true)]
     Backend { address: SocketAddr },
-    /// The server of `storm`, whose handshakes and requests take so many microseconds of CPU time
+    /// The server of `storm`, whose handshakes and requests take a given CPU time, in microseconds
     #[command(hide = true)]
     BusyInstance { address: SocketAddr, handshake: u64, request: u64 },
     /// The server of `soak`

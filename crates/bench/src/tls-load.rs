@@ -1,9 +1,9 @@
-//! Opens new TLS connections at a steady rate and says how each of them went: the clients of a rehearsal
+//! Opens new TLS connections at a steady rate and prints the outcome of each: the clients of a rehearsal
 //! for `scripts/e2e.sh`, `scripts/direct.sh`, `scripts/kubelet.sh` and `scripts/cluster.sh`.
 //!
-//! Open-loop: connections begin by a timetable, however the ones before them fare, so that a stall is
-//! met by as many as would have come. Nothing is tried twice: what fails is written down. One line a
-//! connection goes to standard output:
+//! Open-loop: connections begin by a timetable, whatever becomes of those before, so that a stall affects as many
+//! as would have come. Nothing is retried: failures are recorded. One line a connection goes to standard
+//! output:
 //!
 //! ```text
 //! START_US CLIENT OUTCOME TOOK_US DETAIL
@@ -17,7 +17,7 @@
 //! name that begins with the kind, `START_US` when it was due, a line is a request, and all lines come at the end. There are three
 //! outcomes more:
 //!
-//! * `ended`: a kept connection or a watch, at `START_US`. `DETAIL` has `told` if the apiserver said so inside TLS or else
+//! * `ended`: a kept connection or a watch, at `START_US`. `DETAIL` has `told` if the apiserver announced it inside TLS or else
 //!   `cut`, then how, and whether a request was under way.
 //! * `whole` and `flawed`: a watch or an informer at the end of all. `DETAIL` has events missed and seen twice, and how
 //!   often it listed again.
@@ -47,7 +47,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Open new TLS connections at a steady rate, never again for one that failed
+/// Open new TLS connections at a steady rate, without retries
 #[derive(Debug, Parser)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Args {
@@ -90,7 +90,7 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Say what lines of tls-load mean
+    /// Evaluate lines of tls-load
     #[command(subcommand)]
     Judge(Judge),
 }
@@ -145,7 +145,7 @@ fn write_all(record: &Record) -> std::io::Result<()> {
         let (outcome, detail) = match answer {
             Answer::Good { .. } => ("ok", "-".to_owned()),
             Answer::Bad { status, .. } => ("lost", status.to_string()),
-            // It is told as the end of the connection.
+            // The line of the connection's end reports it.
             Answer::Failed(how) if *kind == ConnectionKind::Kept && *how != Failure::Unanswered => continue,
             Answer::Failed(how) => ("lost", how.to_string()),
         };

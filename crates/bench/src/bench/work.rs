@@ -29,7 +29,7 @@ const A_TICK: usize = 5_000;
 /// How long they read before memory is measured: by then buffers do not grow any more.
 const SETTLED: Duration = Duration::from_secs(8);
 
-/// Most descriptors that a relay has beside two for each connection; berth keeps the most free.
+/// Most descriptors that a relay has in addition to two for each connection; berth keeps the most free.
 const SPARE: u64 = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -46,7 +46,7 @@ pub(super) enum Work {
     Burst,
     /// Ping on 100 to 8,000 connections
     Growth,
-    /// Ping on 16 connections beside four streams down
+    /// Ping on 16 connections, with four streams down at the same time
     Beside,
     /// Memory of 2,000 readers of 50 KB/s
     Slow,

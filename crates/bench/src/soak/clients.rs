@@ -241,7 +241,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_load_of_which_a_part_panics_fails() {
-        // So many a second that their period is zero, which no timer takes.
+        // At this rate the period is zero, which a timer rejects.
         let load = Load::start(SocketAddr::from(([127, 0, 0, 1], 1)), u32::MAX, Arc::default(), 1);
         assert!(load.finish().await.is_err());
     }
