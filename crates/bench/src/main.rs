@@ -7,13 +7,15 @@
 //! | `soak` | [`soak`]: real processes under load and faults, for minutes or hours | `scripts/soak.sh` |
 //!
 //! They share [`process`] (child processes, their logs and memory), [`clients`] (the open loop, and retries), [`server`] (the accept
-//! loop), [`client_hello`] and [`stats`]. The servers that they need are hidden subcommands, which run as processes of their own.
+//! loop), [`client_hello`], [`stats`] and [`markdown`]. The servers that they need are hidden subcommands, which run as
+//! processes of their own.
 
 #![forbid(unsafe_code)]
 
 mod bench;
 mod client_hello;
 mod clients;
+mod markdown;
 mod process;
 mod server;
 mod soak;

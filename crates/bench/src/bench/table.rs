@@ -3,6 +3,7 @@
 use super::peer::{Kind, Peer};
 use super::results::Results;
 use super::work::{Case, Metric, Work};
+use crate::markdown::aligned;
 use std::fmt::Write;
 
 const SAMPLES: &str = "Each figure is the median of the rounds, with the least and the most in brackets.";
@@ -141,29 +142,6 @@ fn failures(results: &Results, case: Case) -> String {
         let failures = results.failures(case, peer);
         if let Some(first) = failures.first() {
             let _ = writeln!(text, "\n{}: {} failed: {first}", results.peers[peer].name, failures.len());
-        }
-    }
-    text
-}
-
-/// A Markdown table with aligned columns, for terminals.
-fn aligned(rows: &[Vec<String>]) -> String {
-    let columns = rows.first().map_or(0, Vec::len);
-    let widths: Vec<usize> =
-        (0..columns).map(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
-    let mut text = String::new();
-    for (number, row) in rows.iter().enumerate() {
-        for (at, width) in widths.iter().copied().enumerate() {
-            let _ =
-                if at == 0 { write!(text, "| {:<width$} ", row[at]) } else { write!(text, "| {:>width$} ", row[at]) };
-        }
-        text.push_str("|\n");
-        if number == 0 {
-            for (at, width) in widths.iter().enumerate() {
-                let dashes = "-".repeat(*width);
-                let _ = if at == 0 { write!(text, "| {dashes} ") } else { write!(text, "| {dashes}:") };
-            }
-            text.push_str("|\n");
         }
     }
     text

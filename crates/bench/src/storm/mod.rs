@@ -11,6 +11,7 @@ mod ramp;
 mod real;
 mod storms;
 
+use crate::markdown::aligned;
 use crate::process::Process;
 use crate::stats::Summary;
 use anyhow::{Context, Result, bail};
@@ -144,15 +145,17 @@ async fn compare(options: &Options, cpus: &Cpus) -> Result<()> {
 
 /// The medians, a column for each gate.
 fn print(options: &Options, rounds: &[Vec<Round>]) {
-    println!("| | {} |\n| --- |{}", options.gates.join(" | "), " ---: |".repeat(options.gates.len()));
     let Some(first) = rounds.first().and_then(|rounds| rounds.first()) else { return };
-    for (row, (name, _)) in first.figures.iter().enumerate() {
+    let row = |head: &str, cells: Vec<String>| [vec![head.to_owned()], cells].concat();
+    let mut lines = vec![row("", options.gates.clone())];
+    for (at, (name, _)) in first.figures.iter().enumerate() {
         let medians = rounds.iter().map(|rounds| {
-            let values: Vec<_> = rounds.iter().map(|round| round.figures[row].1).collect();
+            let values: Vec<_> = rounds.iter().map(|round| round.figures[at].1).collect();
             format!("{:.1}", Summary::of(&values).map_or(f64::NAN, |summary| summary.median))
         });
-        println!("| {name} | {} |", medians.collect::<Vec<_>>().join(" | "));
+        lines.push(row(name, medians.collect()));
     }
+    print!("{}", aligned(&lines));
 }
 
 async fn simulated(options: &Options, gate: &str, cpus: &Cpus) -> Result<Round> {
