@@ -94,7 +94,7 @@ mod tests {
             version: data::VERSION,
             berth_version: "0.1.0".into(),
             made_at: "2026-05-04T03:02:01Z".into(),
-            command: data::Command::new(vec!["berth".into(), "rehearse".into()]),
+            command: Command::new(vec!["berth".into(), "rehearse".into()]),
             seed: Some(7),
             environment: data::Environment::default(),
             aborted: None,
