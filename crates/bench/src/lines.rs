@@ -5,7 +5,6 @@
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 /// Microseconds since the epoch.
@@ -14,6 +13,13 @@ type Micros = f64;
 /// How long after an excuse is gone a request may still be lost because of it: gRPC, which kube-apiserver has to etcd, dials again after
 /// 1 s, then after 1.6 times as long each time.
 const DIALS_AGAIN: Micros = 2e6;
+
+/// What kube-apiserver logs when it ends an HTTP/2 connection because it has not read its first frame [`FIRST_FRAME`] after the TLS
+/// handshake.
+const TOO_SLOW: &str = "timeout waiting for SETTINGS frames from";
+
+/// `firstSettingsTimeout` of golang.org/x/net/http2.
+const FIRST_FRAME: Micros = 2e6;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Judge {
@@ -39,6 +45,13 @@ pub(crate) enum Judge {
     Told {
         /// Lines of tls-load
         file: PathBuf,
+    },
+    /// The same lines, with `slow` for what kube-apiserver ended because the machine had no time for its client
+    Slow {
+        /// Lines of tls-load
+        file: PathBuf,
+        /// Logs of kube-apiserver
+        logs: Vec<PathBuf>,
     },
     /// What a kill cost: lost; of these begun after the victim's end; never answered or refused in time since its successor is ready;
     /// seconds until all clients are answered again; the longest wait in seconds; lost how
@@ -95,6 +108,10 @@ impl Judge {
             Self::Gap(Window { file, from, to }) => gap(&requests(&read(file)?), *from, *to),
             Self::Kinds { file, from } => kinds(&requests(&read(file)?), *from),
             Self::Told { file } => told(&read(file)?),
+            Self::Slow { file, logs } => {
+                let logs = logs.iter().map(|log| read(log)).collect::<Result<Vec<_>>>()?;
+                slow(&read(file)?, logs.iter().map(|log| log.matches(TOO_SLOW).count()).sum())
+            }
             Self::Killed(killed) => {
                 let texts = killed.files.iter().map(|file| read(file)).collect::<Result<Vec<_>>>()?;
                 killed.judge(&texts.iter().map(|text| requests(text)).collect::<Vec<_>>())
@@ -285,13 +302,26 @@ fn told(text: &str) -> String {
             _ => {}
         }
     }
-    let mut told = String::new();
-    for (number, line) in lines.iter().enumerate() {
-        let line = if ended.contains(&number) { line.replacen(" lost ", " told ", 1) } else { (*line).to_owned() };
-        let _ = writeln!(told, "{line}");
-    }
-    told.truncate(told.trim_end().len());
-    told
+    let told = |(number, line): (usize, &&str)| match ended.contains(&number) {
+        true => line.replacen(" lost ", " told ", 1),
+        false => (*line).to_owned(),
+    };
+    lines.iter().enumerate().map(told).collect::<Vec<_>>().join("\n")
+}
+
+/// At most so many: of a line of the log it is not known which connection it is of.
+fn slow(text: &str, mut at_most: usize) -> String {
+    let mut slow = |line: &str| {
+        let ended = |r: Request<'_>| {
+            r.outcome == "lost" && r.took > FIRST_FRAME && ["reset", "closed"].contains(&kind(r.detail))
+        };
+        if at_most == 0 || !request(line).is_some_and(ended) {
+            return line.to_owned();
+        }
+        at_most -= 1;
+        line.replacen(" lost ", " slow ", 1)
+    };
+    text.lines().map(&mut slow).collect::<Vec<_>>().join("\n")
 }
 
 fn first_word(detail: &str) -> &str {
@@ -392,6 +422,18 @@ mod tests {
                      5 kept-2-1 ok 1 -\n6 kept-2-1 lost 1 503\n7 kept-2-1 ok 1 -\n8 kept-2-1 ended 0 cut, reset, idle";
         let expected = lines.replace("3 kept-1-1 lost", "3 kept-1-1 told");
         assert_eq!(told(lines), expected);
+    }
+
+    #[test]
+    fn what_kube_apiserver_ended_for_its_slow_client_is_not_lost() {
+        let lines = "1 new-1 lost 1999999 reset\n2 new-2 lost 4000000 refused\n3 new-3 lost 4000000 reset\n4 new-4 lost 4000000 reset\n\
+                     5 new-5 ok 4000000 -";
+        assert_eq!(slow(lines, 0), lines);
+        assert_eq!(slow(lines, 1), lines.replace("3 new-3 lost", "3 new-3 slow"));
+        assert_eq!(
+            slow(lines, 9),
+            lines.replace("3 new-3 lost", "3 new-3 slow").replace("4 new-4 lost", "4 new-4 slow")
+        );
     }
 
     #[test]
