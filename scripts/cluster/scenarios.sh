@@ -40,7 +40,7 @@ on_the_node() (
     unset "${!BERTH_@}"
     export KUBECONFIG=/etc/kubernetes/admin.conf
     # Short times: no watch needs the settled one's bookmarks, those that list again are counted.
-    export BERTH_SETTLE=20s BERTH_READY_TIMEOUT=2m
+    export BERTH_SETTLE=10s BERTH_READY_TIMEOUT=2m
     if [[ $bridge ]] && ! $bridges_itself; then "$bridge" bridge -- "$@"; else "$@"; fi
 )
 
