@@ -18,8 +18,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Longest wait until a shim has left: its siblings may answer within a lease, which can be a day. A shim on a busy node may take
-/// seconds to answer, too.
+/// Longest wait until a shim has left. A sibling may answer as late as its lease, which can be a day and is not waited for; a shim on a
+/// busy node may take seconds.
 const LEAVING: Duration = Duration::from_secs(30);
 
 /// Time between two requests to a shim that leaves.

@@ -35,7 +35,7 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     exit
 }
 
-/// The command that repeats this rehearsal: its options, environment variables as options, and the seed.
+/// The command that repeats this rehearsal: its environment variables, its options, and the seed.
 fn again(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
     let set = std::env::vars_os().map(|(name, value)| format!("{}={}", name.display(), value.display()));
     let mut set: Vec<String> = set.filter(|word| word.starts_with("BERTH_REHEARSE_")).collect();

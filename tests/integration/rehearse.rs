@@ -210,7 +210,7 @@ fn units_of_which_one_hangs_and_then_the_other_ones_shim() {
 
 #[test]
 #[ignore = "takes 20 s of real hangs: run by .ci/run"]
-fn an_apiserver_that_hangs_in_calm_and_then_its_shim() {
+fn a_shim_that_hangs_in_calm_and_then_its_apiserver() {
     let said = held(&["--fault=calm-hang,calm-hang-shim"]);
     assert!(said.contains("calm-hang at old: held") && said.contains("calm-hang-shim at old: held"), "{said}");
 }

@@ -695,7 +695,7 @@ async fn ended(child: &mut Option<Child>) {
     }
 }
 
-/// The bridge's shim: `berth serve` with its defaults, but for the times below.
+/// The bridge's shim: `berth serve` with its defaults, but for what is set below.
 fn config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Config, String> {
     let (address, probe) = (plan.own, plan.options.probe.clone());
     let preferred =

@@ -114,7 +114,8 @@ pub struct Machine {
     commanding: bool,
     /// The node's own instance shall be another process than `before`.
     anew: bool,
-    /// The node's own process before the bridge; as last observed; and when COMMAND or a restore last began.
+    /// The node's own process before the bridge; as last observed; and the one to be replaced, as it was when COMMAND began or a restore
+    /// was done.
     first: Option<u64>,
     process: Option<u64>,
     before: Option<u64>,

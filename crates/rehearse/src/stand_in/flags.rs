@@ -164,7 +164,10 @@ impl Flags {
             "anonymous-auth" => self.anonymous_auth = truth()?,
             "etcd-servers" => self.etcd_servers = value.into(),
             // It writes no Service.
-            "advertise-address" | "endpoint-reconciler-type" => {}
+            "advertise-address" => {
+                ip()?;
+            }
+            "endpoint-reconciler-type" => {}
             "shutdown-delay-duration" => self.shutdown_delay_duration = time()?,
             "shutdown-watch-termination-grace-period" => self.shutdown_watch_termination_grace_period = time()?,
             "audit-log-path" => self.audit_log_path = path(value),

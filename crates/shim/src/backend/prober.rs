@@ -193,7 +193,7 @@ impl Shared {
             (before, after) if before == after => return false,
             (_, InstanceHealth::Ready) => tracing::info!(instance = %id, "ready"),
             (_, InstanceHealth::Failing) if seen == Observation::StandsStill => {
-                tracing::warn!(instance = %id, "stalled; it still gets connections if no other is ready: {words}");
+                tracing::warn!(instance = %id, "has stalled; it still gets connections if no other is ready: {words}");
             }
             (_, InstanceHealth::Failing) => {
                 tracing::warn!(instance = %id, "fails its probe; it still gets connections if no other is ready: {words}");
