@@ -146,7 +146,8 @@ shim_killed() {
     await 10 "100 connections more" answers_are $(($(answers) + 100))
     now 'at[killed-over]'
     figures=$(at_service "${at[killed]}" "${at[killed-over]}")
-    refused=$("$TLS_LOAD" judge kinds "$work/load.out" "${at[killed]}" | grep -oP 'refused \K\d+' || echo 0)
+    refused=$("$TLS_LOAD" judge kinds "$work/load.out" "${at[killed]}" | sed -n 's/.*refused \([0-9]*\).*/\1/p')
+    refused=${refused:-0}
     row "connections to $SERVICE_IP" "$(words_of "$figures"); $refused refused"
     expect "connections refused when a shim was killed" "$refused" -eq 0 load.log
     # Those that it was relaying at that moment.

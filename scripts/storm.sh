@@ -38,11 +38,11 @@ main() {
     need_root "network namespaces"
     (($(nproc) > 1)) || unavailable "two CPUs are needed: one for the instance, and one for its clients and berth"
     need_cargo
+    need_program BERTH berth
     if needs_kubernetes "${parts[@]}"; then
         type -P openssl >/dev/null || unavailable "no openssl here, which makes kube-apiserver's key"
         need_kubernetes
     fi
-    need_program BERTH berth
     build --quiet --release --bin berth-bench
     bench=$(target_directory)/release/berth-bench
     work=$(mktemp -d -t berth-storm.XXXXXX)

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Part of scripts/e2e.sh, scripts/service.sh and scripts/direct.sh: binaries, namespaces, certificates, processes, and their removal.
+# Part of scripts/e2e.sh, scripts/service.sh, scripts/direct.sh and scripts/manifests.sh: binaries, namespaces, certificates, processes, and their removal.
 
 # The Service's addresses and sockets of shims, each by its name. -g: this is read within a function.
 declare -gA endpoints=() held=()
