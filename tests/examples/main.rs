@@ -14,13 +14,11 @@ mod table;
 mod units;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let mut arguments = Arguments::from_args();
-    // On this thread, since some go to a network namespace, which its children share.
-    arguments.test_threads = Some(1);
     let trials = vec![
         trial("every_example_is_in_the_table", table::every_example_is_in_the_table),
         trial("berth_takes_the_commands_of_units_and_pods", units::berth_takes_the_commands),
@@ -37,11 +35,12 @@ fn main() -> ExitCode {
         trial("from_haproxy_to_berth", migration::from_haproxy_to_berth),
         trial("back_to_haproxy", migration::back_to_haproxy),
     ];
-    libtest_mimic::run(&arguments, trials).exit_code()
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
+/// On a thread of its own, since some enter a network namespace, which all that they start shares.
 fn trial(name: &str, test: fn() -> Result<Completion, Failed>) -> Trial {
-    Trial::ignorable_test(name, test)
+    Trial::ignorable_test(name, move || std::thread::spawn(test).join().unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
 fn root() -> PathBuf {
