@@ -19,7 +19,7 @@
 //! * [`judges`], a file each: from the record to the [`data`], which is the JSON and has a version, and from that to a `section`: rows, tiles,
 //!   what runs are compared by, grids. `verdict` is what they came to as a whole; what can be lost is a `loss`.
 //! * The [`table`] and the [`report`]'s page draw sections, and do not know which judge made which.
-//! * `progress`: what a person sees meanwhile. `context` has it, the plan and the log of one run.
+//! * [`stats`]: a percentile. `progress`: what a person sees meanwhile. `context` has it, the plan and the log of one run.
 
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
@@ -55,6 +55,7 @@ mod setting;
 pub mod stage;
 pub mod stamp;
 pub mod stand_in;
+pub mod stats;
 pub mod store;
 pub mod store_server;
 pub mod table;

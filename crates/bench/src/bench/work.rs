@@ -3,9 +3,9 @@
 use super::load::{self, Answers, PING, Pace, Pool, Way};
 use super::peer::{Kind, Peer, Running};
 use super::usage::{Clocks, Tree, kernel_memory, socket_memory};
-use crate::stats::percentile;
 use anyhow::{Context as _, Result, ensure};
 use berth_rehearse::report::format::count;
+use berth_rehearse::stats::percentile;
 use clap::ValueEnum;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};

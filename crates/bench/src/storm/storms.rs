@@ -3,8 +3,8 @@
 use super::clients::{Answers, Service, kept_connection, new_connections};
 use super::{CALM, LONGEST, NODE, Options, Round};
 use crate::clients::{Failed, insist, is_set};
-use crate::stats::percentile;
 use anyhow::{Context, Result};
+use berth_rehearse::stats::percentile;
 use std::net::Ipv4Addr;
 use std::thread::JoinHandle;
 use std::time::Duration;

@@ -4,6 +4,7 @@ use super::{Case, JUDGE, Judge, Span};
 use crate::data::{Ran, Timeline};
 use crate::event::Answer;
 use crate::stamp::{Stamp, millis};
+use crate::stats::percentile;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -31,9 +32,9 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     }
     for waits in &mut waits {
         waits.sort_unstable();
-        timeline.wait_p50_ms.push(quantile(waits, 0.5));
-        timeline.wait_p99_ms.push(quantile(waits, 0.99));
-        timeline.wait_max_ms.push(quantile(waits, 1.0));
+        timeline.wait_p50_ms.push(percentile(waits, 0.5).map(millis));
+        timeline.wait_p99_ms.push(percentile(waits, 0.99).map(millis));
+        timeline.wait_max_ms.push(percentile(waits, 1.0).map(millis));
     }
     for life in lives.values().flatten() {
         let open = (0..steps.count).filter(|step| (life.from..life.to).contains(&steps.end(*step, span)));
@@ -84,10 +85,4 @@ impl Steps {
             series.insert(key.to_owned(), counts);
         }
     }
-}
-
-/// Nearest rank, of sorted values.
-fn quantile(sorted: &[Duration], q: f64) -> Option<f64> {
-    let rank = (sorted.len() as f64 * q).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied().map(millis)
 }
