@@ -39,11 +39,11 @@ const EX_UNAVAILABLE: u8 = 69;
 #[command(name = "berth-bench", max_term_width = 100)]
 enum Cli {
     /// Measure berth against other TCP relays and against no relay, on loopback
-    Bench(bench::options::Options),
+    Bench(bench::options::BenchOptions),
     /// Let many clients connect at once to an instance behind berth, with the gate and without
-    Storm(storm::Options),
+    Storm(storm::StormOptions),
     /// Run berth under load and faults
-    Soak(soak::Options),
+    Soak(soak::SoakOptions),
     /// The server behind all relays of `bench`
     #[command(hide = true)]
     Backend { address: SocketAddr },
@@ -52,7 +52,7 @@ enum Cli {
     BusyInstance { address: SocketAddr, handshake: u64, request: u64 },
     /// The server of `soak`
     #[command(hide = true)]
-    Instance(soak::instance::Options),
+    Instance(soak::instance::SoakInstanceOptions),
 }
 
 fn main() -> ExitCode {

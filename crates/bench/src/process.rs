@@ -18,12 +18,12 @@ const STARTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A child process. It is killed when this is dropped, and gets SIGTERM when this process ends.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct ChildProcess {
     child: Child,
     log: PathBuf,
 }
 
-impl Process {
+impl ChildProcess {
     /// Starts it without variables `BERTH_*`; what it prints is appended to `log`. To be called on the main thread: the child gets
     /// SIGTERM when the thread that started it ends.
     pub(crate) fn start(mut command: Command, log: PathBuf) -> Result<Self> {
@@ -36,7 +36,7 @@ impl Process {
         Ok(Self { child, log })
     }
 
-    /// Starts this program as one of its own servers, which prints its address first: see [`Process::address`].
+    /// Starts this program as one of its own servers, which prints its address first: see [`ChildProcess::address`].
     pub(crate) fn start_server(args: &[&str], log: PathBuf) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(args);
@@ -99,7 +99,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -153,7 +153,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo no such flag >&2; exit 3"]);
-        let mut process = Process::start(command, directory.path().join("log")).unwrap();
+        let mut process = ChildProcess::start(command, directory.path().join("log")).unwrap();
         let error = process.until("nothing", STARTED_WITHIN, async || None::<()>).await.unwrap_err().to_string();
         assert!(error.contains("exit status: 3: no such flag"), "{error}");
     }

@@ -32,13 +32,13 @@ mod verdict;
 mod wire;
 mod work;
 
-use crate::process::Process;
+use crate::process::ChildProcess;
 use crate::{EX_USAGE, enter_network};
 use anyhow::Result;
 use load::Pace;
-use options::Options;
+use options::BenchOptions;
 use results::{Results, Sample};
-use setting::Setting;
+use setting::BenchSetting;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -57,7 +57,7 @@ const LOOPBACK: Ipv4Addr = Ipv4Addr::new(127, 0, 3, 1);
 /// Exit status of an end by a signal.
 const SIGNALLED: i32 = 130;
 
-pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let node = node();
     let (peers, missing) = match options.peers(!node.is_loopback()) {
         Ok(found) => found,
@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     berth_os::process::raise_file_limit()?;
     let directory = tempfile::Builder::new().prefix("berth-bench-").tempdir()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut backend = Process::start_server(&["backend", BACKEND], directory.path().join("backend"))?;
+    let mut backend = ChildProcess::start_server(&["backend", BACKEND], directory.path().join("backend"))?;
     let address = runtime.block_on(backend.address())?;
     clean_up_on_signal(runtime, directory.path().to_owned())?;
 
@@ -83,7 +83,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let bench = Bench { node, backend: address, pace, short: options.short, directory: directory.path() };
     measure(&mut results, options, &bench);
 
-    let setting = Setting::new(&options.command, &results.peers, options.rounds(), pace, options.short);
+    let setting = BenchSetting::new(&options.command, &results.peers, options.rounds(), pace, options.short);
     print!("{}", report::markdown(&results, &setting));
     if let Some(out) = &options.out {
         report::write(out, &results, &setting)?;
@@ -107,7 +107,7 @@ fn node() -> Ipv4Addr {
     }
 }
 
-fn measure(results: &mut Results, options: &Options, bench: &Bench<'_>) {
+fn measure(results: &mut Results, options: &BenchOptions, bench: &Bench<'_>) {
     let start = Instant::now();
     for round in 0..options.rounds() {
         for work in options.work() {

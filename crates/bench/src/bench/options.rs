@@ -1,6 +1,6 @@
 //! The command line, and which peers are there.
 
-use super::peer::{Kind, Peer};
+use super::peer::{Peer, PeerKind};
 use super::work::Work;
 use clap::Args;
 use std::collections::HashSet;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct BenchOptions {
     /// The peers that take part [default: none, each --berth, and those of haproxy, haproxy-splice,
     /// nginx and envoy that are installed]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
@@ -57,7 +57,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-impl Options {
+impl BenchOptions {
     pub(super) fn rounds(&self) -> usize {
         self.rounds.unwrap_or(if self.short { 3 } else { 5 }) as usize
     }
@@ -78,25 +78,25 @@ impl Options {
     /// or all mistakes.
     pub(super) fn peers(&self, steers: bool) -> Result<(Vec<Peer>, Vec<&'static str>), Vec<String>> {
         let mut mistakes = Vec::new();
-        let mut peers = vec![Peer { name: "none".to_owned(), kind: Kind::None, program: PathBuf::new() }];
+        let mut peers = vec![Peer { name: "none".to_owned(), kind: PeerKind::None, program: PathBuf::new() }];
         for given in &self.berth {
             let (name, path) = given.split_once('=').unwrap_or(("berth", given));
             if !Path::new(path).is_file() {
                 mistakes.push(format!("--berth {given}: there is no program {path}; build one, or correct the path"));
             }
-            peers.push(Peer { name: name.to_owned(), kind: Kind::Berth, program: absolute(path.as_ref()) });
+            peers.push(Peer { name: name.to_owned(), kind: PeerKind::Berth, program: absolute(path.as_ref()) });
         }
         let mut missing = Vec::new();
         let first = peers.iter().find(|peer| peer.is_berth()).map(|berth| berth.program.clone());
         match first.filter(|_| steers) {
-            Some(program) => peers.push(Peer { name: DIRECT_PATH.to_owned(), kind: Kind::DirectPath, program }),
+            Some(program) => peers.push(Peer { name: DIRECT_PATH.to_owned(), kind: PeerKind::DirectPath, program }),
             None => missing.push(DIRECT_PATH),
         }
         for (name, kind, given) in [
-            ("haproxy", Kind::Haproxy { splice: false }, &self.haproxy),
-            ("haproxy-splice", Kind::Haproxy { splice: true }, &self.haproxy),
-            ("nginx", Kind::Nginx(nginx_stream()), &self.nginx),
-            ("envoy", Kind::Envoy, &self.envoy),
+            ("haproxy", PeerKind::Haproxy { splice: false }, &self.haproxy),
+            ("haproxy-splice", PeerKind::Haproxy { splice: true }, &self.haproxy),
+            ("nginx", PeerKind::Nginx(nginx_stream()), &self.nginx),
+            ("envoy", PeerKind::Envoy, &self.envoy),
         ] {
             let found = given.clone().or_else(|| on_path(name.trim_end_matches("-splice")));
             match found.filter(|path| path.is_file()) {
@@ -124,7 +124,7 @@ impl Options {
             (true, true) => is_berth || short.contains(&name),
             (true, false) => true,
         };
-        peers.retain(|peer| wanted(&peer.name, peer.kind == Kind::Berth));
+        peers.retain(|peer| wanted(&peer.name, peer.kind == PeerKind::Berth));
         missing.retain(|name| wanted(name, false));
         Ok((peers, missing))
     }
@@ -156,7 +156,7 @@ mod tests {
     #[derive(Parser)]
     struct Cli {
         #[command(flatten)]
-        options: Options,
+        options: BenchOptions,
     }
 
     fn peers(args: &str) -> Result<Vec<String>, Vec<String>> {

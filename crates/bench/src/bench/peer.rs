@@ -6,7 +6,7 @@
 
 use super::load;
 use super::usage::Tree;
-use crate::process::Process;
+use crate::process::ChildProcess;
 use anyhow::{Result, bail};
 use std::fs;
 use std::io;
@@ -30,7 +30,7 @@ const OFF: [&str; 2] = ["direct path off", "no direct path"];
 const RESERVED: u64 = 200;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PeerKind {
     /// No relay: the client dials the backend.
     None,
     Berth,
@@ -47,26 +47,26 @@ pub(super) enum Kind {
 #[derive(Debug, Clone)]
 pub(super) struct Peer {
     pub(super) name: String,
-    pub(super) kind: Kind,
+    pub(super) kind: PeerKind,
     pub(super) program: PathBuf,
 }
 
 impl Peer {
     pub(super) fn is_berth(&self) -> bool {
-        self.kind == Kind::Berth
+        self.kind == PeerKind::Berth
     }
 
     /// Berth, with a direct path or without.
     pub(super) fn is_judged(&self) -> bool {
-        matches!(self.kind, Kind::Berth | Kind::DirectPath)
+        matches!(self.kind, PeerKind::Berth | PeerKind::DirectPath)
     }
 
     /// The version that it reports.
     pub(super) fn version(&self) -> String {
         let option = match self.kind {
-            Kind::None => return "no relay, the client dials the backend".to_owned(),
-            Kind::Berth | Kind::DirectPath | Kind::Envoy => "--version",
-            Kind::Haproxy { .. } | Kind::Nginx(_) => "-v",
+            PeerKind::None => return "no relay, the client dials the backend".to_owned(),
+            PeerKind::Berth | PeerKind::DirectPath | PeerKind::Envoy => "--version",
+            PeerKind::Haproxy { .. } | PeerKind::Nginx(_) => "-v",
         };
         let said =
             Command::new(&self.program).arg(option).output().map(|output| [output.stdout, output.stderr].concat());
@@ -76,8 +76,8 @@ impl Peer {
         let words = line.split_ascii_whitespace().take_while(|word| *word != "-");
         let mut text = words.filter(|word| !word.starts_with('/')).collect::<Vec<_>>().join(" ");
         match self.kind {
-            Kind::Haproxy { splice: true } => text.push_str(", with option splice-auto"),
-            Kind::DirectPath => text.push_str(", with --direct on"),
+            PeerKind::Haproxy { splice: true } => text.push_str(", with option splice-auto"),
+            PeerKind::DirectPath => text.push_str(", with --direct on"),
             _ => {}
         }
         text
@@ -86,7 +86,7 @@ impl Peer {
     /// Bytes of its files, without shared libraries.
     pub(super) fn size(&self) -> u64 {
         let module = match &self.kind {
-            Kind::Nginx(module) => module.as_deref(),
+            PeerKind::Nginx(module) => module.as_deref(),
             _ => None,
         };
         let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
@@ -95,7 +95,7 @@ impl Peer {
 
     /// Starts it before a backend, with an address and a directory of its own, and waits until it answers.
     pub(super) fn start(&self, node: Ipv4Addr, backend: SocketAddr, work: &Path) -> Result<Running> {
-        if self.kind == Kind::None {
+        if self.kind == PeerKind::None {
             return Ok(Running { address: backend, tree: None, until_answer: Duration::ZERO, is_direct: false });
         }
         let directory = tempfile::tempdir_in(work)?.keep();
@@ -103,9 +103,9 @@ impl Peer {
         let mut command = self.command(address, backend, &directory)?;
         command.current_dir(&directory);
         let start = Instant::now();
-        let mut process = Process::start(command, directory.join("log"))?;
-        let is_direct = self.kind == Kind::DirectPath;
-        let answers = |process: &Process| match is_direct && !process.log().contains(ON) {
+        let mut process = ChildProcess::start(command, directory.join("log"))?;
+        let is_direct = self.kind == PeerKind::DirectPath;
+        let answers = |process: &ChildProcess| match is_direct && !process.log().contains(ON) {
             true => Err(io::Error::other("its direct path is off")),
             false => load::round_trip(address),
         };
@@ -129,27 +129,27 @@ impl Peer {
             Ok(path)
         };
         match &self.kind {
-            Kind::None => bail!("nothing to start"),
-            kind @ (Kind::Berth | Kind::DirectPath) => {
+            PeerKind::None => bail!("nothing to start"),
+            kind @ (PeerKind::Berth | PeerKind::DirectPath) => {
                 command.args(["serve", "--probe", "tcp", "--rise", "1", "--drain-timeout", "1s"]);
                 // Connections are logged at debug, which is off.
                 command.args(match kind {
                     // This load is a crowd, which the gate would keep off the direct path.
-                    Kind::DirectPath => &["--direct", "on", "--max-openings", "off"][..],
+                    PeerKind::DirectPath => &["--direct", "on", "--max-openings", "off"][..],
                     _ => &["--direct", "off"],
                 });
                 command.arg(format!("--listen={listen}")).arg(format!("--backend={backend}"));
                 command.arg("--run-dir").arg(directory.join("run"));
             }
-            Kind::Haproxy { splice } => {
+            PeerKind::Haproxy { splice } => {
                 let config = haproxy(listen, backend, cores, (descriptors - RESERVED) / 2, *splice);
                 command.arg("-db").arg("-f").arg(write("haproxy.cfg", config)?);
             }
-            Kind::Nginx(module) => {
+            PeerKind::Nginx(module) => {
                 let config = nginx(listen, backend, module.as_deref(), directory, descriptors - RESERVED);
                 command.arg("-p").arg(directory).arg("-e").arg("stderr").arg("-c").arg(write("nginx.conf", config)?);
             }
-            Kind::Envoy => {
+            PeerKind::Envoy => {
                 let config = write("envoy.json", envoy(listen, backend))?;
                 command.arg("-c").arg(config).arg("--concurrency").arg(cores.to_string());
                 command.args(["--disable-hot-restart", "--log-level", "error"]);

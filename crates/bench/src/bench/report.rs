@@ -1,7 +1,7 @@
 //! What is written to `--out`: where and how it was measured, and all samples.
 
 use super::results::Results;
-use super::setting::Setting;
+use super::setting::BenchSetting;
 use super::table;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
@@ -13,7 +13,7 @@ use std::path::Path;
 const VERSION: u32 = 2;
 
 /// Writes bench.md and bench.json.
-pub(super) fn write(directory: &Path, results: &Results, setting: &Setting) -> Result<()> {
+pub(super) fn write(directory: &Path, results: &Results, setting: &BenchSetting) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let json = serde_json::to_string_pretty(&json(results, setting))? + "\n";
     for (name, text) in [("bench.md", markdown(results, setting)), ("bench.json", json)] {
@@ -24,7 +24,7 @@ pub(super) fn write(directory: &Path, results: &Results, setting: &Setting) -> R
 }
 
 /// The setting and a table for each case.
-pub(super) fn markdown(results: &Results, setting: &Setting) -> String {
+pub(super) fn markdown(results: &Results, setting: &BenchSetting) -> String {
     let mut text = String::from("# Measurements\n\n");
     let _ = writeln!(
         text,
@@ -49,7 +49,7 @@ pub(super) fn markdown(results: &Results, setting: &Setting) -> String {
     text + &table::overview(results) + &table::tables(results)
 }
 
-fn json(results: &Results, setting: &Setting) -> Value {
+fn json(results: &Results, setting: &BenchSetting) -> Value {
     let peers: Vec<_> =
         results.peers.iter().map(|peer| json!({"name": peer.name, "program_bytes": peer.size()})).collect();
     let samples: Vec<_> = results

@@ -1,6 +1,6 @@
 //! All samples, their medians and ratios.
 
-use super::peer::{Kind, Peer};
+use super::peer::{Peer, PeerKind};
 use super::work::{Case, Measured, Metric, Work};
 use crate::stats::Summary;
 use std::collections::HashMap;
@@ -94,7 +94,7 @@ impl Results {
 
     /// The peer without a relay.
     pub(super) fn none(&self) -> Option<usize> {
-        self.peers.iter().position(|peer| peer.kind == Kind::None)
+        self.peers.iter().position(|peer| peer.kind == PeerKind::None)
     }
 
     /// The best of the other relays, without those of the same program.
@@ -102,7 +102,7 @@ impl Results {
         let make = discriminant(&self.peers[peer].kind);
         let others = (0..self.peers.len()).filter(|&other| {
             let kind = &self.peers[other].kind;
-            !matches!(kind, Kind::None | Kind::DirectPath) && discriminant(kind) != make
+            !matches!(kind, PeerKind::None | PeerKind::DirectPath) && discriminant(kind) != make
         });
         let medians = others.filter_map(|other| Some((other, self.summary(case, other, metric)?.median)));
         let better = |a: &(usize, f64), b: &(usize, f64)| {
@@ -129,7 +129,7 @@ impl Results {
 pub(super) mod tests {
     use super::*;
     use crate::bench::load::Pace;
-    use crate::bench::setting::Setting;
+    use crate::bench::setting::BenchSetting;
     use crate::bench::work::Metric::{P99, Rate};
     use std::time::Duration;
 
@@ -140,10 +140,10 @@ pub(super) mod tests {
         let figures = |rate, p99| Ok(vec![(Rate, rate), (P99, p99)]);
         Results {
             peers: vec![
-                peer("none", Kind::None),
-                peer("berth", Kind::Berth),
-                peer("haproxy", Kind::Haproxy { splice: false }),
-                peer("envoy", Kind::Envoy),
+                peer("none", PeerKind::None),
+                peer("berth", PeerKind::Berth),
+                peer("haproxy", PeerKind::Haproxy { splice: false }),
+                peer("envoy", PeerKind::Envoy),
             ],
             missing: vec!["nginx"],
             samples: vec![
@@ -159,9 +159,9 @@ pub(super) mod tests {
         }
     }
 
-    pub(in super::super) fn setting() -> Setting {
+    pub(in super::super) fn setting() -> BenchSetting {
         let pace = Pace { warm_up: Duration::from_millis(500), window: Duration::from_secs(2) };
-        Setting::new("scripts/bench.sh", &results().peers, 2, pace, false)
+        BenchSetting::new("scripts/bench.sh", &results().peers, 2, pace, false)
     }
 
     #[test]

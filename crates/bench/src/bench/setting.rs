@@ -8,7 +8,7 @@ use serde::Serialize;
 
 /// Where and how it was measured.
 #[derive(Debug, Serialize)]
-pub(super) struct Setting {
+pub(super) struct BenchSetting {
     pub(super) date: String,
     pub(super) command: String,
     /// As in a rehearsal's report; the programs are the peers.
@@ -19,7 +19,7 @@ pub(super) struct Setting {
     short: bool,
 }
 
-impl Setting {
+impl BenchSetting {
     pub(super) fn new(command: &str, peers: &[Peer], rounds: usize, pace: Pace, short: bool) -> Self {
         let program = |peer: &Peer| Program { role: peer.name.clone(), version: peer.version() };
         Self {

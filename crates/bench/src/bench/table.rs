@@ -1,6 +1,6 @@
 //! Results as Markdown tables, which are also what a terminal gets.
 
-use super::peer::{Kind, Peer};
+use super::peer::{Peer, PeerKind};
 use super::results::Results;
 use super::work::{Case, Metric, Work};
 use crate::markdown::aligned;
@@ -13,14 +13,15 @@ const RATIOS: &str = "Each ratio (÷) is the median of the ratios within a round
 /// One table of medians: a line for each figure that most readers look for.
 pub(super) fn overview(results: &Results) -> String {
     let Some(berth) = results.peers.iter().position(Peer::is_berth) else { return String::new() };
-    let all: Vec<usize> =
-        (0..results.peers.len()).filter(|&peer| results.peers[peer].kind != (Kind::Haproxy { splice: true })).collect();
-    let haproxy = results.peers.iter().position(|peer| peer.kind == Kind::Haproxy { splice: false });
+    let all: Vec<usize> = (0..results.peers.len())
+        .filter(|&peer| results.peers[peer].kind != (PeerKind::Haproxy { splice: true }))
+        .collect();
+    let haproxy = results.peers.iter().position(|peer| peer.kind == PeerKind::Haproxy { splice: false });
     let mut heads = vec![String::new()];
     heads.extend(all.iter().map(|&peer| results.peers[peer].name.clone()));
     heads.extend(haproxy.map(|_| "berth ÷ haproxy".to_owned()));
     heads.push("berth ÷ best other".to_owned());
-    let direct = results.peers.iter().position(|peer| peer.kind == Kind::DirectPath).zip(results.none());
+    let direct = results.peers.iter().position(|peer| peer.kind == PeerKind::DirectPath).zip(results.none());
     heads.extend(direct.map(|_| "direct-path ÷ none".to_owned()));
     let mut rows = vec![heads];
     for case in results.key_cases() {
@@ -170,7 +171,7 @@ mod tests {
     #[test]
     fn a_direct_path_is_compared_with_no_relay_and_is_no_relay() {
         let mut results = results();
-        (results.peers[2].kind, results.peers[2].name) = (Kind::DirectPath, "direct-path".to_owned());
+        (results.peers[2].kind, results.peers[2].name) = (PeerKind::DirectPath, "direct-path".to_owned());
         let overview = overview(&results);
         let rates = overview.lines().find(|line| line.contains("requests/s")).unwrap();
         let cells: Vec<_> = rates.split('|').map(str::trim).collect();

@@ -1,6 +1,6 @@
 //! Memory, descriptors and CPU time of a peer's processes.
 
-use crate::process::{Process, count, pss};
+use crate::process::{ChildProcess, count, pss};
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
 use nix::time::{ClockId, clock_getcpuclockid};
@@ -10,7 +10,7 @@ use procfs::{Current as _, Meminfo};
 use std::fs;
 
 /// A child and its descendants. All are killed when it is dropped.
-pub(super) struct Tree(pub(super) Process);
+pub(super) struct Tree(pub(super) ChildProcess);
 
 impl Tree {
     fn pids(&self) -> Vec<i32> {

@@ -1,7 +1,7 @@
 //! The work that peers do, and what is measured of it.
 
 use super::load::{self, Answers, PING, Pace, Pool, Way};
-use super::peer::{Kind, Peer, Running};
+use super::peer::{Peer, PeerKind, Running};
 use super::usage::{Clocks, Tree, kernel_memory, socket_memory};
 use anyhow::{Context as _, Result, ensure};
 use berth_rehearse::report::format::count;
@@ -84,8 +84,8 @@ impl Work {
     /// Whether a peer does it.
     pub(super) fn is_for(self, peer: &Peer) -> bool {
         match (&peer.kind, self) {
-            (Kind::Haproxy { splice: true }, work) => work == Self::Bulk,
-            (Kind::None, work) => work != Self::Idle,
+            (PeerKind::Haproxy { splice: true }, work) => work == Self::Bulk,
+            (PeerKind::None, work) => work != Self::Idle,
             _ => true,
         }
     }
@@ -331,7 +331,7 @@ fn idle(count: usize, peer: &Peer, running: &Running) -> Result<Vec<(Metric, f64
     let kernel = (kernel_memory()? - kernel_base) / count as f64;
     let descriptors = tree.descriptors()?;
     ensure!(
-        peer.kind == Kind::DirectPath || descriptors >= 2.0 * count as f64,
+        peer.kind == PeerKind::DirectPath || descriptors >= 2.0 * count as f64,
         "only {descriptors} descriptors for {count} connections: some are not held"
     );
     pool.answers(LIST)?;

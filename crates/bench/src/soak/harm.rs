@@ -1,9 +1,9 @@
 //! The faults, one at a time; after each, both shims have to be joined again.
 
-use super::Options;
+use super::SoakOptions;
 use super::judge::Judge;
 use super::node::{Node, Pair, ended, freeze, kill};
-use crate::process::{Process, count, until};
+use crate::process::{ChildProcess, count, until};
 use anyhow::{Context, Result, bail, ensure};
 use berth_node::terms::Phase;
 use fastrand::Rng;
@@ -38,8 +38,8 @@ pub(super) enum Harm {
 
 impl Harm {
     /// The faults that are possible here. Prints why the others are skipped.
-    pub(super) fn possible(options: &Options) -> Vec<Self> {
-        let Options { previous, faketime, small_run_dir, .. } = options;
+    pub(super) fn possible(options: &SoakOptions) -> Vec<Self> {
+        let SoakOptions { previous, faketime, small_run_dir, .. } = options;
         let all = [
             (Self::Upgrade, None),
             (Self::Upgrade, None),
@@ -144,7 +144,7 @@ impl Harm {
 }
 
 /// Stops a process for a while.
-async fn hang(process: &mut Process, random: &mut Rng, most: u64) -> Result<()> {
+async fn hang(process: &mut ChildProcess, random: &mut Rng, most: u64) -> Result<()> {
     freeze(process).await?;
     pause(random, most).await;
     process.signal(Signal::SIGCONT);

@@ -31,7 +31,7 @@ pub(super) const SIZE: usize = 1 << 20;
 
 /// All but the name is set by `berth exec`.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct SoakInstanceOptions {
     #[arg(long)]
     name: String,
     #[arg(long)]
@@ -42,7 +42,7 @@ pub(crate) struct Options {
     _advertise_address: Option<IpAddr>,
 }
 
-pub(crate) fn run(options: &Options) -> io::Result<()> {
+pub(crate) fn run(options: &SoakInstanceOptions) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, async {
         let mut terminate = signal(SignalKind::terminate())?;

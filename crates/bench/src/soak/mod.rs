@@ -41,7 +41,7 @@ use tokio::time::sleep;
 const CALM: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct SoakOptions {
     /// Length of the run
     #[arg(long, default_value = "2", value_name = "MINUTES")]
     minutes: f64,
@@ -71,7 +71,7 @@ pub(crate) struct Options {
     explained: PathBuf,
 }
 
-impl Options {
+impl SoakOptions {
     fn run_dir(&self) -> PathBuf {
         self.dir.join("run")
     }
@@ -86,14 +86,14 @@ impl Options {
     }
 }
 
-pub(crate) fn run(options: Options) -> Result<ExitCode> {
+pub(crate) fn run(options: SoakOptions) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(if runtime.block_on(soak(options))? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// True if nothing was lost, nothing grows, and every error is explained.
-async fn soak(options: Options) -> Result<bool> {
-    let Options { minutes, rate, .. } = options;
+async fn soak(options: SoakOptions) -> Result<bool> {
+    let SoakOptions { minutes, rate, .. } = options;
     ensure!(minutes > 0.0 && minutes <= 24.0 * 60.0, "--minutes {minutes}: 0 to 1440");
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
     let explained = std::fs::read_to_string(&options.explained);

@@ -1,7 +1,7 @@
 //! The processes of a berth: pairs of an instance, started by `berth exec`, and its shim.
 
-use super::Options;
-use crate::process::{Process, until};
+use super::SoakOptions;
+use crate::process::{ChildProcess, until};
 use anyhow::{Context, Result, anyhow};
 use berth_node::ipc;
 use berth_node::ipc::wire::Status;
@@ -27,15 +27,15 @@ pub(super) struct Pair {
     pub(super) id: String,
     /// The instance's name, another for each process.
     pub(super) name: String,
-    pub(super) shim: Process,
-    pub(super) instance: Process,
+    pub(super) shim: ChildProcess,
+    pub(super) instance: ChildProcess,
     /// The shim is of the version before.
     is_previous: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Node {
-    pub(super) options: Options,
+    pub(super) options: SoakOptions,
     pub(super) listen: SocketAddr,
     /// Stays to the end: what grows, grows there.
     pub(super) a: Pair,
@@ -44,7 +44,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) async fn start(options: Options, listen: SocketAddr) -> Result<Self> {
+    pub(super) async fn start(options: SoakOptions, listen: SocketAddr) -> Result<Self> {
         // Bound for a moment to find a free port.
         let listen = TcpListener::bind(listen)?.local_addr()?;
         fs::create_dir_all(options.logs()).context("the directory of the logs")?;
@@ -102,7 +102,7 @@ impl Node {
     }
 
     /// The clients whose connections a shim has accepted, while it is stopped: it has their sockets.
-    pub(super) fn accepted_by(&self, shim: &Process) -> Result<HashSet<SocketAddr>> {
+    pub(super) fn accepted_by(&self, shim: &ChildProcess) -> Result<HashSet<SocketAddr>> {
         let fds = procfs::process::Process::new(shim.pid())?.fd()?;
         let sockets: HashSet<u64> = fds
             .filter_map(|fd| match fd.ok()?.target {
@@ -130,28 +130,28 @@ impl Node {
 }
 
 /// Stops a process by SIGSTOP, and waits until it is stopped.
-pub(super) async fn freeze(process: &mut Process) -> Result<()> {
+pub(super) async fn freeze(process: &mut ChildProcess) -> Result<()> {
     process.signal(Signal::SIGSTOP);
     let stat = procfs::process::Process::new(process.pid())?;
     process.until("a process to stop", PATIENCE, async || (stat.stat().ok()?.state == 'T').then_some(())).await
 }
 
-pub(super) async fn kill(process: &mut Process) -> Result<()> {
+pub(super) async fn kill(process: &mut ChildProcess) -> Result<()> {
     process.signal(Signal::SIGKILL);
     ended(process, "a killed process").await
 }
 
-pub(super) async fn ended(process: &mut Process, what: &str) -> Result<()> {
+pub(super) async fn ended(process: &mut ChildProcess, what: &str) -> Result<()> {
     process.ended(2 * PATIENCE).await.with_context(|| what.to_owned())
 }
 
-fn start_pair(options: &Options, listen: SocketAddr, id: &str, number: u32, previous: bool) -> Result<Pair> {
+fn start_pair(options: &SoakOptions, listen: SocketAddr, id: &str, number: u32, previous: bool) -> Result<Pair> {
     let shim = start_shim(options, listen, id, previous)?;
     let (name, instance) = start_instance(options, listen, id, number)?;
     Ok(Pair { id: id.to_owned(), name, shim, instance, is_previous: previous })
 }
 
-fn start_shim(options: &Options, listen: SocketAddr, id: &str, previous: bool) -> Result<Process> {
+fn start_shim(options: &SoakOptions, listen: SocketAddr, id: &str, previous: bool) -> Result<ChildProcess> {
     let program = options.previous.as_ref().filter(|_| previous).unwrap_or(&options.berth);
     let mut command = Command::new(program);
     command.args(["serve", "--probe", "tcp", "--probe-interval", "200ms", "--threads", "2", "--log-format", "json"]);
@@ -162,13 +162,13 @@ fn start_shim(options: &Options, listen: SocketAddr, id: &str, previous: bool) -
         // The kernel's monotonic clock does not jump.
         command.env("FAKETIME_NO_CACHE", "1").env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     }
-    Process::start(command, options.logs().join(format!("{id}.shim")))
+    ChildProcess::start(command, options.logs().join(format!("{id}.shim")))
 }
 
-fn start_instance(options: &Options, listen: SocketAddr, id: &str, number: u32) -> Result<(String, Process)> {
+fn start_instance(options: &SoakOptions, listen: SocketAddr, id: &str, number: u32) -> Result<(String, ChildProcess)> {
     let name = format!("{id}#{number}");
     let mut command = Command::new(&options.berth);
     command.args(["exec", "--listen", &listen.to_string(), "--instance", id]).arg("--run-dir").arg(options.run_dir());
     command.arg("--").arg(std::env::current_exe()?).args(["instance", &format!("--name={name}")]);
-    Ok((name, Process::start(command, options.logs().join(format!("{id}.instance")))?))
+    Ok((name, ChildProcess::start(command, options.logs().join(format!("{id}.instance")))?))
 }

@@ -12,7 +12,7 @@ mod real;
 mod storms;
 
 use crate::markdown::aligned;
-use crate::process::Process;
+use crate::process::ChildProcess;
 use crate::stats::Summary;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -48,9 +48,9 @@ const WASTED: &str = "handshakes of clients that left before their first answer"
 const SHOWN: usize = 10;
 
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct StormOptions {
     #[arg(value_enum, default_value = "reconnect")]
-    storm: Storm,
+    storm: StormKind,
     /// The berth
     #[arg(long, default_value = "berth")]
     berth: PathBuf,
@@ -80,7 +80,7 @@ pub(crate) struct Options {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Storm {
+enum StormKind {
     Reconnect,
     Greedy,
     Real,
@@ -97,7 +97,7 @@ struct Round {
     lasted: Duration,
 }
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &StormOptions) -> Result<()> {
     crate::enter_network(NODE, NETMASK)?;
     // berth's --max-connections follows from it: clients are to wait at the gate, not in the backlog.
     berth_os::process::raise_hard_file_limit()?;
@@ -117,10 +117,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     })
 }
 
-async fn compare(options: &Options, cpus: &Cpus) -> Result<()> {
+async fn compare(options: &StormOptions, cpus: &Cpus) -> Result<()> {
     let plane = match options.storm {
-        Storm::Reconnect | Storm::Greedy => None,
-        Storm::Real | Storm::Ramp => {
+        StormKind::Reconnect | StormKind::Greedy => None,
+        StormKind::Real | StormKind::Ramp => {
             let programs = options.real.as_ref().context("give --kube-apiserver, --etcd and --server-key")?;
             Some(ControlPlane::start(programs, cpus)?)
         }
@@ -131,7 +131,7 @@ async fn compare(options: &Options, cpus: &Cpus) -> Result<()> {
             let at = (turn + round as usize) % options.gates.len();
             let gate = &options.gates[at];
             let measured = match &plane {
-                Some(plane) if options.storm == Storm::Ramp => ramp::run(options, gate, cpus, plane).await?,
+                Some(plane) if options.storm == StormKind::Ramp => ramp::run(options, gate, cpus, plane).await?,
                 Some(plane) => real::storm(options, gate, cpus, plane).await?,
                 None => simulated(options, gate, cpus).await?,
             };
@@ -144,7 +144,7 @@ async fn compare(options: &Options, cpus: &Cpus) -> Result<()> {
 }
 
 /// The medians, a column for each gate.
-fn print(options: &Options, rounds: &[Vec<Round>]) {
+fn print(options: &StormOptions, rounds: &[Vec<Round>]) {
     let Some(first) = rounds.first().and_then(|rounds| rounds.first()) else { return };
     let row = |head: &str, cells: Vec<String>| [vec![head.to_owned()], cells].concat();
     let mut lines = vec![row("", options.gates.clone())];
@@ -158,15 +158,15 @@ fn print(options: &Options, rounds: &[Vec<Round>]) {
     print!("{}", aligned(&lines));
 }
 
-async fn simulated(options: &Options, gate: &str, cpus: &Cpus) -> Result<Round> {
+async fn simulated(options: &StormOptions, gate: &str, cpus: &Cpus) -> Result<Round> {
     let directory = directory()?;
     let costs = [options.handshake, options.request].map(|cost| cost.to_string());
     let args = ["busy-instance", INSTANCE, &costs[0], &costs[1]];
-    let mut instance = cpus.start(|| Process::start_server(&args, directory.path().join("instance")))?;
+    let mut instance = cpus.start(|| ChildProcess::start_server(&args, directory.path().join("instance")))?;
     let address = instance.address().await?;
     let berth = start_berth(options, gate, address, &["--probe=tcp".into()], directory.path()).await?;
     let mut round = match options.storm {
-        Storm::Greedy => storms::greedy(&clients::Simulated).await?,
+        StormKind::Greedy => storms::greedy(&clients::Simulated).await?,
         _ => storms::reconnect(options, &clients::Simulated).await?,
     };
     drop(berth);
@@ -184,23 +184,23 @@ fn directory() -> Result<tempfile::TempDir> {
 
 /// Starts a berth before one instance, and waits until it listens. `probe`: how it asks the instance.
 async fn start_berth(
-    options: &Options,
+    options: &StormOptions,
     gate: &str,
     backend: SocketAddr,
     probe: &[OsString],
     directory: &Path,
-) -> Result<Process> {
+) -> Result<ChildProcess> {
     let mut command = Command::new(&options.berth);
     command.args(["serve", "--rise", "1", "--drain-timeout", "1s", "--max-openings", gate]).args(probe);
     command.arg(format!("--listen={NODE_ADDRESS}")).arg(format!("--backend={backend}"));
     command.arg("--run-dir").arg(directory.join("run"));
-    let mut berth = Process::start(command, directory.join("log"))?;
+    let mut berth = ChildProcess::start(command, directory.join("log"))?;
     berth.until("berth", STARTED_WITHIN, async || TcpStream::connect(NODE_ADDRESS).ok()).await?;
     Ok(berth)
 }
 
 /// Shows what berth warned of: it is no figure, but explains some.
-fn show_warnings(berth: &Process) {
+fn show_warnings(berth: &ChildProcess) {
     let log = berth.log();
     let warnings: Vec<_> = log.lines().filter(|line| line.contains("WARN")).collect();
     for line in warnings.iter().take(SHOWN) {
@@ -231,7 +231,7 @@ impl Cpus {
     }
 
     /// Starts a process on the instance's CPU. It has to be there from the start: Go counts CPUs once.
-    fn start(&self, start: impl FnOnce() -> Result<Process>) -> Result<Process> {
+    fn start(&self, start: impl FnOnce() -> Result<ChildProcess>) -> Result<ChildProcess> {
         sched_setaffinity(Pid::this(), &self.instance)?;
         let started = start();
         sched_setaffinity(Pid::this(), &self.others)?;

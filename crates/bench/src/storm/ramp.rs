@@ -4,7 +4,7 @@
 
 use super::real::{ControlPlane, Real};
 use super::storms::source;
-use super::{Cpus, LONGEST, NODE, Options, Round, directory, show_warnings};
+use super::{Cpus, LONGEST, NODE, Round, StormOptions, directory, show_warnings};
 use crate::clients::{Failed, RETRY, TIMEOUT, insist};
 use anyhow::{Context, Result, bail};
 use berth_rehearse::event::Failure;
@@ -178,7 +178,7 @@ async fn create_objects(plane: &ControlPlane) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn run(options: &Options, gate: &str, cpus: &Cpus, plane: &ControlPlane) -> Result<Round> {
+pub(super) async fn run(options: &StormOptions, gate: &str, cpus: &Cpus, plane: &ControlPlane) -> Result<Round> {
     let old = plane.ready_apiserver(cpus).await?;
     create_objects(plane).await?;
     let directory = directory()?;

@@ -5,9 +5,9 @@
 
 use super::clients::Service;
 use super::storms::reconnect;
-use super::{Cpus, NODE, NODE_ADDRESS, Options, PORT, Round, WASTED, directory, show_warnings, start_berth};
+use super::{Cpus, NODE, NODE_ADDRESS, PORT, Round, StormOptions, WASTED, directory, show_warnings, start_berth};
 use crate::clients::TIMEOUT;
-use crate::process::Process;
+use crate::process::ChildProcess;
 use anyhow::{Context, Result, anyhow};
 use berth_rehearse::certs::{self, Certs};
 use berth_rehearse::event::Failure;
@@ -63,7 +63,7 @@ pub(super) struct Programs {
 pub(super) struct ControlPlane {
     program: PathBuf,
     certs: Certs,
-    _etcd: Process,
+    _etcd: ChildProcess,
     directory: TempDir,
 }
 
@@ -77,7 +77,7 @@ impl ControlPlane {
         command.arg("--data-dir").arg(directory.path().join("etcd"));
         command.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
         command.args(["--listen-peer-urls", "http://127.0.0.1:0", "--unsafe-no-fsync", "--log-level", "warn"]);
-        let etcd = cpus.start(|| Process::start(command, directory.path().join("etcd.log")))?;
+        let etcd = cpus.start(|| ChildProcess::start(command, directory.path().join("etcd.log")))?;
         Ok(Self { program: programs.kube_apiserver.clone(), certs, _etcd: etcd, directory })
     }
 
@@ -117,11 +117,11 @@ impl ControlPlane {
         let log = self.directory.path().join("kube-apiserver.log");
         // Failed handshakes are counted in it.
         let _ = fs::remove_file(&log);
-        cpus.start(|| Process::start(command, log)).map(Apiserver)
+        cpus.start(|| ChildProcess::start(command, log)).map(Apiserver)
     }
 
     /// Starts berth before it.
-    pub(super) async fn berth(&self, options: &Options, gate: &str, directory: &Path) -> Result<Process> {
+    pub(super) async fn berth(&self, options: &StormOptions, gate: &str, directory: &Path) -> Result<ChildProcess> {
         let probe = ["--probe-ca".into(), self.certs.ca_file.clone().into()];
         start_berth(options, gate, ADDRESS, &probe, directory).await
     }
@@ -138,7 +138,7 @@ impl ControlPlane {
 }
 
 /// A kube-apiserver that runs.
-pub(super) struct Apiserver(Process);
+pub(super) struct Apiserver(ChildProcess);
 
 impl Apiserver {
     /// Its largest resident memory so far, in MiB.
@@ -201,7 +201,7 @@ impl Service for Real {
 }
 
 /// [`reconnect`] to a real kube-apiserver.
-pub(super) async fn storm(options: &Options, gate: &str, cpus: &Cpus, plane: &ControlPlane) -> Result<Round> {
+pub(super) async fn storm(options: &StormOptions, gate: &str, cpus: &Cpus, plane: &ControlPlane) -> Result<Round> {
     let apiserver = plane.ready_apiserver(cpus).await?;
     let directory = directory()?;
     let berth = plane.berth(options, gate, directory.path()).await?;

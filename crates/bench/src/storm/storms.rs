@@ -1,7 +1,7 @@
 //! The storms that are the same for every service behind berth.
 
 use super::clients::{Answers, Service, kept_connection, new_connections};
-use super::{CALM, LONGEST, NODE, Options, Round};
+use super::{CALM, LONGEST, NODE, Round, StormOptions};
 use crate::clients::{Failed, insist, is_set};
 use anyhow::{Context, Result};
 use berth_rehearse::stats::percentile;
@@ -74,7 +74,7 @@ async fn client<S: Service>(from: Ipv4Addr, service: S) -> (Served, S::Connectio
 }
 
 /// All come at once and retry.
-pub(super) async fn reconnect(options: &Options, service: &impl Service) -> Result<Round> {
+pub(super) async fn reconnect(options: &StormOptions, service: &impl Service) -> Result<Round> {
     let own = OwnClient::start(service.clone());
     sleep(CALM).await;
     let began = Instant::now();
