@@ -1,6 +1,6 @@
 //! The image of `scripts/image.sh`: two builds, one digest; and a pod of it, as `berth inject` makes one, in
 //! runc: containers of an empty root with nothing but berth, on the host's network, read-only, without
-//! capabilities, and with a uid that is not root's. The apiserver behind it is the stand-in.
+//! capabilities, and with a uid that is not root's. The apiserver behind it is the simulated apiserver.
 //!
 //! Nothing is built here but what packing takes. Where that, or a container, cannot be had, the tests count
 //! as ignored and say why.
@@ -295,7 +295,7 @@ impl Drop for Container {
     }
 }
 
-/// What the stand-in gets its objects from, instead of an etcd; until the process ends.
+/// What the simulated apiserver gets its objects from, instead of an etcd; until the process ends.
 fn store(socket: &Path) {
     let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
     listener.set_nonblocking(true).unwrap();

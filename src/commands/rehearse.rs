@@ -7,7 +7,7 @@ use berth_rehearse::data::Run;
 use berth_rehearse::plan::Plan;
 use berth_rehearse::report;
 use berth_rehearse::stage::Error;
-use berth_rehearse::{Aborted, Rehearsed, direct, rehearse, stand_in, table};
+use berth_rehearse::{Aborted, Rehearsed, direct, rehearse, simulated, table};
 use berth_shim::config::DirectMode;
 
 mod check;
@@ -79,7 +79,7 @@ fn finish(plan: &Plan, outcome: &Rehearsed) -> anyhow::Result<Exit> {
 }
 
 pub(super) fn stand_in(args: &StandInArgs) -> anyhow::Result<Exit> {
-    Ok(match stand_in::run(&args.flags) {
+    Ok(match simulated::run(&args.flags) {
         0 => Exit::Ok,
         status => Exit::Child(status),
     })

@@ -1,5 +1,5 @@
 //! From HAProxy as a sidecar to berth, by the steps of `docs/migrate-from-haproxy.md`: the HAProxy that
-//! `examples/haproxy-migration` configures, stand-in apiservers, and clients that never retry. The control is the
+//! `examples/haproxy-migration` configures, simulated apiservers, and clients that never retry. The control is the
 //! same without leave-port.sh.
 
 use crate::support::eventually;
@@ -205,7 +205,7 @@ impl Node {
         let certs = certs::make(dir.path(), &[HOST.into()]).unwrap();
         let (store, recorder) = (Arc::new(Store::with_history(8)), Arc::new(Recorder::default()));
         let socket = dir.path().join("store");
-        // The stand-ins' store; its thread ends with the process.
+        // The simulated apiservers' store; its thread ends with the process.
         std::thread::spawn(move || {
             runtime()
                 .block_on(async { store_server::serve(UnixListener::bind(socket).unwrap(), store, recorder).await });
@@ -215,7 +215,7 @@ impl Node {
         Self { dir, certs, runtime: runtime(), client: Client { tls } }
     }
 
-    /// A stand-in's flags.
+    /// A simulated apiserver's flags.
     fn flags(&self, name: &str) -> Vec<String> {
         self.certs.issue(name).unwrap();
         vec![
@@ -291,8 +291,8 @@ impl NewPod {
             command
         };
         let shim = Running::start(place("serve").arg("--probe-ca").arg(&node.certs.ca_file));
-        let stand_in = [env!("CARGO_BIN_EXE_berth"), "stand-in"];
-        let apiserver = Running::start(place("exec").arg("--").args(stand_in).args(node.flags("new")));
+        let simulated = [env!("CARGO_BIN_EXE_berth"), "stand-in"];
+        let apiserver = Running::start(place("exec").arg("--").args(simulated).args(node.flags("new")));
         shim.logs("joined");
         Self { apiserver, shim }
     }

@@ -1,4 +1,4 @@
-//! `berth bridge`, on a node in a network namespace of its own, whose kube-apiserver is a stand-in that knows nothing of berth.
+//! `berth bridge`, on a node in a network namespace of its own, whose kube-apiserver is a simulated apiserver that knows nothing of berth.
 
 use crate::support::load::{Load, Record};
 use crate::support::process::{Running, berth, gone, said};
@@ -56,7 +56,7 @@ const IPV4: Kind = Kind { has_ipv4: true, flags: "--bind-address=0.0.0.0", at: N
 /// As Go has it for 0.0.0.0 too: one listener, for clients of both families.
 const DUAL: Kind = Kind { flags: "--bind-address=::", ..IPV4 };
 
-/// What is etcd to the stand-ins: a thread that ends with this.
+/// What is etcd to the simulated apiservers: a thread that ends with this.
 struct Hub(Option<tokio::sync::oneshot::Sender<()>>);
 
 impl Hub {

@@ -85,7 +85,7 @@ impl Node {
     }
 }
 
-/// A stand-in that runs.
+/// A simulated apiserver that runs.
 struct Live {
     child: Child,
     input: Option<ChildStdin>,

@@ -31,7 +31,7 @@ mod rehearse_direct;
 #[cfg(feature = "rehearse")]
 mod rehearse_load;
 #[cfg(feature = "rehearse")]
-mod rehearse_stand_in;
+mod rehearse_simulated;
 mod relay;
 #[cfg(feature = "rehearse")]
 mod report;

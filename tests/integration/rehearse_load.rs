@@ -1,5 +1,5 @@
-//! Is a loss seen? Load, stand-ins and verdict around small relays in this process, a good one and
-//! some that each lose in their own way; and around stand-ins whose store loses.
+//! Is a loss seen? Load, simulated apiservers and verdict around small relays in this process, a good one and
+//! some that each lose in their own way; and around simulated apiservers whose store loses.
 
 use crate::support::in_memory;
 use berth_rehearse::data::{MarkKind, Ran};
@@ -64,7 +64,7 @@ enum Relay {
     CutsAndRefuses,
 }
 
-/// What an old stand-in hears from its store.
+/// What an old simulated apiserver hears from its store.
 #[derive(Clone, Copy, PartialEq)]
 enum Hears {
     Everything,
@@ -217,17 +217,17 @@ impl Drop for On<'_> {
     }
 }
 
-/// Between a stand-in and its store: passes all on but what it should not.
+/// Between a simulated apiserver and its store: passes all on but what it should not.
 async fn middle(listener: UnixListener, store: std::path::PathBuf, hears: Hears) {
     let mut lines = JoinSet::new();
     loop {
-        let (stand_in, _) = listener.accept().await.unwrap();
+        let (simulated, _) = listener.accept().await.unwrap();
         let store = UnixStream::connect(&store).await.unwrap();
         lines.spawn(async move {
-            let (mut from_stand_in, mut to_stand_in) = stand_in.into_split();
+            let (mut from_apiserver, mut to_apiserver) = simulated.into_split();
             let (from_store, mut to_store) = store.into_split();
             let calls = async {
-                let _ = tokio::io::copy(&mut from_stand_in, &mut to_store).await;
+                let _ = tokio::io::copy(&mut from_apiserver, &mut to_store).await;
                 let _ = to_store.shutdown().await;
             };
             let replies = async {
@@ -241,7 +241,7 @@ async fn middle(listener: UnixListener, store: std::path::PathBuf, hears: Hears)
                         _ => 1,
                     };
                     for _ in 0..times {
-                        let _ = to_stand_in.write_all(format!("{line}\n").as_bytes()).await;
+                        let _ = to_apiserver.write_all(format!("{line}\n").as_bytes()).await;
                     }
                 }
             };
@@ -268,7 +268,7 @@ impl Scene {
     async fn start(&self, name: &str) -> (Child, SocketAddr) {
         self.recorder.add(name, EventKind::Player { serves: true, node: None });
         let store = if name == OLD { "middle" } else { "store" };
-        let (child, address) = stand_in(name, &self.dir.path().join(store), &self.certs, self.history);
+        let (child, address) = simulated(name, &self.dir.path().join(store), &self.certs, self.history);
         until(|| self.recorder.last(name, MarkKind::Ready).is_some()).await;
         let joined = Joined::here(name, address);
         self.joined.send_modify(|instances| instances.push(joined));
@@ -326,7 +326,7 @@ impl Scene {
     }
 }
 
-fn stand_in(name: &str, store: &Path, certs: &certs::Certs, history: usize) -> (Child, SocketAddr) {
+fn simulated(name: &str, store: &Path, certs: &certs::Certs, history: usize) -> (Child, SocketAddr) {
     let address = address::free_address().unwrap();
     certs.issue(name).unwrap();
     let child = Command::new(env!("CARGO_BIN_EXE_berth"))
@@ -433,7 +433,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
         Relay::Misleads => {
             let other = in_memory();
             let certs = certs::make(other.path(), &[address.ip()]).unwrap();
-            let (stranger, its) = stand_in("stranger", &scene.dir.path().join("store"), &certs, plot.history);
+            let (stranger, its) = simulated("stranger", &scene.dir.path().join("store"), &certs, plot.history);
             until(|| scene.recorder.last("stranger", MarkKind::Ready).is_some()).await;
             *proxy.backend.lock().unwrap() = its;
             until(|| scene.failed(|failure| matches!(failure, Failure::X509(_)))).await;
@@ -465,7 +465,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     scene.recorder.add("", EventKind::LoadEnded);
     load.finish().await.unwrap();
     stop(new).await;
-    (Record::of(scene.recorder.take()), plan)
+    (Record::of(scene.recorder.drain()), plan)
 }
 
 /// What judges find, which is the same when instances report nothing, as real ones.
@@ -666,7 +666,7 @@ async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
     background.spawn(store_server::serve(store, Arc::default(), Arc::clone(&recorder)));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = listener.local_addr().unwrap();
-    let (child, backend) = stand_in(OLD, &dir.path().join("store"), &certs, 1_000);
+    let (child, backend) = simulated(OLD, &dir.path().join("store"), &certs, 1_000);
     until(|| recorder.last(OLD, MarkKind::Ready).is_some()).await;
     let accepted = Arc::<AtomicUsize>::default();
     let counter = Arc::clone(&accepted);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 /// This very binary, even if its file was replaced meanwhile, and for whoever starts it: the berth that is rehearsed with
-/// becomes the stand-in, and may be another file, which has none.
+/// becomes the simulated apiserver, and may be another file, which has none.
 pub(crate) fn this() -> OsString {
     format!("/proc/{}/exe", std::process::id()).into()
 }
@@ -18,7 +18,7 @@ const VERSION_WITHIN: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Apiserver {
     /// berth's own.
-    StandIn { flags: Vec<OsString> },
+    Simulated { flags: Vec<OsString> },
     /// A real one.
     Command {
         /// The program, looked up in PATH.
@@ -30,7 +30,7 @@ pub enum Apiserver {
 
 impl Default for Apiserver {
     fn default() -> Self {
-        Self::StandIn { flags: Vec::new() }
+        Self::Simulated { flags: Vec::new() }
     }
 }
 
@@ -52,13 +52,13 @@ impl Apiserver {
         let mut words = words.into_iter().map(OsString::from);
         let program = words.next().ok_or("it is empty")?;
         let flags = words.collect();
-        Ok(if program == "stand-in" { Self::StandIn { flags } } else { Self::Command { program, flags } })
+        Ok(if program == "stand-in" { Self::Simulated { flags } } else { Self::Command { program, flags } })
     }
 
     /// Asks it for its version. As kube-apiserver reads all its flags first, an unknown one is known
     /// before anything is started.
-    pub(crate) async fn version(&self, stand_in: &str) -> Result<String, String> {
-        let Self::Command { program, flags } = self else { return Ok(stand_in.to_owned()) };
+    pub(crate) async fn version(&self, simulated: &str) -> Result<String, String> {
+        let Self::Command { program, flags } = self else { return Ok(simulated.to_owned()) };
         let mut command = tokio::process::Command::new(program);
         command.args(flags).arg("--version").stdin(Stdio::null()).kill_on_drop(true);
         let output = timeout(VERSION_WITHIN, command.output()).await;
@@ -78,7 +78,7 @@ impl Apiserver {
 
     /// Whether it may refuse clients without a certificate: its flags turn anonymous access off, or name a file that may.
     pub(crate) fn wants_certificates(&self) -> bool {
-        let (Self::StandIn { flags } | Self::Command { flags, .. }) = self;
+        let (Self::Simulated { flags } | Self::Command { flags, .. }) = self;
         let off = flags.iter().rev().find_map(|flag| {
             let (name, value) = flag.to_str()?.split_once('=').unwrap_or((flag.to_str()?, "true"));
             let named = name.replace('_', "-") == "--anonymous-auth";
@@ -88,8 +88,8 @@ impl Apiserver {
     }
 
     /// Whether it is berth's own.
-    pub fn is_stand_in(&self) -> bool {
-        matches!(self, Self::StandIn { .. })
+    pub fn is_simulated(&self) -> bool {
+        matches!(self, Self::Simulated { .. })
     }
 }
 
@@ -118,7 +118,7 @@ mod tests {
         let parsed = Apiserver::parse("kube-apiserver --a='x y' \"--b=1\"").unwrap();
         let flags = vec!["--a=x y".into(), "--b=1".into()];
         assert_eq!(parsed, Apiserver::Command { program: "kube-apiserver".into(), flags });
-        assert!(Apiserver::parse("stand-in --x").unwrap().is_stand_in());
+        assert!(Apiserver::parse("stand-in --x").unwrap().is_simulated());
         assert!(Apiserver::parse("  ").is_err() && Apiserver::parse("a 'b").is_err());
     }
 

@@ -31,7 +31,7 @@ impl<'a> Context<'a> {
     }
 
     /// Logs what is worth knowing, and prints it.
-    pub(crate) fn note(&self, note: &str) {
+    pub(crate) fn log_note(&self, note: &str) {
         self.print(note);
         self.recorder.add("", EventKind::Note(note.to_owned()));
     }

@@ -6,7 +6,7 @@ use super::event::EventKind;
 use super::log::Recorder;
 use super::netns;
 use super::plan::Plan;
-use super::setting::Setting;
+use super::setting::StageSetting;
 use super::stage::{Error, of_shims};
 use berth_node::ipc::wire::{Ask, Reply, Status};
 use berth_shim::config::DirectMode;
@@ -69,7 +69,7 @@ fn cannot(plan: &mut Plan, why: &str) -> Result<(), Error> {
 }
 
 /// Waits until a shim steers; or until this one does, and has no connection that it accepted before. Returns whether it does.
-pub(crate) async fn calm(setting: &Setting, by: Option<&str>) -> bool {
+pub(crate) async fn calm(setting: &StageSetting, by: Option<&str>) -> bool {
     let is_calm = |status: &Status, shim: &str| {
         status.direct.as_ref().is_some_and(|direct| direct.on)
             && by.is_none_or(|by| by == shim && status.connections_open == 0)
@@ -83,7 +83,7 @@ pub(crate) async fn calm(setting: &Setting, by: Option<&str>) -> bool {
 }
 
 /// Logs what is steered, until it is dropped.
-pub(crate) async fn watch(setting: Setting, recorder: Arc<Recorder>) {
+pub(crate) async fn watch(setting: StageSetting, recorder: Arc<Recorder>) {
     let mut ticks = tokio::time::interval(POLL_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -94,7 +94,7 @@ pub(crate) async fn watch(setting: Setting, recorder: Arc<Recorder>) {
 }
 
 /// What `take` finds in the status of each shim that answers, and its name.
-async fn ask<T>(setting: &Setting, take: impl Fn(&Status, &str) -> Option<T>) -> Vec<T> {
+async fn ask<T>(setting: &StageSetting, take: impl Fn(&Status, &str) -> Option<T>) -> Vec<T> {
     let status = |reply| match reply {
         Reply::Status(status) => Some(status),
         _ => None,

@@ -2,7 +2,7 @@
 
 use super::apiserver::{Apiserver, flag, has, this};
 use super::fault::{Fault, SLOW};
-use super::setting::Setting;
+use super::setting::StageSetting;
 use berth_node::terms::Speedup;
 use std::ffi::OsString;
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// One apiserver of a rehearsal.
 #[derive(Debug, Clone)]
-pub(crate) struct Instance {
+pub(crate) struct InstanceSpec {
     /// Its name among them all.
     pub(crate) name: String,
     pub(crate) apiserver: Apiserver,
@@ -20,19 +20,19 @@ pub(crate) struct Instance {
     pub(crate) fault: Option<Fault>,
 }
 
-impl Instance {
+impl InstanceSpec {
     /// The temporary one that a bridge makes of it.
     pub(crate) fn temporary(&self) -> Self {
         Self { name: format!("{}-bridge", self.name), fault: None, ..self.clone() }
     }
 
     /// Program and flags, all but where it listens.
-    pub(crate) fn command(&self, setting: &Setting) -> Vec<OsString> {
+    pub(crate) fn command(&self, setting: &StageSetting) -> Vec<OsString> {
         let mut command: Vec<OsString> = match &self.apiserver {
-            Apiserver::StandIn { .. } => vec![this(), "stand-in".into()],
+            Apiserver::Simulated { .. } => vec![this(), "stand-in".into()],
             Apiserver::Command { program, .. } => vec![program.clone()],
         };
-        let (Apiserver::StandIn { flags } | Apiserver::Command { flags, .. }) = &self.apiserver;
+        let (Apiserver::Simulated { flags } | Apiserver::Command { flags, .. }) = &self.apiserver;
         for (name, value) in self.defaults(setting) {
             if !given(flags, name) {
                 command.push(flag(name, value));
@@ -46,7 +46,7 @@ impl Instance {
     /// Flags by which it fails. A real apiserver has none to start slowly; it is stopped for a while.
     fn spoil(&self, speedup: Speedup) -> Option<OsString> {
         let delay = |time: &str| OsString::from(format!("--stand-in-start-delay={time}"));
-        match (self.fault?, self.apiserver.is_stand_in()) {
+        match (self.fault?, self.apiserver.is_simulated()) {
             (Fault::BadFlag, _) => Some("--no-such-flag".into()),
             (Fault::NeverReady, true) => Some(delay("1h")),
             (Fault::SlowStart, true) => Some(delay(&format!("{}ms", speedup.of(SLOW).as_millis()))),
@@ -55,7 +55,7 @@ impl Instance {
     }
 
     /// Flags that are filled in where they are not given.
-    fn defaults(&self, setting: &Setting) -> Vec<(&'static str, OsString)> {
+    fn defaults(&self, setting: &StageSetting) -> Vec<(&'static str, OsString)> {
         let path = |path: &Path| path.as_os_str().to_owned();
         let millis = |time: Duration| OsString::from(format!("{}ms", time.as_millis()));
         let shutdown = &setting.shutdown;
@@ -73,7 +73,7 @@ impl Instance {
             flags.push(("shutdown-watch-termination-grace-period", millis(shutdown.watch_grace)));
         }
         match self.apiserver {
-            Apiserver::StandIn { .. } => {
+            Apiserver::Simulated { .. } => {
                 let mut store = OsString::from("unix://");
                 store.push(setting.store());
                 flags.push(("etcd-servers", store));

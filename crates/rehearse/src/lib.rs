@@ -3,7 +3,7 @@
 //! In the order of the flow:
 //!
 //! * [`plan`]: what will be rehearsed, in checked values; [`fault`]: what goes wrong meanwhile.
-//! * [`apiserver`]: the values of `--old` and `--new`; the [`stand_in`] is the simulated one.
+//! * [`apiserver`]: the values of `--old` and `--new`; [`simulated`] is the one that berth has.
 //! * `instance`: one of them as a command line; it knows the `setting`.
 //! * `topology`: which processes an instance has and which gets SIGTERM when; `haproxy`: the
 //!   configuration of what berth replaces.
@@ -52,9 +52,9 @@ pub mod report;
 mod script;
 mod section;
 mod setting;
+pub mod simulated;
 pub mod stage;
 pub mod stamp;
-pub mod stand_in;
 pub mod stats;
 pub mod store;
 pub mod store_server;
@@ -152,7 +152,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
         };
         stages.close().await;
         let failed = ended.as_ref().err().map(ToString::to_string);
-        let ran = judges::judge(&Record::of(context.recorder.take()), plan, failed.as_deref());
+        let ran = judges::judge(&Record::of(context.recorder.drain()), plan, failed.as_deref());
         outcome.runs.push(Run { via, topology, outcome: RunOutcome::Ran(Box::new(ran)) });
         outcome.failed.extend(failed.map(|why| (via, why)));
         match ended {

@@ -68,7 +68,7 @@ impl Recorder {
     }
 
     /// Takes the log out; what is added afterwards is not in it.
-    pub fn take(&self) -> Vec<Event> {
+    pub fn drain(&self) -> Vec<Event> {
         std::mem::take(&mut *self.lock())
     }
 

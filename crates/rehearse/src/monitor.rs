@@ -5,7 +5,7 @@
 use super::certs::ADMIN;
 use super::event::{EventKind, Named};
 use super::log::Recorder;
-use super::setting::Setting;
+use super::setting::StageSetting;
 use super::stamp::Stamp;
 use berth_cluster::lease::OF_INSTANCES;
 use berth_cluster::service::OF_SERVICE;
@@ -33,7 +33,7 @@ pub(crate) struct Monitor {
 
 impl Monitor {
     /// One that asks at the berth.
-    pub(crate) fn new(setting: &Setting) -> Self {
+    pub(crate) fn new(setting: &StageSetting) -> Self {
         let certs = &setting.certs;
         let probe = Probe::new(ProbeConfig {
             kind: ProbeKind::Https,

@@ -14,7 +14,7 @@ pub(crate) const BRIDGE: &str = "bridge";
 
 /// What the processes need to know.
 #[derive(Debug, Clone)]
-pub(crate) struct Setting {
+pub(crate) struct StageSetting {
     /// Directory of all that the rehearsal writes.
     pub(crate) dir: PathBuf,
     pub(crate) address: SocketAddr,
@@ -37,7 +37,7 @@ pub(crate) struct Setting {
     pub(crate) speedup: Speedup,
 }
 
-impl Setting {
+impl StageSetting {
     /// Socket of the simulated apiservers' store.
     pub(crate) fn store(&self) -> PathBuf {
         self.dir.join("store")

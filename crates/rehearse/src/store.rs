@@ -1,8 +1,8 @@
 //! The rehearsal's own store of ConfigMaps, in the place of etcd: one revision for all, and a `Log`
-//! that watches read. Both stand-ins get their objects here (through [`super::store_server`]), so both serve
+//! that watches read. Both simulated apiservers get their objects here (through [`super::store_server`]), so both serve
 //! the same objects with the same resourceVersions.
 //!
-//! What is a valid object is decided by the stand-in, not here.
+//! What is a valid object is decided by the simulated apiserver, not here.
 
 use super::wire::{Change, ChangeKind, Reason};
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ pub struct Store {
     inner: Mutex<Inner>,
     /// Written under the lock of the objects.
     log: Log,
-    tells_every: Duration,
+    notify_every: Duration,
 }
 
 #[derive(Debug)]
@@ -46,16 +46,16 @@ impl Store {
     pub fn with_history(keep: usize) -> Self {
         // Revision 0 means "any" to a Kubernetes client, so an empty store is at 1, as etcd is.
         let inner = Inner { revision: 1, objects: BTreeMap::new() };
-        Self { inner: Mutex::new(inner), log: Log::new(1, keep), tells_every: NOTIFY_EVERY }
+        Self { inner: Mutex::new(inner), log: Log::new(1, keep), notify_every: NOTIFY_EVERY }
     }
 
     /// One that sends watches their progress at this interval.
-    pub(crate) fn telling_every(self, tells_every: Duration) -> Self {
-        Self { tells_every, ..self }
+    pub(crate) fn notifying_every(self, notify_every: Duration) -> Self {
+        Self { notify_every, ..self }
     }
 
-    pub(crate) fn tells_every(&self) -> Duration {
-        self.tells_every
+    pub(crate) fn notify_every(&self) -> Duration {
+        self.notify_every
     }
 
     /// The object of that name.

@@ -25,7 +25,7 @@ pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Reco
                     }
                 });
             }
-            // No descriptors left, most likely: the stand-in's call waits in the backlog meanwhile.
+            // No descriptors left, most likely: the simulated apiserver's call waits in the backlog meanwhile.
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection of a simulated apiserver");
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -75,7 +75,7 @@ async fn stream_changes(
 ) -> io::Result<()> {
     let mut changes = store.watch(after);
     let mut announced = after;
-    let mut notify = tokio::time::interval(store.tells_every());
+    let mut notify = tokio::time::interval(store.notify_every());
     notify.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let batch = tokio::select! {

@@ -4,9 +4,9 @@
 use super::apiserver::flag;
 use super::certs::PROBE;
 use super::haproxy;
-use super::instance::Instance;
+use super::instance::InstanceSpec;
 use super::plan::{Topology, Via};
-use super::setting::Setting;
+use super::setting::StageSetting;
 use berth_node::terms::Speedup;
 use nix::sys::signal::Signal;
 use std::ffi::OsString;
@@ -76,19 +76,19 @@ impl Layout {
     }
 
     /// The process that all instances share, which is there before and after them.
-    pub(crate) fn shared(&self, setting: &Setting) -> Option<ProcessSpec> {
+    pub(crate) fn shared(&self, setting: &StageSetting) -> Option<ProcessSpec> {
         let node = self.via == Via::Berth && self.topology == Topology::Node;
         node.then(|| discover(setting, NODE))
     }
 
     /// A second shim, which has no instance of its own.
-    pub(crate) fn beside(&self, setting: &Setting) -> ProcessSpec {
+    pub(crate) fn beside(&self, setting: &StageSetting) -> ProcessSpec {
         discover(setting, BESIDE)
     }
 
     /// The processes of an instance, in the order in which they start. `own` is an address of its
     /// own, where berth does not choose one.
-    pub(crate) fn parts(&self, setting: &Setting, instance: &Instance, own: SocketAddr) -> Vec<ProcessSpec> {
+    pub(crate) fn parts(&self, setting: &StageSetting, instance: &InstanceSpec, own: SocketAddr) -> Vec<ProcessSpec> {
         let apiserver = |argv| ProcessSpec { role: Role::Apiserver, argv, awaits: None };
         let proxy = |argv, awaits| ProcessSpec { role: Role::Proxy, argv, awaits };
         let name = &instance.name;
@@ -96,7 +96,7 @@ impl Layout {
         match self.via {
             Via::Berth => match self.topology {
                 Topology::Bridge => {
-                    if instance.apiserver.is_stand_in() {
+                    if instance.apiserver.is_simulated() {
                         command.push(flag("stand-in-bridge-name", instance.temporary().name));
                     }
                     command.extend(listen(self.bind(setting.address), setting.address));
@@ -145,8 +145,8 @@ impl Layout {
     /// `berth bridge` over an instance that runs; `run` replaces it.
     pub(crate) fn bridge(
         &self,
-        setting: &Setting,
-        running: &Instance,
+        setting: &StageSetting,
+        running: &InstanceSpec,
         own: SocketAddr,
         limits: Limits,
         run: Vec<OsString>,
@@ -164,8 +164,8 @@ impl Layout {
         ];
         argv.extend(probe(setting));
         argv.extend(speedup(setting));
-        // A stand-in knows no Service.
-        if !running.apiserver.is_stand_in() {
+        // A simulated apiserver knows no Service.
+        if !running.apiserver.is_simulated() {
             argv.push(flag("kubeconfig", setting.certs.kubeconfig_file()));
         }
         argv.push("--".into());
@@ -174,7 +174,7 @@ impl Layout {
     }
 
     /// What ends a bridge.
-    pub(crate) fn end_bridge(&self, setting: &Setting) -> ProcessSpec {
+    pub(crate) fn end_bridge(&self, setting: &StageSetting) -> ProcessSpec {
         let argv =
             vec![setting.berth.clone().into(), "bridge".into(), "end".into(), flag("state-dir", setting.bridge())];
         ProcessSpec { role: Role::Bridge, argv, awaits: None }
@@ -210,7 +210,7 @@ impl Layout {
 }
 
 /// A shim of all instances.
-fn discover(setting: &Setting, name: &str) -> ProcessSpec {
+fn discover(setting: &StageSetting, name: &str) -> ProcessSpec {
     let mut argv = berth("serve", setting, name);
     argv.push("--discover".into());
     argv.extend(shim(setting));
@@ -218,7 +218,7 @@ fn discover(setting: &Setting, name: &str) -> ProcessSpec {
 }
 
 /// A subcommand of berth and its place.
-fn berth(command: &str, setting: &Setting, instance: &str) -> Vec<OsString> {
+fn berth(command: &str, setting: &StageSetting, instance: &str) -> Vec<OsString> {
     vec![
         setting.berth.clone().into(),
         command.into(),
@@ -229,7 +229,7 @@ fn berth(command: &str, setting: &Setting, instance: &str) -> Vec<OsString> {
 }
 
 /// How instances are asked.
-fn probe(setting: &Setting) -> Vec<OsString> {
+fn probe(setting: &StageSetting) -> Vec<OsString> {
     let certs = &setting.certs;
     let mut options = vec![flag("probe-ca", &certs.ca_file), "--probe-server-name=kubernetes".into()];
     if setting.probe_with_certificate {
@@ -240,12 +240,12 @@ fn probe(setting: &Setting) -> Vec<OsString> {
 }
 
 /// An option that another berth may not know, for tests of this one.
-fn speedup(setting: &Setting) -> Option<OsString> {
+fn speedup(setting: &StageSetting) -> Option<OsString> {
     (setting.speedup != Speedup::NONE).then(|| format!("--speedup={}", setting.speedup).into())
 }
 
 /// Options of a shim.
-fn shim(setting: &Setting) -> Vec<OsString> {
+fn shim(setting: &StageSetting) -> Vec<OsString> {
     let mut options = probe(setting);
     options.extend([format!("--hold={}ms", setting.hold.as_millis()).into(), "--log-format=json".into()]);
     options.extend(speedup(setting));

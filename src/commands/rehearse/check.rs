@@ -26,7 +26,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut checks = Checks::default();
     let (old, new) = (apiserver("--old", &args.old, &mut checks), apiserver("--new", &args.new, &mut checks));
     let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
-    if old.is_stand_in() != new.is_stand_in() {
+    if old.is_simulated() != new.is_simulated() {
         checks.wrong(
             "--old and --new: a simulated apiserver and a real one have no store in common; give both or neither",
         );
@@ -55,7 +55,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         speedup: args.speedup,
         ..Timing::default()
     };
-    if !(old.is_stand_in() && new.is_stand_in()) {
+    if !(old.is_simulated() && new.is_simulated()) {
         timing.ready_within = REAL_READY_WITHIN;
     }
     let seed = args.seed.as_deref().map(|text| checks.number("--seed", text, 0..=u64::MAX));
@@ -166,7 +166,7 @@ fn names(apiserver: &Apiserver, flag: &str) -> bool {
 /// The etcd to be started, if one is needed.
 fn etcd(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<PathBuf> {
     let named = apiservers.map(|apiserver| match apiserver {
-        Apiserver::StandIn { .. } => None,
+        Apiserver::Simulated { .. } => None,
         Apiserver::Command { flags, .. } => Some(has(flags, "etcd-servers")),
     });
     let wanted = match named {
@@ -201,7 +201,7 @@ fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) 
     if !args.netns {
         checks.wrong("--nodes: each needs a network namespace; give --netns, too");
     }
-    if apiservers.iter().any(|apiserver| apiserver.is_stand_in()) {
+    if apiservers.iter().any(|apiserver| apiserver.is_simulated()) {
         checks.wrong(
             "--nodes: a simulated apiserver knows no Service; give --old and --new, the commands of kube-apiservers",
         );
@@ -378,8 +378,8 @@ mod tests {
         assert!(has(&errors(&[]), "without --nodes"));
         assert!(has(&errors(&["--fault=node-gone"]), "no other node"));
         assert!(has(&errors(&["--nodes=1", "--netns", "--fault=partition"]), "no other node"));
-        let stand_ins = typed(&["--nodes=3", "--netns", "--kube-proxy=/bin/true"]).unwrap_err().0;
-        assert!(has(&stand_ins, "a simulated apiserver knows no Service"), "{stand_ins:?}");
+        let simulated = typed(&["--nodes=3", "--netns", "--kube-proxy=/bin/true"]).unwrap_err().0;
+        assert!(has(&simulated, "a simulated apiserver knows no Service"), "{simulated:?}");
         let right = errors(&["--nodes=3", "--netns", "--fault=node-gone,partition"]);
         assert!(right.iter().all(|error| error.contains("install ")), "{right:?}");
     }

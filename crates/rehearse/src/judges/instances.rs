@@ -19,7 +19,7 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     let Case { record, plan, .. } = case;
     let Ran { figures, verdict, .. } = ran;
     let untrusted = record.events.iter().filter(|event| event.what == EventKind::UntrustedCertificate).count();
-    figures.logged_x509_errors = (!plan.old.is_stand_in()).then_some(untrusted as u64);
+    figures.logged_x509_errors = (!plan.old.is_simulated()).then_some(untrusted as u64);
     let mut nodes: BTreeMap<Option<&str>, Vec<&str>> = BTreeMap::new();
     for player in record.players.iter().filter(|player| player.serves) {
         nodes.entry(player.node.as_deref()).or_default().push(&player.name);

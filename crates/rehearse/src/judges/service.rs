@@ -42,7 +42,7 @@ impl<'a> Service<'a> {
                 None if is_empty => {}
                 None => service.gaps = Some(Vec::new()),
                 Some(gaps) => match gaps.last_mut().filter(|_| was_empty) {
-                    // Up to now, also when there is no later look.
+                    // Up to now, also when there is no later poll.
                     Some(gap) => gap.1 = *at,
                     None if is_empty => gaps.push((*at, *at)),
                     None => {}
@@ -96,11 +96,11 @@ mod tests {
     fn the_service_is_empty_from_when_it_named_somebody_first() {
         let named = |ips: &[&str]| [(RECONCILED.to_owned(), ips.iter().map(|ip| ip.parse().unwrap()).collect())].into();
         let record = |looks: &[&[&str]]| {
-            let look = |(n, ips): (usize, &&[&str])| {
+            let sample = |(n, ips): (usize, &&[&str])| {
                 let what = EventKind::Service { after: Stamp(0), named: named(ips) };
                 Event { at: Stamp(n as u64), who: "kubernetes".into(), what }
             };
-            Record::of(looks.iter().enumerate().map(look).collect())
+            Record::of(looks.iter().enumerate().map(sample).collect())
         };
         let seen = record(&[&[], &["10.0.0.3"], &[], &[], &["10.0.0.3"], &[]]);
         let service = Service::of(&seen);

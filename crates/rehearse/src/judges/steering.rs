@@ -110,7 +110,7 @@ mod tests {
                 shims.iter().map(|(shim, on, opened)| (shim.to_string(), reported(*on, *opened))).collect();
             used.sample(Stamp(at), &shims);
         };
-        // What was steered before the first look was before the load.
+        // What was steered before the first sample was before the load.
         sample(&mut used, 100, &[("old", true, 7)]);
         sample(&mut used, 200, &[("old", true, 10)]);
         sample(&mut used, 300, &[("old", false, 12), ("new", false, 0)]);

@@ -104,11 +104,11 @@ fn a_storm_is_judged_by_whether_it_came_and_who_was_served() {
 #[test]
 fn a_direct_path_that_was_never_used_proves_nothing() {
     let with = |steered: u64| {
-        let look = |opened| {
+        let sample = |opened| {
             let shims = vec![("old".to_owned(), DirectStatus { opened, ..DirectStatus::default() })];
             Event { at: Stamp(opened), who: String::new(), what: EventKind::Steering(shims) }
         };
-        judge(&Record { events: vec![look(7), look(7 + steered)], ..good() }, &plan())
+        judge(&Record { events: vec![sample(7), sample(7 + steered)], ..good() }, &plan())
     };
     assert!(with(1).verdict.held);
     assert_eq!(with(0).verdict.objections, ["nothing was steered: the direct path was never used"]);

@@ -32,7 +32,7 @@ pub(super) trait View {
     fn listed(&mut self, objects: &[Object<'_>]);
 
     /// One event of a watch, of the types that are about an object.
-    fn saw(&mut self, instance: &str, event: &Event<'_>);
+    fn observe(&mut self, instance: &str, event: &Event<'_>);
 
     /// Whether all is there.
     fn has(&self, goal: &Goal) -> bool;
@@ -118,7 +118,7 @@ impl<V: View> Follower<V> {
                 }
                 tokio::select! {
                     line = lines.next() => match line {
-                        Ok(Some(line)) => self.saw(&link.instance, &line),
+                        Ok(Some(line)) => self.observe(&link.instance, &line),
                         Ok(None) => break (Failure::Closed, true),
                         Err(how) => break (how, false),
                     },
@@ -212,7 +212,7 @@ impl<V: View> Follower<V> {
         true
     }
 
-    fn saw(&mut self, instance: &str, line: &[u8]) {
+    fn observe(&mut self, instance: &str, line: &[u8]) {
         self.progress.send_replace(());
         let event = match serde_json::from_slice::<Event<'_>>(line) {
             Ok(event) if event.kind != "ERROR" => event,
@@ -226,7 +226,7 @@ impl<V: View> Follower<V> {
         };
         self.revision = Some(event.object.metadata.resource_version.clone().into_owned());
         if event.kind != "BOOKMARK" {
-            self.view.saw(instance, &event);
+            self.view.observe(instance, &event);
         }
     }
 }

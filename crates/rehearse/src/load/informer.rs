@@ -96,7 +96,7 @@ impl View for Copy {
         self.held = names.filter(|name| self.scope.holds(&self.tag, name)).map(str::to_owned).collect();
     }
 
-    fn saw(&mut self, _: &str, event: &Event<'_>) {
+    fn observe(&mut self, _: &str, event: &Event<'_>) {
         let name = &*event.object.metadata.name;
         if !self.scope.holds(&self.tag, name) {
             return;
@@ -127,7 +127,7 @@ mod tests {
         };
         let mut copy = Copy { tag: tag.clone(), scope: Scope::All, held: BTreeSet::new(), duplicated: 0, missed: 0 };
         let tell = |copy: &mut Copy, kind: &str, number| {
-            copy.saw("old", &serde_json::from_str(&event(kind, number)).unwrap());
+            copy.observe("old", &serde_json::from_str(&event(kind, number)).unwrap());
         };
         tell(&mut copy, "ADDED", 1);
         tell(&mut copy, "ADDED", 2);
@@ -136,7 +136,10 @@ mod tests {
         tell(&mut copy, "ADDED", 2);
         tell(&mut copy, "DELETED", 1);
         assert_eq!((copy.held.len(), copy.duplicated, copy.missed), (1, 1, 1));
-        copy.saw("old", &serde_json::from_str(r#"{"type":"ADDED","object":{"metadata":{"name":"other"}}}"#).unwrap());
+        copy.observe(
+            "old",
+            &serde_json::from_str(r#"{"type":"ADDED","object":{"metadata":{"name":"other"}}}"#).unwrap(),
+        );
         let goal = |numbers: &[u64]| Goal { last: 2, objects: Some(numbers.iter().map(|n| name(*n)).collect()) };
         assert!(copy.has(&goal(&[2])) && !copy.has(&goal(&[])) && !copy.has(&goal(&[1, 2])));
         copy.listed(&[]);

@@ -37,6 +37,6 @@ impl Known {
         let load = Load::start(&plan, &target, &[], &instances, &recorder).await?;
         stop.await;
         load.finish().await?;
-        Ok(Record::of(recorder.take()))
+        Ok(Record::of(recorder.drain()))
     }
 }

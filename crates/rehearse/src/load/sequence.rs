@@ -15,7 +15,7 @@ impl Sequence {
     }
 
     /// A watch had the event of a write; what is wrong with that.
-    pub(super) fn saw(&mut self, number: u64) -> Option<(Loss, u64)> {
+    pub(super) fn observe(&mut self, number: u64) -> Option<(Loss, u64)> {
         if number <= self.last {
             return Some((Loss::EventDuplicated, 1));
         }
@@ -47,13 +47,13 @@ mod tests {
     fn gaps_doubles_and_a_missing_end() {
         let mut sequence = Sequence::default();
         sequence.listed(10);
-        let flaws: Vec<_> = [11, 12, 15, 15, 14, 16].map(|number| sequence.saw(number)).into();
+        let flaws: Vec<_> = [11, 12, 15, 15, 14, 16].map(|number| sequence.observe(number)).into();
         let (missed, duplicated) = (Some((Loss::EventMissed, 2)), Some((Loss::EventDuplicated, 1)));
         assert_eq!(flaws, [None, None, missed, duplicated, duplicated, None]);
         assert!(sequence.has(16) && !sequence.has(17));
         // What a second list has is not missed.
         sequence.listed(18);
-        assert_eq!(sequence.saw(19), None);
+        assert_eq!(sequence.observe(19), None);
         assert_eq!(sequence.finish(22), Some((Loss::EventMissed, 3)));
         assert_eq!(sequence.finish(20), None);
     }

@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// A client that was not served by then gives up for good: far beyond what a small machine needs for the largest storm.
 pub(crate) const LONGEST: Duration = Duration::from_secs(120);
 
-/// What they ask for, once connected. Of objects a stand-in would have to ask the rehearsal, and all would wait for that.
+/// What they ask for, once connected. Of objects a simulated apiserver would have to ask the rehearsal, and all would wait for that.
 const VERSION: &str = "/version";
 
 /// Names its clients in audit logs.

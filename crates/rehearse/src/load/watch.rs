@@ -52,7 +52,7 @@ impl View for Counted {
         self.sequence.listed(objects.iter().filter_map(Object::sequence).max().unwrap_or(0));
     }
 
-    fn saw(&mut self, instance: &str, event: &Event<'_>) {
+    fn observe(&mut self, instance: &str, event: &Event<'_>) {
         if event.kind != "ADDED" {
             return;
         }
@@ -61,7 +61,7 @@ impl View for Counted {
             Some(events) => *events += 1,
             None => drop(self.events.insert(instance.to_owned(), 1)),
         }
-        let flaw = self.sequence.saw(number);
+        let flaw = self.sequence.observe(number);
         self.record(flaw);
     }
 

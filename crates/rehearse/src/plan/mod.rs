@@ -65,7 +65,7 @@ pub struct Plan {
     pub new: Apiserver,
     /// Their versions; those of real ones are known once they were [asked](Self::ask_versions).
     pub versions: [String; 2],
-    /// The etcd that is started for real apiservers; none: they are stand-ins, or name one themselves.
+    /// The etcd that is started for real apiservers; none: they are simulated apiservers, or name one themselves.
     pub etcd: Option<PathBuf>,
     /// The berth that shims are processes of, if it is not this program.
     pub berth: Option<PathBuf>,
@@ -191,7 +191,7 @@ const VERSIONS: [&str; 2] = ["v1.33.0", "v1.34.0"];
 pub const REAL_READY_WITHIN: Duration = Duration::from_secs(90);
 
 impl Default for Plan {
-    /// One upgrade of stand-ins through berth.
+    /// One upgrade of simulated apiservers through berth.
     fn default() -> Self {
         Self {
             old: Apiserver::default(),

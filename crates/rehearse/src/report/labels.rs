@@ -65,19 +65,19 @@ pub(crate) fn place(labels: &[Label], room: Room) -> Vec<Placed> {
         let sides = [Side::Right, Side::Left, Side::None].into_iter();
         let mut wanted = sides.flat_map(|side| (0..room.rows).map(move |row| (row, side)));
         let free = |(row, side)| {
-            let here = room.put(label, row, side);
+            let here = room.place(label, row, side);
             let inside = here.extent.0 >= room.left && here.extent.1 <= room.right;
             (inside && placed.iter().all(|other| here.apart(other) && here.uncrossed(other))).then_some(here)
         };
         // Somewhere above all others is room for a badge in any case.
         let apart = |row| {
-            let here = room.put(label, row, Side::None);
+            let here = room.place(label, row, Side::None);
             placed.iter().all(|other| here.apart(other)).then_some(here)
         };
         let here = wanted.find_map(free).or_else(|| (0..=labels.len()).find_map(apart));
         for (other, index) in placed.iter_mut().zip(&order) {
             if here.is_some_and(|here| !here.uncrossed(other)) {
-                *other = room.put(labels[*index], other.row, Side::None);
+                *other = room.place(labels[*index], other.row, Side::None);
             }
         }
         placed.extend(here);
@@ -88,7 +88,7 @@ pub(crate) fn place(labels: &[Label], room: Room) -> Vec<Placed> {
 }
 
 impl Room {
-    fn put(&self, label: Label, row: usize, side: Side) -> Placed {
+    fn place(&self, label: Label, row: usize, side: Side) -> Placed {
         let half = self.badge / 2.0;
         // In a room narrower than a badge, there is one place only.
         let at = label.at.min(self.right - half).max(self.left + half);

@@ -7,7 +7,7 @@ use super::harm::LONGEST_HANG;
 use super::{Play, SETTLE};
 use crate::event::FaultStep;
 use crate::fault::{Fault, SLOW, Standby};
-use crate::instance::Instance;
+use crate::instance::InstanceSpec;
 use crate::stage::{Error, Stage, Status};
 use crate::topology::Limits;
 use nix::sys::signal::{Signal, kill};
@@ -24,8 +24,8 @@ const BESIDES: Duration = Duration::from_secs(90);
 impl Play<'_> {
     pub(super) async fn bridged_upgrade(
         &mut self,
-        old: &Instance,
-        new: &Instance,
+        old: &InstanceSpec,
+        new: &InstanceSpec,
         faults: &[Fault],
     ) -> Result<(), Error> {
         let ready = self.context.plan.timing.ready_within;
@@ -47,7 +47,7 @@ impl Play<'_> {
         self.storm().await?;
         let slow = new.fault.map(|fault| self.inject(fault, &new.name, Standby::Bridge));
         self.start_own(new).await?;
-        if slow.is_some() && !new.apiserver.is_stand_in() {
+        if slow.is_some() && !new.apiserver.is_simulated() {
             self.delay(new).await;
         }
         self.own_ready(new, before, ready + SLOW).await?;
@@ -61,14 +61,14 @@ impl Play<'_> {
         self.stage.command_ends(0)?;
         self.bridge_ends(old, 0).await?;
         self.stage.bridge_gone(ready).await?;
-        self.stage.tell_joined(&new.name);
+        self.stage.publish_joined(&new.name);
         slow.inspect(|place| self.over(*place));
         self.check_version(new).await;
         Ok(())
     }
 
     /// An upgrade in place to a version that cannot serve: clients stay on the bridge, and the operator brings the old one back.
-    pub(super) async fn failing_bridged_upgrade(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
+    pub(super) async fn failing_bridged_upgrade(&mut self, old: &InstanceSpec, fault: Fault) -> Result<(), Error> {
         let new = super::failing(self.context.plan, fault);
         // Long enough for the temporary one; no longer, for clients wait for the end of it.
         let ready = self.context.plan.timing.failing.max(self.context.plan.timing.ready_within / 2);
@@ -98,13 +98,13 @@ impl Play<'_> {
         self.stage.end_bridge()?;
         self.bridge_ends(old, 0).await?;
         self.stage.bridge_gone(ready).await?;
-        self.stage.tell_joined(&old.name);
+        self.stage.publish_joined(&old.name);
         self.over(place);
         Ok(())
     }
 
     /// Builds a bridge over an instance, and waits until it serves and this may be replaced.
-    async fn bridge(&mut self, running: &Instance, ready: Duration) -> Result<(), Error> {
+    async fn bridge(&mut self, running: &InstanceSpec, ready: Duration) -> Result<(), Error> {
         let temporary = running.temporary();
         self.print(&format!("berth bridge over {}", running.name));
         let (limits, began) = (Limits { ready, settle: self.context.plan.timing.settle }, Instant::now());
@@ -120,7 +120,7 @@ impl Play<'_> {
     }
 
     /// Waits until whoever began the bridge, or wants it to end, has ended as it should.
-    async fn bridge_ends(&mut self, running: &Instance, wanted: i32) -> Result<(), Error> {
+    async fn bridge_ends(&mut self, running: &InstanceSpec, wanted: i32) -> Result<(), Error> {
         let (name, began) = (running.temporary().name, Instant::now());
         let code = self.stage.bridge_ended(self.patience()).await?;
         if code != Some(wanted) {
@@ -136,7 +136,7 @@ impl Play<'_> {
     }
 
     /// Starts one that has the port alone, as COMMAND.
-    async fn start_own(&mut self, own: &Instance) -> Result<(), Error> {
+    async fn start_own(&mut self, own: &InstanceSpec) -> Result<(), Error> {
         self.print(&format!("start {} in its place", own.name));
         self.stage.start(own, true).await?;
         self.stage.replaced_by(&own.name);
@@ -144,7 +144,7 @@ impl Play<'_> {
     }
 
     /// Waits until the bridge reports that the node's own is ready, and another process than the one with this listener.
-    async fn own_ready(&mut self, own: &Instance, before: Option<u64>, within: Duration) -> Result<(), Error> {
+    async fn own_ready(&mut self, own: &InstanceSpec, before: Option<u64>, within: Duration) -> Result<(), Error> {
         let ready = async |stage: &Stage| {
             let now = stage.bridge_status().own;
             if now.ready && now.listener != before { Ok(()) } else { Err(now.probe) }
@@ -155,7 +155,7 @@ impl Play<'_> {
     }
 
     /// The bridge is killed while the old one is there; then there is another one.
-    async fn kill_bridge(&mut self, old: &Instance) -> Result<(), Error> {
+    async fn kill_bridge(&mut self, old: &InstanceSpec) -> Result<(), Error> {
         let place = self.harms(Fault::KillShim, &old.temporary().name);
         self.stage.kill_bridge().await;
         self.context.step(place, FaultStep::Noticed);
@@ -167,7 +167,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    async fn hang_bridge(&mut self, old: &Instance) -> Result<(), Error> {
+    async fn hang_bridge(&mut self, old: &InstanceSpec) -> Result<(), Error> {
         let place = self.harms(Fault::HangShim, &old.temporary().name);
         let pid = i32::try_from(self.stage.bridge_status().pid).unwrap_or_default();
         self.hang_beyond_lease(Pid::from_raw(pid)).await;
@@ -175,7 +175,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    async fn kill_temporary(&mut self, old: &Instance) -> Result<(), Error> {
+    async fn kill_temporary(&mut self, old: &InstanceSpec) -> Result<(), Error> {
         let place = self.harms(Fault::KillTemporary, &old.temporary().name);
         let killed = self.stage.bridge_status().temporary.pid;
         if let Some(pid) = killed.and_then(|pid| i32::try_from(pid).ok()) {
@@ -192,7 +192,7 @@ impl Play<'_> {
     }
 
     /// The node's own is killed while the bridge serves, and started again as systemd does it.
-    async fn kill_own(&mut self, own: &Instance, fault: Fault) -> Result<(), Error> {
+    async fn kill_own(&mut self, own: &InstanceSpec, fault: Fault) -> Result<(), Error> {
         let name = &own.name;
         let place = self.harms(fault, name);
         let before = self.stage.bridge_status().own.listener;
@@ -207,7 +207,7 @@ impl Play<'_> {
     }
 
     /// The new one hangs until the bridge has noticed.
-    async fn hang_own(&mut self, new: &Instance) -> Result<(), Error> {
+    async fn hang_own(&mut self, new: &InstanceSpec) -> Result<(), Error> {
         let place = self.harms(Fault::Hang, &new.name);
         if let Some(pid) = self.stage.apiserver(&new.name) {
             self.stage.freeze(pid);

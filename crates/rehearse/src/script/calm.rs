@@ -5,7 +5,7 @@ use super::{POLL, Play};
 use crate::direct;
 use crate::event::FaultStep;
 use crate::fault::{Fault, Standby};
-use crate::instance::Instance;
+use crate::instance::InstanceSpec;
 use crate::plan::{Topology, Via};
 use crate::stage::Error;
 use crate::topology::BESIDE;
@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep};
 
 impl Play<'_> {
-    pub(super) async fn harm_in_calm(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
+    pub(super) async fn harm_in_calm(&mut self, old: &InstanceSpec, fault: Fault) -> Result<(), Error> {
         let (name, layout) = (&old.name, self.stage.layout);
         let skipped = match layout.relays() {
             None if fault.needs_a_shim() => "nothing that relays",
@@ -64,7 +64,7 @@ impl Play<'_> {
     }
 
     /// What is done to a second shim, which steers if there is a direct path.
-    async fn harm_beside(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
+    async fn harm_beside(&mut self, old: &InstanceSpec, fault: Fault) -> Result<(), Error> {
         self.print(&format!("start {BESIDE}, a second shim"));
         self.stage.start_beside(&old.name, self.context.plan.timing.ready_within).await?;
         self.settle().await;

@@ -3,7 +3,7 @@
 use super::{POLL, Play, SETTLE};
 use crate::event::{Attempt, ConnectionKind, FaultStep};
 use crate::fault::{Fault, Standby};
-use crate::instance::Instance;
+use crate::instance::InstanceSpec;
 use crate::log::attempts;
 use crate::plan::{LEASE, Topology, UNANSWERED, Via};
 use crate::stage::Error;
@@ -23,7 +23,7 @@ const BEYOND_LEASE: Duration = Duration::from_secs(3);
 
 impl Play<'_> {
     /// An upgrade to a version that cannot serve: it is given up after a while.
-    pub(super) async fn failing_upgrade(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
+    pub(super) async fn failing_upgrade(&mut self, old: &InstanceSpec, fault: Fault) -> Result<(), Error> {
         if self.stage.layout.bridges() {
             return self.failing_bridged_upgrade(old, fault).await;
         }
@@ -78,7 +78,7 @@ impl Play<'_> {
     }
 
     /// What goes wrong while both serve.
-    pub(super) async fn harm(&mut self, old: &Instance, new: &Instance, fault: Fault) -> Result<(), Error> {
+    pub(super) async fn harm(&mut self, old: &InstanceSpec, new: &InstanceSpec, fault: Fault) -> Result<(), Error> {
         // Most streams are on the old one.
         let hit = if matches!(fault, Fault::KillShim | Fault::HangShim) { old } else { new };
         let name = &hit.name;

@@ -10,12 +10,12 @@ use super::context::Context;
 use super::direct;
 use super::event::{Answer, Attempt, Event, EventKind, Failure, names};
 use super::fault::{Fault, SLOW, Standby};
-use super::instance::Instance;
+use super::instance::InstanceSpec;
 use super::load::{self, Load, Target, grant};
 use super::log::attempts;
 use super::monitor::Monitor;
 use super::plan::{Plan, UNANSWERED, Via};
-use super::setting::Setting;
+use super::setting::StageSetting;
 use super::stage::{self, Error, Stage, Stages};
 use super::stamp::Stamp;
 use super::store::{NOTIFY_EVERY, Store};
@@ -47,9 +47,9 @@ pub(crate) async fn play(context: &Context<'_>, stages: &mut Stages) -> Result<(
     })?;
     // Aborted with this future when it is dropped.
     let mut background = JoinSet::new();
-    let store = Store::default().telling_every(plan.timing.speedup.of(NOTIFY_EVERY));
+    let store = Store::default().notifying_every(plan.timing.speedup.of(NOTIFY_EVERY));
     background.spawn(store_server::serve(socket, Arc::new(store), Arc::clone(recorder)));
-    if plan.etcd.is_none() && !plan.old.is_stand_in() {
+    if plan.etcd.is_none() && !plan.old.is_simulated() {
         context.print("--etcd-servers is given: what this rehearsal writes stays there");
     }
     stages.front().start_etcd().await?;
@@ -63,9 +63,9 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
     let Context { plan, ref recorder, .. } = *context;
     let monitor = Monitor::new(&stage.setting);
     let mut background = JoinSet::new();
-    let service = (plan.netns && !plan.old.is_stand_in())
+    let service = (plan.netns && !plan.old.is_simulated())
         .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
-    if service.is_none() && !plan.old.is_stand_in() {
+    if service.is_none() && !plan.old.is_simulated() {
         context.print("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
     }
     let mut play = Play { context, stage, monitor };
@@ -78,7 +78,7 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
     if service.is_some() {
         play.service_back().await;
     }
-    if !plan.old.is_stand_in() {
+    if !plan.old.is_simulated() {
         grant(play.stage.setting.address, &play.stage.setting.certs).await.map_err(Error::Unavailable)?;
     }
     if play.stage.setting.direct {
@@ -120,7 +120,7 @@ async fn start_load(context: &Context<'_>, front: &Stage, nodes: &[(String, Sock
     let Context { plan, ref recorder, .. } = *context;
     let load = &plan.load;
     if let Some(why) = &plan.no_direct {
-        context.note(why);
+        context.log_note(why);
     }
     context.print(&format!(
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
@@ -134,19 +134,19 @@ async fn start_load(context: &Context<'_>, front: &Stage, nodes: &[(String, Sock
 }
 
 /// Logs the gates' metrics, if there is to be a storm.
-fn watch_gates(context: &Context<'_>, setting: &Setting, background: &mut JoinSet<()>) {
+fn watch_gates(context: &Context<'_>, setting: &StageSetting, background: &mut JoinSet<()>) {
     if context.plan.load.storm > 0 {
         background.spawn(stage::watch_gates(setting.clone(), Arc::clone(&context.recorder)));
     }
 }
 
-fn target(setting: &Setting) -> Result<Target, Error> {
+fn target(setting: &StageSetting) -> Result<Target, Error> {
     Target::new(setting.address, &setting.certs)
         .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))
 }
 
 /// The storm, if there is to be one and was none yet. Returns when each of its clients was served, or came in vain for long.
-async fn storm(context: &Context<'_>, setting: &Setting) -> Result<(), Error> {
+async fn storm(context: &Context<'_>, setting: &StageSetting) -> Result<(), Error> {
     let (clients, recorder) = (context.plan.load.storm, &context.recorder);
     let began = |log: &[Event]| log.iter().any(|event| matches!(event.what, EventKind::StormBegan(_)));
     if clients == 0 || recorder.read(began) {
@@ -174,26 +174,26 @@ async fn finish(load: Load, context: &Context<'_>) {
 }
 
 /// The instance that serves after this many upgrades.
-fn instance(plan: &Plan, node: Option<&str>, upgrades: u32) -> Instance {
+fn instance(plan: &Plan, node: Option<&str>, upgrades: u32) -> InstanceSpec {
     let new = !upgrades.is_multiple_of(2);
     let (side, apiserver) = if new { (NEW, &plan.new) } else { (OLD, &plan.old) };
     let side = node.map_or_else(|| side.to_owned(), |node| format!("{node}-{side}"));
     let name = if upgrades < 2 { side } else { format!("{side}-{}", upgrades / 2 + 1) };
-    Instance { name, apiserver: apiserver.clone(), version: plan.versions[usize::from(new)].clone(), fault: None }
+    InstanceSpec { name, apiserver: apiserver.clone(), version: plan.versions[usize::from(new)].clone(), fault: None }
 }
 
 /// The instance of an upgrade that fails.
-fn failing(plan: &Plan, fault: Fault) -> Instance {
-    Instance { name: fault.to_string(), fault: Some(fault), ..instance(plan, None, 1) }
+fn failing(plan: &Plan, fault: Fault) -> InstanceSpec {
+    InstanceSpec { name: fault.to_string(), fault: Some(fault), ..instance(plan, None, 1) }
 }
 
 /// The instance that an upgrade brings, and what goes wrong meanwhile, if it is the one in which something does.
-fn next(plan: &Plan, node: Option<&str>, upgrade: u32, harmed: bool) -> (Instance, Vec<Fault>) {
+fn next(plan: &Plan, node: Option<&str>, upgrade: u32, harmed: bool) -> (InstanceSpec, Vec<Fault>) {
     let faults =
         plan.faults.iter().copied().filter(|fault| harmed && !fault.fails_the_upgrade() && !fault.is_of_a_node());
     let faults: Vec<Fault> = faults.filter(|fault| !fault.is_of_calm()).collect();
     let fault = faults.iter().copied().find(|fault| *fault == Fault::SlowStart);
-    (Instance { fault, ..instance(plan, node, upgrade) }, faults)
+    (InstanceSpec { fault, ..instance(plan, node, upgrade) }, faults)
 }
 
 /// What every step on one stage has.
@@ -217,7 +217,7 @@ impl Play<'_> {
         storm(self.context, &self.stage.setting).await
     }
 
-    async fn upgrade(&mut self, old: &Instance, new: &Instance, faults: &[Fault]) -> Result<(), Error> {
+    async fn upgrade(&mut self, old: &InstanceSpec, new: &InstanceSpec, faults: &[Fault]) -> Result<(), Error> {
         if self.stage.layout.bridges() {
             return self.bridged_upgrade(old, new, faults).await;
         }
@@ -231,7 +231,7 @@ impl Play<'_> {
         let standby = if alone { Standby::Nobody } else { Standby::Sibling };
         let slow = new.fault.map(|fault| self.inject(fault, &new.name, standby));
         self.start(new).await?;
-        if slow.is_some() && !new.apiserver.is_stand_in() {
+        if slow.is_some() && !new.apiserver.is_simulated() {
             self.delay(new).await;
         }
         self.joined(new).await?;
@@ -261,7 +261,7 @@ impl Play<'_> {
 
     /// Waits until the first instance is ready, whatever joined means: what its start loses is not what
     /// an upgrade loses.
-    async fn first(&mut self, old: &Instance) -> Result<(), Error> {
+    async fn first(&mut self, old: &InstanceSpec) -> Result<(), Error> {
         let (monitor, within) = (&self.monitor, self.context.plan.timing.ready_within);
         self.stage.until(&old.name, "ready", within, async |_| monitor.is_ready().await).await?;
         self.check_version(old).await;
@@ -276,7 +276,7 @@ impl Play<'_> {
     }
 
     /// Asks for the version through the berth, while one instance is there alone.
-    async fn check_version(&self, alone: &Instance) {
+    async fn check_version(&self, alone: &InstanceSpec) {
         let (name, expected) = (&alone.name, &alone.version);
         let deadline = Instant::now() + self.context.plan.timing.ready_within;
         let version = loop {
@@ -298,7 +298,7 @@ impl Play<'_> {
     }
 
     /// Makes an apiserver slow that has no flag for it.
-    async fn delay(&mut self, instance: &Instance) {
+    async fn delay(&mut self, instance: &InstanceSpec) {
         let name = &instance.name;
         while self.stage.ended(name).is_none() {
             if let Some(pid) = self.stage.apiserver(name) {
@@ -310,12 +310,12 @@ impl Play<'_> {
         }
     }
 
-    async fn start(&mut self, instance: &Instance) -> Result<(), Error> {
+    async fn start(&mut self, instance: &InstanceSpec) -> Result<(), Error> {
         self.print(&format!("start {} behind {}", instance.name, self.stage.setting.address));
         self.stage.start(instance, true).await
     }
 
-    async fn joined(&mut self, instance: &Instance) -> Result<(), Error> {
+    async fn joined(&mut self, instance: &InstanceSpec) -> Result<(), Error> {
         let took = self.stage.joined(&instance.name, self.context.plan.timing.ready_within).await?;
         // Only a shim waits until it is ready.
         let what = if self.context.via == Via::Berth && !self.stage.layout.bridges() {
@@ -328,17 +328,17 @@ impl Play<'_> {
     }
 
     /// Stops an instance; what is not as it should be goes into the record.
-    async fn stop(&mut self, instance: &Instance) {
+    async fn stop(&mut self, instance: &InstanceSpec) {
         let (name, began) = (&instance.name, Instant::now());
         let stopped = self.stage.stop(name, self.context.plan.timing.grace).await;
         let serves = |role: &Role| matches!(role, Role::Apiserver | Role::Unit);
-        if !instance.apiserver.is_stand_in() && stopped.killed.iter().any(serves) {
+        if !instance.apiserver.is_simulated() && stopped.killed.iter().any(serves) {
             let grace = humantime::format_duration(self.context.plan.timing.grace);
             let note = format!(
                 "{name} was still there {grace} after SIGTERM and was killed, as a kubelet does: kube-apiserver waits up \
                  to a minute for watches, unless --shutdown-watch-termination-grace-period ends them before"
             );
-            return self.context.note(&note);
+            return self.context.log_note(&note);
         }
         let trouble = match stopped.status {
             _ if !stopped.killed.is_empty() => Some(format!(

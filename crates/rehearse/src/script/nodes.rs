@@ -9,13 +9,13 @@ use crate::apiserver::{flag, this};
 use crate::context::Context;
 use crate::event::{EventKind, FaultStep, Named, RECONCILED, names};
 use crate::fault::{Fault, Standby};
-use crate::instance::Instance;
+use crate::instance::InstanceSpec;
 use crate::load::{create_node, grant};
 use crate::monitor::Monitor;
 use crate::netns::Namespace;
 use crate::network::WORKER;
 use crate::plan::{Nodes, Via};
-use crate::setting::Setting;
+use crate::setting::StageSetting;
 use crate::stage::{Error, Stage, Stages, command};
 use crate::stamp::Stamp;
 use crate::topology::{ProcessSpec, Role, listen};
@@ -89,7 +89,7 @@ struct Cluster<'a> {
     worker: Namespace,
     addresses: Vec<SocketAddr>,
     /// One a node.
-    running: Vec<Instance>,
+    running: Vec<InstanceSpec>,
     /// What the shims of these have.
     leases: Vec<String>,
 }
@@ -103,7 +103,7 @@ impl Cluster<'_> {
 
     /// Starts the observer, and waits until it is ready.
     async fn observe(&self, stage: &mut Stage) -> Result<(), Error> {
-        let observer = Instance { name: OBSERVER.into(), ..instance(self.context.plan, None, 1) };
+        let observer = InstanceSpec { name: OBSERVER.into(), ..instance(self.context.plan, None, 1) };
         stage.setting.certs.issue(OBSERVER)?;
         let mut argv = observer.command(&stage.setting);
         argv.extend(listen(OBSERVER_ADDRESS, OBSERVER_ADDRESS));
@@ -290,7 +290,7 @@ fn name(stage: &Stage) -> String {
 }
 
 /// `berth grant` for the shims of a node.
-async fn grant_shims(setting: &Setting) -> Result<(), Error> {
+async fn grant_shims(setting: &StageSetting) -> Result<(), Error> {
     let Some(node) = &setting.node else { return Ok(()) };
     let mut command = command(&this(), None);
     let admin = setting.certs.write_kubeconfig(OBSERVER_ADDRESS)?;

@@ -5,7 +5,7 @@ use super::{Error, POLL, Stage};
 use crate::certs::Names;
 use crate::data::MarkKind;
 use crate::event::{Event, EventKind};
-use crate::instance::Instance;
+use crate::instance::InstanceSpec;
 use crate::log::{Recorder, last};
 use crate::setting::BRIDGE;
 use crate::stamp::Stamp;
@@ -56,7 +56,12 @@ pub(super) struct Bridge {
 
 impl Stage {
     /// Starts a bridge over an instance that runs, and waits until it may be replaced.
-    pub(crate) async fn bridge(&mut self, running: &Instance, limits: Limits, within: Duration) -> Result<(), Error> {
+    pub(crate) async fn bridge(
+        &mut self,
+        running: &InstanceSpec,
+        limits: Limits,
+        within: Duration,
+    ) -> Result<(), Error> {
         let temporary = running.temporary();
         let fifo = self.setting.dir.join("command");
         let _ = std::fs::remove_file(&fifo);
@@ -121,7 +126,7 @@ impl Stage {
             return;
         };
         self.own.insert(name.clone(), address.into());
-        self.tell_joined(&name);
+        self.publish_joined(&name);
     }
 
     /// From now on, another listens on the port itself.

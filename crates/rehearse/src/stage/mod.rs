@@ -20,17 +20,17 @@ use super::data::MarkKind;
 use super::etcd::{self, Etcd};
 use super::event::EventKind;
 use super::haproxy;
-use super::instance::Instance;
+use super::instance::InstanceSpec;
 use super::load::{Instances, Joined};
 use super::log::Recorder;
 use super::network::Node;
 use super::plan::Via;
-use super::setting::Setting;
+use super::setting::StageSetting;
 use super::topology::{BESIDE, Layout, NODE, ProcessSpec, Role};
 use berth_os::proc_net;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use process::Process;
+use process::StageProcess;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -81,11 +81,11 @@ impl From<certs::Error> for Error {
 #[derive(Debug)]
 pub(crate) struct Stage {
     /// What the processes know.
-    pub(crate) setting: Setting,
+    pub(crate) setting: StageSetting,
     /// How instances share the address.
     pub(crate) layout: Layout,
     recorder: Arc<Recorder>,
-    processes: Vec<Process>,
+    processes: Vec<StageProcess>,
     /// The etcd that real apiservers get: its program, and where it listens.
     etcd: Option<(PathBuf, Etcd)>,
     /// The instances' own addresses, where berth does not choose them.
@@ -110,7 +110,7 @@ pub(crate) struct Stopped {
 
 impl Stage {
     /// One without a process.
-    fn new(setting: Setting, layout: Layout, recorder: &Arc<Recorder>, joined: &watch::Sender<Instances>) -> Self {
+    fn new(setting: StageSetting, layout: Layout, recorder: &Arc<Recorder>, joined: &watch::Sender<Instances>) -> Self {
         Self {
             setting,
             layout,
@@ -185,7 +185,7 @@ impl Stage {
 
     /// The process ID of that shim, if it lives.
     pub(crate) fn beside(&self) -> Option<Pid> {
-        self.process(BESIDE, Role::Proxy).filter(|process| process.status().is_none()).map(Process::pid)
+        self.process(BESIDE, Role::Proxy).filter(|process| process.status().is_none()).map(StageProcess::pid)
     }
 
     /// Starts an etcd if one is wanted, and waits until it is up.
@@ -199,7 +199,7 @@ impl Stage {
     }
 
     /// Starts the processes of an instance, again if they were there before and ended.
-    pub(crate) async fn start(&mut self, instance: &Instance, serves: bool) -> Result<(), Error> {
+    pub(crate) async fn start(&mut self, instance: &InstanceSpec, serves: bool) -> Result<(), Error> {
         let name = &instance.name;
         self.plays(instance, serves);
         self.recorder.mark(name, MarkKind::Started);
@@ -223,7 +223,7 @@ impl Stage {
     }
 
     /// Logs that an instance takes part.
-    fn plays(&self, instance: &Instance, serves: bool) {
+    fn plays(&self, instance: &InstanceSpec, serves: bool) {
         let node = self.node().map(|node| node.name.clone());
         self.recorder.add(&instance.name, EventKind::Player { serves, node });
     }
@@ -238,7 +238,7 @@ impl Stage {
             Role::Proxy | Role::Bridge | Role::Store | Role::Helper => {}
         };
         let namespace = self.node().map(|node| &node.namespace);
-        let process = Process::start(owner, part, namespace, &on_line, over).map_err(|error| {
+        let process = StageProcess::start(owner, part, namespace, &on_line, over).map_err(|error| {
             let program = part.argv.first().map(|program| program.display().to_string()).unwrap_or_default();
             Error::Unavailable(format!("cannot start {program} for {owner}: {error}"))
         })?;
@@ -260,7 +260,7 @@ impl Stage {
 
     /// Waits until an instance listens on its own address.
     async fn until_open(&mut self, name: &str, address: SocketAddr) -> Result<(), Error> {
-        let listens = |process: &Process| proc_net::listens(process.pid().as_raw(), address);
+        let listens = |process: &StageProcess| proc_net::listens(process.pid().as_raw(), address);
         let open = async |stage: &Self| match stage.process(name, Role::Apiserver).is_some_and(listens) {
             true => Ok(()),
             false => Err(format!("it does not listen on {address}")),
@@ -272,7 +272,7 @@ impl Stage {
     /// Waits until new connections come to an instance; how long that took.
     pub(crate) async fn joined(&mut self, name: &str, within: Duration) -> Result<Duration, Error> {
         let took = self.until(name, "ready", within, async |stage| stage.check_joined(name).await).await?;
-        self.tell_joined(name);
+        self.publish_joined(name);
         Ok(took)
     }
 
@@ -281,7 +281,7 @@ impl Stage {
         self.joined.subscribe()
     }
 
-    pub(crate) fn tell_joined(&self, name: &str) {
+    pub(crate) fn publish_joined(&self, name: &str) {
         let Some(address) = self.direct(name) else { return };
         self.joined.send_modify(|instances| {
             instances.retain(|other| other.name != name);
@@ -335,13 +335,13 @@ impl Stage {
         Ok(())
     }
 
-    fn process(&self, owner: &str, role: Role) -> Option<&Process> {
+    fn process(&self, owner: &str, role: Role) -> Option<&StageProcess> {
         self.processes.iter().find(|p| p.owner == owner && p.role == role)
     }
 
     /// The exit status of the first process of an instance that has ended.
     pub(crate) fn ended(&self, name: &str) -> Option<ExitStatus> {
-        self.processes.iter().filter(|p| p.owner == name).find_map(Process::status)
+        self.processes.iter().filter(|p| p.owner == name).find_map(StageProcess::status)
     }
 
     /// Waits until one of an owner's processes has ended.
@@ -381,7 +381,7 @@ impl Stage {
             all_ended(group().copied()).await;
         }
         let server = self.processes.iter().find(|p| p.owner == name && p.role != Role::Proxy);
-        let status = server.filter(|p| !killed.contains(&p.role)).and_then(Process::status);
+        let status = server.filter(|p| !killed.contains(&p.role)).and_then(StageProcess::status);
         Stopped { status, early, killed }
     }
 
@@ -511,7 +511,7 @@ impl Stage {
     }
 }
 
-async fn all_ended<'a>(processes: impl IntoIterator<Item = &'a Process>) {
+async fn all_ended<'a>(processes: impl IntoIterator<Item = &'a StageProcess>) {
     for process in processes {
         process.wait().await;
     }
@@ -553,7 +553,8 @@ mod tests {
         let mut stages = Stages::new(&Context::new(&plan, Via::Berth)).unwrap();
         let stage = stages.front();
         let dir = stage.setting.dir.clone();
-        let old = Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1".into(), fault: None };
+        let old =
+            InstanceSpec { name: "old".into(), apiserver: Apiserver::default(), version: "v1".into(), fault: None };
         stage.start(&old, true).await.unwrap();
         let error = stage.joined("old", Duration::from_secs(30)).await.unwrap_err().to_string();
         assert!(error.contains("old ended before it was ready (exit status: ") && error.contains("listen"), "{error}");

@@ -6,7 +6,7 @@ use crate::event::{Event, EventKind};
 use crate::gate::GateMetrics;
 use crate::log::{Recorder, last};
 use crate::plan::Via;
-use crate::setting::Setting;
+use crate::setting::StageSetting;
 use crate::stamp::Stamp;
 use crate::topology::{Layout, NODE};
 use berth_node::instance::InstanceId;
@@ -86,7 +86,7 @@ fn mark_of(owner: &str, line: &LogLine) -> Option<(String, MarkKind)> {
 }
 
 /// Whether a shim reports that it listens and that an instance is ready, or why not.
-pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<(), String> {
+pub(super) async fn joined(setting: &StageSetting, shim: &str, name: &str) -> Result<(), String> {
     let status = status(setting, shim).await?;
     match status.instances.iter().find(|i| i.instance.as_str() == name) {
         Some(own) if own.health != InstanceHealth::Ready => Err(own.last_probe.clone()),
@@ -97,14 +97,14 @@ pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<
 }
 
 /// Whether a shim reports that an instance is not ready, or knows none of this name.
-pub(super) async fn is_missed(setting: &Setting, shim: &str, name: &str) -> bool {
+pub(super) async fn is_missed(setting: &StageSetting, shim: &str, name: &str) -> bool {
     let Ok(status) = status(setting, shim).await else { return false };
     let own = status.instances.iter().find(|i| i.instance.as_str() == name);
     own.is_none_or(|own| own.health != InstanceHealth::Ready)
 }
 
 /// A shim's status, or why it does not report one.
-async fn status(setting: &Setting, shim: &str) -> Result<Box<Status>, String> {
+async fn status(setting: &StageSetting, shim: &str) -> Result<Box<Status>, String> {
     let berth = berth(setting).ok_or("the run directory is still empty")?;
     let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
     let path = berth.socket_path(&shim).map_err(|error| error.to_string())?;
@@ -134,7 +134,7 @@ pub(crate) async fn of_shims<T: Send + 'static>(
 }
 
 /// Logs how the gates are, until it is dropped.
-pub(crate) async fn watch_gates(setting: Setting, recorder: Arc<Recorder>) {
+pub(crate) async fn watch_gates(setting: StageSetting, recorder: Arc<Recorder>) {
     let mut ticks = tokio::time::interval(GATES_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let take = |reply| match reply {
@@ -160,21 +160,21 @@ pub(super) fn listens(pid: Pid, address: SocketAddr) -> bool {
 }
 
 /// What `berth exec` recorded of an instance.
-pub(super) fn record(setting: &Setting, name: &str) -> Option<Record> {
+pub(super) fn record(setting: &StageSetting, name: &str) -> Option<Record> {
     listed(setting, name).map(|listed| listed.record)
 }
 
 /// The same of one that lives.
-pub(super) fn living(setting: &Setting, name: &str) -> Option<Record> {
+pub(super) fn living(setting: &StageSetting, name: &str) -> Option<Record> {
     listed(setting, name).filter(|listed| listed.alive).map(|listed| listed.record)
 }
 
-fn listed(setting: &Setting, name: &str) -> Option<ListedInstance> {
+fn listed(setting: &StageSetting, name: &str) -> Option<ListedInstance> {
     let listing = instance::list(&berth(setting)?).ok()?;
     listing.found.into_iter().find(|listed| listed.record.instance.as_str() == name)
 }
 
-fn berth(setting: &Setting) -> Option<BerthDir> {
+fn berth(setting: &StageSetting) -> Option<BerthDir> {
     RunDir::find(&setting.run_dir()).ok()??.berth(setting.address).ok()
 }
 

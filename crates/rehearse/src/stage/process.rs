@@ -28,7 +28,7 @@ pub(super) type Listener = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A process. It is killed when this is dropped.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct StageProcess {
     pub(super) owner: String,
     pub(super) role: Role,
     pid: Pid,
@@ -39,7 +39,7 @@ pub(super) struct Process {
     readers: Vec<JoinHandle<()>>,
 }
 
-impl Process {
+impl StageProcess {
     /// Starts it. `over` is called when it has ended.
     pub(super) fn start(
         owner: &str,
@@ -127,7 +127,7 @@ pub(crate) fn command(program: &OsStr, namespace: Option<&Namespace>) -> Command
     command
 }
 
-impl Drop for Process {
+impl Drop for StageProcess {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
         self.waiter.abort();

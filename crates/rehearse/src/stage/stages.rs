@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::etcd::Etcd;
 use crate::network::{Network, Node, WORKER};
 use crate::plan::Via;
-use crate::setting::Setting;
+use crate::setting::StageSetting;
 use crate::topology::Layout;
 use berth_shim::config::DirectMode;
 use std::io;
@@ -55,7 +55,7 @@ impl Stages {
             Some(_) => Some(Etcd::new().map_err(no_address)?),
             None => None,
         };
-        let setting = Setting {
+        let setting = StageSetting {
             dir: dir.path().to_owned(),
             address: addresses[0],
             node: None,
@@ -70,7 +70,7 @@ impl Stages {
         };
         let (layout, joined) = (Layout { via, topology: plan.topology }, watch::Sender::default());
         let stage = |setting| Stage::new(setting, layout, recorder, &joined);
-        let at = |node: &Node| Setting { address: node.address, node: Some(node.clone()), ..setting.clone() };
+        let at = |node: &Node| StageSetting { address: node.address, node: Some(node.clone()), ..setting.clone() };
         let mut stages = Self {
             nodes: nodes.into_iter().map(|node| stage(at(node))).collect(),
             worker: worker.map(|node| stage(at(node))),

@@ -270,15 +270,15 @@ fn a_storm_is_told_by_when_its_clients_were_served_and_what_failed_before() {
 #[test]
 fn who_waits_at_the_gate_is_told_in_the_steps_of_the_timeline() {
     let mut record = record();
-    let look = |others, first, openings| Sample {
+    let sample = |others, first, openings| Sample {
         waiting: [("first", first), ("others", others)].map(|(class, count)| (class.to_owned(), count)).into(),
         openings,
         limit: 4,
     };
     // Before the load, twice in a step, and after some in which nobody was asked.
-    record.events = [(-10, look(99, 0, 9)), (100, look(7, 1, 4)), (110, look(5, 2, 3)), (270, look(0, 0, 1))]
+    record.events = [(-10, sample(99, 0, 9)), (100, sample(7, 1, 4)), (110, sample(5, 2, 3)), (270, sample(0, 0, 1))]
         .map(|(ms, now)| {
-            // Three since the first look.
+            // Three since the first sample.
             let dropped = [("left".to_owned(), if ms < 0 { 0 } else { 3 })].into();
             let counted = Counted { dropped, ..Counted::default() };
             event(ms, EventKind::Gates(vec![("old".into(), GateMetrics { now, counted })]))

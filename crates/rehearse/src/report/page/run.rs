@@ -247,7 +247,7 @@ fn shares(ran: &Ran) -> Markup {
                 dd {
                     svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true" {
                         @let width = format!("{:.1}", count as f64 / most as f64 * 100.0);
-                        rect.area.(plot::look(ran, name)) width=(width) height="8" {}
+                        rect.area.(plot::instance_class(ran, name)) width=(width) height="8" {}
                     }
                     span.number { (format::count(count)) }
                 }

@@ -1,6 +1,6 @@
 //! Stacked areas, a look an instance.
 
-use super::{FONT, Frame, LEFT, RIGHT, View, look, named};
+use super::{FONT, Frame, LEFT, RIGHT, View, instance_class, named};
 use crate::data::Ran;
 use crate::report::format;
 use crate::report::svg::{self, Scale, px, text_width};
@@ -31,7 +31,7 @@ pub(super) fn areas(frame: &Frame, run: &Ran, stack: &Stack<'_>, y: &Scale) -> M
     for (name, values) in stack {
         let above: Vec<f64> = below.iter().zip(values).map(|(below, value)| below + value).collect();
         let at = |values: &[f64]| values.iter().map(|value| y.at(*value)).collect::<Vec<_>>();
-        layers.push((look(run, name), svg::area(&edges, &at(&above), &at(&below))));
+        layers.push((instance_class(run, name), svg::area(&edges, &at(&above), &at(&below))));
         below = above;
     }
     html! {

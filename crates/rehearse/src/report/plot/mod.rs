@@ -198,7 +198,9 @@ struct View<'a> {
 impl View<'_> {
     fn keys(&self) -> Vec<Key> {
         let instances = self.run.instances.iter();
-        instances.map(|i| Key { look: Look::Area(look(self.run, &i.name)), text: named(self.run, &i.name) }).collect()
+        instances
+            .map(|i| Key { look: Look::Area(instance_class(self.run, &i.name)), text: named(self.run, &i.name) })
+            .collect()
     }
 
     /// A drawing with a heading above and seconds below. Its layers are given where they begin and end: a vertical axis, what is below the
@@ -256,8 +258,8 @@ pub(super) fn steps(run: &Ran) -> usize {
     run.timeline.wait_max_ms.len()
 }
 
-/// The look of an instance.
-pub(super) fn look(run: &Ran, instance: &str) -> &'static str {
+/// The CSS class of what is drawn of an instance.
+pub(super) fn instance_class(run: &Ran, instance: &str) -> &'static str {
     let known = run.instances.iter().position(|i| i.name == instance);
     known.map_or("ix", |index| ["i0", "i1", "i2", "i3", "i4"][index % LOOKS])
 }

@@ -132,7 +132,7 @@ pub(super) fn rates(run: &Ran) -> Stack<'_> {
 }
 
 /// What happened together: from the first step to the last, and how often what.
-struct Cluster {
+struct LossCluster {
     sign: Sign,
     steps: (usize, usize),
     middle_ms: f64,
@@ -140,7 +140,7 @@ struct Cluster {
     count: u64,
 }
 
-fn clusters(run: &Ran) -> Vec<Cluster> {
+fn clusters(run: &Ran) -> Vec<LossCluster> {
     let step = run.timeline.step_ms as f64;
     let lost = run.timeline.lost.iter().map(|(kind, counts)| (short(kind), counts.as_slice())).collect::<Vec<_>>();
     let ended = [
@@ -150,7 +150,7 @@ fn clusters(run: &Ran) -> Vec<Cluster> {
     [group(Sign::Cross, &lost, step), group(Sign::Diamond, &ended, step)].into_iter().flatten().collect()
 }
 
-fn group(sign: Sign, kinds: &[(String, &[u64])], step_ms: f64) -> Vec<Cluster> {
+fn group(sign: Sign, kinds: &[(String, &[u64])], step_ms: f64) -> Vec<LossCluster> {
     let steps = kinds.iter().map(|(_, counts)| counts.len()).max().unwrap_or(0);
     let any = |step: &usize| kinds.iter().any(|(_, counts)| counts.get(*step).is_some_and(|count| *count > 0));
     let mut spans: Vec<(usize, usize)> = Vec::new();
@@ -166,13 +166,13 @@ fn group(sign: Sign, kinds: &[(String, &[u64])], step_ms: f64) -> Vec<Cluster> {
         let text = sums.clone().map(|(kind, count)| format!("{} {kind}", format::count(count)));
         let (text, count) = (text.collect::<Vec<_>>().join(", "), sums.map(|(_, count)| count).sum());
         let middle_ms = (from + to + 1) as f64 / 2.0 * step_ms;
-        Cluster { sign, steps: (from, to), middle_ms, text, count }
+        LossCluster { sign, steps: (from, to), middle_ms, text, count }
     };
     spans.into_iter().map(cluster).collect()
 }
 
 /// Where something was lost, over the answers.
-fn bands(frame: &Frame, run: &Ran, clusters: &[Cluster], top: f64, bottom: f64) -> Markup {
+fn bands(frame: &Frame, run: &Ran, clusters: &[LossCluster], top: f64, bottom: f64) -> Markup {
     let edges = frame.edges(run);
     let lost = clusters.iter().filter(|cluster| matches!(cluster.sign, Sign::Cross));
     html! {
@@ -184,11 +184,11 @@ fn bands(frame: &Frame, run: &Ran, clusters: &[Cluster], top: f64, bottom: f64) 
 }
 
 /// The signs below the axis: losses in rows of their own above what the instances ended.
-fn strip(frame: &Frame, clusters: &[Cluster], top: f64) -> (Markup, f64) {
+fn strip(frame: &Frame, clusters: &[LossCluster], top: f64) -> (Markup, f64) {
     let mut y = top;
     let mut drawn = Vec::new();
     for wanted in [Sign::Cross, Sign::Diamond] {
-        let ours: Vec<&Cluster> =
+        let ours: Vec<&LossCluster> =
             clusters.iter().filter(|c| std::mem::discriminant(&c.sign) == std::mem::discriminant(&wanted)).collect();
         if ours.is_empty() {
             continue;
@@ -213,9 +213,9 @@ fn strip(frame: &Frame, clusters: &[Cluster], top: f64) -> (Markup, f64) {
     (markup, y + 4.0)
 }
 
-fn place(frame: &Frame, clusters: &[&Cluster]) -> Vec<Placed> {
+fn place(frame: &Frame, clusters: &[&LossCluster]) -> Vec<Placed> {
     let label =
-        |cluster: &&Cluster| Label { at: frame.x(cluster.middle_ms), text: text_width(&cluster.text, FONT) + 6.0 };
+        |cluster: &&LossCluster| Label { at: frame.x(cluster.middle_ms), text: text_width(&cluster.text, FONT) + 6.0 };
     let room = Room { left: 0.0, right: WIDTH, badge: 14.0, rows: ROWS };
     labels::place(&clusters.iter().map(label).collect::<Vec<_>>(), room)
 }
@@ -229,7 +229,7 @@ fn words_at(place: &Placed, middle: f64, away: f64, text: &str) -> Markup {
     html! { text.sign-words x=(px(x)) y=(px(middle + FONT * 0.36)) text-anchor=(anchor) { (text) } }
 }
 
-fn in_words(clusters: &[Cluster]) -> String {
+fn in_words(clusters: &[LossCluster]) -> String {
     let lost = clusters.iter().filter(|c| matches!(c.sign, Sign::Cross));
     match lost.clone().map(|c| c.count).sum() {
         0 => "Nothing was lost.".to_owned(),

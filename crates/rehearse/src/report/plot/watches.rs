@@ -1,7 +1,7 @@
 //! A lane a watch: on which instance it was, and where it was on none.
 
 use super::counts::{self, Stack};
-use super::{Frame, Key, LEFT, Look, RIGHT, Sign, View, look};
+use super::{Frame, Key, LEFT, Look, RIGHT, Sign, View, instance_class};
 use crate::data::{Gap, Ran, Watch};
 use crate::report::format;
 use crate::report::svg::{px, text_width};
@@ -91,7 +91,7 @@ fn one(frame: &Frame, run: &Ran, watch: &Watch, y: f64, height: f64) -> Markup {
         text.tick x=(px(LEFT - 6.0)) y=(px(middle + 3.6)) text-anchor="end" font-size="10" { (id) }
         @for segment in &watch.segments {
             @let (left, right) = (x(segment.from_ms), x(segment.to_ms));
-            @let look = look(run, &segment.instance);
+            @let look = instance_class(run, &segment.instance);
             g {
                 title { (watch.id) " on " (segment.instance) ", " (format::moment(segment.from_ms)) " to " (format::moment(segment.to_ms)) }
                 rect.area.(look) x=(px(left)) y=(px(y)) width=(px((right - left).max(0.5))) height=(px(height)) {}

@@ -1,4 +1,4 @@
-//! The phases of a stand-in, as kube-apiserver goes through them, and what waits for which.
+//! The phases of a simulated apiserver, as kube-apiserver goes through them, and what waits for which.
 
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;

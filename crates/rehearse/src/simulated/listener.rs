@@ -1,4 +1,4 @@
-//! Listener, TLS and connections of a stand-in.
+//! Listener, TLS and connections of a simulated apiserver.
 //!
 //! Connections are ended as Go's `http.Server.Shutdown` does it: idle ones at once, others after what
 //! is under way, HTTP/2 by GOAWAY, and one without a request yet gets [`UNUSED`] for it.
@@ -156,8 +156,8 @@ pub(super) fn tls(flags: &Flags) -> io::Result<TlsAcceptor> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stand_in::cache::Cache;
-    use crate::stand_in::store_client::StoreClient;
+    use crate::simulated::cache::Cache;
+    use crate::simulated::store_client::StoreClient;
     use crate::{certs, log::Recorder, store::Store, store_server};
     use tokio::io::AsyncReadExt;
 

@@ -1,4 +1,4 @@
-//! A stand-in for kube-apiserver: its flags, its phases, and just enough of its API.
+//! A simulated kube-apiserver: its flags, its phases, and just enough of its API.
 //!
 //! What it is for: to be started, loaded and stopped by `berth run` exactly as the real one is, on a
 //! machine that has none. So flags (`flags`), phases on SIGTERM (`life`, `listener`) and the API
@@ -39,7 +39,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Length of the accept queue, which the kernel caps at net.core.somaxconn, as Go wants it.
 const BACKLOG: u32 = 65_535;
 
-/// Runs a stand-in with kube-apiserver's flags until it is stopped. Returns the exit status: 0 after a
+/// Runs a simulated apiserver with kube-apiserver's flags until it is stopped. Returns the exit status: 0 after a
 /// drain, 1 for a wrong flag or when it cannot start (the reason is on standard error). A second SIGTERM ends
 /// the process at once with 1.
 pub fn run(args: &[String]) -> u8 {

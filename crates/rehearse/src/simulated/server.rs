@@ -1,4 +1,4 @@
-//! What all connections of a stand-in share, and which of them are open.
+//! What all connections of a simulated apiserver share, and which of them are open.
 
 use super::cache::Cache;
 use super::connection::Connection;

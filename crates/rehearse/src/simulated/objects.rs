@@ -1,4 +1,4 @@
-//! The Kubernetes objects of a stand-in: ConfigMaps, `Status`, and the discovery documents.
+//! The Kubernetes objects of a simulated apiserver: ConfigMaps, `Status`, and the discovery documents.
 
 use super::body::Payload;
 use hyper::body::Bytes;

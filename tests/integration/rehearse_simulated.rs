@@ -1,4 +1,4 @@
-//! A stand-in apiserver alone, as a process: its flags, its API, its phases on SIGTERM.
+//! A simulated apiserver alone, as a process: its flags, its API, its phases on SIGTERM.
 
 use berth_rehearse::data::MarkKind;
 use berth_rehearse::event::{EndedBy, EventKind, STREAM_HEADER};
@@ -30,7 +30,7 @@ const BOUND: Duration = Duration::from_secs(30);
 const MAPS: &str = "/api/v1/namespaces/n/configmaps";
 const SECRETS: &str = "/api/v1/secrets";
 
-struct StandIn {
+struct Simulated {
     child: Child,
     address: SocketAddr,
     recorder: Arc<Recorder>,
@@ -41,7 +41,7 @@ struct StandIn {
     dir: tempfile::TempDir,
 }
 
-impl StandIn {
+impl Simulated {
     async fn start(flags: &[&str]) -> Self {
         Self::start_on(Arc::default(), flags).await
     }
@@ -256,7 +256,7 @@ fn an_unknown_flag_ends_it() {
 
 #[tokio::test]
 async fn a_port_that_is_taken_ends_it() {
-    let it = StandIn::start(&[]).await;
+    let it = Simulated::start(&[]).await;
     let file = |name: &str| it.dir.path().join(name).display().to_string();
     let output = Command::new(env!("CARGO_BIN_EXE_berth"))
         .args(["stand-in", &format!("--bind-address={}", it.address.ip())])
@@ -274,7 +274,7 @@ async fn a_port_that_is_taken_ends_it() {
 #[tokio::test]
 async fn config_maps_are_created_read_and_watched() {
     for http2 in [false, true] {
-        let it = StandIn::start(&["--stand-in-version", "v1.2.3"]).await;
+        let it = Simulated::start(&["--stand-in-version", "v1.2.3"]).await;
         let mut client = it.connect(http2, "a").await.unwrap();
         assert_eq!(client.get("/version").await.1["gitVersion"], "v1.2.3");
         assert_eq!(client.get("/api/v1").await.1["resources"][0]["name"], "configmaps");
@@ -321,7 +321,7 @@ async fn a_watch_from_before_its_start_or_what_it_keeps_is_told_410() {
     let write = |n: u64| store.create(map(&format!("m-{n}"))).unwrap();
     (0..5).for_each(|n| drop(write(n)));
     // At revision 6.
-    let it = StandIn::start_on(Arc::clone(&store), &["--default-watch-cache-size=8"]).await;
+    let it = Simulated::start_on(Arc::clone(&store), &["--default-watch-cache-size=8"]).await;
     write(5);
     let gone = async |path: &str, from: u64| {
         let mut client = it.client().await;
@@ -350,7 +350,7 @@ async fn a_watch_from_before_its_start_or_what_it_keeps_is_told_410() {
 /// writes when the store says so.
 #[tokio::test]
 async fn bookmarks_tell_those_who_see_no_events_how_far_it_is() {
-    let it = StandIn::start(&["--stand-in-bookmark-period=50ms"]).await;
+    let it = Simulated::start(&["--stand-in-bookmark-period=50ms"]).await;
     let quiet = "/api/v1/namespaces/quiet/configmaps";
     for path in [quiet, SECRETS] {
         let mut client = it.connect(true, "w").await.unwrap();
@@ -379,7 +379,7 @@ async fn bookmarks_tell_those_who_see_no_events_how_far_it_is() {
 
 #[tokio::test]
 async fn readyz_waits_for_the_start() {
-    let it = StandIn::start(&["--stand-in-start-delay=1h"]).await;
+    let it = Simulated::start(&["--stand-in-start-delay=1h"]).await;
     let mut client = it.client().await;
     assert_eq!(client.get("/readyz").await.0, 500);
     assert_eq!(client.get("/livez").await.0, 200);
@@ -387,7 +387,7 @@ async fn readyz_waits_for_the_start() {
 
 #[tokio::test]
 async fn without_anonymous_access_only_who_shows_a_certificate_is_answered() {
-    let mut it = StandIn::start(&["--anonymous-auth=false"]).await;
+    let mut it = Simulated::start(&["--anonymous-auth=false"]).await;
     for path in ["/readyz", "/livez", MAPS] {
         assert_eq!(it.client().await.get(path).await.0, 401, "{path}");
     }
@@ -400,7 +400,7 @@ async fn without_anonymous_access_only_who_shows_a_certificate_is_answered() {
 
 #[tokio::test]
 async fn after_sigterm_it_is_unready_and_goes_on_serving() {
-    let it = StandIn::start(&["--shutdown-delay-duration=1h"]).await;
+    let it = Simulated::start(&["--shutdown-delay-duration=1h"]).await;
     it.marked(MarkKind::Ready).await;
     let mut kept = it.client().await;
     assert_eq!(kept.get("/readyz").await.0, 200);
@@ -417,7 +417,7 @@ async fn after_sigterm_it_is_unready_and_goes_on_serving() {
 
 #[tokio::test]
 async fn then_it_closes_what_is_idle_ends_its_watches_and_exits() {
-    let mut it = StandIn::start(&[]).await;
+    let mut it = Simulated::start(&[]).await;
     let mut idle = it.connect(false, "idle").await.unwrap();
     let mut idle2 = it.connect(true, "idle2").await.unwrap();
     let mut watch = it.connect(true, "watch").await.unwrap();
@@ -446,7 +446,7 @@ async fn then_it_closes_what_is_idle_ends_its_watches_and_exits() {
 async fn a_request_under_way_is_finished() {
     for retry_after in [false, true] {
         let flag = format!("--shutdown-send-retry-after={retry_after}");
-        let mut it = StandIn::start(&[&flag]).await;
+        let mut it = Simulated::start(&[&flag]).await;
         let (half, body) = mpsc::channel(2);
         let mut slow = it.connect(true, "slow").await.unwrap();
         let mut same = slow.another();
@@ -481,7 +481,7 @@ async fn a_request_under_way_is_finished() {
 
 #[tokio::test]
 async fn a_second_signal_ends_it_at_once() {
-    let mut it = StandIn::start(&["--shutdown-delay-duration=1h"]).await;
+    let mut it = Simulated::start(&["--shutdown-delay-duration=1h"]).await;
     it.signal();
     it.marked(MarkKind::Terminating).await;
     it.signal();

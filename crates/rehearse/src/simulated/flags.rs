@@ -1,4 +1,4 @@
-//! kube-apiserver's flag syntax, for the few flags that a stand-in has.
+//! kube-apiserver's flag syntax, for the few flags that a simulated apiserver has.
 //!
 //! As its flag library (pflag) does it: `--flag value` and `--flag=value`, `_` counts as `-` in names,
 //! a boolean takes its value only after `=`, the last one wins, and the first mistake ends the
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Time between two bookmarks of a watch, as in kube-apiserver.
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 
-/// A stand-in's checked flags.
+/// A simulated apiserver's checked flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Flags {
     pub(super) bind_address: IpAddr,
