@@ -290,7 +290,7 @@ fn one_that_is_killed_takes_its_children_along_and_the_next_removes_its_files() 
     // Somebody's, with such a name.
     std::fs::create_dir(tmp.path().join("berth-rehearse-results")).unwrap();
 
-    let mut next = at("which a rehearsal left that was killed", tmp.path(), &["--rate=20"]);
+    let mut next = at("left by a rehearsal that was killed", tmp.path(), &["--rate=20"]);
     kill(Pid::from_raw(next.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
     next.wait().unwrap();
     assert_eq!(names(tmp.path()).len(), 2, "{:?}", names(tmp.path()));

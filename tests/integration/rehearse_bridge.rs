@@ -112,6 +112,6 @@ fn a_bridge_is_not_left_behind_by_a_kill() {
     is_not_left_behind(Signal::SIGKILL, |tmp, _| {
         let next = rehearse(tmp, &["--via=none"]).output().unwrap();
         let said = String::from_utf8_lossy(&next.stderr);
-        assert!(said.contains("which a rehearsal left that was killed"), "{said}");
+        assert!(said.contains("left by a rehearsal that was killed"), "{said}");
     });
 }

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_insists_is_served_in_the_end() {
+    async fn a_client_that_insists_is_served_in_the_end() {
         let (mut attempts, mut failures) = (0, Vec::new());
         let attempt = async || {
             attempts += 1;

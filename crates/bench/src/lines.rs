@@ -309,7 +309,7 @@ fn told(text: &str) -> String {
     lines.iter().enumerate().map(told).collect::<Vec<_>>().join("\n")
 }
 
-/// At most so many: of a line of the log it is not known which connection it is of.
+/// Rewrites this many lines at most: the log does not show which connection each of its own lines is about.
 fn slow(text: &str, mut at_most: usize) -> String {
     let mut slow = |line: &str| {
         let ended = |r: Request<'_>| {
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_before_a_connections_end_tells_of_it() {
+    fn an_answer_before_a_connections_end_announces_it() {
         let lines = "1 kept-0-1 lost 1 503\n2 kept-1-1 ok 1 -\n3 kept-1-1 lost 1 429\n4 kept-1-1 ended 0 told, closed, idle\n\
                      5 kept-2-1 ok 1 -\n6 kept-2-1 lost 1 503\n7 kept-2-1 ok 1 -\n8 kept-2-1 ended 0 cut, reset, idle";
         let expected = lines.replace("3 kept-1-1 lost", "3 kept-1-1 told");

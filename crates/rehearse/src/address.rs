@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 /// The berth in a network namespace of the rehearsal's own, where kube-apiserver can advertise it.
 pub const NETNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 123, 0, 5), 6443);
 
-/// Where the clients of a storm come from, each from an address of its own: they share no line in a gate. Those of a network
+/// Where the clients of a storm come from, each from an address of its own: they share no queue in a gate. Those of a network
 /// namespace are none of the node's own ([`netns`](super::netns) has the network).
 pub(crate) const STORM: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 124, 0, 0), Ipv4Addr::new(10, 124, 0, 0)];
 
@@ -30,8 +30,8 @@ pub fn free_address() -> io::Result<SocketAddr> {
     Err(last)
 }
 
-/// Whether an address can be bound. It does not listen, and whoever binds it next may: another thread may fork meanwhile, and
-/// its child has a duplicate until it runs its program.
+/// Whether an address can be bound. The socket does not listen, so that the address can be bound again at once: another thread may
+/// fork meanwhile, and its child has a duplicate of the socket until it runs its program.
 fn bind(address: SocketAddr) -> io::Result<()> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.bind(&address.into())?;

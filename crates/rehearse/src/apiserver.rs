@@ -5,8 +5,8 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// This very binary, even if its file was replaced meanwhile, and for whoever starts it: the berth that is rehearsed with
-/// becomes the simulated apiserver, and may be another file, which has none.
+/// The path of this binary for every process, even if its file was replaced meanwhile. The berth that is rehearsed executes it as
+/// the simulated apiserver: it may itself be another binary, without one.
 pub(crate) fn this() -> OsString {
     format!("/proc/{}/exe", std::process::id()).into()
 }
@@ -71,7 +71,7 @@ impl Apiserver {
             _ => {
                 let text = text + String::from_utf8_lossy(&output.stderr);
                 let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing");
-                Err(format!("--version ends with {} and says: {last}", output.status))
+                Err(format!("--version ended with {} and printed: {last}", output.status))
             }
         }
     }
@@ -128,11 +128,11 @@ mod tests {
         assert_eq!(ask("stand-in").await.unwrap(), "v1");
         assert_eq!(
             ask("echo Kubernetes v1.36.3").await.unwrap_err(),
-            "--version ends with exit status: 0 and says: Kubernetes v1.36.3 --version"
+            "--version ended with exit status: 0 and printed: Kubernetes v1.36.3 --version"
         );
         assert_eq!(ask("sh -c 'echo Kubernetes v1.36.3'").await.unwrap(), "v1.36.3");
         let wrong = ask("sh -c 'echo Error: unknown flag: --x >&2; exit 1'").await.unwrap_err();
-        assert_eq!(wrong, "--version ends with exit status: 1 and says: Error: unknown flag: --x");
+        assert_eq!(wrong, "--version ended with exit status: 1 and printed: Error: unknown flag: --x");
         assert!(ask("/etc/hostname").await.unwrap_err().contains("cannot be started"));
     }
 

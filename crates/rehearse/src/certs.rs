@@ -43,7 +43,7 @@ pub struct Certs {
     /// PEM file with the private one.
     pub account_key_file: PathBuf,
     pub ca: CertificateDer<'static>,
-    /// Whose each serving certificate is.
+    /// Which instance each serving certificate belongs to.
     pub(crate) names: Names,
     dir: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -219,7 +219,7 @@ pub(crate) fn client_config(
         }
         None => config.with_no_client_auth(),
     };
-    // A new connection is to be a whole handshake, whoever answers.
+    // Every new connection is a full handshake, whichever instance answers.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(config)
 }

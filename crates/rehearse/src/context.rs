@@ -1,4 +1,4 @@
-//! What everything that acts in one run has: the plan, the way that is rehearsed, the log, and what a person sees meanwhile.
+//! The context of one run: the plan, the way that is rehearsed, the log, and the progress on the terminal.
 
 use super::event::{EventKind, FaultStep};
 use super::log::Recorder;

@@ -1,4 +1,4 @@
-//! What a report says, as data: the schema of `berth rehearse --json`, and all that the page and the table are
+//! A report as data: the schema of `berth rehearse --json`, and all that the page and the table are
 //! made from.
 //!
 //! Times are milliseconds from the start of the load of their run, so the start of the old instance
@@ -77,7 +77,7 @@ pub struct Environment {
 pub struct Program {
     /// What it was there for: `old`, `new`, `etcd`, `haproxy`, `berth` where it is another one than that which made the report.
     pub role: String,
-    /// Which version, as it says itself.
+    /// Which version, as it reports it.
     pub version: String,
 }
 
@@ -274,7 +274,7 @@ pub struct Verdict {
     /// Nothing was lost beyond what was promised, every promise was kept, and the run would have shown
     /// it otherwise.
     pub held: bool,
-    /// The run says nothing, as its machine was too slow for the load: nothing was seen that berth or an instance did wrong.
+    /// Nothing can be concluded from the run, as its machine was too slow for the load: nothing was seen that berth or an instance did wrong.
     pub inconclusive: bool,
     /// In one sentence.
     pub summary: String,
@@ -356,7 +356,7 @@ pub struct Figures {
     pub slow_reads: u64,
     /// Connections that failed because a certificate was not the right one.
     pub x509_errors: u64,
-    /// Lines of apiservers' logs that tell of a certificate that they do not trust; none: simulated
+    /// Lines of apiservers' logs that report a certificate that they do not trust; none: simulated
     /// ones write no such lines.
     pub logged_x509_errors: Option<u64>,
     /// Time for which the Service `kubernetes` named no address: the sum of [`Ran::endpoint_gaps`].
@@ -427,7 +427,7 @@ pub enum MarkKind {
     /// It takes no new connections, or rejects requests, as a simulated apiserver reports.
     #[cfg_attr(test, schemars(skip))]
     Draining,
-    /// Its last connection is over.
+    /// Its last connection has ended.
     Drained,
     /// Its processes are gone.
     Exited,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{MissedTickBehavior, sleep, timeout};
 
-/// Time between two looks: for each, shims ask the kernel for all connections of the node.
+/// Time between two polls: for each, shims ask the kernel for all connections of the node.
 const POLL_EVERY: Duration = Duration::from_millis(250);
 
 /// How long shims may take to find that it is calm: 8 s after it was not, a lease, and as long again on a busy machine.
@@ -61,7 +61,7 @@ pub async fn settle(plan: &mut Plan) -> Result<(), Error> {
 
 fn cannot(plan: &mut Plan, why: &str) -> Result<(), Error> {
     if plan.direct == DirectMode::On {
-        let why = format!("--direct on: {why}; nothing was begun, and --direct auto goes on without it");
+        let why = format!("--direct on: {why}; nothing was started, and --direct auto goes on without it");
         return Err(Error::Unavailable(why));
     }
     plan.without_direct(why);
@@ -93,13 +93,13 @@ pub(crate) async fn watch(setting: StageSetting, recorder: Arc<Recorder>) {
     }
 }
 
-/// What `take` finds in the status of each shim that answers, and its name.
-async fn ask<T>(setting: &StageSetting, take: impl Fn(&Status, &str) -> Option<T>) -> Vec<T> {
+/// What `select` finds in the status of each shim that answers, and its name.
+async fn ask<T>(setting: &StageSetting, select: impl Fn(&Status, &str) -> Option<T>) -> Vec<T> {
     let status = |reply| match reply {
         Reply::Status(status) => Some(status),
         _ => None,
     };
     let shims = of_shims(&setting.run_dir(), Ask::Status, status).await;
-    let found = |(socket, status): (PathBuf, Box<Status>)| take(&status, &socket.file_stem()?.to_string_lossy());
+    let found = |(socket, status): (PathBuf, Box<Status>)| select(&status, &socket.file_stem()?.to_string_lossy());
     shims.into_iter().filter_map(found).collect()
 }

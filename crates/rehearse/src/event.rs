@@ -75,7 +75,7 @@ pub enum EventKind {
     },
     /// Something was seen of the fault that was injected as the N-th, from 0 on.
     FaultStep(usize, FaultStep),
-    /// The Service `kubernetes` was looked at.
+    /// The Service `kubernetes` was polled.
     Service {
         /// When the poll before was, which saw what the event before has.
         after: Stamp,
@@ -110,7 +110,7 @@ pub enum Dialed {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultStep {
-    /// Whoever is to notice it has; under a bridge, what was killed is gone.
+    /// Shims or clients have noticed it; under a bridge, what was killed is gone.
     Noticed,
     /// All is as before again.
     Over,
@@ -193,7 +193,7 @@ pub enum Failure {
 impl std::error::Error for Failure {}
 
 impl Failure {
-    /// What it costs a client that does not come again; none: it is this machine's own.
+    /// What it costs a client that does not retry; none: it is this machine's own.
     pub(crate) fn loss(&self) -> Option<Loss> {
         Some(match self {
             Self::Local(_) => return None,
@@ -222,7 +222,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The end, not wanted by its client, of a connection whose TLS handshake was over.
+/// An end that its client did not want, of a connection whose TLS handshake was complete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamEnd {
     pub stream: StreamId,
@@ -283,7 +283,7 @@ pub struct EndReport {
     /// The other end of the connection as the instance saw it.
     pub peer: SocketAddr,
     pub by: EndedBy,
-    /// When the instance began to end it, or saw that it was over.
+    /// When the instance began to end it, or saw that it had ended.
     pub at: Stamp,
     /// Requests that it rejected with 429 or 503 because it was shutting down.
     pub rejected: u32,

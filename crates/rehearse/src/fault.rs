@@ -7,7 +7,7 @@ use std::time::Duration;
 /// How long a new apiserver that starts slowly takes, beyond what it needs.
 pub const SLOW: Duration = Duration::from_secs(5);
 
-/// A thing that goes wrong. Several happen one after the other, in this order, before and in the first upgrade.
+/// A fault. Several happen one after the other, in this order, before and in the first upgrade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {

@@ -11,15 +11,15 @@
 //! * [`store`]: the objects that simulated apiservers serve, in etcd's place; they reach it through [`store_server`] in
 //!   the language of `wire`. Real ones get an `etcd`.
 //! * [`load`]: clients through the berth that never retry.
-//! * [`event`]: what clients, instances and the script see; [`log`]: these, appended and never changed; [`record`]: the same, sorted by what
-//!   they are about when all is over.
+//! * [`event`]: what clients, instances and the script see; [`log`]: these, appended and never changed; [`record`]: the same, sorted
+//!   after the run by what they are about.
 //! * `monitor`: requests in addition to the load; [`direct`]: how many connections go past the shims; [`gate`]: the metrics of their gates.
 //! * [`netns`]: a network namespace for all of this; `network`: those of several nodes.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
 //! * [`judges`], a file each: from the record to the [`data`], which is the JSON and has a version, and from that to a `section`: rows, tiles,
 //!   what runs are compared by, grids. `verdict` is what they came to as a whole; what can be lost is a `loss`.
 //! * The [`table`] and the [`report`]'s page draw sections, and do not know which judge made which.
-//! * [`stats`]: a percentile. `progress`: what a person sees meanwhile. `context` has it, the plan and the log of one run.
+//! * [`stats`]: a percentile. `progress`: what is printed meanwhile. `context` has it, the plan and the log of one run.
 
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
@@ -130,7 +130,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
     let handler = |kind| signal(kind).map_err(|e| Error::Unavailable(format!("cannot handle signals: {e}")));
     let (mut int, mut term) = (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?);
     for left in stage::sweep() {
-        progress::print(&format!("removed {}, which a rehearsal left that was killed", left.display()));
+        progress::print(&format!("removed {}, left by a rehearsal that was killed", left.display()));
     }
     available(plan, plan.via).await.map_err(Error::Unavailable)?;
     for &via in &plan.runs {

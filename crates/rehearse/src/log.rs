@@ -1,7 +1,7 @@
 //! The log of a rehearsal: one event for each thing that a client, an instance or the script saw, appended when it was seen and
 //! never changed.
 //!
-//! The load, the stage and the script only append. What the events mean is decided when all is over:
+//! The load, the stage and the script only append. What the events mean is decided after the run:
 //! [`Record`](super::record::Record) sorts them for the judges.
 
 use super::data::MarkKind;
@@ -56,7 +56,7 @@ impl Recorder {
         read(&self.lock())
     }
 
-    /// The last time that an instance came so far.
+    /// When an instance last got a mark.
     pub fn last(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
         self.read(|log| last(log, instance, mark))
     }
@@ -67,7 +67,7 @@ impl Recorder {
         self.read(|log| log.iter().filter_map(behind).max().unwrap_or_default())
     }
 
-    /// Takes the log out; what is added afterwards is not in it.
+    /// Empties the log, and returns what was in it.
     pub fn drain(&self) -> Vec<Event> {
         std::mem::take(&mut *self.lock())
     }
@@ -83,7 +83,7 @@ impl Recorder {
     }
 }
 
-/// The last time that an instance came so far.
+/// When an instance last got a mark.
 pub(crate) fn last(log: &[Event], instance: &str, wanted: MarkKind) -> Option<Stamp> {
     let marked =
         |event: &&Event| event.who == instance && matches!(event.what, EventKind::Mark { mark, .. } if mark == wanted);

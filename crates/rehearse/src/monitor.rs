@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, sleep};
 
-/// Time between two looks.
+/// Time between two polls.
 const POLL_EVERY: Duration = Duration::from_millis(100);
 
 /// Asks as an admin.

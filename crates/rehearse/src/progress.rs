@@ -1,4 +1,4 @@
-//! What a person sees meanwhile, on standard error: a line a phase, and on a terminal live counters
+//! Progress on standard error: a line a phase, and on a terminal live counters
 //! below. No colours, so there is nothing that `NO_COLOR` has to turn off.
 
 use super::event::{Answer, Attempt};

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
-/// A mark of an instance, as it is written down.
+/// A mark of an instance, as it is logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moment {
     pub instance: String,
@@ -30,12 +30,12 @@ impl Moments {
         self.0.push(Moment { instance: instance.to_owned(), mark, at, text: String::new() });
     }
 
-    /// The first time that an instance came so far.
+    /// When an instance first got a mark.
     pub fn first(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
         self.of(instance, mark).min()
     }
 
-    /// The last time that an instance came so far.
+    /// When an instance last got a mark.
     pub(crate) fn last(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
         self.of(instance, mark).max()
     }
@@ -109,7 +109,7 @@ pub struct AtNode {
     pub ends: Vec<StreamEnd>,
 }
 
-/// All that was written down.
+/// Everything that was logged.
 #[derive(Debug, Default)]
 pub struct Record {
     /// In the order in which they were done.
@@ -238,7 +238,7 @@ mod tests {
 
     const NODE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 3)), 6443);
 
-    /// What a log of these events says, each a moment after the one before, and read from what was written of it as JSON.
+    /// The record of a log of these events, each a moment after the one before, which was written as JSON and read again.
     fn record(events: Vec<(&str, EventKind)>) -> Record {
         let event = |(n, (who, what)): (usize, (&str, EventKind))| Event { at: Stamp(n as u64), who: who.into(), what };
         let log: Vec<Event> = events.into_iter().enumerate().map(event).collect();

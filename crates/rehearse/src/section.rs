@@ -1,4 +1,4 @@
-//! What a judge says of a run, in a form that the table, the comparison and the page draw without knowing which judge it was.
+//! What a judge reports of a run, in a form that the table, the comparison and the page draw without knowing which judge it was.
 
 use Place::{Compared, Page, Table, Tile};
 
@@ -96,7 +96,7 @@ pub(crate) struct Numbers {
     pub(crate) columns: Vec<(String, Vec<u64>)>,
 }
 
-/// What one judge says.
+/// What one judge reports.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Section {
     /// Heading of its rows on a page; empty: it has none of its own.

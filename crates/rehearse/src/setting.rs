@@ -27,7 +27,7 @@ pub(crate) struct StageSetting {
     pub(crate) etcd: Option<String>,
     /// The shims' probes show a certificate: an apiserver refuses, or may refuse, clients without one.
     pub(crate) probe_with_certificate: bool,
-    /// kube-apiserver's flags for its way out.
+    /// kube-apiserver's flags for its shutdown.
     pub(crate) shutdown: Shutdown,
     /// The shims have a direct path.
     pub(crate) direct: bool,

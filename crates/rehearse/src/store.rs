@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watch_from_before_the_history_is_told() {
+    async fn a_watch_from_before_the_history_fails() {
         let store = Store::with_history(2);
         for name in ["a", "b", "c"] {
             store.create(map(name)).unwrap();

@@ -180,7 +180,7 @@ impl Layout {
         ProcessSpec { role: Role::Bridge, argv, awaits: None }
     }
 
-    /// Which get a signal to stop, and which: the next group when all of the one before have ended. What is
+    /// Which roles get a signal to stop, and which signal: the next group when all of the one before have ended. What is
     /// left after the grace period is killed.
     pub(crate) fn stop(&self) -> Vec<Vec<(Role, Signal)>> {
         let apiserver = (Role::Apiserver, Signal::SIGTERM);

@@ -31,9 +31,7 @@ impl Verdict {
     /// Objects to requests that this machine could not make, by their reasons.
     pub(crate) fn doubt_machine(&mut self, failed: BTreeMap<&str, u64>) {
         for (why, count) in failed {
-            self.doubt(format!(
-                "{count} requests failed on this machine's own account ({why}): a lower --rate or --storm helps"
-            ));
+            self.doubt(format!("{count} requests failed on this machine ({why}): a lower --rate or --storm helps"));
         }
     }
 }

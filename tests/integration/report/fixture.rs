@@ -231,7 +231,7 @@ pub(crate) fn storm(run: &mut Run) {
         instance: "storm".into(),
         from_ms: at,
         to_ms: Some(at + clients as i64),
-        promise: "each of its clients is served, if it comes again as long as it is not".into(),
+        promise: "each of its clients is served, if it retries until it is".into(),
         held: true,
         what_happened: vec!["all 2000 were served within 2.0s".into()],
         allowed: Vec::new(),

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn all_mistakes_are_told() {
+    fn all_mistakes_are_reported() {
         let mistakes = peers("--berth /no/berth --berth /bin/true --peers traefik").unwrap_err();
         assert_eq!(mistakes.len(), 3, "{mistakes:?}");
     }

@@ -131,7 +131,7 @@ impl fmt::Display for Case {
             Work::Idle => write!(f, "idle, {count} connections"),
             Work::Burst => write!(f, "burst, {count} clients"),
             Work::Growth => write!(f, "growth, {count} connections"),
-            Work::Beside => write!(f, "ping, {count} connections beside {STREAMS} streams"),
+            Work::Beside => write!(f, "ping, {count} connections and {STREAMS} streams"),
             Work::Slow => write!(f, "slow, {count} readers"),
         }
     }

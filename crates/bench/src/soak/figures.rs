@@ -27,7 +27,7 @@ const TRIES: usize = 20;
 /// see only what loses 50 KiB a harm or more, an hour what loses 2 KiB.
 const SERIES: [(&str, &str, f64); 4] = [
     ("memory (RssAnon)", "KiB", 1500.0),
-    ("descriptors beside connections", "", 8.0),
+    ("descriptors of no connection", "", 8.0),
     ("threads", "", 1.6),
     ("listeners", "", 3.5),
 ];

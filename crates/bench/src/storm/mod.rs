@@ -1,7 +1,7 @@
 //! More clients at once than an instance can serve, with berth's gate and without it, in turns: the tool of `scripts/storm.sh`.
 //!
-//! `reconnect`: all clients come at one moment and retry until they are served, as kubelets do after an outage, beside a client on the
-//! node. `greedy`: one source opens connections in a loop, beside others that open a few. In both, the instance is simulated: a
+//! `reconnect`: all clients come at one moment and retry until they are served, as kubelets do after an outage, and a client on the
+//! node connects meanwhile. `greedy`: one source opens connections in a loop, while others open a few. In both, the instance is simulated: a
 //! handshake and a request cost a given CPU time. `real` is `reconnect` to a real kube-apiserver, and `ramp` restarts one under
 //! informers. The instance has a CPU of its own; clients and berth have the others.
 

@@ -109,7 +109,7 @@ pub(super) async fn reconnect(options: &StormOptions, service: &impl Service) ->
     Ok(Round { figures, answered, lasted })
 }
 
-/// One source in a loop, beside others.
+/// One source in a loop, while others open a few connections.
 pub(super) async fn greedy(service: &impl Service) -> Result<Round> {
     let (stop, stopped) = watch::channel(false);
     let mut others = JoinSet::new();

@@ -1,11 +1,11 @@
-//! Who ended a stream: its instance, or what is between that and the client? Pure.
+//! Which end ended a stream: its instance, or something between the instance and the client. Pure.
 //!
 //! There are three kinds of evidence, the strongest first:
 //!
 //! 1. The instance's own report, which only simulated apiservers make. Where there is one, it decides.
 //! 2. What the instance announced inside TLS ([`Signed`](crate::event::Signed)): nothing in between can
-//!    forge that. It counts when the instance was stopping, as a server says goodbye, too, to a client whose
-//!    connection is half closed by another.
+//!    forge that. It counts only if the instance was stopping: a server also announces the end to a client
+//!    whose connection something in between has half closed.
 //! 3. The control: connections to the instance itself. A process that is killed, or ends with
 //!    connections open, announces nothing; but then all of its connections end at once. So an end without an
 //!    announcement is the instance's if the control's connections of the same kind ended no later.
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_without_a_word_is_compared_with_the_control() {
+    fn an_end_without_an_announcement_is_compared_with_the_control() {
         let record = stopped();
         let ends = Ends::new(&record);
         let by_instance = |end: &StreamEnd| ends.by_instance(end).is_ok();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_counts_once_the_instance_was_told_to_stop() {
+    fn an_announcement_counts_once_the_instance_was_sent_sigterm() {
         let record = stopped();
         let ends = Ends::new(&record);
         for signed in [Signed::EndOfAnswer, Signed::LastAnswer, Signed::GoAway, Signed::CloseNotify] {

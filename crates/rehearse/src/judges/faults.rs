@@ -16,7 +16,7 @@ use berth_node::terms::Speedup;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Looks at every promise under a fault, in their order. Losses are added by their judge, as it excuses them.
+/// Checks every promise under a fault, in their order. Losses are added by their judge, as it excuses them.
 pub(super) const FAULTS: Judge =
     Judge { judge: |case, ran| ran.promises = check(case.record, case.plan.timing.speedup, &case.span), ..JUDGE };
 
@@ -32,7 +32,7 @@ const AFTER: Duration = Duration::from_millis(500);
 /// How long after the end of its lease a sibling may begin to accept from a shim that hangs.
 const TAKE_OVER: Duration = Duration::from_secs(1);
 
-/// How much later than by kube-apiserver's own reconciler an address may be gone: two looks.
+/// How much later than by kube-apiserver's own reconciler an address may be gone: two polls.
 const LATER: Duration = Duration::from_millis(500);
 
 /// How long a kube-apiserver may need, once it is ready, until no request meets a watch cache that is being filled.
@@ -98,7 +98,7 @@ fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
         Fault::BothKilled | Fault::KillShim | Fault::CrashAfterReady | Fault::CalmKillShim | Fault::CalmCrash
             if all || *fault == Fault::CalmKillShim =>
         {
-            // A request that was due before it was over may fail a little later.
+            // A request that was due before its end may fail a little later.
             let over = injected.over.unwrap_or(Stamp(u64::MAX));
             lost.seen <= over.plus(NOTICE + slack) && lost.due.is_none_or(|due| due <= over)
         }
@@ -127,7 +127,7 @@ fn concerns(node: &InjectedNode, lost: &Lost<'_>) -> bool {
 /// Whether something was lost because its node was away.
 fn is_away(injected: &Injected, node: &InjectedNode, lost: &Lost<'_>) -> bool {
     let Some(due) = lost.due else {
-        // A stream that is silent learns of it late.
+        // A silent stream notices it late.
         return lost.seen <= injected.over.map_or(Stamp(u64::MAX), |over| over.plus(GONE_WITHIN));
     };
     let never = Stamp(u64::MAX);
@@ -166,7 +166,7 @@ impl Check<'_> {
         let Injected { fault, instance, at, over, standby, seen, .. } = self.injected;
         self.seen.extend(seen.iter().cloned());
         if over.is_none() {
-            self.broken.push("it was not seen to be over".into());
+            self.broken.push("its end was not seen".into());
         }
         match fault {
             Fault::BadFlag | Fault::NeverReady => self.never_served(),
@@ -229,7 +229,7 @@ impl Check<'_> {
         }
     }
 
-    /// New connections after it was over are judged as all others are; here, whether there were any.
+    /// New connections after its end are judged as all others are; here, whether there were any.
     fn comes_back(&mut self) {
         let Injected { at, over, .. } = *self.injected;
         let Some(over) = over else { return };
@@ -445,7 +445,7 @@ mod tests {
             let excused = |lost| excuse(&[injected(fault)], &lost).is_some();
             assert!(excused(lost(Loss::StreamEnded, None, 1_001)));
             assert!(excused(lost(Loss::Reset, Some(990), 1_001)));
-            // Accepted by nobody, begun later, seen before or much later, elsewhere.
+            // Not accepted by any shim, begun later, seen before or much later, elsewhere.
             assert!(!excused(lost(Loss::Refused, Some(990), 1_001)));
             assert!(!excused(lost(Loss::Reset, Some(1_001), 1_010)));
             assert!(!excused(lost(Loss::StreamEnded, None, 999)));
@@ -454,7 +454,7 @@ mod tests {
         }
     }
 
-    /// Nobody else holds the bridge's listener: what it accepted until it was gone, is lost.
+    /// No other process holds the bridge's listener: what it accepted until it was gone is lost.
     #[test]
     fn a_kill_under_a_bridge_excuses_what_was_on_the_one_that_died_until_it_was_gone() {
         for fault in [Fault::KillShim, Fault::KillTemporary, Fault::KillOld] {
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_excuses_until_it_is_over_and_no_longer() {
+    fn an_outage_excuses_until_its_end_and_no_longer() {
         let lone = Injected { standby: Standby::Nobody, ..injected(Fault::KillShim) };
         for fault in [injected(Fault::BothKilled), lone] {
             let excused = |lost| excuse(std::slice::from_ref(&fault), &lost).is_some();
@@ -562,7 +562,7 @@ mod tests {
                     && !excused(bad(20_000, "cp-3-new"))
                     && !excused(bad(9_000, "cp-2-new"))
             );
-            // Without its link it refuses nobody.
+            // Without its link it refuses no client.
             assert!(excused(there(refused(6_000, 7_000))) && !excused(there(refused(6_000, 6_900))));
             let other = (std::net::Ipv4Addr::new(10, 0, 0, 4), 6443).into();
             assert!(!excused(Lost { node: Some(other), ..new(3_000, 18_000) }));
@@ -675,7 +675,7 @@ mod tests {
             );
             assert_eq!(broken(injected(fault), |r| r.moments.add("new", MarkKind::Joined, ms(2_000))), ["it joined"]);
             assert!(broken(injected(fault), |r| r.injected[0].seen.clear())[0].contains("no reason was seen why"));
-            assert!(broken(Injected { over: None, ..injected(fault) }, |_| {})[0].contains("not seen to be over"));
+            assert!(broken(Injected { over: None, ..injected(fault) }, |_| {})[0].contains("end was not seen"));
         }
     }
 
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_waits_for_the_lease_or_the_probe_and_no_longer() {
+    fn clients_wait_for_the_lease_or_the_probe_and_no_longer() {
         let hang = || Injected { noticed: Some(ms(7_000)), ..injected(Fault::Hang) };
         for fault in [hang(), injected(Fault::HangShim)] {
             let waited = |attempts: &[(u64, u64)]| {

@@ -51,7 +51,7 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     let planned = (f64::from(plan.load.rate) * load.as_secs_f64()) as u64;
     let fewest = FEWEST.min(planned);
     if connections < fewest {
-        verdict.doubt(format!("only {connections} new connections; fewer than {fewest} say nothing"));
+        verdict.doubt(format!("only {connections} new connections; fewer than {fewest} prove nothing"));
     }
 }
 

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_service_is_empty_from_when_it_named_somebody_first() {
+    fn the_service_is_empty_from_when_it_first_named_an_address() {
         let named = |ips: &[&str]| [(RECONCILED.to_owned(), ips.iter().map(|ip| ip.parse().unwrap()).collect())].into();
         let record = |looks: &[&[&str]]| {
             let sample = |(n, ips): (usize, &&[&str])| {

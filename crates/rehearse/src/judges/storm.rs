@@ -1,4 +1,4 @@
-//! A storm: when its clients were served, and what their tries met before.
+//! A storm: when its clients were served, and how their tries failed before.
 
 use super::{Case, Judge, Span, what_happened};
 use crate::data::{self, Promise, Ran, Tally};
@@ -16,13 +16,13 @@ pub(super) const STORM: Judge = Judge { judge, section };
 /// What it is called where a fault's name is expected.
 const NAME: &str = "storm";
 
-/// Clients that came at one moment, and again until they were served.
+/// Clients that came at one moment, and retried until they were served.
 #[derive(Debug)]
 struct StormEvents<'a> {
     clients: u32,
     /// When they came.
     at: Stamp,
-    /// When the last had been served, or come in vain for too long; none: not seen.
+    /// When the last had been served, or had given up for good; none: not seen.
     over: Option<Stamp>,
     /// What came of each try, and when: a client's last is the one that was answered well.
     tries: Vec<(Stamp, &'a Answer)>,
@@ -90,7 +90,7 @@ impl<'a> StormEvents<'a> {
             instance: NAME.to_owned(),
             from_ms: span.ms(self.at),
             to_ms: self.over.map(|over| span.ms(over)),
-            promise: "each of its clients is served, if it comes again as long as it is not".to_owned(),
+            promise: "each of its clients is served, if it retries until it is".to_owned(),
             held: broken.is_empty(),
             what_happened: what_happened(broken, seen),
             allowed: Vec::new(),

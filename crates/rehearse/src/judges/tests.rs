@@ -92,7 +92,7 @@ fn a_storm_is_judged_by_whether_it_came_and_who_was_served() {
     };
     let served = || Answer::Good { instance: NEW.into() };
     let [gave_up, local] = [Failure::Unanswered, Failure::Local("no port".into())].map(Answer::Failed);
-    // Who came again lost nothing.
+    // A client that retried and was served lost nothing.
     let ran = with(&[served(), gave_up.clone(), served()]);
     assert!(ran.verdict.held && ran.verdict.lost() == 0 && ran.figures.requests == 300, "{ran:#?}");
     let ran = with(&[served(), gave_up]);

@@ -1,5 +1,5 @@
 //! New connections to an apiserver that is not of a rehearsal: from given addresses, without a certificate, for what
-//! everybody may read.
+//! any client may read.
 
 use super::dial::{Target, within};
 use super::fresh::begin;
@@ -25,7 +25,7 @@ pub struct Anonymous {
     pub rate: u32,
     /// Addresses to connect from, by turns.
     pub sources: Vec<IpAddr>,
-    /// The user agents are this, a slash and the source: so an audit log can be held against it.
+    /// The user agents are this, a slash and the source: so that an audit log can be compared with it.
     pub agent: &'static str,
 }
 

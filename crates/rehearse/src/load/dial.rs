@@ -27,7 +27,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// Names a client in audit logs.
 const USER_AGENT: &str = concat!("berth-rehearse/", env!("CARGO_PKG_VERSION"));
 
-/// Time for the goodbye of a connection that this side closes.
+/// Time for the TLS close of a connection that this side closes.
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Together [`GONE_WITHIN`](crate::plan::GONE_WITHIN). client-go notices it after 45 s (HTTP/2's pings).
@@ -225,7 +225,7 @@ async fn drive(connection: impl Future<Output = hyper::Result<()>>, over: Cancel
 
 /// A request that was not answered.
 pub(super) enum Unsent {
-    /// Not a byte of it left this process: the connection was over already.
+    /// Not a byte of it left this process: the connection had ended already.
     NeverSent,
     /// It may have left.
     Died(Failure),

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch::{Receiver, Sender as Sent};
 
-/// Pause after an opening that failed. It is a new attempt of the same client, counted as one.
+/// Pause after a connection could not be opened. The next is a new attempt of the same client, counted as one.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Longest watch, in seconds: beyond any rehearsal. By default kube-apiserver ends one after half an

@@ -22,7 +22,7 @@ const CREATED: [StatusCode; 2] = [StatusCode::CREATED, StatusCode::CONFLICT];
 /// Longest time until it is granted and known.
 const WITHIN: Duration = Duration::from_secs(20);
 
-/// Time between two questions.
+/// Time between two requests.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Grants it, and waits until the apiserver knows it.

@@ -2,8 +2,8 @@
 //! were written and not deleted.
 //!
 //! Those that follow what no client writes meanwhile see no events: only bookmarks give them a revision that an instance
-//! which began later still knows. They are there for how often they list again; that they hold what they should says
-//! next to nothing, and is not counted.
+//! which began later still knows. They are there for how often they list again; that they hold what they should is
+//! hardly any evidence, and is not counted.
 
 use super::Client;
 use super::follow::{Follower, View};
@@ -72,7 +72,7 @@ pub(super) async fn run(
     follower.client.recorder.add(&follower.name, EventKind::Informer(informer));
 }
 
-/// The copy: names say it all, as no object is changed.
+/// The copy: names are enough, as no object is changed.
 #[derive(Debug)]
 struct Copy {
     tag: Tag,
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_holds_what_it_was_told_and_notices_what_was_told_twice() {
+    fn it_holds_what_events_have_and_notices_duplicates() {
         let tag = Tag::now();
         let name = |number| tag.write(number);
         let event = |kind: &str, number| {

@@ -10,7 +10,7 @@ use crate::event::{Answer, ConnectionKind, Failure, StreamKind};
 use crate::plan::{PACE, UNANSWERED};
 use crate::stamp::Stamp;
 
-/// Sends a request every [`PACE`] until the load stops. A client of the control is over with its
+/// Sends a request every [`PACE`] until the load stops. A client of the control ends with its
 /// first connection.
 pub(super) async fn run(client: Client, seed: Seed, index: u64) {
     let start = Due::now();
@@ -88,7 +88,7 @@ impl KeptConnection {
         }
         self.opened += 1;
         let stream = format!("{}-{}", self.client.name("kept", self.index), self.opened);
-        // Boxed: an opening is rare, and its future is large.
+        // Boxed: a connection is rarely opened, and the future that does is large.
         self.link = Box::pin(self.client.open(protocol(self.index), stream, entry, due)).await;
     }
 

@@ -2,11 +2,11 @@
 //!
 //! Requests are due by a fixed timetable and waits are counted from there, so a slow answer delays no
 //! other request and hides none (no coordinated omission). What is asked for when follows from one
-//! seed (`timetable`). All clients only write down what they saw:
+//! seed (`timetable`). All clients only log what they saw:
 //!
 //! * `fresh` opens new connections, `kept` keeps them, `slow` reads large answers slowly.
 //! * `watch` counts what `writer` writes, `informer` keeps a copy of it, or of what no client writes; all `follow`.
-//! * `storm` are many that come at one moment, and again.
+//! * `storm` are many that come at one moment, and retry.
 //! * `anonymous` is `fresh` alone, and `known` all of them, against another apiserver, for scripts that have one;
 //!   `closed` measures how fast it is, by no timetable; `visitor` is one client whose every step the caller decides.
 //! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
@@ -103,7 +103,7 @@ const KEPT_AT_NODE: u64 = 2;
 /// Kept connections, and watches, to each instance itself: two of each HTTP version.
 const CONTROLS: u64 = 4;
 
-/// The clients at work. Dropping it ends them without a word in the record.
+/// The clients at work. Dropping it ends them without an entry in the log.
 #[derive(Debug)]
 pub struct Load {
     stop: CancellationToken,
@@ -115,7 +115,7 @@ pub struct Load {
 impl Load {
     /// Writes the objects that are read, and starts all clients.
     ///
-    /// `nodes` are dialed besides, under these names.
+    /// `nodes` are dialed too, under these names.
     pub async fn start(
         plan: &LoadPlan,
         target: &Target,

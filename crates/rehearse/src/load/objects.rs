@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_from_other_rehearsals() {
+    fn names_of_other_rehearsals_are_distinguished() {
         let (tag, other) = (Tag("rehearsal-1".into()), Tag("rehearsal-12".into()));
         assert!(tag.is_on(&tag.write(3)) && tag.is_on(&tag.made("new-1", 0)) && !tag.is_on(&other.write(3)));
         assert_ne!(tag.made("kept-1-2", 3), tag.made("kept-1-2", 4));

@@ -1,5 +1,5 @@
 //! What an instance sends inside TLS about the end of a connection, seen before HTTP makes one error of
-//! it all: close_notify, and HTTP/2's GOAWAY.
+//! them: close_notify, and HTTP/2's GOAWAY.
 
 use std::io;
 use std::pin::Pin;
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_signed_end_is_noted() {
+    async fn only_a_signed_end_is_recorded() {
         use tokio::io::AsyncReadExt;
         let mut observed = Observed::new(&b"ab"[..], false);
         let end_signals = observed.end_signals();

@@ -1,4 +1,4 @@
-//! A client that reads a large answer slowly: whoever buffers or waits for it must not cut it.
+//! A client that reads a large answer slowly: what buffers it or waits for its client must not cut it.
 
 use super::dial;
 use super::objects::{self, LARGE};
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Bytes that it takes at once, and has room for.
 const BUFFER: usize = 16 << 10;
 
-/// Pause after an answer, and after an opening that failed, which is not made good.
+/// Pause after an answer, and after a connection that could not be opened.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Reads one answer after the other until the load stops, the last to its end; each on a connection of its own: of

@@ -1,6 +1,6 @@
-//! A reconnect storm: clients that all come at one moment, each from an address of its own, and again until they are served.
+//! A reconnect storm: clients that all come at one moment, each from an address of its own, and retry until they are served.
 //!
-//! As client-go does it, each gives a TLS handshake 10 s, and comes again after a pause. So a try that fails is not lost, as a request
+//! As client-go does it, each gives a TLS handshake 10 s, and retries after a pause. So a try that fails is not lost, as a request
 //! of the timetables would be: what counts is whether, and how soon, each client was served.
 
 use super::dial::{self, Target};
@@ -86,7 +86,7 @@ mod tests {
     use crate::certs;
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_not_served_comes_again_after_a_pause_until_it_is_too_late() {
+    async fn a_client_that_is_not_served_retries_after_a_pause_until_it_is_too_late() {
         let dir = tempfile::tempdir().unwrap();
         let address = free_address().unwrap();
         let target = Target::new(address, &certs::make(dir.path(), &[]).unwrap()).unwrap();

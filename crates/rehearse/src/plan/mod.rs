@@ -44,7 +44,7 @@ pub const SHORTEST_PHASE: Duration = Duration::from_secs(1);
 /// Longest `--shutdown-delay-duration`: production uses seconds to a minute.
 pub const LONGEST_DELAY: Duration = Duration::from_secs(60);
 
-/// After this long without a sign of life of its peer, a connection ends on which nothing is under way.
+/// After this long without a sign of life of its peer, a connection on which nothing is under way ends.
 pub const GONE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Time between two requests of a kept connection.
@@ -83,9 +83,9 @@ pub struct Plan {
     pub upgrades: u32,
     /// What goes wrong meanwhile, in this order.
     pub faults: BTreeSet<Fault>,
-    /// kube-apiserver's flags for its way out.
+    /// kube-apiserver's flags for its shutdown.
     pub shutdown: Shutdown,
-    /// How long what lasts.
+    /// How long each phase lasts.
     pub timing: Timing,
     /// What concerns clients.
     pub load: LoadPlan,
@@ -110,7 +110,7 @@ pub struct Nodes {
     pub kube_proxy: PathBuf,
 }
 
-/// How long what lasts.
+/// How long each phase lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     /// Load on the old instance alone, and after the old one is gone: each.

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_say_their_version_in_their_own_way() {
+    fn programs_print_their_version_in_their_own_way() {
         let haproxy = "HAProxy version 2.6.12-1+deb12u1 2023/12/16 - https://haproxy.org/\nStatus: stable";
         assert_eq!(version(haproxy), Some("2.6.12-1+deb12u1"));
         assert_eq!(version("etcd Version: 3.5.17\nGit SHA: 507c0de\n"), Some("3.5.17"));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_linux_machine_tells_what_matters() {
+    fn a_linux_machine_shows_what_matters() {
         let seen = read(vec![Program { role: "old".into(), version: "v1.33.0".into() }]);
         assert!(seen.kernel.starts_with("Linux "), "{}", seen.kernel);
         assert!(seen.cpus > 0 && seen.memory_bytes > 1 << 20 && seen.open_files_limit > 0, "{seen:?}");

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_told_with_its_path() {
+    fn what_cannot_be_written_is_reported_with_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let missing = dir.path().join("missing/a.json");
         let html = dir.path().join("a.html");

@@ -62,7 +62,7 @@ impl Play<'_> {
         self.bridge_ends(old, 0).await?;
         self.stage.bridge_gone(ready).await?;
         self.stage.publish_joined(&new.name);
-        slow.inspect(|place| self.over(*place));
+        slow.inspect(|place| self.log_fault_end(*place));
         self.check_version(new).await;
         Ok(())
     }
@@ -99,7 +99,7 @@ impl Play<'_> {
         self.bridge_ends(old, 0).await?;
         self.stage.bridge_gone(ready).await?;
         self.stage.publish_joined(&old.name);
-        self.over(place);
+        self.log_fault_end(place);
         Ok(())
     }
 
@@ -119,7 +119,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Waits until whoever began the bridge, or wants it to end, has ended as it should.
+    /// Waits until `berth bridge`, or `berth bridge end`, has exited with this status.
     async fn bridge_ends(&mut self, running: &InstanceSpec, wanted: i32) -> Result<(), Error> {
         let (name, began) = (running.temporary().name, Instant::now());
         let code = self.stage.bridge_ended(self.patience()).await?;
@@ -163,7 +163,7 @@ impl Play<'_> {
         self.stage.command_ends(1)?;
         self.bridge_ends(old, 1).await?;
         self.bridge(old, self.context.plan.timing.ready_within).await?;
-        self.is_over(place).await;
+        self.end_fault(place).await;
         Ok(())
     }
 
@@ -171,7 +171,7 @@ impl Play<'_> {
         let place = self.harms(Fault::HangShim, &old.temporary().name);
         let pid = i32::try_from(self.stage.bridge_status().pid).unwrap_or_default();
         self.hang_beyond_lease(Pid::from_raw(pid)).await;
-        self.is_over(place).await;
+        self.end_fault(place).await;
         Ok(())
     }
 
@@ -187,7 +187,7 @@ impl Play<'_> {
         let serves = |status: &Status| status.steering && status.temporary.ready && status.temporary.pid != killed;
         self.stage.bridge_is("another was ready", ready, serves).await?;
         self.stage.temporary_joined();
-        self.is_over(place).await;
+        self.end_fault(place).await;
         Ok(())
     }
 
@@ -202,7 +202,7 @@ impl Play<'_> {
         self.context.step(place, FaultStep::Noticed);
         self.start_own(own).await?;
         self.own_ready(own, before, self.context.plan.timing.ready_within).await?;
-        self.is_over(place).await;
+        self.end_fault(place).await;
         Ok(())
     }
 
@@ -219,7 +219,7 @@ impl Play<'_> {
         }
         self.stage.thaw();
         self.own_ready(new, None, self.context.plan.timing.ready_within).await?;
-        self.is_over(place).await;
+        self.end_fault(place).await;
         Ok(())
     }
 
@@ -228,8 +228,8 @@ impl Play<'_> {
         self.inject(fault, name, Standby::Bridge)
     }
 
-    async fn is_over(&self, place: usize) {
-        self.over(place);
+    async fn end_fault(&self, place: usize) {
+        self.log_fault_end(place);
         self.calm().await;
     }
 }

@@ -56,7 +56,7 @@ impl Play<'_> {
                 }
             }
             self.joined(old).await?;
-            self.over(place);
+            self.log_fault_end(place);
         }
         self.calm().await;
         self.steered_again(None, &fault.to_string()).await;
@@ -85,7 +85,7 @@ impl Play<'_> {
                 self.stage.beside_gone(self.context.plan.timing.grace).await;
             }
         }
-        self.over(place);
+        self.log_fault_end(place);
         if fault == Fault::BesideHangShim {
             self.calm().await;
             self.stop_beside().await;

@@ -1,4 +1,4 @@
-//! Faults while both serve: each is injected, waited for and fixed, and written down.
+//! Faults while both serve: each is injected, waited for, fixed, and logged.
 
 use super::{POLL, Play, SETTLE};
 use crate::event::{Attempt, ConnectionKind, FaultStep};
@@ -43,7 +43,7 @@ impl Play<'_> {
                 Fault::BadFlag => timing.ready_within,
                 _ => timing.speedup.of(timing.failing),
             };
-        // What waits for its port, may wait for ever, and one that ends meanwhile is what is wanted here.
+        // What waits for its port may wait for ever; that the process ends meanwhile is what this fault is about.
         let started = timeout_at(patience, self.stage.start(&new, false)).await;
         if let Ok(Err(error @ Error::Unavailable(_))) = started {
             return Err(error);
@@ -67,7 +67,7 @@ impl Play<'_> {
             self.start(old).await?;
             self.joined(old).await?;
         }
-        self.over(place);
+        self.log_fault_end(place);
         Ok(())
     }
 
@@ -127,7 +127,7 @@ impl Play<'_> {
             }
         }
         self.joined(hit).await?;
-        self.over(place);
+        self.log_fault_end(place);
         self.calm().await;
         Ok(())
     }
@@ -157,7 +157,7 @@ impl Play<'_> {
         }
     }
 
-    /// Until something notices, and a little longer; without a shim, for as long as a shim would need.
+    /// Stops an apiserver until something notices, and a little longer; without a shim, for as long as a shim would need.
     pub(super) async fn hang(&mut self, name: &str, apiserver: Pid, place: usize) {
         self.stage.freeze(apiserver);
         let deadline = Instant::now() + LONGEST_HANG;
@@ -192,7 +192,7 @@ impl Play<'_> {
         self.context.recorder.inject(instance, fault, standby, node)
     }
 
-    pub(super) fn over(&self, place: usize) {
+    pub(super) fn log_fault_end(&self, place: usize) {
         self.context.step(place, FaultStep::Over);
     }
 }

@@ -35,10 +35,10 @@ const SERVICE_BACK_WITHIN: Duration = Duration::from_secs(30);
 /// Load after a fault, before anything else happens.
 const SETTLE: Duration = Duration::from_millis(1500);
 
-/// Time between two looks.
+/// Time between two polls.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Plays it. What clients and instances did is in the record afterwards.
+/// Runs the script. What clients and instances did is in the log afterwards.
 pub(crate) async fn play(context: &Context<'_>, stages: &mut Stages) -> Result<(), Error> {
     let Context { plan, ref recorder, .. } = *context;
     let path = stages.front().setting.store();
@@ -66,7 +66,7 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
     let service = (plan.netns && !plan.old.is_simulated())
         .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
     if service.is_none() && !plan.old.is_simulated() {
-        context.print("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
+        context.print("the Service kubernetes is not observed: no loopback address can be in it (see --netns)");
     }
     let mut play = Play { context, stage, monitor };
 
@@ -145,7 +145,7 @@ fn target(setting: &StageSetting) -> Result<Target, Error> {
         .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))
 }
 
-/// The storm, if there is to be one and was none yet. Returns when each of its clients was served, or came in vain for long.
+/// The storm, if there is to be one and was none yet. Returns when each of its clients was served, or has given up.
 async fn storm(context: &Context<'_>, setting: &StageSetting) -> Result<(), Error> {
     let (clients, recorder) = (context.plan.load.storm, &context.recorder);
     let began = |log: &[Event]| log.iter().any(|event| matches!(event.what, EventKind::StormBegan(_)));
@@ -235,7 +235,7 @@ impl Play<'_> {
             self.delay(new).await;
         }
         self.joined(new).await?;
-        slow.inspect(|place| self.over(*place));
+        slow.inspect(|place| self.log_fault_end(*place));
         sleep(self.context.plan.timing.settle).await;
         for fault in faults.iter().filter(|fault| **fault != Fault::SlowStart) {
             self.harm(old, new, *fault).await?;
@@ -327,7 +327,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Stops an instance; what is not as it should be goes into the record.
+    /// Stops an instance; what is not as it should be is logged.
     async fn stop(&mut self, instance: &InstanceSpec) {
         let (name, began) = (&instance.name, Instant::now());
         let stopped = self.stage.stop(name, self.context.plan.timing.grace).await;

@@ -2,7 +2,7 @@
 //! the other, then lose one.
 //!
 //! kube-proxy, and what is seen of the Service, come from one more kube-apiserver, the *observer*. It stays, and writes no
-//! address: through one that stops, they would be blind to what that does.
+//! address: an instance that stops would not show what it does then.
 
 use super::{POLL, Play, SETTLE, instance, next, start_load, storm, watch_gates};
 use crate::apiserver::{flag, this};
@@ -279,7 +279,7 @@ impl Cluster<'_> {
             if let Some(again) = again {
                 self.context.step(place, FaultStep::Named(again));
             }
-            play.over(place);
+            play.log_fault_end(place);
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use tokio_util::sync::CancellationToken;
 
-/// Longest stream name that is believed.
+/// Longest stream name that is accepted.
 const LONGEST_NAME: usize = 128;
 
 /// What is known about a connection.
@@ -64,7 +64,7 @@ impl Connection {
     }
 
     /// A request was rejected because the instance shuts down. The answer itself may be what ends the
-    /// connection (`Connection: close`), before anybody sees that it is to be closed.
+    /// connection (`Connection: close`), before the connection is seen to be closing.
     pub(super) fn reject(&self) {
         self.rejected.fetch_add(1, Relaxed);
         self.begin_end();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_turns_a_request_away_ends_the_connection() {
+    fn what_rejects_a_request_ends_the_connection() {
         let connection = connection("a");
         connection.reject();
         let report = connection.report().unwrap();

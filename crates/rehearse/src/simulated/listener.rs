@@ -93,7 +93,7 @@ async fn serve(server: Arc<Server>, id: u64, tcp: TcpStream, peer: SocketAddr, t
     if let Err(error) = result {
         tracing::debug!(%peer, %error, "connection");
     }
-    server.over(id, &connection).await;
+    server.closed(id, &connection).await;
 }
 
 /// Waits until the connection should be closed as soon as nothing is under way on it.

@@ -96,7 +96,7 @@ fn listen(address: SocketAddr, share: bool) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// kube-apiserver's way out, phase by phase (see `life`).
+/// kube-apiserver's shutdown, phase by phase (see `life`).
 async fn shut_down(server: &Server, mut stop: Stop) {
     let (flags, life) = (&server.flags, &server.life);
     life.terminating.cancel();

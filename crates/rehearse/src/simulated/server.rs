@@ -31,7 +31,7 @@ impl Server {
     }
 
     /// Reports its end, unless it was reported as abandoned.
-    pub(super) async fn over(&self, id: u64, connection: &Connection) {
+    pub(super) async fn closed(&self, id: u64, connection: &Connection) {
         if self.lock().remove(&id).is_some()
             && let Some(report) = connection.report()
         {

@@ -88,12 +88,12 @@ impl StoreClient {
         Ok(StoreWatch(connection))
     }
 
-    /// Writes a moment of this instance's life down. A rehearsal that is gone is no reason to stop.
+    /// Reports a moment of this instance's life. A rehearsal that is gone is no reason to stop.
     pub(super) async fn mark(&self, mark: MarkKind, at: Stamp) {
         self.report(Call::Mark { mark, at }).await;
     }
 
-    /// Writes the end of a connection down.
+    /// Reports the end of a connection.
     pub(super) async fn ended(&self, report: EndReport) {
         self.report(Call::Ended(report)).await;
     }

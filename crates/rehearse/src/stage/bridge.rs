@@ -1,5 +1,5 @@
-//! `berth bridge` on the stage: COMMAND, which waits for the script as `systemctl restart` waits for systemd, and what the bridge says
-//! of itself on its socket.
+//! `berth bridge` on the stage: COMMAND, which waits for the script as `systemctl restart` waits for systemd, and the status that
+//! the bridge reports on its socket.
 
 use super::{Error, POLL, Stage};
 use crate::certs::Names;
@@ -48,9 +48,9 @@ pub(super) struct Bridge {
     status: watch::Receiver<Status>,
     /// COMMAND reads from it.
     command: File,
-    /// Ends with the daemon's last word.
+    /// Ends with the daemon's last status.
     follower: JoinSet<()>,
-    /// The daemon, since it could be asked: it lives on after its last word.
+    /// The daemon, once it has answered: it still runs after its last status.
     daemon: Arc<OnceLock<HeldProcess>>,
 }
 
@@ -107,7 +107,7 @@ impl Stage {
         let why = tokio::select! {
             biased;
             Ok(_) = status.wait_for(so) => return Ok(()),
-            ended = self.over(&name) => format!("ended before {what} ({ended})"),
+            ended = self.any_ended(&name) => format!("ended before {what} ({ended})"),
             () = sleep(within) => format!("did not come so far within {within:?}: {what}"),
         };
         Err(self.failed(&name, why).await)
@@ -143,7 +143,7 @@ impl Stage {
         written.map_err(|e| Error::Unavailable(format!("cannot make COMMAND end: {e}")))
     }
 
-    /// Wants the bridge to end, as an operator does.
+    /// Runs `berth bridge end`, as an operator does.
     pub(crate) fn end_bridge(&mut self) -> Result<(), Error> {
         let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else { return Ok(()) };
         let part = self.layout.end_bridge(&self.setting);
@@ -153,9 +153,9 @@ impl Stage {
     /// Waits until `berth bridge` or `berth bridge end` has ended; its exit status, none if that was a signal.
     pub(crate) async fn bridge_ended(&mut self, within: Duration) -> Result<Option<i32>, Error> {
         let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else { return Ok(None) };
-        match timeout(within, self.over(&name)).await {
+        match timeout(within, self.any_ended(&name)).await {
             Ok(status) => Ok(status.code()),
-            Err(_) => Err(self.failed(&name, format!("was not over within {within:?}")).await),
+            Err(_) => Err(self.failed(&name, format!("did not end within {within:?}")).await),
         }
     }
 
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_bridge_says_becomes_moments() {
+    fn what_a_bridge_reports_becomes_marks() {
         let life = [
             (status(Step::Start, false, None, false), vec![]),
             (status(Step::Start, false, Some(7), false), vec![(true, Started)]),

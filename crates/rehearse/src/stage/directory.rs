@@ -22,7 +22,7 @@ const LOCK: &str = "berth-rehearse.lock";
 #[derive(Debug)]
 pub(super) struct Directory {
     dir: TempDir,
-    /// Let go of when the directory is gone.
+    /// Released when the directory is gone.
     _lock: Flock<File>,
 }
 
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_nobody_holds_is_removed() {
+    fn only_a_directory_that_no_process_holds_is_removed() {
         let held = Directory::new().unwrap();
         assert!(!remove_abandoned(held.path()).unwrap());
         let Directory { dir, _lock } = held;

@@ -41,7 +41,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-/// Time between two looks at an instance.
+/// Time between two polls of an instance.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Time that processes get to end when a rehearsal is aborted: half of it until they get SIGTERM again.
@@ -345,7 +345,7 @@ impl Stage {
     }
 
     /// Waits until one of an owner's processes has ended.
-    pub(crate) async fn over(&self, owner: &str) -> ExitStatus {
+    pub(crate) async fn any_ended(&self, owner: &str) -> ExitStatus {
         loop {
             match self.ended(owner) {
                 Some(status) => return status,
@@ -546,7 +546,7 @@ mod tests {
         stages.close().await;
     }
 
-    /// This test's own binary knows no `run --listen`: it ends at once and says so.
+    /// This test's own binary knows no `run --listen`: it ends at once with an error.
     #[tokio::test]
     async fn an_instance_that_cannot_start_is_shown_with_its_log() {
         let plan = Plan { topology: Topology::Run, ..Plan::default() };

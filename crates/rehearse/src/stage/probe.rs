@@ -29,7 +29,7 @@ use tokio::time::MissedTickBehavior;
 /// How long a shim may take to answer when all are asked: one that hangs does not answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Time between two looks at the gates, shorter than any step of a timeline but the shortest.
+/// Time between two polls of the gates, shorter than any step of a timeline but the shortest.
 const GATES_EVERY: Duration = Duration::from_millis(50);
 
 /// What errors of Go's crypto/x509 begin with.
@@ -110,7 +110,7 @@ async fn status(setting: &StageSetting, shim: &str) -> Result<Box<Status>, Strin
     let path = berth.socket_path(&shim).map_err(|error| error.to_string())?;
     match ipc::ask(&path, Ask::Status, ipc::PATIENCE).await {
         Ok(Reply::Status(status)) => Ok(status),
-        Ok(reply) => Err(format!("its shim says {reply:?}")),
+        Ok(reply) => Err(format!("its shim answered {reply:?}")),
         Err(error) => Err(format!("its shim cannot be asked: {error}")),
     }
 }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn shims_tell_of_themselves_and_a_node_shim_of_all() {
+    fn shims_report_themselves_and_a_node_shim_reports_all() {
         let line = |message: &str, instance: &str| LogLine { message: message.into(), instance: instance.into() };
         let marked = |owner, message, instance| mark_of(owner, &line(message, instance)).map(|(_, mark)| mark);
         assert_eq!(marked("a", "joined", ""), Some(MarkKind::Joined));

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_informs_is_told_from_errors() {
+    fn what_only_informs_is_distinguished_from_errors() {
         for line in ["I1121 14:48:01.5 1 x.go:2] y", "W1121 x", r#"{"level":"info","msg":"x"}"#, r#"{"level":"INFO"}"#]
         {
             assert!(informs(line), "{line}");

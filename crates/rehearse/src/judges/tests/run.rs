@@ -128,7 +128,7 @@ fn a_clean_run() {
 }
 
 #[test]
-fn the_timeline_has_all_of_it() {
+fn the_timeline_has_every_series() {
     let timeline = judged(&record()).timeline;
     assert!(same_length(&timeline));
     assert_eq!((timeline.step_ms, timeline.wait_max_ms.len()), (50, 61));
@@ -249,7 +249,7 @@ fn losses_are_where_they_happened() {
 }
 
 #[test]
-fn a_storm_is_told_by_when_its_clients_were_served_and_what_failed_before() {
+fn a_storm_shows_when_its_clients_were_served_and_what_failed_before() {
     let mut record = record();
     let [gave_up, reset] = [Failure::Unanswered, Failure::Reset].map(Answer::Failed);
     let bad = Answer::Bad { instance: NEW.into(), status: 429 };
@@ -268,14 +268,14 @@ fn a_storm_is_told_by_when_its_clients_were_served_and_what_failed_before() {
 }
 
 #[test]
-fn who_waits_at_the_gate_is_told_in_the_steps_of_the_timeline() {
+fn clients_queued_at_the_gate_are_counted_in_the_steps_of_the_timeline() {
     let mut record = record();
     let sample = |others, first, openings| Sample {
         waiting: [("first", first), ("others", others)].map(|(class, count)| (class.to_owned(), count)).into(),
         openings,
         limit: 4,
     };
-    // Before the load, twice in a step, and after some in which nobody was asked.
+    // Before the load, twice in a step, and after some in which no shim was asked.
     record.events = [(-10, sample(99, 0, 9)), (100, sample(7, 1, 4)), (110, sample(5, 2, 3)), (270, sample(0, 0, 1))]
         .map(|(ms, now)| {
             // Three since the first sample.
@@ -338,7 +338,7 @@ fn promises_and_what_they_allow() {
     record.injected[0].over = None;
     let broken = judged(&record);
     assert!(!broken.verdict.held && !broken.promises[0].held && broken.promises[0].to_ms.is_none());
-    assert_eq!(broken.promises[0].what_happened, ["broken: it was not seen to be over", "seen"]);
+    assert_eq!(broken.promises[0].what_happened, ["broken: its end was not seen", "seen"]);
     assert_eq!(broken.verdict.summary, "Of 304 requests nothing else was lost. 1 promise was broken.");
 }
 
@@ -360,7 +360,7 @@ fn what_is_noticed_after_the_end_is_in_the_last_step() {
 }
 
 #[test]
-fn what_clients_beside_the_requests_saw() {
+fn what_other_clients_than_those_of_requests_saw() {
     let mut record = record();
     let kept =
         |id: &str, stale| Informer { id: id.into(), written: 30, held: 30 + stale, stale, ..Informer::default() };
@@ -386,7 +386,7 @@ fn what_clients_beside_the_requests_saw() {
     assert_eq!(ran.control_streams, [(OLD.to_owned(), ControlStreams { opened: 8, ended: 1 })].into());
     assert_eq!((ran.figures.slow_reads, ran.figures.endpoint_gap_ms), (4, Some(500.0)));
     assert_eq!(ran.endpoint_gaps.unwrap()[1], Period { from_ms: 2_500, to_ms: 2_600 });
-    // Stand-ins write no log of certificates.
+    // Simulated apiservers write no log of certificates.
     assert_eq!((ran.verdict.notes.len(), ran.figures.logged_x509_errors), (1, None));
 }
 
@@ -456,7 +456,7 @@ fn runs_are_in_the_order_of_the_plan() {
 }
 
 #[test]
-fn what_was_dialed_and_who_went_away() {
+fn what_was_dialed_and_which_node_went_away() {
     let node: SocketAddr = "10.0.0.3:6443".parse().unwrap();
     let mut away = record();
     assert_eq!((judged(&record()).by_address, judged(&record()).away), (Vec::new(), Vec::new()));

@@ -1,7 +1,7 @@
 //! One page for people: verdict first, then what happened, then where and how to make it again.
 //!
 //! It loads nothing and runs nothing; a policy in its head forbids both. Whatever a program or a user
-//! wrote is text to [`maud`], which escapes it. What a colour says, a shape or a word says too.
+//! wrote is text to [`maud`], which escapes it. What a colour means, a shape or a word means too.
 
 mod comparison;
 mod run;

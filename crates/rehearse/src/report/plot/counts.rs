@@ -1,4 +1,4 @@
-//! Stacked areas, a look an instance.
+//! Stacked areas, one style for each instance.
 
 use super::{FONT, Frame, LEFT, RIGHT, View, instance_class, named};
 use crate::data::Ran;

@@ -21,10 +21,10 @@ use crate::judges;
 use maud::{Markup, html};
 use std::collections::BTreeMap;
 
-/// Looks that instances can have; further ones begin again.
+/// Styles that instances can have; further ones begin again.
 const LOOKS: usize = 5;
 
-/// Room for marks before and after the load, as a share of it. What is further away is put to the edge;
+/// Room for marks before and after the load, as a share of it. What is further away is drawn at the edge;
 /// its time is in the list.
 const BEYOND: f64 = 0.12;
 
@@ -77,7 +77,7 @@ impl Frame {
         }
     }
 
-    /// A title, and after or below it what the looks mean. Also its height.
+    /// A title, and after or below it the key of the styles. Also its height.
     fn heading(&self, title: &str, keys: &[Key]) -> (Markup, f64) {
         let size = FONT + 1.0;
         let mut at = (text_width(title, size) + 20.0, 15.0);
@@ -156,7 +156,7 @@ fn mark_lines(marks: &[Placed], top: f64, bottom: f64) -> Markup {
     html! { path.mark-line d=(lines.collect::<String>()) {} }
 }
 
-/// What a look means.
+/// What a style means.
 struct Key {
     look: Look,
     text: String,
