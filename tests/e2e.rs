@@ -4,7 +4,7 @@
 //! containerd that runs such pods, and what berth does to them meanwhile. And `scripts/cluster.sh`: a whole cluster of kubeadm's that
 //! is upgraded under `berth bridge`, and without. And `berth grant` and the lock of
 //! `berth upgrade`, and bridges of nodes of IPv6 (`e2e/`). And `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances
-//! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and who is relayed.
+//! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and which clients are relayed.
 //!
 //! They take minutes, so they run when they are asked for: `cargo test --test e2e -- --ignored [NAME]`, as `.ci/run` does. Where they
 //! cannot be run (they need root, some tools, and binaries that are there already) they count as ignored and say why. Rust's own
@@ -34,7 +34,7 @@ use std::process::{Command, ExitCode, Stdio};
 const PROGRAMS: [&str; 7] =
     ["KUBE_APISERVER", "KUBE_CONTROLLER_MANAGER", "KUBE_SCHEDULER", "KUBE_PROXY", "KUBELET", "KUBEADM", "KUBECTL"];
 
-/// What the scripts need beside the binaries.
+/// What the scripts need in addition to the binaries.
 const TOOLS: [&str; 4] = ["ip", "openssl", "jq", "unshare"];
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
             None => run(script, &[]).map(|()| Completion::Completed),
         })
     };
-    // Who says itself what it needs.
+    // These report themselves what they need.
     let checked = |name: &str, script: &'static str, arguments: &'static [&'static str]| {
         Trial::ignorable_test(name, move || match output(Command::new(root().join(script)).arg("--check")) {
             Err(why) => Ok(Completion::ignored_with(why)),
@@ -165,7 +165,7 @@ struct Binaries {
 struct Binary {
     path: String,
     version: String,
-    /// What is built beside it.
+    /// What is built in addition to it.
     paths: String,
 }
 

@@ -26,7 +26,7 @@ use tempfile::TempDir;
 /// Most bytes that an image may have.
 const LIMIT: u64 = 8_000_000;
 
-/// Nobody: neither root nor a user of this machine.
+/// A uid that is neither root nor a user of this machine.
 const UID: u32 = 65_534;
 
 /// Where the pod's volumes are in its containers, as `berth inject` mounts them.

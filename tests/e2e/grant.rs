@@ -317,7 +317,7 @@ async fn other_requests_are_refused(shim: &Client, admin: &Client) -> Result<(),
     if other.is_empty() { Ok(()) } else { Err(format!("not refused with 403: {other:#?}").into()) }
 }
 
-/// What RBAC itself lists, beside what every service account may do: so there is no verb that nobody thought of.
+/// What RBAC itself lists, without what every service account may do: so that no verb is overlooked.
 async fn rules_are_these_and_no_others(shim: &Client, admin: &Path) -> Result<(), Failed> {
     let told = |error: Error| error.to_string();
     let mut access = Access::read(admin).map_err(|error| error.to_string())?;

@@ -44,7 +44,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     assert!(holder.changed && holder.node == has, "{holder:?}");
     assert_eq!(status()?["upgrade"]["node"], has);
 
-    // Broken, then released by who has it and by nobody else.
+    // Broken, then released by its holder and by no other.
     let breaker = lock(&client, "cp-3", true);
     runtime.block_on(mark(&breaker, &say))?;
     assert_eq!(held()?.node, "cp-3");

@@ -39,7 +39,7 @@ const FULL: &str = "100";
 const SILENT: usize = 300;
 const CROWD: usize = 16;
 
-/// How HAProxy is taken away from beside berth.
+/// How HAProxy is removed from the port that it shares with berth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The pod is deleted: HAProxy gets its stop signal when kube-apiserver gets SIGTERM.
@@ -84,7 +84,7 @@ pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// Back again: HAProxy pauses and resumes, berth drains beside it.
+/// Back again: HAProxy pauses and resumes, berth drains meanwhile.
 pub(crate) fn back_to_haproxy() -> Result<Completion, Failed> {
     if let Some(ignored) = obstacle() {
         return Ok(ignored);

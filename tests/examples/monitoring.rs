@@ -74,7 +74,7 @@ pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
 fn page() -> String {
     let (dir, admin, listen) = (tempfile::tempdir().unwrap(), free_address(), free_address());
     let backend = Backend::new().serve(echo);
-    // Nobody answers there: which results are counted, shows.
+    // Nothing answers there: that shows which results are counted.
     let (kubeconfig, ca) = (dir.path().join("kubeconfig"), Ca::new());
     std::fs::write(dir.path().join("ca.crt"), ca.pem()).unwrap();
     std::fs::write(dir.path().join("token"), "t").unwrap();

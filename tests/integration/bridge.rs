@@ -159,7 +159,7 @@ impl Node {
         )
     }
 
-    /// What waits, for a shell, until it has no client and nobody in its queue: who is new goes to the bridge by then. A handshake that
+    /// What waits, for a shell, until it has no client and its queue is empty: new clients go to the bridge by then. A handshake that
     /// began before takes milliseconds, but on a machine that stands still longer than the bridge waits where it is sped up.
     fn quiet(&self) -> String {
         let pid = self.path("pid").display().to_string();
@@ -189,7 +189,7 @@ done"#
         )
     }
 
-    /// Ends it whoever its clients are.
+    /// Ends it whatever clients it has.
     fn stop_own(&self) {
         assert!(Command::new("sh").args(["-c", &self.stop()]).status().unwrap().success());
     }
@@ -394,14 +394,14 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
             record.slowest
         );
 
-        // Nothing is left of it but logs: where it was over before it had relayed all to the node's own, from when it has.
+        // Nothing is left of it but logs: where it ended before it had relayed all to the node's own, from when it has.
         eventually("only what stays", || {
             let left = std::fs::read_dir(node.path("bridge")).unwrap().map(|entry| entry.unwrap().file_name());
             let mut left: Vec<_> = left.collect();
             left.sort();
             (left == ["bridge.lock", "bridge.log", "kube-apiserver.log"].map(OsString::from)).then_some(())
         });
-        assert!(node.path("audit-bridge.log").exists(), "its audit log stays beside the other");
+        assert!(node.path("audit-bridge.log").exists(), "its audit log stays in the directory of the other");
         assert!(!node.is_on());
     });
 }
@@ -439,7 +439,7 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
             let status =
                 eventually("it says so", || Some(node.status()).filter(|status| status["own"]["preferred"] == true));
             assert_eq!((&status["command"], &status["steering"]), (&true.into(), &true.into()), "{status}");
-            // It goes on although the bridge is over.
+            // It goes on although the bridge has ended.
             kept.push(std::net::TcpStream::connect(NODE).unwrap());
             if version != versions[2] {
                 std::fs::write(node.path("go"), "\n").unwrap();
@@ -478,7 +478,7 @@ fn a_bridge_that_decides_nothing_any_more_steers_no_more() {
         node.stop_own();
         node.answers();
         let hangs = Stopped::new(daemon);
-        eventually("nobody is steered to it", || {
+        eventually("no connection is steered to it", || {
             let connected = std::net::TcpStream::connect(NODE);
             connected.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused).then_some(())
         });
@@ -820,7 +820,7 @@ fn who_goes_away_before_command_leaves_no_bridge() {
             none_lost(load);
             return;
         }
-        panic!("COMMAND begins before who wanted the bridge can go away");
+        panic!("COMMAND begins before the command that began the bridge can end");
     });
 }
 
@@ -890,7 +890,7 @@ fn a_daemon_that_is_killed_after_command_began_leaves_the_port_as_it_was() {
 fn killed_at(steps: &'static [&'static str]) {
     on_a_node(move |node| {
         for said_at in steps {
-            // One that was over before it could be killed shows nothing.
+            // One that ended before it could be killed shows nothing.
             while !is_killed_at(node, said_at) {}
         }
         let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
@@ -898,7 +898,7 @@ fn killed_at(steps: &'static [&'static str]) {
     });
 }
 
-/// False: it was over before.
+/// False: it had ended before.
 fn is_killed_at(node: &Node, said_at: &str) -> bool {
     let (ran, restart) = (node.path("ran"), node.path("restart"));
     let _ = std::fs::remove_file(&ran);
@@ -928,7 +928,7 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
     if code == Some(0) {
         return false;
     }
-    // Whether COMMAND ran is what who called it must know.
+    // The caller must know whether COMMAND ran.
     assert_eq!(code, Some(if ran.exists() { 75 } else { 69 }), "{said_at}: {}", bridge.log());
     bridge.logs("has ended unexpectedly");
     node.answers();

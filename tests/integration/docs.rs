@@ -169,7 +169,7 @@ fn inside(text: &str) -> &str {
 fn warnings_and_errors_of_a_shim_are_explained() {
     let explained = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
     let (mut seen, mut missing) = (0, Vec::new());
-    // A rehearsal's log is read by who rehearses, beside what it did.
+    // A rehearsal's log is read by those who rehearse, with what it did.
     for (path, text) in sources().filter(|(path, _)| !path.starts_with(root().join("crates/rehearse"))) {
         let calls = ["tracing::warn!(", "tracing::error!("].into_iter().flat_map(|macro_| text.split(macro_).skip(1));
         for call in calls {

@@ -85,7 +85,7 @@ fn the_exit_status_tells_errors_warnings_and_bad_input_apart() {
 
 #[test]
 fn a_node_is_looked_at_with_its_directory_and_its_ports() {
-    // In the place of somebody else's program: it listens without SO_REUSEPORT.
+    // In the place of another user's program: it listens without SO_REUSEPORT.
     let listener = TcpListener::bind("127.83.7.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let temp = tempfile::tempdir().unwrap();
@@ -156,7 +156,7 @@ fn who_dials_another_address_is_seen_before_the_switch() {
     assert!(!other.err.contains("does not listen there"), "{}", other.err);
 }
 
-/// Of an admin, beside the file ca.crt.
+/// Of an admin, in the directory of ca.crt.
 fn kubeconfig(api: &Api) -> String {
     format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts:\n- name: a\n  context: {{cluster: a, user: a}}\nclusters:\n\
@@ -185,7 +185,7 @@ fn the_cluster_says_the_ports_of_the_others() {
     let unknown = berth(temp.path(), &["doctor", "-", "--ignore-errors", "memroy"], &injected());
     assert!(unknown.status == Some(64) && unknown.err.contains("memroy"), "{}", unknown.err);
 
-    // Who cannot be asked is told, and the rest is judged.
+    // What cannot be asked is reported, and the rest is judged.
     api.answer("403 Forbidden");
     let done = berth(temp.path(), &["doctor", "-", "--json", "--kubeconfig", "admin.conf"], &injected());
     assert!(done.status == Some(69) && done.err.contains("403 Forbidden"), "{}", done.err);

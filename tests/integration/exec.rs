@@ -12,7 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// Says who it is and with what arguments it was started, then lives until its input ends.
+/// Prints its process ID and the arguments with which it was started, then lives until its input ends.
 const LIVE: &str = r#"echo $$; for arg; do echo "$arg"; done; echo end; read -r line; exit 7"#;
 
 /// A run directory and a berth of its own.
@@ -191,7 +191,7 @@ fn the_same_address_after_a_restart_and_none_twice() {
     again.end();
     other.end();
 
-    // Held by somebody meanwhile: another one.
+    // Held by another process meanwhile: another one.
     let _held = TcpListener::bind((address.as_str(), node.listen.port())).unwrap();
     let moved = node.start("a", &[]);
     assert_ne!(moved.value("--bind-address"), address);

@@ -1,8 +1,7 @@
 //! berth from outside: the program as its users run it, and a shim or a rehearsal in this process with plain sockets before
 //! and behind it. One program, so that it is linked once and its last tests do not run alone.
 //!
-//! What finds out as it runs whether it can run here is beside it:
-//! `e2e.rs`, `examples`, `image.rs`.
+//! What finds out as it runs whether it can run here is in other test binaries: `e2e.rs`, `examples`, `image.rs`.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! What each command does where what it says cannot be written: whoever read it has closed the pipe, or the disk is full.
+//! What each command does where its output cannot be written: the reader has closed the pipe, or the disk is full.
 
 use crate::support::process::berth;
 use std::fs::{File, OpenOptions};
@@ -36,7 +36,7 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
     words.into_iter().map(|(words, status)| (berth(words.iter().map(named)), status)).collect()
 }
 
-/// One that nobody reads any more.
+/// One that has no reader any more.
 fn closed() -> Stdio {
     pipe().unwrap().1.into()
 }
@@ -78,7 +78,7 @@ fn a_standard_error_that_takes_nothing_stops_nothing() {
     let temp = tempfile::tempdir().unwrap();
     for (mut command, status) in printing(temp.path()) {
         for error in [closed(), full().into()] {
-            // Nobody reads either, so that --watch ends.
+            // Neither has a reader, so that --watch ends.
             let code = command.stdout(closed()).stderr(error).status().unwrap().code();
             assert_eq!(code, Some(status), "{command:?}");
         }

@@ -108,7 +108,7 @@ fn native_sidecars_with_a_slow_start_and_a_crash() {
     assert!(said.contains("slow-start at new: held") && said.contains("crash-after-ready at new: held"), "{said}");
 }
 
-/// Who watches what nobody writes knows no revision that an instance still has which began later, unless bookmarks
+/// A watch of what no client writes knows no revision that an instance which began later still has, unless bookmarks
 /// tell one while both serve.
 #[test]
 fn quiet_watches_list_again_after_a_switch() {
@@ -118,7 +118,7 @@ fn quiet_watches_list_again_after_a_switch() {
 #[test]
 fn quiet_watches_go_on_if_both_serve_for_long_enough() {
     let often = "stand-in --stand-in-bookmark-period=200ms";
-    // The store says every half a second how far it is; how long it takes to be heard of, depends on what else the machine does.
+    // The store reports its progress every half a second; how long that takes to arrive depends on what else the machine does.
     let settles = ["--settle=2s", "--settle=4s", "--settle=8s", "--settle=16s"];
     let again = settles.map(|settle| move || again(&held(&["--old", often, settle, "--speedup=10"])));
     assert!(again.iter().any(|again| again() == ["0", "0"]), "they listed again, however long both served");
@@ -139,7 +139,7 @@ fn script(dir: &Path, body: &str) -> String {
     path.display().to_string()
 }
 
-/// A script that says who it was started as, and becomes this berth: of the processes only the shims are its.
+/// A script that prints how it was started, and becomes this berth: of the processes only the shims are its.
 #[test]
 fn another_berths_shims_are_rehearsed() {
     let dir = in_memory();
@@ -259,7 +259,7 @@ fn an_interrupt_leaves_nothing_behind() {
     }
 }
 
-/// What is stopped by SIGSTOP hears of no other signal but SIGKILL.
+/// What is stopped by SIGSTOP handles no other signal but SIGKILL.
 #[test]
 fn one_that_hangs_on_purpose_is_not_left_behind() {
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
@@ -287,7 +287,7 @@ fn one_that_is_killed_takes_its_children_along_and_the_next_removes_its_files() 
     // A shim that is about to end may make its run directory again.
     gone(&left);
     assert_eq!(names(tmp.path()).len(), 2);
-    // Somebody's, with such a name.
+    // Another program's, with such a name.
     std::fs::create_dir(tmp.path().join("berth-rehearse-results")).unwrap();
 
     let mut next = at("left by a rehearsal that was killed", tmp.path(), &["--rate=20"]);

@@ -49,7 +49,7 @@ fn held(args: &[&str]) -> Option<(String, Value)> {
 #[test]
 fn an_apiserver_that_knows_nothing_of_berth_is_replaced_in_place() {
     let Some((said, report)) = held(&["--compare=none", "--fault=kill-temporary"]) else { return };
-    // It may cost nobody anything.
+    // It may cost no client anything.
     for line in ["fault kill-temporary: none has no bridge, skipped", "kill-temporary at old-bridge: held"] {
         assert!(said.contains(line), "{line}: {said}");
     }
@@ -90,7 +90,7 @@ fn bridged(tmp: &Path) -> Option<Child> {
     Some(child)
 }
 
-/// The bridge is nobody's child: what ends the rehearsal, or comes after it, has to end it.
+/// The bridge is not a child of the rehearsal: what ends the rehearsal, or comes after it, has to end it.
 fn is_not_left_behind(signal: Signal, after: impl FnOnce(&Path, ExitStatus)) {
     let tmp = in_memory();
     let Some(mut child) = bridged(tmp.path()) else { return };

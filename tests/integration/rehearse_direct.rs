@@ -120,7 +120,7 @@ fn what_is_beside_has_no_direct_path() {
     assert!(ran(1)["direct"]["steered"].as_u64() > Some(0), "{said}");
 }
 
-/// Root without what makes a namespace is as good as anybody.
+/// Root without the capability to make a namespace is like any user.
 #[test]
 fn without_the_privilege_on_ends_before_it_begins_and_auto_relays() {
     let tmp = in_memory();

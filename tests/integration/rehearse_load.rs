@@ -58,15 +58,15 @@ enum Relay {
     Closes,
     /// It speaks itself for a moment, before the instance can.
     Garbles,
-    /// For a moment it relays to somebody whose certificate nobody trusts.
+    /// For a moment it relays to a server whose certificate no client trusts.
     Misleads,
     /// All connections are cut, and it stops listening for a moment.
     CutsAndRefuses,
 }
 
-/// What an old simulated apiserver hears from its store.
+/// Which changes the old simulated apiserver gets from its store.
 #[derive(Clone, Copy, PartialEq)]
-enum Hears {
+enum Feed {
     Everything,
     /// Not of the tenth write.
     NotOfAWrite,
@@ -79,7 +79,7 @@ enum Hears {
 /// What happens.
 struct Plot {
     relay: Relay,
-    hears: Hears,
+    feed: Feed,
     load: LoadPlan,
     /// Changes that instances keep for watches.
     history: usize,
@@ -88,7 +88,7 @@ struct Plot {
 impl Plot {
     fn relay(relay: Relay) -> Self {
         // Little load: what is tested is whether a loss is seen, and the tests run side by side.
-        // Who misses something for good waits for it after the end; at half a MiB a second a slow reader takes two seconds.
+        // A client that misses something for good waits for it after the end; at half a MiB a second a slow reader takes two seconds.
         let (catch_up, bytes_a_second) = (Duration::from_secs(2), 512 << 10);
         let load = LoadPlan {
             rate: 60,
@@ -99,11 +99,11 @@ impl Plot {
             bytes_a_second,
             ..LoadPlan::default()
         };
-        Self { relay, hears: Hears::Everything, load, history: 10_000 }
+        Self { relay, feed: Feed::Everything, load, history: 10_000 }
     }
 
-    fn hears(hears: Hears) -> Self {
-        Self { hears, ..Self::relay(Relay::Good) }
+    fn feed(feed: Feed) -> Self {
+        Self { feed, ..Self::relay(Relay::Good) }
     }
 }
 
@@ -218,7 +218,7 @@ impl Drop for On<'_> {
 }
 
 /// Between a simulated apiserver and its store: passes all on but what it should not.
-async fn middle(listener: UnixListener, store: std::path::PathBuf, hears: Hears) {
+async fn middle(listener: UnixListener, store: std::path::PathBuf, feed: Feed) {
     let mut lines = JoinSet::new();
     loop {
         let (simulated, _) = listener.accept().await.unwrap();
@@ -234,10 +234,10 @@ async fn middle(listener: UnixListener, store: std::path::PathBuf, hears: Hears)
                 let mut replies = BufReader::new(from_store).lines();
                 while let Ok(Some(line)) = replies.next_line().await {
                     let of = |kind: &str, name: &str| line.contains(kind) && line.contains(name);
-                    let times = match hears {
-                        Hears::NotOfAWrite if of("\"ADDED\"", "-write-10\"") => 0,
-                        Hears::OfAWriteTwice if of("\"ADDED\"", "-write-10\"") => 2,
-                        Hears::NotOfARemoval if of("\"DELETED\"", "-write-9\"") => 0,
+                    let times = match feed {
+                        Feed::NotOfAWrite if of("\"ADDED\"", "-write-10\"") => 0,
+                        Feed::OfAWriteTwice if of("\"ADDED\"", "-write-10\"") => 2,
+                        Feed::NotOfARemoval if of("\"DELETED\"", "-write-9\"") => 0,
                         _ => 1,
                     };
                     for _ in 0..times {
@@ -295,7 +295,7 @@ impl Scene {
         self.recorder.read(|log| attempts(log).filter(its_own).filter(by).count())
     }
 
-    /// Whether each client with a connection of its own has it: who watches has listed before.
+    /// Whether each client with a connection of its own has it: a client that watches has listed before.
     fn all_open(&self) -> bool {
         let kept = (0..CLIENTS).all(|index| self.answers(&format!("kept-{index}"), OLD) > 0);
         kept && followers().all(|follower| self.answers(&follower, OLD) > 1)
@@ -374,7 +374,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     let bind = |name: &str| UnixListener::bind(scene.dir.path().join(name)).unwrap();
     let store = Arc::new(Store::default());
     background.spawn(store_server::serve(bind("store"), Arc::clone(&store), Arc::clone(&scene.recorder)));
-    background.spawn(middle(bind("middle"), scene.dir.path().join("store"), plot.hears));
+    background.spawn(middle(bind("middle"), scene.dir.path().join("store"), plot.feed));
 
     let (old, backend) = scene.start(OLD).await;
     let proxy = Arc::new(Proxy {
@@ -398,7 +398,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
         objects.iter().filter_map(|o| number(o["metadata"]["name"].as_str().unwrap())).max().unwrap_or(0)
     };
     until(|| scene.all_open() && scene.served(OLD) > 20).await;
-    // All see a dozen writes, and until the thirteenth one, those that the plots are about were heard of.
+    // All see a dozen writes, and until the thirteenth one, those that the plots are about were seen.
     let open = written();
     until(|| written() >= 13.max(open + 12)).await;
     let slow = plot.load.slow_readers;
@@ -438,7 +438,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
             *proxy.backend.lock().unwrap() = its;
             until(|| scene.failed(|failure| matches!(failure, Failure::X509(_)))).await;
             *proxy.backend.lock().unwrap() = backend;
-            // Nobody else is to see its end.
+            // No other client is to see its end.
             until(|| proxy.on.lock().unwrap()[&its] == 0).await;
             stop(stranger).await;
         }
@@ -454,7 +454,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     // A request on a connection that old has just got would be rejected, which is allowed, or reset in old's queue, which a
     // relay without replay cannot fix.
     until(|| proxy.young.load(SeqCst) == 0 && proxy.on.lock().unwrap()[&its] <= (STREAMS + slow) as usize).await;
-    // On a busy machine, what the relay did and what old does must be farther apart than clients are behind: who reports nothing is
+    // On a busy machine, what the relay did and what old does must be farther apart than clients are behind: an instance that reports nothing is
     // believed to have ended what ended at about the time of its stop.
     until(|| done.elapsed() > LAG + 2 * scene.behind()).await;
     stop(old).await;
@@ -569,9 +569,9 @@ async fn a_wrong_certificate_is_seen() {
 
 #[tokio::test]
 async fn an_event_that_is_lost_is_seen() {
-    let (record, plan) = upgrade(Plot::hears(Hears::NotOfAWrite)).await;
+    let (record, plan) = upgrade(Plot::feed(Feed::NotOfAWrite)).await;
     let lost = judge(&record, &plan, None).verdict.lost;
-    // By each watch, and by each informer, which never hears of it again.
+    // By each watch, and by each informer, which never gets it again.
     assert_eq!(lost, [Loss::EventMissed.tally(6)]);
     for watch in &record.watches {
         assert!(matches!(watch.flaws[..], [(_, Loss::EventMissed, 1)]), "{watch:?}");
@@ -580,14 +580,14 @@ async fn an_event_that_is_lost_is_seen() {
 
 #[tokio::test]
 async fn an_event_that_is_duplicated_is_seen() {
-    let (record, plan) = upgrade(Plot::hears(Hears::OfAWriteTwice)).await;
+    let (record, plan) = upgrade(Plot::feed(Feed::OfAWriteTwice)).await;
     assert_eq!(judge(&record, &plan, None).verdict.lost, [Loss::EventDuplicated.tally(6)]);
     assert!(record.watches.iter().all(|watch| matches!(watch.flaws[..], [(_, Loss::EventDuplicated, 1)])));
 }
 
 #[tokio::test]
 async fn a_removal_that_is_lost_leaves_informers_with_an_object_too_many() {
-    let (record, plan) = upgrade(Plot::hears(Hears::NotOfARemoval)).await;
+    let (record, plan) = upgrade(Plot::feed(Feed::NotOfARemoval)).await;
     assert_eq!(judge(&record, &plan, None).verdict.lost, [Loss::EventMissed.tally(2)]);
     let informers = || record.informers.iter().filter(|i| i.id.starts_with("informer"));
     assert!(informers().all(|i| i.stale == 1 && i.held == i.written + 1), "{:?}", record.informers);

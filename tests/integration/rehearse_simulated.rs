@@ -88,7 +88,7 @@ impl Simulated {
         until(|| self.recorder.last("it", mark).is_some()).await;
     }
 
-    /// Who ended a stream, once the instance has reported it.
+    /// Which end ended a stream, once the instance has reported it.
     async fn ended_by(&self, stream: &str) -> EndedBy {
         let mut by = None;
         until(|| {
@@ -346,7 +346,7 @@ async fn a_watch_from_before_its_start_or_what_it_keeps_is_told_410() {
     assert_eq!(gone(MAPS, 12).await, "too old resource version: 12 (13)");
 }
 
-/// How far the instance is: in a quiet namespace as soon as another one is written, of a resource that nobody
+/// How far the instance is: in a quiet namespace as soon as another one is written, of a resource that no client
 /// writes when the store says so.
 #[tokio::test]
 async fn bookmarks_tell_those_who_see_no_events_how_far_it_is() {
@@ -371,7 +371,7 @@ async fn bookmarks_tell_those_who_see_no_events_how_far_it_is() {
                 break;
             }
         }
-        // Who does not ask for them gets none, and then its first event.
+        // A watch that does not ask for them gets none, and then its first event.
         let mut events = silent.watch_at(&format!("{MAPS}?watch=1&resourceVersion={from}")).await;
         assert_eq!(events.next().await.unwrap()["type"], "ADDED");
     }

@@ -144,7 +144,7 @@ fn sigterm_is_passed_on_once_after_leaving() {
     ping(&mut client, &client_hello(100));
     run.signal(Signal::SIGTERM);
     run.says("told to end");
-    assert!(listening(node.listen).is_empty(), "it left before the apiserver heard of it");
+    assert!(listening(node.listen).is_empty(), "it left before the apiserver got SIGTERM");
     ping(&mut client, b"still served");
     run.logs("the instance listens no more: draining");
     assert!(run.is_running());
@@ -264,7 +264,7 @@ fn the_child_dies_with_berth() {
     eventually("status says that it ended", || status().contains("process ended").then_some(()));
 }
 
-/// Who stands between berth and its child is no way to lose the child.
+/// A process between berth and its child does not make it lose the child.
 #[test]
 fn the_child_dies_with_its_parent() {
     let node = Node::new();
@@ -282,7 +282,7 @@ fn between(run: &Running, apiserver: u32) -> Pid {
     Pid::from_raw(parent)
 }
 
-/// Whoever signals berth's child means the apiserver, which can end as it is used to.
+/// A signal to berth's child is meant for the apiserver, which can end as it usually does.
 #[test]
 fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
@@ -311,7 +311,7 @@ fn the_death_of_berth_is_one_sigterm() {
         let (_, out, _) = said(&mut berth(["status", "--json", "--run-dir", &node.run_dir()]));
         let status: serde_json::Value = serde_json::from_str(&out).unwrap();
         let address: SocketAddr = status["instances"][0]["record"]["address"].as_str().unwrap().parse().unwrap();
-        // It ends with this one, and hears of SIGTERM until then.
+        // It ends with this one, and handles SIGTERM until then.
         let mut client = connect(address);
         ping(&mut client, b"served");
         run.signal(Signal::SIGKILL);

@@ -97,7 +97,7 @@ fn bind_wait_takes_the_port_when_it_is_free() {
     assert!(began.elapsed() >= Duration::from_millis(400));
 }
 
-/// Whoever could write there would get root's listeners. Looking is another matter.
+/// A user who could write there would get root's listeners. Reading is allowed.
 #[test]
 fn root_uses_no_run_directory_of_another_uid() {
     if !nix::unistd::geteuid().is_root() {
@@ -237,11 +237,11 @@ fn a_limit_of_open_files_that_is_too_low_is_told() {
     let line = few.logs("max_connections=");
     let room: usize = line.split("max_connections=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     let idle = std::fs::read_dir(format!("/proc/{}/fd", few.child.id())).unwrap().count();
-    assert!(room > 1 && idle + 2 * room < 1024, "{idle} descriptors beside {room} connections");
+    assert!(room > 1 && idle + 2 * room < 1024, "{idle} descriptors and {room} connections");
     ping(&mut connect(node.listen), b"served");
 }
 
-/// Whoever asks before the instance listens must not let it wait for a whole interval.
+/// A probe before the instance listens must not let it wait for a whole interval.
 #[test]
 fn an_instance_that_listens_later_is_asked_at_once() {
     let backend = free_address();
@@ -419,7 +419,7 @@ fn a_second_signal_ends_at_once() {
     }
 }
 
-/// Whoever calls it stops the apiserver next: who said something and has no answer is at that one.
+/// The caller stops the apiserver next: a client that sent something and has no answer is at that one.
 #[test]
 fn drain_waits_for_first_bytes() {
     let node = Node::new();
@@ -484,7 +484,7 @@ fn drain_waits_for_who_was_accepted_last() {
     assert_eq!((drained.ended().code(), read(&mut client, 6).as_slice()), (Some(0), &b"answer"[..]));
 }
 
-/// An apiserver that does not answer holds nobody up for long.
+/// An apiserver that does not answer delays no client for long.
 #[test]
 fn drain_waits_for_first_bytes_and_not_for_ever() {
     let node = Node::new();
@@ -538,7 +538,7 @@ fn running_out_of_descriptors_pauses_and_recovers() {
     let pid = shim.child.id();
     let mut client = connect(node.listen);
     ping(&mut client, &client_hello(100));
-    // Room for nobody: the limit is the lowest number that is free.
+    // Room for no connection: the limit is the lowest number that is free.
     limit_files(pid, &lowest_free_descriptor(pid).to_string());
     let mut waiting: Vec<_> = (0..20).map(|_| connect(node.listen)).collect();
     for client in &mut waiting {
@@ -569,7 +569,7 @@ fn lowest_free_descriptor(pid: u32) -> u32 {
         let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
         fds.filter_map(|fd| fd.file_name().to_str()?.parse().ok()).collect()
     };
-    // A probe or the writing of a lease is over after one of these looks.
+    // A probe or the writing of a lease has ended after one of these polls.
     let kept = (0..20).fold(used(), |kept, _| {
         std::thread::sleep(MOMENT / 10);
         &kept & &used()
@@ -631,7 +631,7 @@ fn pipes(pid: u32) -> usize {
     own.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to.to_string_lossy().starts_with("pipe:"))).count()
 }
 
-/// Readers of something large who stall leave nothing in the shim: neither a pipe, of which a uid has few, nor bytes.
+/// Readers of something large that stall leave nothing in the shim: neither a pipe, of which a uid has few, nor bytes.
 #[test]
 fn readers_that_stall_hold_no_pipe_and_no_memory() {
     const READERS: usize = 100;
@@ -665,7 +665,7 @@ fn readers_that_stall_hold_no_pipe_and_no_memory() {
     drop(stalled);
 }
 
-/// Who takes all places of the admin port and reads no answer does not keep them.
+/// Clients that take all places of the admin port and read no answer do not keep them.
 #[test]
 fn the_admin_port_answers_beside_clients_that_do_not_read() {
     let (node, admin) = (Node::new(), free_address());

@@ -95,7 +95,7 @@ impl Kubelet {
                 std::thread::sleep(Duration::from_millis(10));
             }
             for child in pods.values_mut().filter_map(|pod| pod.process.as_mut()) {
-                // Its apiserver is its child, and hears of its end.
+                // Its apiserver is its child, and is notified of its end.
                 let _ = child.kill();
                 let _ = child.wait();
             }
@@ -556,8 +556,8 @@ fn killed_at_each_step_the_same_command_goes_on() {
     load.end();
 }
 
-/// Whoever has to rescue a node in the middle of an upgrade finds the manifest that was there, and `eject` does not put
-/// one beside what the upgrade runs.
+/// An operator who has to rescue a node in the middle of an upgrade finds the manifest that was there, and `eject` does not put
+/// one next to what the upgrade runs.
 #[test]
 fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
     let node = Node::new("v1");
@@ -636,7 +636,7 @@ fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
     *cluster.no_leases.lock().unwrap() = None;
     let mut upgrade = Running::start(&mut node.upgrade_in(&cluster, &["--settle", "1h"]));
     upgrade.logs("3/8");
-    // Who may have changed its node goes on, whatever the cluster says.
+    // An upgrade that may have changed its node goes on, whatever the cluster answers.
     *cluster.no_leases.lock().unwrap() = Some("503 Service Unavailable");
     upgrade.signal(Signal::SIGKILL);
     upgrade.ended();
@@ -663,7 +663,7 @@ fn the_node_is_in_the_service_until_the_upgrade_ends() {
     assert_eq!((code, cluster.objects.get(&path)), (Some(0), None), "{log}");
 }
 
-/// Whoever was killed in the middle keeps the others out until it is brought to its end, or its lock is broken.
+/// An upgrade that was killed in the middle keeps the others out until it is brought to its end, or its lock is broken.
 #[test]
 fn two_nodes_are_never_upgraded_at_once() {
     let nodes = [Node::new("v1"), Node::new("v1")];
@@ -691,7 +691,7 @@ fn two_nodes_are_never_upgraded_at_once() {
     let (code, _, log) = said(&mut first.upgrade_in(&cluster, &[]));
     assert_eq!(code, Some(0), "{log}");
     first.is_whole("v2");
-    assert_eq!(cluster.locked(), None, "whoever is done releases it");
+    assert_eq!(cluster.locked(), None, "an upgrade that is done releases it");
 
     let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &["--settle", "1h"]));
     upgrade.logs("3/8");

@@ -15,7 +15,7 @@ const KUBECONFIG: &str = "admin.conf";
 pub(crate) struct Cluster {
     temp: TempDir,
     pub(crate) objects: Objects,
-    /// With what it answers who asks for Leases, if not with them.
+    /// What it answers to requests for Leases, if not these.
     pub(crate) no_leases: Arc<Mutex<Option<&'static str>>>,
 }
 
@@ -58,7 +58,7 @@ impl Cluster {
         self.temp.path().join(KUBECONFIG)
     }
 
-    /// Whether an upgrade may have changed its node; none: nobody has the lock.
+    /// Whether an upgrade may have changed its node; none: the lock is free.
     pub(crate) fn locked(&self) -> Option<bool> {
         let lease = self.objects.get("/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases/upgrade")?;
         Some(lease["metadata"]["annotations"]["berth/changed"] == "true")

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, timeout};
 
-/// Who is not answered by then is lost. Outside of the tests that is said after 15 s, but here what berth does is judged,
+/// A client that is not answered by then is lost. Outside of the tests that is so after 15 s, but here what berth does is judged,
 /// and not the speed of the machine: a slow answer is no loss.
 const ANSWERED: Duration = Duration::from_secs(60);
 
@@ -63,7 +63,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// So many clients, each with an address of its own. With a period they begin a connection in each, whatever became
+    /// This many clients, each with an address of its own. With a period they begin a connection in each, whatever became
     /// of the last one, in groups that begin at once: a queue that is always empty shows nothing. Without, they begin one
     /// when the last one has ended. `attempt` is one connection, from an address.
     pub(crate) fn start<F>(
@@ -100,7 +100,7 @@ impl Load {
         self.record.lock().unwrap().clone()
     }
 
-    /// Waits until so many more were begun and as many served or lost.
+    /// Waits until this many more were begun and as many served or lost.
     #[track_caller]
     pub(crate) fn more(&self, number: usize) {
         let ended = |record: &Record| record.served as usize + record.lost();

@@ -21,12 +21,12 @@ pub(crate) fn fresh_ip() -> Ipv4Addr {
     Ipv4Addr::new(127, 1 + b % 250, 1 + c % 250, 1 + d % 250)
 }
 
-/// An address with a port that nobody has. It is bound without listening: another test's thread may fork meanwhile, and until the
+/// An address with an unused port. It is bound without listening: another test's thread may fork meanwhile, and until the
 /// child runs its program, a listener would be there still and take a client.
 pub(crate) fn free_address() -> SocketAddr {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((fresh_ip(), 0)).into()).unwrap();
-    // The child's duplicate is in nobody's way.
+    // The child's duplicate is in no one's way.
     socket.set_reuse_address(true).and_then(|()| socket.set_reuse_port(true)).unwrap();
     socket.local_addr().unwrap().as_socket().unwrap()
 }
@@ -131,7 +131,7 @@ pub(crate) fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Reads so many bytes.
+/// Reads this many bytes.
 #[track_caller]
 pub(crate) fn read(stream: &mut TcpStream, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
@@ -259,7 +259,7 @@ impl Pattern {
         }
     }
 
-    /// Sends so many bytes.
+    /// Sends this many bytes.
     #[track_caller]
     pub(crate) fn send(&mut self, stream: &mut TcpStream, length: u64) {
         let mut buffer = vec![0; 64 * 1024];
@@ -271,7 +271,7 @@ impl Pattern {
         }
     }
 
-    /// Receives so many bytes and compares each.
+    /// Receives this many bytes and compares each.
     #[track_caller]
     pub(crate) fn receive(&mut self, stream: &mut TcpStream, length: u64) {
         let (mut buffer, mut expected) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);

@@ -66,7 +66,7 @@ struct Written {
     lines: Vec<String>,
     /// Of a line that is not over.
     part: Vec<u8>,
-    /// None: all who could write have closed it.
+    /// None: every writer has closed it.
     pipe: Option<File>,
 }
 
@@ -101,7 +101,7 @@ fn readable(pipe: BorrowedFd<'_>, within: PollTimeout) -> bool {
     poll(&mut [PollFd::new(pipe, PollFlags::POLLIN)], within).is_ok_and(|ready| ready > 0)
 }
 
-/// Reads on all the time, so that nobody waits to write.
+/// Reads on all the time, so that no writer waits.
 fn follow(pipe: impl Into<OwnedFd>) -> Lines {
     let pipe = File::from(pipe.into());
     let waited = pipe.try_clone().unwrap();
@@ -172,7 +172,7 @@ impl Running {
                 }
                 written.pipe.is_none()
             };
-            // Nobody is left who could write it.
+            // No process is left that could write it.
             assert!(!over && Instant::now() < deadline, "no {part:?} in:\n{}\n{}", self.log(), self.out());
             std::thread::sleep(Duration::from_millis(5));
         }

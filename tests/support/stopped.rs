@@ -4,7 +4,7 @@ use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// A thread that stands still until this is dropped: nobody can wait for a process that has one.
+/// A thread that stands still until this is dropped. A process that has one cannot be waited for.
 pub(crate) struct Stopped(pub(crate) Pid);
 
 impl Stopped {

@@ -85,7 +85,7 @@ impl Api {
         let now = status.clone();
         let address = Backend::at(address).serve(move |stream| {
             let status = *now.lock().unwrap();
-            // Whoever goes away early is none of the test's business.
+            // A client that goes away early does not matter to the test.
             let _ = answer(&config, stream, status, body);
         });
         Self { address, status }

@@ -41,7 +41,7 @@ pub async fn serve(answer: String) -> Server {
     serve_with(move |_| answer.clone()).await
 }
 
-/// Answers each request, given as text, with bytes; with none, it is silent. A watch goes on after them. Nobody waits for another's
+/// Answers each request, given as text, with bytes; with none, it is silent. A watch goes on after them. No request waits for another's
 /// connection.
 ///
 /// # Panics
@@ -68,18 +68,18 @@ pub async fn serve_with(answer: impl FnMut(&str) -> String + Send + 'static) -> 
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = format!("https://{}/k", listener.local_addr().unwrap());
-    let (tell, asked) = mpsc::unbounded_channel();
+    let (asks, asked) = mpsc::unbounded_channel();
     let answer = Arc::new(Mutex::new(answer));
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let (acceptor, answer, tell) = (acceptor.clone(), answer.clone(), tell.clone());
+            let (acceptor, answer, asks) = (acceptor.clone(), answer.clone(), asks.clone());
             tokio::spawn(async move {
                 let Ok(mut tls) = acceptor.accept(stream).await else { return };
                 let request = request(&mut tls).await;
                 let certificates = tls.get_ref().1.peer_certificates().map_or(0, <[_]>::len);
                 let answer = answer.lock().unwrap()(&request);
                 let goes_on = answer.is_empty() || is_watch(&request);
-                let _ = tell.send((request, certificates));
+                let _ = asks.send((request, certificates));
                 let _ = tls.write_all(answer.as_bytes()).await;
                 if goes_on {
                     std::future::pending::<()>().await;
@@ -134,19 +134,19 @@ pub fn still_time() -> impl Drop {
     Still(Some(until))
 }
 
-/// What `read` gives where the file that it reads, of this text, is on a slow disk for once: nothing is there before somebody else on this
-/// thread has run. Whether somebody has.
+/// What `read` gives where the file that it reads, of this text, is on a slow disk for once: nothing is there before another task on this
+/// thread has run. Whether one has.
 ///
 /// # Panics
 /// There is no such file.
 pub async fn read_slowly<T>(path: &Path, text: &str, read: impl Future<Output = T>) -> (T, bool) {
     std::fs::remove_file(path).unwrap();
     nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let (ran, told) = std::sync::mpsc::channel();
+    let (ran, has_run) = std::sync::mpsc::channel();
     let (path, text) = (path.to_owned(), text.to_owned());
     let disk = std::thread::spawn(move || {
-        let ran = told.recv_timeout(HANG).is_ok();
-        // Waits for the reader, who may read it again afterwards.
+        let ran = has_run.recv_timeout(HANG).is_ok();
+        // Waits for the reader, which may read it again afterwards.
         let mut slow = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, &text).unwrap();
@@ -188,7 +188,7 @@ impl Objects {
         self.all.lock().unwrap().get(path).cloned()
     }
 
-    /// As if somebody had written it.
+    /// As if a client had written it.
     pub fn set(&self, path: &str, object: Option<Value>) {
         let mut all = self.all.lock().unwrap();
         match object {

@@ -23,7 +23,7 @@ fn drain_leaves_and_keeps_streams() {
     let b = node.joined("b", second.address, &[]);
     a.until_counted("guard", 1);
     // A sibling that does not answer within a second is none.
-    eventually("a drain beside the sibling", || {
+    eventually("a drain while the sibling serves", || {
         let (code, out, log) = drain(&["--wait", "--if-sibling"]);
         assert_eq!(code, Some(0), "{out}{log}");
         (!out.contains("not drained")).then_some(())
@@ -43,7 +43,7 @@ fn drain_leaves_and_keeps_streams() {
     a.leave();
 }
 
-/// It hung while a preStop hook asked it to leave, and its sibling died meanwhile; who gave up waiting asked for nothing.
+/// It hung while a preStop hook asked it to leave, and its sibling died meanwhile; a command that gave up waiting asked for nothing.
 #[test]
 fn a_shim_that_hung_when_it_was_asked_to_leave_serves_on_if_it_is_the_last() {
     let (node, instance) = (Node::new(), Echo::new());

@@ -69,9 +69,9 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
     println!("queued {queued_in_all}, all served; accepted {accepted_in_all}, lost {lost_in_all}");
 }
 
-/// Who starts after a death has never heard the dead one, whose lease holds on: it joins all the same, and serves alone
+/// A shim that starts after a death has never had a message from the dead one, whose lease holds on: it joins all the same, and serves alone
 /// when the last one that was there dies, too. With `BERTH_KILLS` they are 1 to 3 s apart; the longest time in which
-/// nobody was answered is printed beside that of clients who dial the instance.
+/// no client was answered is printed with that of clients that dial the instance.
 #[test]
 fn deaths_in_a_row_leave_nobody_waiting_for_a_lease() {
     const CLIENTS: u32 = 32;
@@ -101,13 +101,13 @@ fn deaths_in_a_row_leave_nobody_waiting_for_a_lease() {
         through.gap,
         past.gap
     );
-    // What the dead one had accepted, and nobody else's.
+    // What the dead one had accepted, and nothing else.
     let accepted = through.lost.keys().all(|kind| kind.starts_with("read") || kind.starts_with("write"));
     assert!(accepted && through.lost() <= kills * CLIENTS as usize, "{}", through.kinds());
     assert_eq!(past.lost(), 0, "{}", past.kinds());
 }
 
-/// So many clients, one after the other, are answered.
+/// This many clients, one after the other, are answered.
 #[track_caller]
 fn flows(node: &Node, number: usize) {
     for _ in 0..number {
@@ -139,7 +139,7 @@ fn one_thread_that_hangs_expires_the_lease_too() {
 #[test]
 fn a_hang_makes_clients_wait_for_one_lease_at_most() {
     let (node, instance) = (Node::new(), Echo::new());
-    // B's is not longer: as long as its own, a sibling takes one to be alive with whom it got a connection.
+    // B's is not longer: as long as its own, a sibling takes one to be alive to which it got a connection.
     let (a, b, listener) = two(&node, instance.address, ["1s", "2s"], &[]);
     // Again where A had left before it was stopped, as it does with so short a lease when a thread of it does not run.
     let (before, accepted, frozen, mut waiting) = eventually("clients that wait for A", || {
@@ -182,7 +182,7 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
     assert_eq!(node.listeners().len(), 2);
 }
 
-/// It has left, and lives on for its last connection with guards of all listeners: nobody else is there who would accept from
+/// It has left, and lives on for its last connection with guards of all listeners: no other process is there that would accept from
 /// them, and what the kernel put into their queues would wait until its end.
 #[test]
 fn who_has_left_serves_what_waits_when_the_last_sibling_dies() {

@@ -20,7 +20,7 @@ use std::time::Duration;
 /// how long it is waited until the path is on again, and for handshakes that began before it was off.
 const ON: &[&str] = &["--direct", "on", "--max-openings", "off", "--speedup", "10"];
 
-/// So many clients of the control wait at an instance that ends.
+/// This many clients of the control wait at an instance that ends.
 const QUEUED: u64 = 32;
 
 /// Runs a test on a node; skipped where none can be made, or nothing can be steered.
@@ -65,7 +65,7 @@ fn served(node: &Node) -> TcpStream {
     client
 }
 
-/// So many clients that a shim steered, and that were answered: none of them was relayed.
+/// This many clients that a shim steered, and that were answered: none of them was relayed.
 #[track_caller]
 fn steered(node: &Node, shim: &Shim, number: u64) -> Vec<TcpStream> {
     eventually("clients that are steered", || {
@@ -89,7 +89,7 @@ fn upgrade(node: &Node, times: usize, planned: bool) -> (Record, u64) {
     some(&shim);
     for time in 1..=times {
         if let Some(instance) = instance.take_if(|_| !planned) {
-            // Whoever is steered from now on waits there; if the path was off meanwhile, they may have been relayed.
+            // Clients that are steered from now on wait there; if the path was off meanwhile, they may have been relayed.
             let offs = || shim.running.log().matches("direct path off").count();
             eventually("clients that were steered in the queue", || {
                 until_on(&shim);
@@ -106,7 +106,7 @@ fn upgrade(node: &Node, times: usize, planned: bool) -> (Record, u64) {
         let (code, out, log) = node.asked(&["drain", "--wait", "--instance", &format!("i{}", time - 1)]);
         assert_eq!(code, Some(0), "{out}{log}");
         if let Some(old) = instance.replace(next_instance) {
-            // Nobody comes any more. Who came in time may not have been answered yet, on a machine with much to do.
+            // No more clients come. Those that came in time may not have been answered yet, on a machine with much to do.
             old.end_idle();
         }
         steered += opened(&shim);
@@ -143,7 +143,7 @@ fn consecutive_upgrades_lose_nothing() {
     });
 }
 
-/// Two shims of one instance, as on a node where a node shim is replaced: who steers first, the one that started last.
+/// Two shims of one instance, as on a node where a node shim is replaced: the one that started last steers first.
 fn two(node: &Node, instance: &Echo, leases: [&str; 2]) -> (Shim, Shim) {
     let join = |id: &str, lease: &str| node.joined(id, instance.address, &[ON, &["--lease", lease]].concat());
     let (a, b) = (join("a", leases[1]), join("b", leases[0]));
@@ -201,7 +201,7 @@ fn beside_a_sibling_the_death_of_who_steers_loses_nothing() {
     });
 }
 
-/// Alone, it takes the relay with it: nobody listens. Who was steered is the instance's.
+/// Alone, it takes the relay with it: nothing listens. What was steered is the instance's.
 #[test]
 fn alone_the_death_of_who_steers_is_as_behind_the_relay() {
     on_a_node(|node| {
@@ -249,7 +249,7 @@ fn beside_a_sibling_that_cannot_the_shims_relay() {
         b.running.signal(Signal::SIGTERM);
         b.running.ended();
         until_on(&a);
-        // Another instance that is recorded, though nobody knows yet whether it will ever listen.
+        // Another instance that is recorded, though it is not known yet whether it will ever listen.
         let record = node.record("c", "127.9.9.9:6443".parse().unwrap());
         a.running.logs("direct path off: there are several instances: a and c");
         drop(record);
@@ -373,7 +373,7 @@ fn a_handshake_that_is_late_is_waited_for() {
                 node.joined("a", instance.address, &["--direct", "on", "--max-openings", "off", "--speedup", speedup]);
             until_on(&shim);
             let before = opened(&shim);
-            // For the client it is over.
+            // For the client it has ended.
             let mut client = connect_from(client.into(), node.listen);
             client.write_all(&client_hello(64)).unwrap();
             eventually("a client that was steered", || (opened(&shim) > before).then_some(()));
@@ -399,7 +399,7 @@ fn a_handshake_that_is_late_is_waited_for() {
     });
 }
 
-/// What comes in a crowd goes through the gate, and directly again when that is over.
+/// What comes in a crowd goes through the gate, and directly again after that.
 #[test]
 fn a_crowd_is_relayed() {
     on_a_node(|node| {
@@ -413,7 +413,7 @@ fn a_crowd_is_relayed() {
         let steered = direct(&off).opened;
         crowd.more(1000);
         if opened(&shim) != steered {
-            // Unless it was over: on a machine with much to do so many may not come in a second.
+            // Unless it had ended: on a busy machine this many may not come in a second.
             let on_again = || shim.running.log().matches("direct path on").count() >= 2;
             eventually("a path that is on again, or all would be relayed", || on_again().then_some(()));
         }

@@ -22,7 +22,7 @@ impl Peer {
         eventually("a place among the siblings", || {
             let peer = Self::dial(path);
             peer.says(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{holder}}}}}}}"#), &[]);
-            peer.hears().is_some_and(|reply| reply.contains("joined")).then_some(peer)
+            peer.next_message().is_some_and(|reply| reply.contains("joined")).then_some(peer)
         })
     }
 
@@ -32,7 +32,7 @@ impl Peer {
 
     /// The next message; none at the end.
     #[track_caller]
-    pub(super) fn hears(&self) -> Option<String> {
+    pub(super) fn next_message(&self) -> Option<String> {
         let mut buffer = vec![0; seqpacket::MESSAGE];
         let received = eventually("a message or the end", || seqpacket::receive(self.0.as_fd(), &mut buffer).ok());
         (received.length > 0).then(|| String::from_utf8_lossy(&buffer[..received.length]).into_owned())
@@ -40,7 +40,7 @@ impl Peer {
 
     #[track_caller]
     pub(super) fn hears_the_end(&self) {
-        while self.hears().is_some() {}
+        while self.next_message().is_some() {}
     }
 }
 
@@ -80,7 +80,7 @@ fn a_peer_that_lies_is_refused() {
 
     let peer = Peer::dial(&shim.path);
     peer.says(r#"{"version":99,"ask":{"join":{"holder":7}}}"#, &[]);
-    let reply = peer.hears().unwrap();
+    let reply = peer.next_message().unwrap();
     assert!(reply.contains("version 99 is not known"), "{reply}");
     peer.hears_the_end();
     shim.running.logs("version 99 is not known");
@@ -157,7 +157,7 @@ fn a_silent_peer_holds_nothing_up() {
         ping(&mut connect(node.listen), &client_hello(64));
     }
     shim.running.logs("a sibling is connected and sends no updates");
-    // A sibling that says nothing keeps nobody from joining or leaving for longer than a lease.
+    // A sibling that sends nothing keeps no shim from joining or leaving for longer than a lease.
     let next = node.joined("b", instance.address, &[]);
     shim.leave();
     ping(&mut connect(node.listen), &client_hello(64));
@@ -177,7 +177,7 @@ fn a_sibling_of_another_uid_is_refused() {
     for ask in [r#"{"join":{"holder":7}}"#, r#""pass""#] {
         let peer = Peer::dial(&shim.path);
         peer.says(&format!(r#"{{"version":1,"ask":{ask}}}"#), &[]);
-        let reply = peer.hears().expect("a reply");
+        let reply = peer.next_message().expect("a reply");
         assert!(reply.contains("refused") && reply.contains("uid 65534"), "{reply}");
         peer.hears_the_end();
     }

@@ -230,7 +230,7 @@ fn a_port_that_another_holds_is_tried_four_times_a_second() {
     assert!(log.contains(&format!("pid {}", std::process::id())), "{log}");
 }
 
-/// Its own socket was never listened on: it took an orphan into use. Whoever comes after it needs the port.
+/// Its own socket was never listened on: it took an orphan into use. Its successor needs the port.
 #[test]
 fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {
     let (node, instance) = (Node::new(), Echo::new());

@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// So many clients, each of which begins a connection in each period.
+/// This many clients, each of which begins a connection in each period.
 pub(crate) fn start(to: SocketAddr, clients: u32, period: Duration) -> Load {
     Load::start(clients, Some(period), move |source| exchange(source, to))
 }

@@ -1,4 +1,4 @@
-//! Who is who among siblings: a process that goes by another's name, and one that comes back.
+//! How siblings know one another: a process that goes by another's name, and one that comes back.
 
 use super::liars::Peer;
 use super::load;
@@ -58,7 +58,7 @@ impl Sibling {
     fn dialled(&mut self, holder: u64) -> Option<Peer> {
         self.renew();
         let peer = Peer(seqpacket::accept(self.listener.as_fd()).ok()?);
-        let asked = peer.hears()?;
+        let asked = peer.next_message()?;
         assert!(asked.contains("join"), "{asked}");
         let reply = format!(r#"{{"joined":{{"holder":{holder}}}}}"#);
         seqpacket::transmit(peer.0.as_fd(), reply.as_bytes(), &[]).ok()?;
@@ -76,7 +76,7 @@ impl Sibling {
 /// Whether it gets the shim's listener before the end.
 #[track_caller]
 fn gets_guards(peer: &Peer, node: &Node) -> bool {
-    while let Some(update) = peer.hears() {
+    while let Some(update) = peer.next_message() {
         if update.contains("\"guards\":[[") && update.contains(&node.listen.to_string()) {
             return true;
         }
@@ -113,7 +113,7 @@ fn who_goes_by_a_connected_siblings_name_is_refused() {
     for (name, why) in [(holder("b"), "connected already"), (holder("a"), "this shim's own")] {
         let peer = Peer::dial(&a.path);
         peer.says(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{name}}}}}}}"#), &[]);
-        let reply = peer.hears().expect("a reply");
+        let reply = peer.next_message().expect("a reply");
         assert!(reply.contains("refused") && reply.contains(why), "{reply}");
         let warned = a.running.logs(why);
         assert!(warned.contains("WARN") && warned.contains("another process goes by a sibling's name"), "{warned}");
@@ -153,7 +153,7 @@ fn a_sibling_that_cannot_be_reached_is_said_within_a_lease() {
         eventually("a warning", || (warnings() == said_before + 1).then_some(()));
         assert!(shim.running.logs("neither guards").contains("WARN"));
 
-        // It can be dialled now, by whoever it is.
+        // It can be dialled now, by any process.
         sibling.listener = seqpacket::listener(&path).unwrap();
         let peer = sibling.connected(&node);
         eventually("all is well", || {
@@ -183,7 +183,7 @@ fn the_listener_of_a_sibling_that_cannot_be_reached_is_not_foreign() {
         (shim.status().unconnected.len() == 1 && looks() >= before + 3).then_some(())
     });
     assert_eq!(shim.status().foreign_listeners, 0, "{}", shim.running.log());
-    // Nobody says any more that there is a sibling: it comes, and is gone.
+    // Nothing reports any more that there is a sibling: it comes, and is gone.
     lease::remove(&node.berth(), &sibling.lease).unwrap();
     drop(Peer::joined(&shim.path, u64::MAX));
     shim.until("one of others", |status| status.foreign_listeners == 1);
@@ -218,7 +218,7 @@ fn who_answers_for_a_sibling_must_be_the_holder_of_its_lease() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &[]);
     let mut sibling = Sibling::new(&node, u64::MAX);
-    eventually("an answer that the shim heard", || {
+    eventually("an answer that the shim got", || {
         if let Some(peer) = sibling.dialled(7) {
             peer.hears_the_end();
         }

@@ -303,7 +303,7 @@ pub(crate) struct Echo {
     /// Of its listener.
     inode: u64,
     task: Option<JoinHandle<()>>,
-    /// Whether it accepts nobody any more.
+    /// Whether it accepts no more connections.
     stands: watch::Sender<bool>,
     asks: mpsc::UnboundedSender<oneshot::Sender<usize>>,
 }
@@ -339,7 +339,7 @@ impl Echo {
 }
 
 impl Echo {
-    /// Accepts nobody any more, or again: who comes meanwhile waits in its queue.
+    /// Stops accepting, or begins again: clients that come meanwhile wait in its queue.
     #[track_caller]
     pub(crate) fn stand(&self, stands: bool) {
         self.stands.send_replace(stands);
@@ -360,10 +360,10 @@ impl Echo {
         eventually("an answer of an instance", || answer.try_recv().ok())
     }
 
-    /// Its end when nobody waits in its queue and nobody is being served.
+    /// Its end when no client waits in its queue and none is being served.
     #[track_caller]
     pub(crate) fn end_idle(self) {
-        // In this order: who is taken out of the queue is counted by the time of an answer.
+        // In this order: a client that is taken out of the queue is counted by the time of an answer.
         eventually("an idle instance", || (queued_at(self.inode) == Some(0) && self.open() == 0).then_some(()));
     }
 }

@@ -51,7 +51,7 @@ fn limit(pid: nix::unistd::Pid, one: bool) {
 
 /// A shim that is stopped (SIGSTOP) and has one free descriptor, and clients in its queue.
 fn frozen_without_descriptors(node: &Node, instance: &Echo) -> (Shim, Vec<TcpStream>) {
-    // Nothing else opens a descriptor meanwhile, and who accepts takes all that are left before a leg is dialled.
+    // Nothing else opens a descriptor meanwhile, and accepting takes all that are left before a backend connection is dialled.
     let a = node.joined("a", instance.address, &["--probe-interval", "1h", "--hold", "60s", "--threads", "1"]);
     a.freeze();
     limit(a.running.pid(), true);
@@ -74,7 +74,7 @@ fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
     }
 }
 
-/// Who is alone and leaves takes out of the queue what is there, when it can again.
+/// A shim that is alone and leaves takes out of the queue what is there, when it can again.
 #[test]
 fn what_is_queued_when_the_last_shim_leaves_waits_for_descriptors() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -129,7 +129,7 @@ fn try_connect(to: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Who is refused hears it at once; a client that waits would hear of a time that is over.
+/// A client that is refused knows it at once; one that waits would get an answer about a time that has passed.
 #[test]
 fn beyond_the_hold_clients_are_refused_at_once() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -141,7 +141,7 @@ fn beyond_the_hold_clients_are_refused_at_once() {
     a.until("refusing", |status| status.state == Phase::Refusing);
     eventually("the end of listening", || node.listeners().is_empty().then_some(()));
     for _ in 0..50 {
-        let error = try_connect(node.listen).expect_err("nobody is there");
+        let error = try_connect(node.listen).expect_err("nothing listens");
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     }
     assert_eq!(b.status().state, Phase::Waiting);

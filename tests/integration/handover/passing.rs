@@ -39,10 +39,10 @@ fn what_was_accepted_after_sigterm_outlives_the_shim() {
     }
 }
 
-/// Most clients in a test: when a shim has still not accepted so many as are wanted, its time has not come yet.
+/// Most clients in a test: when a shim has still not accepted as many as are wanted, its time has not come yet.
 const MOST: usize = 2_000;
 
-/// Clients that said their ClientHello, in rows of so many, until A has accepted so many.
+/// Clients that sent their ClientHello, in rows of this length, until A has accepted this many.
 #[track_caller]
 fn clients(node: &Node, a: &Shim, wanted: u64, row: usize) -> Vec<TcpStream> {
     let mut clients = Vec::new();
@@ -62,7 +62,7 @@ fn says(mut client: TcpStream) -> TcpStream {
     client
 }
 
-/// All are answered, at least so many were passed on and none in vain, and they live on when A ends.
+/// All are answered, at least this many were passed on and none in vain, and they live on when A ends.
 #[track_caller]
 fn all_outlive(mut a: Shim, mut clients: Vec<TcpStream>, passes: u64) {
     for client in &mut clients {
@@ -80,7 +80,7 @@ fn all_outlive(mut a: Shim, mut clients: Vec<TcpStream>, passes: u64) {
     }
 }
 
-/// All of a shim's clients at one moment, more than the queue of its sibling's socket took once: who is not passed
+/// All of a shim's clients at one moment, more than the queue of its sibling's socket took once: what is not passed
 /// ends with the shim that leaves.
 #[test]
 fn many_at_once_outlive_the_shim() {
@@ -101,7 +101,7 @@ fn many_at_once_outlive_the_shim() {
 }
 
 /// A sibling that stalled beyond its lease finds the request when it wakes, and must leave the client to
-/// who serves it by then: two relays on one socket would say everything twice.
+/// which serves it by then: two relays on one socket would send everything twice.
 #[test]
 fn who_waited_in_vain_serves_the_client_alone() {
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
@@ -138,7 +138,7 @@ fn who_waited_in_vain_serves_the_client_alone() {
     assert_eq!(b.counted("take", "ok"), 0);
 }
 
-/// A sibling that has as many connections as it may have takes no more: who offers them serves them by its instance.
+/// A sibling that has as many connections as it may have takes no more: the shim that offers them serves them by its instance.
 #[test]
 fn a_sibling_that_is_full_takes_nobody() {
     const MOST: u64 = 5;
@@ -174,7 +174,7 @@ fn a_sibling_that_is_full_takes_nobody() {
 }
 
 /// A sibling that stands still for less than its lease is waited for, by those that it has to take and by those
-/// behind them: who is relayed to its instance instead ends with the shim that leaves.
+/// behind them: a client that is relayed to its instance instead ends with the shim that leaves.
 #[test]
 fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
     const CLIENTS: u64 = 60;
@@ -207,7 +207,7 @@ fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
 fn a_sibling_whose_lease_ran_out_is_waited_for_no_more() {
     let (node, second) = (Node::new(), Echo::new());
     let first = Backend::new();
-    // Held for so long, nobody would be served in the time of this test.
+    // Held for so long, no client would be served in the time of this test.
     let options = ["--hold", "1h", "--max-openings", "off"];
     let a = node.joined("a", first.address(), &[&options[..], &["--probe-interval", "1h", "--lease", "6s"]].concat());
     let b = node.joined("b", second.address, &[&options[..], &["--lease", "6s"]].concat());
@@ -244,8 +244,8 @@ fn a_ramp_moves_clients() {
         for client in &clients {
             client.set_nonblocking(true).unwrap();
         }
-        // B's instance answers nobody: who has an answer was passed, or A's from the beginning.
-        let passed = eventually("who was passed has an answer", || {
+        // B's instance answers no client: one that has an answer was passed, or A's from the beginning.
+        let passed = eventually("a client that was passed has an answer", || {
             let answered = clients.iter().filter(|client| client.peek(&mut [0; 64]).is_ok_and(|length| length == 64));
             let (answered, taken) = (answered.count() as u64, b.status().connections_total);
             let passed = b.counted("pass", "ok");

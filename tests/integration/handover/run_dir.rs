@@ -124,7 +124,7 @@ fn siblings_hand_over_in_a_run_directory_that_was_removed() {
     }
 }
 
-/// Not as root, who may read everything.
+/// Not as root, which may read everything.
 #[test]
 fn a_record_that_cannot_be_read_for_a_while_is_alive() {
     let node = match Node::of(65534) {

@@ -1,4 +1,4 @@
-//! An instance that takes connections and answers nobody, and one that answers slowly, each beside one that is well.
+//! An instance that takes connections and answers none, and one that answers slowly, each with one that is well.
 
 use super::node::{Node, Shim};
 use crate::support::eventually;
@@ -113,7 +113,7 @@ fn what_an_instance_has_begun_stays_while_it_moves() {
     // Together twice the timeout.
     const WAITING: usize = 40;
     const PAUSE: Duration = Duration::from_millis(100);
-    // Half of the timeout: whoever answered nobody for longer may have been taken for one that stands still, and rightly.
+    // Half of the timeout: an instance that answered nothing for longer may have been taken for stalled, and rightly.
     const STOOD: Duration = Duration::from_secs(1);
     let mut probes = vec![&TCP[..], &HTTPS[..3]];
     while let Some(probe) = probes.pop() {
@@ -134,7 +134,7 @@ fn what_an_instance_has_begun_stays_while_it_moves() {
                 loop {
                     longest = longest.max(turn.elapsed());
                     turn = Instant::now();
-                    // In this order: who has come is in the queue.
+                    // In this order: a client that has come is in the queue.
                     let came = came.load(SeqCst);
                     waiting.extend(legs.try_iter());
                     match waiting.pop_front() {

@@ -15,13 +15,13 @@ pub(crate) const CLIENTS: u32 = 128;
 /// Together 6,400 connections a second.
 pub(crate) const PERIOD: Duration = Duration::from_millis(20);
 
-/// So many clients are in the queue of a listener when its owner lets go of it.
+/// This many clients are in the queue of a listener when its owner closes it.
 const QUEUED: u64 = 32;
 
 /// No renewal comes while a relaying thread is stopped: the shim would be one that hangs.
 const OPTIONS: &[&str] = &["--lease", "10m", "--threads", "1"];
 
-/// Clients that say something, until [`QUEUED`] wait at each of these listeners. Whoever accepts from them is stopped.
+/// Clients that send something, until [`QUEUED`] wait at each of these listeners. The shims that accept from them are stopped.
 #[track_caller]
 fn clients(node: &Node, listeners: &[u64]) -> Vec<TcpStream> {
     let mut clients = Vec::new();
@@ -36,7 +36,7 @@ fn clients(node: &Node, listeners: &[u64]) -> Vec<TcpStream> {
 
 /// Tells a shim to leave, and stops its accepting thread and its sibling's in such a way that it lets go of its listener
 /// with [`QUEUED`] clients in the queue, which only its sibling can take out; all of them must be served. Returns whether
-/// it took out none of them itself: it does if it has not heard yet that its sibling accepts.
+/// it took out none of them itself: it does if it does not know yet that its sibling accepts.
 #[track_caller]
 fn switch(node: &Node, shim: &Shim, next: &Shim) -> bool {
     let listeners = node.listeners();
@@ -114,14 +114,14 @@ fn served(node: &Node) -> TcpStream {
     client
 }
 
-/// The control: a shim that leaves by closing its listener with clients in the queue, beside one that serves on. How many
+/// The control: a shim that leaves by closing its listener with clients in the queue, while another serves on. How many
 /// were in the queue, and how many were lost.
 fn plain_close() -> (u64, u64) {
     let (node, instance, options) = (Node::new(), Echo::new(), [OPTIONS, &["--plain-close"]].concat());
     let shim = node.joined("a", instance.address, &options);
     let [listener] = node.listeners()[..] else { panic!("one shim, and {:?}", node.listeners()) };
     let _next = node.joined("b", instance.address, &options);
-    // Nobody came yet, so it does not stop in the midst of taking clients out.
+    // No client came yet, so it does not stop in the midst of taking clients out.
     let stopped = shim.stop(ACCEPTS);
     let mut clients = clients(&node, &[listener]);
     shim.running.signal(Signal::SIGTERM);

@@ -1,4 +1,4 @@
-//! What goes in comes out: all of it, in order, once, whatever the pace.
+//! What goes in comes out: complete, in order, once, whatever the pace.
 
 use crate::support::net::{Backend, Pattern, client_hello, echo, expect_end, ping, read};
 use crate::support::shim::{Shim, THREADS};
@@ -53,7 +53,7 @@ fn ten_megabytes_each_way_at_once() {
         });
         talk(shim.client(), 10 * MB, 10 * MB);
         both.join().unwrap();
-        shim.until("both directions are counted and the connection is over", |s| s.connections_open == 0);
+        shim.until("both directions are counted and the connection has ended", |s| s.connections_open == 0);
     }
 }
 

@@ -122,7 +122,7 @@ fn the_instance_ends_without_a_byte() {
     });
 }
 
-/// Who got a part of an answer must not take it for the whole.
+/// A client that got a part of an answer must not take it for the whole.
 #[test]
 fn a_shim_that_ends_resets_both_ends() {
     for threads in THREADS {

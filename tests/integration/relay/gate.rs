@@ -1,4 +1,4 @@
-//! Who waits for a turn, and who does not.
+//! Which clients are queued, and which are not.
 
 use crate::support::net::{Backend, client_hello, connect_from, echo, expect_silence, fresh_ip, ping, read, reset};
 use crate::support::shim::{Shim, THREADS, with_threads};
@@ -206,7 +206,7 @@ fn who_was_held_has_its_turn() {
     }
 }
 
-/// Who waits for an instance whose shim leaves goes to a sibling's.
+/// A client that is queued for an instance whose shim leaves goes to a sibling's.
 #[test]
 fn who_waits_does_not_stay_with_an_instance_that_leaves() {
     for threads in THREADS {
@@ -271,7 +271,7 @@ fn who_says_more_than_is_kept_is_an_opening_until_the_answer() {
     }
 }
 
-/// An instance that wants all of it gets it when it is an opening no longer.
+/// An instance that wants the whole ClientHello gets it when the handshake is no longer counted as in flight.
 #[test]
 fn who_says_more_than_is_kept_is_read_on_after_a_while() {
     for threads in THREADS {
@@ -283,7 +283,7 @@ fn who_says_more_than_is_kept_is_read_on_after_a_while() {
     }
 }
 
-/// A limit that is reached turns nobody away until somebody wants a place.
+/// A limit that is reached rejects no client until another wants a place.
 #[test]
 fn a_limit_that_is_just_reached_is_no_trouble() {
     for threads in THREADS {

@@ -38,7 +38,7 @@ fn beyond_max_connections_clients_wait_in_the_backlog() {
     }
 }
 
-/// A shim that leaves closes its listener, and that resets what waits there: so nobody is left to wait.
+/// A shim that leaves closes its listener, and that resets what waits there: so no client is left to wait.
 #[test]
 fn who_waits_in_the_backlog_of_a_leaving_shim_is_served() {
     for threads in THREADS {
@@ -59,7 +59,7 @@ fn who_waits_in_the_backlog_of_a_leaving_shim_is_served() {
     }
 }
 
-/// Kernel buffers aside, this is what an idle connection costs, besides two registrations of tokio's.
+/// Kernel buffers aside, this is what an idle connection costs, in addition to two registrations of tokio's.
 #[test]
 fn a_connection_is_small() {
     // 792 when this was written.

@@ -135,7 +135,7 @@ fn connect_and_close_makes_one_leg() {
                 drop(leg);
             }
             checks += 1;
-            shim.until("the check is over", |status| {
+            shim.until("the check has ended", |status| {
                 status.connections_open == 0 && status.connections_total == checks
             });
             assert_eq!((own.waiting().len(), other.waiting().len()), (0, 0), "no further leg");
@@ -200,7 +200,10 @@ fn a_hello_larger_than_what_is_kept() {
             let mut client = shim.client();
             client.write_all(&client_hello).unwrap();
             let mut instance = backend.accept();
-            assert!(read(&mut instance, large) == client_hello, "the instance has all of it before it says a byte");
+            assert!(
+                read(&mut instance, large) == client_hello,
+                "the instance has the whole of it before it sends a byte"
+            );
             instance.write_all(b"answer").unwrap();
             assert_eq!(read(&mut client, 6), b"answer");
         }
@@ -217,7 +220,7 @@ fn a_hello_larger_than_what_is_kept() {
         assert!(read(&mut instance, LARGE - KEPT) == client_hello[KEPT..]);
         reset(instance);
         expect_reset(&mut client);
-        assert_eq!(backend.waiting().len(), 0, "not all of it could be replayed");
+        assert_eq!(backend.waiting().len(), 0, "it could not be replayed completely");
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct Model {
     pub(crate) handover: (u64, u64),
     /// Losses a step from this moment on: kind, count, number of steps.
     pub(crate) losses: Vec<(u64, &'static str, u64, usize)>,
-    /// Of so many watches one is cut, not ended by its instance.
+    /// Of this many watches one is cut, not ended by its instance.
     pub(crate) cut_one_of: Option<usize>,
 }
 

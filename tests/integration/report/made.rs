@@ -34,7 +34,7 @@ fn a_rehearsal_leaves_data_and_a_page() {
         let on: BTreeSet<_> = watch.segments.iter().map(|segment| segment.instance.as_str()).collect();
         assert_eq!((on, watch.gaps.len()), (["new", "old"].into(), watch.segments.len() - 1), "{watch:#?}");
     }
-    // Those beside it are there too: copies of all objects, and connections that go around the berth.
+    // Other clients are there too: copies of all objects, and connections that go around the berth.
     assert_eq!(
         ran.informers.iter().map(|i| i.id.as_str()).collect::<Vec<_>>(),
         ["informer-0", "informer-1", "quiet-0", "quiet-1", "quiet-2", "quiet-3"]

@@ -4,7 +4,7 @@ use super::fixture::*;
 use berth_rehearse::data::*;
 use berth_rehearse::report::page::render;
 
-/// What readers of version 1 have: whoever changes it sees what that does to them.
+/// What readers of version 1 have: a change of it shows here what that does to them.
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/report-v1.json");
 
 /// `BERTH_BLESS=1 cargo test --test integration golden` writes it.
@@ -171,7 +171,7 @@ fn empty_and_spoiled_reports_are_pages_too() {
     let page = render(&report(vec![empty.clone(), skipped(Via::Berth)]));
     assert!(page.contains("No load was started") && page.contains("This run proves nothing"));
 
-    // Lists of different lengths, times beyond the load, instances that nobody knows.
+    // Lists of different lengths, times beyond the load, instances that are not known.
     let mut spoiled = lossy();
     let RunOutcome::Ran(ran) = &mut spoiled.outcome else { unreachable!() };
     ran.timeline.answered.insert("stranger".into(), vec![u64::from(u32::MAX); 3]);
@@ -210,7 +210,7 @@ fn of_500_watches_the_worst_are_shown() {
 }
 
 #[test]
-fn what_was_seen_beside_the_requests_is_shown() {
+fn what_was_seen_other_figures_the_requests_is_shown() {
     let mut steered = run(&Model::clean(Via::Berth));
     let RunOutcome::Ran(ran) = &mut steered.outcome else { panic!("it ran") };
     let on = vec![Period { from_ms: 0, to_ms: 2_000 }];
@@ -222,9 +222,9 @@ fn what_was_seen_beside_the_requests_is_shown() {
             && page.contains("steered past the shims, from 0.00 s")
     );
 
-    let mut beside = run(&Model::clean(Via::Berth));
-    assert!(!render(&report(vec![beside.clone()])).contains("Other figures"));
-    let RunOutcome::Ran(ran) = &mut beside.outcome else { unreachable!() };
+    let mut other_figures = run(&Model::clean(Via::Berth));
+    assert!(!render(&report(vec![other_figures.clone()])).contains("Other figures"));
+    let RunOutcome::Ran(ran) = &mut other_figures.outcome else { unreachable!() };
     ran.control_streams.insert("old".into(), ControlStreams { opened: 8, ended: 7 });
     ran.figures.slow_reads = 2;
     (ran.figures.relists, ran.figures.expired) = (5, 4);
@@ -233,7 +233,7 @@ fn what_was_seen_beside_the_requests_is_shown() {
     ran.endpoint_gaps = Some(vec![Period { from_ms: 8_100, to_ms: 9_350 }]);
     ran.informers = vec![informer()];
     ran.verdict.notes = vec!["old had to be killed".into()];
-    let page = render(&report(vec![beside]));
+    let page = render(&report(vec![other_figures]));
     for text in [
         "connections straight to old",
         "large answers read slowly",
