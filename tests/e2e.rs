@@ -1,4 +1,4 @@
-//! Upgrades of real kube-apiservers behind this build of berth: `scripts/e2e.sh`, which looks at berth
+//! Upgrades of real kube-apiservers behind this build of berth: `scripts/e2e.sh`, which observes berth
 //! from outside, and `berth rehearse` from one minor version to the next. And `scripts/manifests.sh`: a real
 //! kubeadm and kube-apiserver that take what `berth inject` writes. And `scripts/kubelet.sh`: a real kubelet with
 //! containerd that runs such pods, and what berth does to them meanwhile. And `scripts/cluster.sh`: a whole cluster of kubeadm's that
@@ -7,7 +7,7 @@
 //! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and which clients are relayed.
 //!
 //! They take minutes, so they run when they are asked for: `cargo test --test e2e -- --ignored [NAME]`, as `.ci/run` does. Where they
-//! cannot be run (they need root, some tools, and binaries that are there already) they count as ignored and say why. Rust's own
+//! cannot be run (they need root, some tools, and binaries that are there already) they count as ignored and print why. Rust's own
 //! harness can decide that only at compile time, so this one has its own.
 
 #[cfg(feature = "operate")]
@@ -206,7 +206,7 @@ fn binary(minor: u32) -> Result<Binary, String> {
     Ok(Binary { path, version, paths })
 }
 
-/// The path of a program, of those that scripts/kube-apiserver.sh says.
+/// The path of a program, of those that scripts/kube-apiserver.sh prints.
 fn program(paths: &str, name: &str) -> Result<String, String> {
     let path = paths.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     path.map(str::to_owned).ok_or(format!("scripts/kube-apiserver.sh says no {name}"))
@@ -249,7 +249,7 @@ fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Runs a command; what it writes, or what it said, if it fails, in one line.
+/// Runs a command; its output, or its error messages in one line, if it fails.
 fn output(command: &mut Command) -> Result<String, String> {
     let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
     if output.status.success() {

@@ -3,7 +3,7 @@
 //! capabilities, and with a uid that is not root's. The apiserver behind it is the simulated apiserver.
 //!
 //! Nothing is built here but what packing takes. Where that, or a container, cannot be had, the tests count
-//! as ignored and say why.
+//! as ignored and print why.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -40,8 +40,8 @@ fn main() -> ExitCode {
         ("two_builds_give_one_digest", two_builds_give_one_digest),
         ("a_pod_in_an_empty_root", a_pod_in_an_empty_root),
     ];
-    let mut trials = vec![Trial::test("the_dockerfile_says_what_the_script_does", || {
-        the_dockerfile_says_what_the_script_does();
+    let mut trials = vec![Trial::test("the_dockerfile_does_what_the_script_does", || {
+        the_dockerfile_does_what_the_script_does();
         Ok(())
     })];
     trials.push(Trial::test("wrong_arguments_exit_with_64", || {
@@ -81,7 +81,7 @@ fn image_sh(args: &[&str]) -> Command {
     script
 }
 
-/// What a command writes; or what it said, in one line, if it fails.
+/// The output of a command; or its error messages, in one line, if it fails.
 fn output(mut command: impl std::borrow::BorrowMut<Command>) -> Result<String, String> {
     let output = command.borrow_mut().stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
     if output.status.success() {
@@ -142,7 +142,7 @@ fn two_builds_give_one_digest() {
     assert_eq!(label("created"), config["created"]);
 }
 
-fn the_dockerfile_says_what_the_script_does() {
+fn the_dockerfile_does_what_the_script_does() {
     let file = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("Dockerfile")).unwrap();
     let label = |name: &str, value: &str| format!("org.opencontainers.image.{name}=\"{value}\"");
     for part in [
@@ -163,7 +163,7 @@ fn the_dockerfile_says_what_the_script_does() {
     assert!(minor(rust) >= minor(env!("CARGO_PKG_RUST_VERSION")), "{rust} is too old");
 }
 
-/// Before anything is built or looked for.
+/// Before anything is built or searched for.
 fn wrong_arguments_exit_with_64() {
     for script in ["image", "release"] {
         for args in [&["--nonsense"][..], &["--output"], &["--output", ""], &["--check", "--verify"]] {

@@ -253,7 +253,7 @@ async fn other_requests_are_refused(shim: &Client, admin: &Client) -> Result<(),
     let rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/berth-system";
     let read = |answer: Result<Value, Error>| answer.map_err(|error| error.to_string());
     let (slice_read, endpoints_read) = (read(admin.get(&kubernetes).await)?, read(admin.get(endpoints).await)?);
-    // An apply says nothing of what it does not manage.
+    // An apply does not touch what it does not manage.
     let part = |kind: &str, name: &str| json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}});
     let mut kubernetes_slice = own_slice(NODE);
     kubernetes_slice["metadata"]["name"] = json!("kubernetes");

@@ -1,4 +1,4 @@
-//! Manifests that a command makes: each says which.
+//! Manifests that a command makes: each names the command.
 
 use crate::support::process::{berth, said};
 use crate::{example, examples, need, root};
@@ -7,7 +7,7 @@ use libtest_mimic::{Completion, Failed};
 /// Before the command that made a file.
 const MADE_BY: &str = "# Made by: berth ";
 
-/// What the comment of a manifest says that must be healthy.
+/// What must be healthy by the comment of a manifest.
 const DOCTOR: &str = "berth doctor finds nothing";
 
 pub(crate) fn made_manifests_are_what_their_command_makes() -> Result<Completion, Failed> {
@@ -28,7 +28,7 @@ pub(crate) fn made_manifests_are_what_their_command_makes() -> Result<Completion
 }
 
 pub(crate) fn doctor_finds_nothing() -> Result<Completion, Failed> {
-    // What a kustomization makes needs kubectl: scripts/manifests.sh looks at it.
+    // What a kustomization makes needs kubectl: scripts/manifests.sh checks it.
     let healthy = |name: &String| !name.ends_with("kustomization.yaml") && example(name).contains(DOCTOR);
     let healthy: Vec<_> = examples(".yaml").into_iter().filter(healthy).collect();
     assert!(healthy.len() >= 4, "{healthy:?}");

@@ -1,7 +1,7 @@
 //! What is in `examples/`, tried as it is written. Kubernetes manifests go through a real kube-apiserver in
 //! `scripts/manifests.sh`.
 //!
-//! What cannot be run here counts as ignored and says why; Rust's own harness can decide that only at compile
+//! What cannot be run here counts as ignored and prints why; Rust's own harness can decide that only at compile
 //! time, so this one has its own.
 
 mod addresses;

@@ -1,4 +1,4 @@
-//! Rules and dashboard: whether what they name exists in what a shim says, and whether alerts fire.
+//! Rules and dashboard: whether what they name exists in the metrics of a shim, and whether alerts fire.
 
 use crate::support::net::{Backend, client_hello, connect, echo, free_address, ping};
 use crate::support::process::{Running, berth};

@@ -13,7 +13,7 @@ pub(crate) fn every_example_is_in_the_table() -> Result<Completion, Failed> {
         let target = readme[at + 2..].split([')', '#']).next().unwrap();
         assert!(root().join("examples").join(target).exists(), "there is no {target}");
     }
-    // Each says what it is, what to replace and how it was tested.
+    // Each states what it is, what to replace and how it was tested.
     let ends = [".yaml", ".service", ".conf"];
     for name in ends.into_iter().flat_map(crate::examples) {
         let text = example(&name);

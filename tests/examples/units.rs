@@ -142,7 +142,7 @@ pub(crate) fn systemd_takes_the_units() -> Result<Completion, Failed> {
             std::fs::remove_dir_all(directory)?;
             assert!(said.is_empty() == (is_right || added.is_empty()), "{name}: {said}");
         }
-        // That it would have said no.
+        // The control: it finds an error.
         std::fs::write(&unit, text.replace(&program, env!("CARGO_BIN_EXE_berth")).replace("Restart=", "Restrat="))?;
         let output = Command::new(&analyze).args(["verify", "--man=no"]).arg(&unit).output()?;
         assert!(String::from_utf8_lossy(&output.stderr).contains("Restrat"), "it does not look");

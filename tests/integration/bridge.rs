@@ -417,7 +417,7 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
             let options = format!(" --stand-in-version={version} --shutdown-delay-duration=1h >> ");
             format!("{}\n{wait}", node.start().replacen(" >> ", &options, 1))
         };
-        // Told to stop, it says so on /readyz, and serves on.
+        // After SIGTERM, its /readyz fails, and it serves on.
         let pid = node.path("pid").display().to_string();
         // What is killed listens until its last thread has ended, and the next one could not.
         let free = "while ss -Hltn 'sport = :6443' | grep -q .; do sleep 0.01; done";
@@ -590,9 +590,9 @@ fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
     });
 }
 
-/// A flag that it does not know, say. kubeadm's and the kubelet's probes are answered by the temporary one meanwhile.
+/// A flag that it does not know, for example. kubeadm's and the kubelet's probes are answered by the temporary one meanwhile.
 #[test]
-fn one_that_does_not_get_ready_is_told_while_command_runs() {
+fn one_that_does_not_get_ready_is_reported_while_command_runs() {
     on_a_node(|node| {
         nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let bad = node.start().replacen(" stand-in ", " stand-in --no-such-flag ", 1);
@@ -631,7 +631,7 @@ fn a_node_of_ipv6_alone_is_bridged() {
 
 #[test]
 fn a_node_that_advertises_ipv6_is_bridged_by_that() {
-    // kube-apiserver advertises what is of its bind address's family, unless it is told.
+    // kube-apiserver advertises what is of its bind address's family, unless a flag sets it.
     for flags in ["--bind-address=:: --advertise-address=fd77::1", DUAL.flags] {
         on_a_node_of(Kind { flags, at: NODE_IPV6, ..DUAL }, bridged_by_ipv6);
     }
@@ -706,7 +706,7 @@ fn a_command_that_fails_leaves_clients_on_the_bridge() {
 }
 
 #[test]
-fn what_the_temporary_instance_says_is_told_where_it_does_not_start() {
+fn what_the_temporary_instance_logs_is_shown_where_it_does_not_start() {
     on_a_node(|node| {
         // Where it would write its audit log, there is a directory.
         std::fs::create_dir(node.path("audit-bridge.log")).unwrap();
@@ -741,7 +741,7 @@ fn a_command_that_fails_can_end_the_bridge() {
 }
 
 #[test]
-fn an_apiserver_that_does_not_come_back_is_told() {
+fn an_apiserver_that_does_not_come_back_is_reported() {
     on_a_node(|node| {
         let load = node.load();
         let stop = node.path("stop").display().to_string();
@@ -801,7 +801,7 @@ fn the_end_of_the_callers_session_does_not_end_it() {
 }
 
 #[test]
-fn who_goes_away_before_command_leaves_no_bridge() {
+fn a_caller_that_ends_before_command_leaves_no_bridge() {
     on_a_node(|node| {
         let load = node.load();
         for _ in 0..10 {
@@ -885,7 +885,7 @@ fn a_daemon_that_is_killed_after_command_began_leaves_the_port_as_it_was() {
     ]);
 }
 
-/// At each step, by what is said when it begins: the port's own listener gets new connections at once, nothing is left that runs,
+/// At each step, by the line that is logged when it begins: the port's own listener gets new connections at once, nothing is left that runs,
 /// and the next bridge begins.
 fn killed_at(steps: &'static [&'static str]) {
     on_a_node(move |node| {
@@ -912,7 +912,7 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
         assert_eq!(bridge.ended().code(), Some(0), "{}", bridge.log());
         return false;
     };
-    // What says nothing keeps the drain from being over at once.
+    // A connection that sends nothing keeps the drain from ending at once.
     let _silent = said_at.contains("connections end").then(|| {
         bridge.logs("may be replaced now");
         std::net::TcpStream::connect(NODE)
@@ -937,7 +937,7 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
 }
 
 #[test]
-fn all_that_is_missing_is_said_at_once() {
+fn all_that_is_missing_is_reported_at_once() {
     on_a_node(|node| {
         let elsewhere = std::net::TcpListener::bind("10.77.0.1:7000").unwrap();
         let mut command = berth(["bridge", "--probe=tcp", "--state-dir"]);
@@ -997,7 +997,7 @@ fn all_that_is_missing_is_said_at_once() {
 }
 
 #[test]
-fn who_dials_localhost_is_named_before() {
+fn clients_that_dial_localhost_are_named_before() {
     on_a_node(|node| {
         let (code, _, err) = said(&mut node.bridge("--dry-run", &["true"]));
         assert!(code == Some(0) && !err.contains("never steered"), "{err}");
@@ -1047,7 +1047,7 @@ fn by(starter: &[&str], command: &Command) -> Command {
 }
 
 #[test]
-fn a_limit_of_open_files_that_is_too_low_is_raised_or_told() {
+fn a_limit_of_open_files_that_is_too_low_is_raised_or_reported() {
     on_a_node(|node| {
         let dry = node.bridge("--dry-run", &["true"]);
         for (files, code) in [(256, 69), (1024, 0)] {
@@ -1068,7 +1068,7 @@ fn a_limit_of_open_files_that_is_too_low_is_raised_or_told() {
 }
 
 #[test]
-fn every_mistake_is_said_at_once() {
+fn every_mistake_is_reported_at_once() {
     let mistaken = ["bridge", "--settle=x", "--ready-timeout=0s", "--port=0", "--command='"];
     let (code, _, err) = said(&mut berth(mistaken));
     assert_eq!(code, Some(64));

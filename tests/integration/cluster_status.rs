@@ -52,7 +52,7 @@ fn all_nodes_are_shown() {
 }
 
 #[test]
-fn who_cannot_be_asked_is_told_in_one_line() {
+fn an_unreachable_cluster_is_reported_in_one_line() {
     let temp = kubeconfig(&Ca::new(), "127.0.0.1:1");
     for (file, told) in
         [("admin.conf", "see that an apiserver answers there"), ("none", "give another with --kubeconfig")]

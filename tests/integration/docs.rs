@@ -1,4 +1,4 @@
-//! What the documents say of the code and of one another is so.
+//! The documents are right about the code and about one another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -122,7 +122,7 @@ fn pieces(message: &str) -> Vec<String> {
 
 /// Files of the source; a string that goes on in the next line is one string.
 fn sources() -> impl Iterator<Item = (PathBuf, String)> {
-    // The benchmark and the soak say nothing to operators.
+    // The messages of the benchmark and the soak are not for operators.
     let of_crates = files("crates", ".rs").into_iter().filter(|path| !path.starts_with(root().join("crates/bench")));
     files("src", ".rs").into_iter().chain(of_crates).map(|path| {
         let text = fs::read_to_string(&path).unwrap();
@@ -132,7 +132,7 @@ fn sources() -> impl Iterator<Item = (PathBuf, String)> {
 }
 
 #[test]
-fn messages_that_are_explained_are_said() {
+fn messages_that_are_explained_are_printed() {
     let said: String = sources().map(|(_, text)| text).collect();
     let text = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
     let rows = text.lines().filter(|line| line.starts_with("| `"));

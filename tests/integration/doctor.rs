@@ -62,7 +62,7 @@ fn the_documentation_shows_what_it_prints() {
 }
 
 #[test]
-fn the_exit_status_tells_errors_warnings_and_bad_input_apart() {
+fn the_exit_status_distinguishes_errors_warnings_and_bad_input() {
     let here = Path::new(".");
     let sound = berth(here, &["doctor", "-"], &injected());
     assert_eq!((sound.status, sound.err.as_str()), (Some(0), ""), "{}", sound.out);
@@ -84,7 +84,7 @@ fn the_exit_status_tells_errors_warnings_and_bad_input_apart() {
 }
 
 #[test]
-fn a_node_is_looked_at_with_its_directory_and_its_ports() {
+fn a_node_is_checked_with_its_directory_and_its_ports() {
     // In the place of another user's program: it listens without SO_REUSEPORT.
     let listener = TcpListener::bind("127.83.7.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -119,7 +119,7 @@ fn a_node_is_looked_at_with_its_directory_and_its_ports() {
 
 /// A client on this machine that a shim which listens on another address would refuse.
 #[test]
-fn who_dials_another_address_is_seen_before_the_switch() {
+fn clients_that_dial_another_address_are_seen_before_the_switch() {
     let temp = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.83.7.2:0").unwrap();
     let dialled = listener.local_addr().unwrap();
@@ -151,7 +151,7 @@ fn who_dials_another_address_is_seen_before_the_switch() {
         KUBEADM.replace("--advertise-address=10.0.0.5", "--v=1").replace("6443", &dialled.port().to_string());
     let from_node = berth(temp.path(), &["inject", "-", "--image", "registry.example/berth:v0.1.0"], &from_node);
     assert!(from_node.status == Some(0) && from_node.err.contains(&note), "{}", from_node.err);
-    // Of another node's manifest nothing is said of the clients here.
+    // For another node's manifest nothing is reported about the clients here.
     let other = inject(&["192.0.2.7:6443"]);
     assert!(!other.err.contains("does not listen there"), "{}", other.err);
 }
@@ -167,7 +167,7 @@ fn kubeconfig(api: &Api) -> String {
 }
 
 #[test]
-fn the_cluster_says_the_ports_of_the_others() {
+fn the_cluster_has_the_ports_of_the_others() {
     let temp = tempfile::tempdir().unwrap();
     let ca = Ca::new();
     let slices = r#"{"items":[{"endpoints":[{"addresses":["10.0.0.6"]}],"ports":[{"port":7443}]}]}"#;

@@ -90,7 +90,7 @@ struct Live {
     child: Child,
     input: Option<ChildStdin>,
     _lines: BufReader<ChildStdout>,
-    /// As it said itself.
+    /// As it printed itself.
     pid: u32,
     arguments: Vec<String>,
 }
@@ -152,7 +152,7 @@ fn a_kept_advertise_address_is_recorded() {
 }
 
 #[test]
-fn its_listeners_are_of_tcp_unless_who_starts_it_wants_others() {
+fn its_listeners_are_of_tcp_unless_the_caller_wants_others() {
     let node = Node::new();
     let said = |given: Option<&str>| {
         let mut berth = node.exec(&[], &["sh", "-c", r#"echo "$GODEBUG""#]);
@@ -266,7 +266,7 @@ fn a_program_that_cannot_be_run_leaves_no_record() {
 }
 
 #[test]
-fn every_mistake_is_told_at_once() {
+fn every_mistake_is_reported_at_once() {
     let node = Node::new();
     let options = ["--listen", "nowhere", "--listen", "10.0.0.5:1,fast", "--instance", "../a"];
     let output = node.output(&options, &["kube-apiserver", "--secure-port"]);

@@ -24,7 +24,7 @@ fn all_mistakes_come_at_once() {
 }
 
 #[test]
-fn who_cannot_be_asked_is_unavailable_and_nothing_is_written() {
+fn an_unreachable_cluster_is_unavailable_and_nothing_is_written() {
     let temp = tempfile::tempdir().unwrap();
     let (manifest, file) = (temp.path().join("kube-apiserver.yaml"), temp.path().join("cluster/kubeconfig"));
     fs::write(&manifest, KUBEADM).unwrap();

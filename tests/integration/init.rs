@@ -14,7 +14,7 @@ use std::process::Command;
 
 const UNSHARE: [&str; 4] = ["--pid", "--fork", "--kill-child", "--"];
 
-/// Whether there can be such a process here; else it says why the test is skipped.
+/// Whether there can be such a process here; else it prints why the test is skipped.
 fn possible(test: &str) -> bool {
     let (code, _, log) = said(Command::new("unshare").args(UNSHARE).arg("true"));
     if code != Some(0) {

@@ -1,5 +1,5 @@
 //! `berth inject`, `berth eject` and `berth copy-self` as an operator and an init container run them: what
-//! becomes of files, and what is said.
+//! becomes of files, and what is printed.
 
 use assert_cmd::Command;
 use std::fs;
@@ -201,7 +201,7 @@ fn standard_input_works_and_cannot_be_written() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_file_and_line_and_nothing_is_written() {
+fn what_is_wrong_is_reported_with_file_and_line_and_nothing_is_written() {
     let node = Node::new();
     fs::write(node.manifest(), KUBEADM.replace("hostNetwork: true", "hostNetwork: false")).unwrap();
     let refused = node.berth("inject", &["--write"]);

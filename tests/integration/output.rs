@@ -52,7 +52,7 @@ fn end(command: &mut Command) -> (Option<i32>, String) {
 }
 
 #[test]
-fn whoever_has_read_enough_changes_no_exit_status() {
+fn a_reader_that_has_enough_changes_no_exit_status() {
     let temp = tempfile::tempdir().unwrap();
     for (mut command, status) in printing(temp.path()) {
         let (code, log) = end(command.stdout(closed()));

@@ -64,7 +64,7 @@ fn an_upgrade_loses_nothing() {
 
 /// `berth rehearse 2>&1 | head`: it goes on to its end, and its verdict counts.
 #[test]
-fn nobody_need_read_what_it_says() {
+fn its_output_need_not_be_read() {
     let tmp = in_memory();
     let closed = || std::io::pipe().unwrap().1;
     let status = rehearse(tmp.path(), &["--rate=30", "--phase=1s"]).stdout(closed()).stderr(closed()).status();
@@ -109,7 +109,7 @@ fn native_sidecars_with_a_slow_start_and_a_crash() {
 }
 
 /// A watch of what no client writes knows no revision that an instance which began later still has, unless bookmarks
-/// tell one while both serve.
+/// bring one while both serve.
 #[test]
 fn quiet_watches_list_again_after_a_switch() {
     assert_eq!(again(&held(&[])), ["4", "4"]);
@@ -157,7 +157,7 @@ fn another_berths_shims_are_rehearsed() {
 
 /// Its shims open one client at a time, so that a storm waits on any machine.
 #[test]
-fn each_client_of_a_storm_is_served_and_who_waits_is_seen() {
+fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
     let dir = in_memory();
     let (json, html) = (dir.path().join("a.json"), dir.path().join("a.html"));
     let berth = env!("CARGO_BIN_EXE_berth");
@@ -176,7 +176,7 @@ fn each_client_of_a_storm_is_served_and_who_waits_is_seen() {
     let most =
         |counts: &serde_json::Value| counts.as_array().unwrap().iter().filter_map(serde_json::Value::as_u64).max();
     assert!(gate["waited"]["first"].as_u64() > Some(0) && gate["waited"]["others"] == 0, "{gate}");
-    // How many at a time, is seen by looks, which may come too late.
+    // How many at a time is seen by polls, which may come too late.
     assert_eq!(most(&gate["waiting"]["first"]), gate["most_waiting"].as_u64(), "{gate}");
     // Two shims, one each.
     assert!(most(&gate["limit"]) <= Some(2) && most(&gate["openings"]) <= Some(2), "{gate}");
@@ -186,12 +186,12 @@ fn each_client_of_a_storm_is_served_and_who_waits_is_seen() {
 
 /// Without a certificate its shims' probes would be answered by 401 for ever.
 #[test]
-fn apiservers_that_know_nobody_without_a_certificate_are_rehearsed_too() {
+fn apiservers_that_want_a_certificate_are_rehearsed_too() {
     held(&["--old", "stand-in --anonymous-auth=false", "--new", "stand-in --anonymous_auth=F"]);
 }
 
 #[test]
-fn a_unit_that_knows_nobody_without_a_certificate_is_rehearsed_too() {
+fn a_unit_that_wants_a_certificate_is_rehearsed_too() {
     held(&["--topology=run", "--new", "stand-in --anonymous-auth=false"]);
 }
 
@@ -231,7 +231,7 @@ fn other_ways_are_compared_and_do_not_decide() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_said() {
+fn a_program_that_is_not_there_is_reported() {
     let tmp = in_memory();
     let output = rehearse(tmp.path(), &["--via=haproxy"]).env("PATH", tmp.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -314,7 +314,7 @@ fn all_mistakes_are_reported_at_once() {
 }
 
 #[test]
-fn without_a_place_for_its_files_it_says_so() {
+fn without_a_place_for_its_files_it_fails_with_the_reason() {
     let output = rehearse(Path::new("/nonexistent"), &[]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(69) && said.contains("TMPDIR"), "{said}");

@@ -19,7 +19,7 @@ fn rehearse(tmp: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Whether nothing can be steered here, which the rehearsal says; then this test does nothing.
+/// Whether nothing can be steered here, which the rehearsal reports; then this test does nothing.
 fn cannot(status: Option<i32>, said: &str) -> bool {
     let missing =
         status == Some(69) && said.contains("nothing was changed") || said.contains("make a network namespace");
@@ -64,7 +64,7 @@ fn an_apiserver_that_knows_nothing_of_berth_is_replaced_in_place() {
 }
 
 #[test]
-fn a_bridge_that_is_killed_costs_nobody_anything() {
+fn a_bridge_that_is_killed_costs_no_client_anything() {
     let Some((said, report)) = held(&["--fault=kill-shim"]) else { return };
     assert!(said.contains("kill-shim at old-bridge: held"), "{said}");
     let ran = &report["runs"][0]["outcome"]["ran"];

@@ -15,7 +15,7 @@ fn rehearse(program: &str, before: &[&str], tmp: &Path, args: &[&str]) -> Comman
     command
 }
 
-/// What was printed, and the report; none if there can be no direct path here, which the rehearsal says.
+/// What was printed, and the report; none if there can be no direct path here, which the rehearsal reports.
 fn held(args: &[&str]) -> Option<(String, Value)> {
     held_by(&["--phase=1s"], args)
 }
@@ -113,7 +113,7 @@ fn shims_that_hang_cost_a_wait() {
 }
 
 #[test]
-fn what_is_beside_has_no_direct_path() {
+fn what_is_compared_has_no_direct_path() {
     let Some((said, report)) = held(&["--compare=none"]) else { return };
     let ran = |run: usize| &report["runs"][run]["outcome"]["ran"];
     assert!(ran(0)["direct"].is_null() && !ran(0)["verdict"]["lost"].as_array().unwrap().is_empty(), "{said}");

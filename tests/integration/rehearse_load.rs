@@ -50,7 +50,7 @@ enum Relay {
     Good,
     /// All connections are cut once while old serves.
     Cuts,
-    /// The same towards the instance alone, which takes it for the client's goodbye.
+    /// The same towards the instance alone, which takes it for the client's close_notify.
     HalfCloses,
     /// It stops listening for a moment.
     Refuses,
@@ -281,7 +281,7 @@ impl Scene {
         self.recorder.read(|log| attempts(log).any(failed))
     }
 
-    /// Whether a client's opening was refused.
+    /// Whether a client's connection was refused.
     fn refused(&self, client: &str) -> bool {
         let refused = |a: &Attempt| a.answer == Answer::Failed(Failure::Refused);
         let its_own = |a: &&Attempt| a.stream.strip_prefix(client).is_some_and(|rest| rest.starts_with('-'));
@@ -505,7 +505,7 @@ async fn a_good_relay_loses_nothing() {
     assert_eq!(record.informers.len(), 6);
     for informer in &record.informers {
         assert_eq!(informer.held, informer.written, "{informer:?}");
-        // Nothing told the quiet ones a revision since new began; the others saw events.
+        // The quiet ones got no revision since new began; the others saw events.
         let (written, again) = match informer.id.as_str() {
             "informer-0" | "informer-1" => (31.., 0),
             "quiet-0" | "quiet-1" => (20.., 1),
@@ -594,7 +594,7 @@ async fn a_removal_that_is_lost_leaves_informers_with_an_object_too_many() {
 }
 
 #[tokio::test]
-async fn who_was_away_for_too_long_lists_again_and_has_all() {
+async fn a_client_that_was_away_for_too_long_lists_again_and_has_all() {
     let plot = Plot { history: 6, ..Plot::relay(Relay::CutsAndRefuses) };
     let (record, plan) = upgrade(plot).await;
     let informers = || record.informers.iter().filter(|i| i.id.starts_with("informer"));
@@ -658,7 +658,7 @@ async fn answered(server: SocketAddr, dir: &Path, path: &str, accepted: &AtomicU
 }
 
 #[tokio::test]
-async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
+async fn what_becomes_of_connections_to_an_apiserver_of_others_is_reported() {
     let dir = in_memory();
     let certs = certs::make(dir.path(), &[]).unwrap();
     let store = UnixListener::bind(dir.path().join("store")).unwrap();

@@ -316,7 +316,7 @@ async fn config_maps_are_created_read_and_watched() {
 
 /// As kube-apiserver's, whose watch cache begins with a list at its start; until then etcd may know more.
 #[tokio::test]
-async fn a_watch_from_before_its_start_or_what_it_keeps_is_told_410() {
+async fn a_watch_from_before_its_start_or_what_it_keeps_gets_410() {
     let store = Arc::<Store>::default();
     let write = |n: u64| store.create(map(&format!("m-{n}"))).unwrap();
     (0..5).for_each(|n| drop(write(n)));
@@ -347,9 +347,9 @@ async fn a_watch_from_before_its_start_or_what_it_keeps_is_told_410() {
 }
 
 /// How far the instance is: in a quiet namespace as soon as another one is written, of a resource that no client
-/// writes when the store says so.
+/// writes when the store reports it.
 #[tokio::test]
-async fn bookmarks_tell_those_who_see_no_events_how_far_it_is() {
+async fn bookmarks_bring_the_revision_to_watches_without_events() {
     let it = Simulated::start(&["--stand-in-bookmark-period=50ms"]).await;
     let quiet = "/api/v1/namespaces/quiet/configmaps";
     for path in [quiet, SECRETS] {
@@ -386,7 +386,7 @@ async fn readyz_waits_for_the_start() {
 }
 
 #[tokio::test]
-async fn without_anonymous_access_only_who_shows_a_certificate_is_answered() {
+async fn without_anonymous_access_only_clients_with_a_certificate_are_answered() {
     let mut it = Simulated::start(&["--anonymous-auth=false"]).await;
     for path in ["/readyz", "/livez", MAPS] {
         assert_eq!(it.client().await.get(path).await.0, 401, "{path}");

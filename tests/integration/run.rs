@@ -103,7 +103,7 @@ fn wrong_command_lines_are_64() {
     assert!(!node.temp.path().join("run").exists(), "nothing was begun");
 }
 
-/// Claims of a berth follow one another, and one may be stopped: that holds up a note, and nothing else.
+/// Claims of a berth follow one another, and one may be stopped: that delays a record, and nothing else.
 #[test]
 fn noting_the_end_of_the_apiserver_holds_nothing_up() {
     let node = Node::new();
@@ -124,7 +124,7 @@ fn noting_the_end_of_the_apiserver_holds_nothing_up() {
     assert!(at("drained") < at("cannot record the end"), "{log}");
 }
 
-/// A new version with a flag that does not exist: it never joins, and status says why.
+/// A new version with a flag that does not exist: it never joins, and status prints why.
 #[test]
 fn an_apiserver_that_never_serves_never_gets_a_connection() {
     let node = Node::new();
@@ -160,7 +160,7 @@ fn sigterm_is_passed_on_once_after_leaving() {
 /// How long it waits for first bytes.
 const ANSWERING: Duration = Duration::from_secs(5);
 
-/// With SIGTERM it would close its listener, and an opening that it took could be lost.
+/// With SIGTERM it would close its listener, and a connection that it took could be lost.
 #[test]
 fn sigterm_is_passed_on_when_first_bytes_have_come() {
     // A machine that stood still for so long shows nothing.
@@ -301,7 +301,7 @@ fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
     }
 }
 
-/// kube-apiserver takes a second SIGTERM for "at once". The kernel tells a child of each thread that had it, one after
+/// kube-apiserver takes a second SIGTERM for "at once". The kernel notifies a child of each thread that had it, one after
 /// the other, when a process of several threads dies.
 #[test]
 fn the_death_of_berth_is_one_sigterm() {
@@ -396,15 +396,15 @@ fn connects(admin: SocketAddr) -> Vec<(f64, u64)> {
 /// All clients behind one NAT or load balancer: the apiserver's port is reached from one source address, and Linux
 /// looks for a free port among the odd ones only when no even one is left.
 #[test]
-#[ignore = "15,000 connections through three processes: cargo test --test integration -- --ignored --nocapture legs"]
-fn fifteen_thousand_legs_from_one_source() {
+#[ignore = "15,000 connections through three processes: cargo test --test integration -- --ignored --nocapture fifteen_thousand"]
+fn fifteen_thousand_backend_connections_from_one_source() {
     // As the shim makes them, without its descriptors: then all fit into a limit of 20,000.
     const DIRECT: usize = 10_000;
-    const LEGS: usize = 15_000;
+    const CONNECTIONS: usize = 15_000;
     const STEP: usize = 500;
     let limit = process::raise_file_limit().unwrap();
-    if limit < LEGS as u64 + 1_000 {
-        return eprintln!("left out: {limit} open files are too few for {LEGS} connections");
+    if limit < CONNECTIONS as u64 + 1_000 {
+        return eprintln!("left out: {limit} open files are too few for {CONNECTIONS} connections");
     }
     let node = Node::new();
     let admin = free_address();
@@ -415,15 +415,15 @@ fn fifteen_thousand_legs_from_one_source() {
     let keepalive = Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None };
     let mut kept: Vec<_> = (0..DIRECT)
         .map(|_| {
-            let mut leg = socket::connect(instance, Some(source.into()), &keepalive).unwrap();
-            leg.set_nonblocking(false).unwrap();
-            ping(&mut leg, &client_hello(100));
-            leg
+            let mut connection = socket::connect(instance, Some(source.into()), &keepalive).unwrap();
+            connection.set_nonblocking(false).unwrap();
+            ping(&mut connection, &client_hello(100));
+            connection
         })
         .collect();
     let mut medians = Vec::new();
     let mut before = connects(admin);
-    while kept.len() < LEGS {
+    while kept.len() < CONNECTIONS {
         for _ in 0..STEP {
             let mut client = connect_from(source.into(), node.listen);
             ping(&mut client, &client_hello(100));
@@ -432,7 +432,7 @@ fn fifteen_thousand_legs_from_one_source() {
         let now = connects(admin);
         let below: Vec<_> = now.iter().zip(&before).map(|((end, now), (_, before))| (*end, now - before)).collect();
         let median = below.iter().find(|(_, below)| *below * 2 >= STEP as u64).unwrap().0;
-        println!("{:6} legs: half of the last {STEP} connects took less than {median:.0} µs", kept.len());
+        println!("{:6} connections: half of the last {STEP} connects took less than {median:.0} µs", kept.len());
         medians.push(median);
         before = now;
     }

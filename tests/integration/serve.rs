@@ -55,7 +55,7 @@ impl Node {
         shim
     }
 
-    /// What a command says. It waits a second for the shim, and a machine with much to do may take longer.
+    /// What a command prints. It waits a second for the shim, and a machine with much to do may take longer.
     #[track_caller]
     fn ask(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let mut command = berth(args);
@@ -118,7 +118,7 @@ fn root_uses_no_run_directory_of_another_uid() {
 }
 
 #[test]
-fn every_mistake_is_told_at_once() {
+fn every_mistake_is_reported_at_once() {
     let mut command = berth(["serve", "--listen", "nowhere", "--listen", "10.0.0.5:1,fast", "--hold", "8"]);
     command.args(["--rise", "0", "--threads", "many", "--admin", "here", "--backend", "there"]);
     command.args(["--probe-cert", "/nonexistent/cert", "--instance", "../a", "--max-connections", "0"]);
@@ -158,7 +158,7 @@ fn wrong_command_lines_are_64() {
         assert_eq!((status, log.as_str()), (Some(0), ""), "{args:?}");
         assert!(out.contains("berth"));
     }
-    // Files of the probe are looked into before anything is begun.
+    // Files of the probe are read before anything is started.
     let node = Node::new();
     let nothing = node.temp.path().join("nothing.pem");
     std::fs::write(&nothing, "no certificate").unwrap();
@@ -222,7 +222,7 @@ fn limited(files: u64, command: &Command) -> Command {
 }
 
 #[test]
-fn a_limit_of_open_files_that_is_too_low_is_told() {
+fn a_limit_of_open_files_that_is_too_low_is_reported() {
     let (node, backend) = (Node::new(), Backend::new().serve(echo));
     let mut none = limited(1024, &node.command(backend, &["--threads", "256"]));
     let (status, _, log) = said(&mut none);
@@ -450,7 +450,7 @@ fn drain_waits_for_first_bytes() {
     std::thread::sleep(MOMENT * 10);
     shim.signal(Signal::SIGCONT);
     let waits_on = drained.is_running();
-    // It waits for 5 s at most: on a machine that took longer it says nothing.
+    // It waits for 5 s at most: on a machine that took longer it proves nothing.
     if began.elapsed() < Duration::from_secs(4) {
         assert!(waits, "it left, and a client is not answered");
         assert!(waits_on, "the shim was busy, and a client is not answered");
@@ -464,7 +464,7 @@ fn drain_waits_for_first_bytes() {
 
 /// Its ClientHello comes a round trip after it was accepted.
 #[test]
-fn drain_waits_for_who_was_accepted_last() {
+fn drain_waits_for_the_client_that_was_accepted_last() {
     let node = Node::new();
     let backend = Backend::new();
     let shim = node.joined(backend.address(), &["--drain-timeout", "1h", "--speedup", "10"]);
@@ -475,7 +475,7 @@ fn drain_waits_for_who_was_accepted_last() {
     shim.logs("left");
     client.write_all(&client_hello(300)).unwrap();
     read(&mut instance, 300);
-    // Counted from before it left: on a machine that stalled meanwhile it says nothing.
+    // Counted from before it left: on a machine that stalled meanwhile it proves nothing.
     let in_time = began.elapsed() < Duration::from_millis(400);
     std::thread::sleep(MOMENT * 5);
     let waits = drained.is_running();
@@ -637,7 +637,7 @@ fn readers_that_stall_hold_no_pipe_and_no_memory() {
     const READERS: usize = 100;
     let node = Node::new();
     let backend = Backend::new().serve(|mut instance| {
-        // A probe says nothing; to a client it writes until that is gone.
+        // A probe sends nothing; to a client it writes until that is gone.
         if matches!(instance.read(&mut [0; 100]), Ok(1..)) {
             while instance.write_all(&[7; 65536]).is_ok() {}
         }
@@ -667,7 +667,7 @@ fn readers_that_stall_hold_no_pipe_and_no_memory() {
 
 /// Clients that take all places of the admin port and read no answer do not keep them.
 #[test]
-fn the_admin_port_answers_beside_clients_that_do_not_read() {
+fn the_admin_port_answers_despite_clients_that_do_not_read() {
     let (node, admin) = (Node::new(), free_address());
     let _shim = node.joined(Backend::new().serve(echo), &["--admin", &admin.to_string(), "--speedup", "10"]);
     let requests = b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n".repeat(10_000);
@@ -707,7 +707,7 @@ impl Drop for Killed {
 
 /// A container runtime that hangs leaves the pipe full: connections must not wait for it.
 #[test]
-fn a_log_that_nobody_reads_holds_up_nobody() {
+fn a_log_without_a_reader_delays_no_client() {
     const CLIENTS: usize = 1000;
     let node = Node::new();
     let backend = Backend::new().serve(echo);
@@ -721,7 +721,7 @@ fn a_log_that_nobody_reads_holds_up_nobody() {
         (shim.0.stderr.take().unwrap(), shim)
     };
     let stop = |shim: &Killed| kill(Pid::from_raw(shim.0.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
-    // One that pauses has missed nothing, nor what is said last.
+    // One that pauses has missed nothing, nor what is sent last.
     let (mut log, shim) = unread();
     let (reads, reading_began) = std::sync::mpsc::channel();
     let reading = std::thread::spawn(move || {

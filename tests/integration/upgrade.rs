@@ -52,7 +52,7 @@ struct Pod {
     stopping: bool,
 }
 
-/// What the kubelet does not do yet, so that an upgrade stays in a step for as long as a test looks at it.
+/// What the kubelet does not do yet, so that an upgrade stays in a step for as long as a test checks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lags {
     Not,
@@ -327,7 +327,7 @@ impl Load {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once_and_nothing_is_touched() {
+fn all_mistakes_are_reported_at_once_and_nothing_is_changed() {
     let node = Node::new("v1");
     let (canonical, directory) = (node.canonical(), node.directory());
     let (canonical, directory) = (canonical.to_str().unwrap(), directory.to_str().unwrap());
@@ -408,7 +408,7 @@ fn an_upgrade_and_a_restart_lose_nothing() {
 }
 
 #[test]
-fn a_new_version_that_fails_goes_and_says_why() {
+fn a_new_version_that_fails_goes_and_the_reason_is_printed() {
     let node = Node::new("v1");
     let _kubelet = Kubelet::start(&node);
     node.until_joined();
@@ -419,7 +419,7 @@ fn a_new_version_that_fails_goes_and_says_why() {
     for part in [" times without getting ready", "Error: unknown flag: --no-such-flag", "rolled back"] {
         assert!(log.contains(part), "{part} in {log}");
     }
-    // It may end again before it is looked at again.
+    // It may end again before it is checked again.
     let ends = log.split_once("its process ended ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<u32>().ok());
     assert!(ends.is_some_and(|ends| ends >= 3), "{log}");
     node.is_whole("v1");

@@ -1,7 +1,7 @@
 //! What the tests of shims share: a shim in this process, or as the real binary, with plain sockets
 //! before and behind it.
 //!
-//! Every wait has a limit and says what it waited for. Probes come from 127.0.0.1 and clients never do,
+//! Every wait has a limit and names what it waited for. Probes come from 127.0.0.1 and clients never do,
 //! so that a backend can tell them apart.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -20,10 +20,10 @@ use tempfile::TempDir;
 /// Longest wait for anything that should happen at once. Generous: machines are slow at times.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long it is looked whether something happens that must not.
+/// How long a test checks that something which must not happen does not.
 pub(crate) const MOMENT: Duration = Duration::from_millis(150);
 
-/// Says why a test does nothing here; not by a macro, whose words the harness keeps to itself when a test passes.
+/// Prints why a test does nothing here; not by a macro, whose words the harness keeps to itself when a test passes.
 pub(crate) fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }
@@ -33,7 +33,7 @@ pub(crate) fn in_memory() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// Looks again and again until there is something.
+/// Polls until there is something.
 #[track_caller]
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;

@@ -1,4 +1,4 @@
-//! Blocking sockets with time limits, and what a test says about them.
+//! Blocking sockets with time limits, and what a test asserts about them.
 
 use super::PATIENCE;
 use berth_os::proc_net;
@@ -219,7 +219,7 @@ pub(crate) fn fill(stream: &mut TcpStream) {
     }
 }
 
-/// What looks like what a TLS client says first: a ClientHello in one record (RFC 8446, sections 4 and 5.1).
+/// What looks like the first message of a TLS client: a ClientHello in one record (RFC 8446, sections 4 and 5.1).
 pub(crate) fn client_hello(length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     Pattern::default().fill(&mut bytes);
@@ -290,7 +290,7 @@ impl Pattern {
         }
     }
 
-    /// Receives all that comes before a reset, compares each byte, and says how many there were.
+    /// Receives all that comes before a reset, compares each byte, and returns how many there were.
     #[track_caller]
     pub(crate) fn receive_until_reset(&mut self, stream: &mut TcpStream) -> u64 {
         let (mut buffer, mut expected) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);

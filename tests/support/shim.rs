@@ -80,7 +80,7 @@ impl Shim {
 
     /// A shim that listens when it is time. By default one TCP probe at the
     /// start decides: what it knows later, it learned from connections. There is no gate: clients
-    /// here say late what TLS clients say first, and instances answer late.
+    /// here send late what TLS clients send first, and instances answer late.
     #[track_caller]
     pub(crate) fn launch(listen: &str, backend: SocketAddr, threads: &str, options: &[&str]) -> Self {
         let temp = tempfile::tempdir().unwrap();
@@ -131,7 +131,7 @@ impl Shim {
         ask(&self.runtime, &path, question).unwrap_or_else(|error| panic!("no answer of the shim: {error}"))
     }
 
-    /// How it says it is.
+    /// The status that it reports.
     #[track_caller]
     pub(crate) fn status(&self) -> wire::Status {
         match self.ask(&wire::Ask::Status) {

@@ -57,7 +57,7 @@ pub(crate) fn get(ca: &CertificateDer<'static>, stream: TcpStream, path: &str) -
     answer
 }
 
-/// What is answered, if nothing else is said.
+/// What is answered, if nothing else is given.
 const VERSION: &str = r#"{"gitVersion":"v1.2.3"}"#;
 
 /// Answers everything with one status and one body.
@@ -94,7 +94,7 @@ impl Api {
     /// Answers probes alone: the connections of clients are given to the test.
     pub(crate) fn start_silent(ca: &Ca) -> (Self, mpsc::Receiver<TcpStream>) {
         let (config, status) = (ca.server_config(), Arc::new(Mutex::new("200 OK")));
-        let (give, legs) = mpsc::channel();
+        let (give, attempts) = mpsc::channel();
         let now = status.clone();
         let address = Backend::new().serve(move |stream| {
             if stream.peer_addr().is_ok_and(|peer| peer.ip() == PROBES) {
@@ -104,7 +104,7 @@ impl Api {
                 let _ = give.send(stream);
             }
         });
-        (Self { address, status }, legs)
+        (Self { address, status }, attempts)
     }
 
     /// From now on.

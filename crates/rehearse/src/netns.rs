@@ -151,7 +151,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn a_namespace_beside_has_a_host_of_its_own() {
+    fn a_further_namespace_has_a_host_of_its_own() {
         let Ok(namespace) = Namespace::new("cp-9") else {
             eprintln!("skipped: no network namespace can be made here");
             return;

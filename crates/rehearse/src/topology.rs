@@ -284,7 +284,7 @@ mod tests {
         }
         assert_eq!(stopped(Via::Berth, Topology::Run), [[Unit]]);
         assert_eq!(stopped(Via::Haproxy, Topology::Run), [[Apiserver, Proxy]]);
-        // The shim goes on; without one there is nothing else to tell.
+        // The shim goes on; without one there is nothing else to stop.
         assert_eq!(stopped(Via::Berth, Topology::Node), [[Apiserver]]);
         assert_eq!(stopped(Via::PortSharing, Topology::Sidecar), [[Apiserver]]);
         assert_eq!(stopped(Via::Berth, Topology::Bridge), [[Apiserver]]);

@@ -23,7 +23,7 @@ impl Verdict {
         self.objections.push(objection);
     }
 
-    /// Objects to the run: another one, or one on a faster machine, may say more.
+    /// Objects to the run: another one, or one on a faster machine, may prove more.
     pub(crate) fn doubt(&mut self, objection: String) {
         self.objections.push(objection);
     }

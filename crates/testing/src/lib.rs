@@ -27,7 +27,7 @@ const HANG: Duration = Duration::from_secs(10);
 /// A small HTTPS server, as an apiserver with client certificates.
 #[derive(Debug)]
 pub struct Server {
-    /// What a kubeconfig would say of it.
+    /// What a kubeconfig would have for it.
     pub access: Access,
     /// Heads and bodies of requests, with the number of the client's certificates.
     pub asked: mpsc::UnboundedReceiver<(String, usize)>,

@@ -132,15 +132,15 @@ fn a_node_shim_that_leaves_stays_as_long_as_an_instance_listens() {
     shim.until_joined();
     let mut client = connect(node.listen);
     client.write_all(&client_hello(64)).unwrap();
-    let mut leg = instance.accept();
-    leg.write_all(b"answer").unwrap();
+    let mut attempt = instance.accept();
+    attempt.write_all(b"answer").unwrap();
     assert_eq!(read(&mut client, 6), b"answer");
     shim.running.signal(Signal::SIGTERM);
     shim.until("left", |status| status.state == Phase::Left);
     // Longer than the deadline.
     std::thread::sleep(MOMENT);
     assert!(!shim.running.log().contains(DEADLINE), "{}", shim.running.log());
-    leg.write_all(b"more").unwrap();
+    attempt.write_all(b"more").unwrap();
     assert_eq!(read(&mut client, 4), b"more");
     drop(instance);
     shim.running.logs(DEADLINE);

@@ -22,7 +22,7 @@ fn two(node: &Node, instance: SocketAddr, leases: [&str; 2], options: &[&str]) -
     (a, b, listener)
 }
 
-/// A client that said something and has no answer yet.
+/// A client that sent something and has no answer yet.
 #[track_caller]
 fn says(node: &Node) -> TcpStream {
     let mut client = connect(node.listen);
@@ -73,7 +73,7 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
 /// when the last one that was there dies, too. With `BERTH_KILLS` they are 1 to 3 s apart; the longest time in which
 /// no client was answered is printed with that of clients that dial the instance.
 #[test]
-fn deaths_in_a_row_leave_nobody_waiting_for_a_lease() {
+fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
     const CLIENTS: u32 = 32;
     let kills = number("BERTH_KILLS", 3);
     let apart = |nth: usize| Duration::from_millis(1000 + 700 * nth as u64 % 2000);
@@ -115,7 +115,7 @@ fn flows(node: &Node, number: usize) {
     }
 }
 
-/// The rest of the shim goes on, so a lease that only its control thread renewed would tell nothing.
+/// The rest of the shim goes on, so a lease that only its control thread renewed would prove nothing.
 #[test]
 fn one_thread_that_hangs_expires_the_lease_too() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -185,7 +185,7 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
 /// It has left, and lives on for its last connection with guards of all listeners: no other process is there that would accept from
 /// them, and what the kernel put into their queues would wait until its end.
 #[test]
-fn who_has_left_serves_what_waits_when_the_last_sibling_dies() {
+fn a_shim_that_has_left_serves_what_waits_when_the_last_sibling_dies() {
     let (node, instance) = (Node::new(), Echo::new());
     let (mut a, mut b, _) = two(&node, instance.address, [LEASE; 2], &[]);
     let mut last = eventually("a client of A", || {

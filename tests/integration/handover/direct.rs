@@ -154,7 +154,7 @@ fn two(node: &Node, instance: &Echo, leases: [&str; 2]) -> (Shim, Shim) {
 }
 
 #[test]
-fn beside_a_sibling_the_death_of_who_steers_loses_nothing() {
+fn with_a_sibling_the_death_of_the_shim_that_steers_loses_nothing() {
     on_a_node(|node| {
         for signal in [Signal::SIGKILL, Signal::SIGSTOP, Signal::SIGTERM] {
             let instance = Echo::new();
@@ -203,7 +203,7 @@ fn beside_a_sibling_the_death_of_who_steers_loses_nothing() {
 
 /// Alone, it takes the relay with it: nothing listens. What was steered is the instance's.
 #[test]
-fn alone_the_death_of_who_steers_is_as_behind_the_relay() {
+fn alone_the_death_of_the_shim_that_steers_is_as_behind_the_relay() {
     on_a_node(|node| {
         let instance = Echo::new();
         let mut shim = node.joined("a", instance.address, ON);
@@ -272,7 +272,7 @@ fn where_the_kernel_cannot_steer_to_it_the_shims_relay() {
         assert!(why.contains("multipathtcp=0"), "{why}");
         let mut client = TcpStream::connect(node.listen).unwrap();
         client.write_all(&client_hello(64)).unwrap();
-        // Probes come too, and say nothing.
+        // Probes come too, and send nothing.
         mptcp.set_nonblocking(true).unwrap();
         let said = |one: &Socket| one.peek(&mut [MaybeUninit::new(0)]).is_ok_and(|length| length > 0);
         let mut accepted = Vec::new();
@@ -308,7 +308,7 @@ fn without_the_rights_auto_relays_and_on_does_not_start() {
 /// A port takes connections whatever becomes of its process, and a probe that only connects finds nothing: few clients are to wait
 /// in that queue, where nothing can be replayed.
 #[test]
-fn an_instance_that_accepts_nobody_is_not_steered_to() {
+fn an_instance_that_accepts_no_connection_is_not_steered_to() {
     // Half of the queue's room has a reason of its own.
     const FEW: usize = 2000;
     on_a_node(|node| {
@@ -333,7 +333,7 @@ fn an_instance_that_accepts_nobody_is_not_steered_to() {
     });
 }
 
-/// The handshakes that are late, as where a SYN-ACK or its answer takes long: what a client says after its SYN is dropped while this
+/// The handshakes that are late, as where a SYN-ACK or its answer takes long: what a client sends after its SYN is dropped while this
 /// lives. (To delay packets needs sch_netem, which many kernels lack.)
 struct Late;
 
@@ -357,7 +357,7 @@ impl Drop for Late {
 }
 
 /// A client whose handshake began on the direct path is its instance's, although the rest of the handshake comes when the path is
-/// off and the shim has been told to leave: `berth drain --wait` returns after that. The control does not wait.
+/// off and the shim has been notified to leave: `berth drain --wait` returns after that. The control does not wait.
 #[test]
 fn a_handshake_that_is_late_is_waited_for() {
     on_a_node(|node| {

@@ -48,7 +48,7 @@ fn cookie(listener: &impl AsFd) -> u64 {
     socket::cookie(listener.as_fd()).unwrap()
 }
 
-/// What a sibling tells, with listeners.
+/// A message of a sibling, with listeners.
 fn update(version: u32, guards: &[(u64, SocketAddr)]) -> String {
     let guards: Vec<_> = guards.iter().map(|(cookie, address)| format!("[{cookie},\"{address}\"]")).collect();
     format!(
@@ -165,7 +165,7 @@ fn a_silent_peer_holds_nothing_up() {
     eventually("few more descriptors than before", || (next.descriptors() <= before + 8).then_some(()));
 }
 
-/// Root may look and command, but it could not listen here: no listener and no connection goes to it.
+/// Root may read and command, but it could not listen here: no listener and no connection goes to it.
 #[test]
 fn a_sibling_of_another_uid_is_refused() {
     let node = match Node::of(65534) {

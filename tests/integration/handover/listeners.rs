@@ -1,4 +1,4 @@
-//! Whose the listeners are, what their connections inherit, and when they are said to be there.
+//! Whose the listeners are, what their connections inherit, and when they are announced.
 
 use super::node::{ACCEPTS, Echo, Node, Shim};
 use crate::support::net::{client_hello, connect, free_address, ping};
@@ -35,7 +35,7 @@ fn stranger_fails(listen: SocketAddr) -> Option<()> {
 }
 
 #[test]
-fn a_stranger_cannot_take_a_port_that_nobody_listens_on() {
+fn another_user_cannot_take_a_port_without_a_listener() {
     let (node, address) = (Node::new(), free_address());
     let shim = node.start("a", address, &["--hold", "100ms"]);
     if stranger_fails(node.listen).is_none() {
@@ -71,7 +71,7 @@ fn keepalive_timers(local: SocketAddr) -> Option<Vec<Option<u64>>> {
     timers.collect()
 }
 
-/// Connections through every listener that there is; what their timers say.
+/// Connections through every listener that there is; the values of their timers.
 fn timers_of_many(node: &Node) -> Vec<Option<u64>> {
     let mut clients: Vec<_> = (0..32).map(|_| connect(node.listen)).collect();
     clients.iter_mut().for_each(|client| ping(client, &client_hello(64)));
@@ -79,7 +79,7 @@ fn timers_of_many(node: &Node) -> Vec<Option<u64>> {
 }
 
 #[test]
-fn connections_inherit_from_who_accepts_not_from_who_made_the_listener() {
+fn connections_inherit_from_the_shim_that_accepts_not_from_that_which_made_the_listener() {
     let (node, instance) = (Node::new(), Echo::new());
     let join = |id: &str, idle: &str, before: Option<Shim>| {
         let shim = node.joined(id, instance.address, &["--keepalive-idle", idle]);
@@ -135,7 +135,7 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
 #[test]
 fn a_shim_has_left_when_its_accept_loops_have_ended() {
     let (node, instance) = (Node::new(), Echo::new());
-    // The lease must not run out: what is looked at is a leave, not a hang.
+    // The lease must not run out: what is tested is a leave, not a hang.
     let options = ["--lease", "10m", "--threads", "1"];
     let a = node.joined("a", instance.address, &options);
     let b = node.joined("b", instance.address, &options);
@@ -155,11 +155,11 @@ fn a_shim_has_left_when_its_accept_loops_have_ended() {
     a.until("left", |status| status.state == Phase::Left);
 }
 
-/// A sibling lets go of a listener when another says that it accepts from it.
+/// A sibling closes its duplicate of a listener when another reports that it accepts from it.
 #[test]
 fn a_shim_accepts_when_its_accept_loop_runs() {
     let (node, address) = (Node::new(), free_address());
-    // The lease must not run out: what is looked at is a start, not a hang.
+    // The lease must not run out: what is tested is a start, not a hang.
     let shim = node.start("a", address, &["--lease", "10m", "--threads", "1"]);
     let stopped = shim.stop(ACCEPTS);
     let _instance = Echo::at(address);
@@ -203,7 +203,7 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     assert!(a.running.ended().code().is_some(), "{}", a.running.log());
 }
 
-/// Each try that fails costs system calls, and a look into every socket of the host, on the thread that keeps the lease.
+/// Each try that fails costs system calls, and reading every socket of the host, on the thread that keeps the lease.
 #[test]
 fn a_port_that_another_holds_is_tried_four_times_a_second() {
     const TRIES: u32 = 5;

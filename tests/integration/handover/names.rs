@@ -28,7 +28,7 @@ impl Sibling {
             version: lease::VERSION,
             instance,
             holder_identity: ShimId(holder),
-            // The shim says after its own lease that there is no connection to a sibling whose lease holds.
+            // The shim reports after its own lease that there is no connection to a sibling whose lease holds.
             lease_duration_seconds: 60,
             acquire_time: SystemTime::now(),
             renew_time: SystemTime::now(),
@@ -52,7 +52,7 @@ impl Sibling {
         lease::write(&self.berth, &self.lease).unwrap();
     }
 
-    /// Renews its lease; where the shim has dialled, says that it is this holder. A dial may be dead by then: the shim waits for
+    /// Renews its lease; where the shim has dialled, reports that it is this holder. A dial may be dead by then: the shim waits for
     /// an answer for a second.
     #[track_caller]
     fn dialled(&mut self, holder: u64) -> Option<Peer> {
@@ -65,7 +65,7 @@ impl Sibling {
         Some(peer)
     }
 
-    /// Renews its lease until the shim dials, says that it is the sibling, and gets the shim's listener.
+    /// Renews its lease until the shim dials, reports that it is the sibling, and gets the shim's listener.
     #[track_caller]
     fn connected(&mut self, node: &Node) -> Peer {
         let holder = self.lease.holder_identity.0;
@@ -102,7 +102,7 @@ fn a_connection_that_ends_is_made_again_while_the_sibling_lives() {
 }
 
 #[test]
-fn who_goes_by_a_connected_siblings_name_is_refused() {
+fn a_process_with_a_connected_siblings_name_is_refused() {
     let (node, instance) = (Node::new(), Echo::new());
     let a = node.joined("a", instance.address, &[]);
     let b = node.joined("b", instance.address, &[]);
@@ -131,7 +131,7 @@ fn who_goes_by_a_connected_siblings_name_is_refused() {
 
 /// As SELinux, another mount or a full /run would have it: there is a lease, and no way to the socket.
 #[test]
-fn a_sibling_that_cannot_be_reached_is_said_within_a_lease() {
+fn a_sibling_that_cannot_be_reached_is_reported_within_a_lease() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &["--lease", "1s"]);
     // One that would be dialled, and one that should dial.
@@ -191,10 +191,10 @@ fn the_listener_of_a_sibling_that_cannot_be_reached_is_not_foreign() {
 
 /// Root could reach it, and would give its listeners to another uid.
 #[test]
-fn who_is_dialled_must_be_of_the_same_uid() {
+fn a_sibling_that_is_dialled_must_be_of_the_same_uid() {
     let other = match Node::of(65534) {
         Ok(node) => node,
-        Err(why) => return skipped(&format!("who_is_dialled_must_be_of_the_same_uid: {why}")),
+        Err(why) => return skipped(&format!("a_sibling_that_is_dialled_must_be_of_the_same_uid: {why}")),
     };
     let (node, instance) = (Node::new(), Echo::new());
     let stranger = other.start("z", instance.address, &[]);
@@ -214,7 +214,7 @@ fn who_is_dialled_must_be_of_the_same_uid() {
 }
 
 #[test]
-fn who_answers_for_a_sibling_must_be_the_holder_of_its_lease() {
+fn what_answers_for_a_sibling_must_be_the_holder_of_its_lease() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &[]);
     let mut sibling = Sibling::new(&node, u64::MAX);

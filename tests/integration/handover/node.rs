@@ -31,7 +31,7 @@ use tokio::task::{JoinHandle, JoinSet};
 pub(crate) const NODE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1)), 6443);
 
 /// A shim leaves when one of its threads does not run for a third of its lease, as happens on a machine with much to do.
-/// Only a test in which a lease has to end, or after whose lease something is said or looked at, gives a shorter one.
+/// Only a test in which a lease has to end, or after whose lease something is sent or checked, gives a shorter one.
 pub(crate) const LEASE: &str = "60s";
 
 /// The relaying thread that accepts.
@@ -343,7 +343,7 @@ impl Echo {
     #[track_caller]
     pub(crate) fn stand(&self, stands: bool) {
         self.stands.send_replace(stands);
-        // It has taken note when it answers.
+        // It has recorded that when it answers.
         self.open();
     }
 

@@ -19,7 +19,7 @@ fn what_was_accepted_after_sigterm_outlives_the_shim() {
     let b = node.joined("b", second.address, &options);
     a.until_counted("guard", 1);
     b.until_counted("guard", 1);
-    // As long as B says nothing, A goes on accepting.
+    // As long as B sends nothing, A goes on accepting.
     b.freeze();
     a.running.signal(Signal::SIGTERM);
     a.running.logs("SIGTERM");
@@ -103,7 +103,7 @@ fn many_at_once_outlive_the_shim() {
 /// A sibling that stalled beyond its lease finds the request when it wakes, and must leave the client to
 /// which serves it by then: two relays on one socket would send everything twice.
 #[test]
-fn who_waited_in_vain_serves_the_client_alone() {
+fn a_shim_that_waited_in_vain_serves_the_client_alone() {
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
     // A sibling is waited for as long as a client may be held.
     let a = node.joined("a", first.address, &["--hold", "1s"]);
@@ -140,7 +140,7 @@ fn who_waited_in_vain_serves_the_client_alone() {
 
 /// A sibling that has as many connections as it may have takes no more: the shim that offers them serves them by its instance.
 #[test]
-fn a_sibling_that_is_full_takes_nobody() {
+fn a_sibling_that_is_full_takes_no_connection() {
     const MOST: u64 = 5;
     let (node, second) = (Node::new(), Echo::new());
     // It takes connections and never answers.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 const HOLD: &str = "300ms";
 
-/// Connects and exchanges for longer than nothing may be reachable ([`HOLD`]), and than a shim takes between two looks.
+/// Connects and exchanges for longer than nothing may be reachable ([`HOLD`]), and than a shim takes between two checks.
 #[track_caller]
 fn serves_on(node: &Node) {
     let until = Instant::now() + Duration::from_millis(1500);
@@ -74,7 +74,7 @@ fn a_run_directory_that_is_removed_ends_nothing() {
     shim.leave();
 }
 
-/// In the place of the directory is what cannot be used, until that is put back.
+/// In the place of the directory is what cannot be used, until the directory is restored.
 #[test]
 fn a_run_directory_that_cannot_be_used_ends_nothing() {
     let node = Node::new();
@@ -144,7 +144,7 @@ fn a_record_that_cannot_be_read_for_a_while_is_alive() {
 
 /// Leases are listed at least each second, for as long as the shim lives.
 #[test]
-fn leases_that_cannot_be_listed_are_said_once() {
+fn leases_that_cannot_be_listed_are_reported_once() {
     let (node, backend) = (Node::new(), Echo::new());
     let shim = node.joined("a", backend.address, &["--lease", "1s"]);
     let leases = node.berth().leases();

@@ -54,7 +54,7 @@ fn instance() {
 }
 
 /// A sibling and its shim, and an instance that is stopped (SIGSTOP) although both shims count it as ready.
-fn stopped_beside_one_that_is_well(node: &Node, ca: &Ca, options: &[&str]) -> (Api, Shim, Stopped) {
+fn stopped_with_one_that_is_well(node: &Node, ca: &Ca, options: &[&str]) -> (Api, Shim, Stopped) {
     let well = Api::start_with(ca, "by the one that is well");
     let b = node.joined("b", well.address, options);
     let stopped = Stopped::new(node, options);
@@ -66,13 +66,13 @@ fn stopped_beside_one_that_is_well(node: &Node, ca: &Ca, options: &[&str]) -> (A
 /// All clients, with whole ClientHellos, are answered by the instance that moves, whether they wait at the gate or at the other;
 /// which has clients again when it moves.
 #[test]
-fn all_are_answered_beside_an_instance_that_stands_still() {
+fn all_are_answered_although_one_instance_stands_still() {
     const CLIENTS: usize = 40;
     for probe in [&TCP[..], &HTTPS] {
         for openings in ["auto", "off"] {
             let (node, ca) = (Node::new(), Ca::new());
             let options = [probe, &["--probe-timeout", "1s", "--max-openings", openings]].concat();
-            let (well, b, stopped) = stopped_beside_one_that_is_well(&node, &ca, &options);
+            let (well, b, stopped) = stopped_with_one_that_is_well(&node, &ca, &options);
             let a = &stopped.shim;
             std::thread::scope(|scope| {
                 let get = || ca.get(connect(node.listen), "/");
@@ -93,12 +93,12 @@ fn all_are_answered_beside_an_instance_that_stands_still() {
     }
 }
 
-/// One client alone may say something odd. With a probe that connects only, the instance is asked as clients ask before it is left.
+/// One client alone may send something odd. With a probe that connects only, the instance is asked as clients ask before it is left.
 #[test]
-fn one_client_alone_is_answered_beside_an_instance_that_stands_still() {
+fn one_client_alone_is_answered_although_one_instance_stands_still() {
     let (node, ca) = (Node::new(), Ca::new());
     let options = [&TCP[..], &["--probe-timeout", "500ms"]].concat();
-    let (_well, _b, stopped) = stopped_beside_one_that_is_well(&node, &ca, &options);
+    let (_well, _b, stopped) = stopped_with_one_that_is_well(&node, &ca, &options);
     let a = &stopped.shim;
     eventually("one that came to the instance that stands still", || {
         assert!(ca.get(connect(node.listen), "/").ends_with("by the one that is well"));
@@ -119,7 +119,7 @@ fn what_an_instance_has_begun_stays_while_it_moves() {
     while let Some(probe) = probes.pop() {
         let (node, ca) = (Node::new(), Ca::new());
         let options = [probe, &["--probe-timeout", "2s", "--max-openings", "off"]].concat();
-        let (slow, legs) = Api::start_silent(&ca);
+        let (slow, attempts) = Api::start_silent(&ca);
         let a = node.joined("a", slow.address, &options);
         let well = Api::start(&ca);
         let b = node.joined("b", well.address, &options);
@@ -136,13 +136,13 @@ fn what_an_instance_has_begun_stays_while_it_moves() {
                     turn = Instant::now();
                     // In this order: a client that has come is in the queue.
                     let came = came.load(SeqCst);
-                    waiting.extend(legs.try_iter());
+                    waiting.extend(attempts.try_iter());
                     match waiting.pop_front() {
-                        Some(mut leg) => {
+                        Some(mut attempt) => {
                             // One that was left is missed among the clients.
                             let _: std::io::Result<()> =
-                                leg.read_exact(&mut [0; 64]).and_then(|()| leg.write_all(b"slow"));
-                            served.push(leg);
+                                attempt.read_exact(&mut [0; 64]).and_then(|()| attempt.write_all(b"slow"));
+                            served.push(attempt);
                             answered.fetch_add(1, SeqCst);
                         }
                         None if came => return (served.len(), longest),

@@ -34,7 +34,7 @@ fn clients(node: &Node, listeners: &[u64]) -> Vec<TcpStream> {
     clients
 }
 
-/// Tells a shim to leave, and stops its accepting thread and its sibling's in such a way that it lets go of its listener
+/// Asks a shim to leave, and stops its accepting thread and its sibling's in such a way that it closes its listener
 /// with [`QUEUED`] clients in the queue, which only its sibling can take out; all of them must be served. Returns whether
 /// it took out none of them itself: it does if it does not know yet that its sibling accepts.
 #[track_caller]

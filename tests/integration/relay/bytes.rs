@@ -169,7 +169,7 @@ fn a_reader_that_pauses_gets_every_byte() {
     let shim = Shim::start(backend.address(), "1", &keepalive);
     let mut readers = Vec::new();
     let mut writers = Vec::new();
-    // One that pauses before a download, one before an upload, and one that neither says nor gets anything.
+    // One that pauses before a download, one before an upload, and one that neither sends nor gets anything.
     for upload in [false, true] {
         let mut client = shim.client();
         client.write_all(&client_hello(10)).unwrap();

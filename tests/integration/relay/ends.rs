@@ -10,7 +10,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::thread;
 
-/// What a client says first: something that may be replayed, and something that may not.
+/// What a client sends first: something that may be replayed, and something that may not.
 fn requests() -> [Vec<u8>; 2] {
     [client_hello(300), b"GET /".to_vec()]
 }
@@ -66,7 +66,7 @@ fn the_client_resets_after_the_answer() {
     });
 }
 
-/// A second leg finds out whether the first met a process that was just ending. What is not TLS gets one
+/// A second attempt finds out whether the first met a process that was just ending. What is not TLS gets one
 /// only if the reset came before a byte was sent.
 #[test]
 fn the_instance_resets_at_accept() {
@@ -74,21 +74,21 @@ fn the_instance_resets_at_accept() {
         let mut client = shim.client();
         client.write_all(request).unwrap();
         reset(backend.accept());
-        let mut legs = 1;
+        let mut attempts = 1;
         client.set_read_timeout(Some(MOMENT)).unwrap();
         loop {
             match client.read(&mut [0]) {
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     for next in backend.waiting() {
-                        legs += 1;
+                        attempts += 1;
                         reset(next);
                     }
                 }
                 other => panic!("no reset but {other:?}"),
             }
         }
-        assert!(legs <= 2 && (legs == 2 || request[0] != 0x16), "{legs} legs");
+        assert!(attempts <= 2 && (attempts == 2 || request[0] != 0x16), "{attempts} attempts");
     });
 }
 
@@ -104,11 +104,11 @@ fn the_instance_resets_after_the_hello() {
             reset(instance);
         }
         expect_reset(&mut client);
-        assert_eq!(backend.waiting().len(), 0, "no third leg");
+        assert_eq!(backend.waiting().len(), 0, "no third attempt");
     });
 }
 
-/// An instance that ends two legs by FIN means it: so does the client's.
+/// An instance that ends two attempts by FIN means it: so does the client's.
 #[test]
 fn the_instance_ends_without_a_byte() {
     each(|shim, backend, request| {
@@ -269,7 +269,7 @@ fn an_upload_before_a_reset_arrives() {
     });
 }
 
-/// A client that is gone is told to an instance that takes no more; an answer that is on its way to a
+/// The end of a client is passed on to an instance that reads no more; an answer that is on its way to a
 /// client that pauses is not cut short.
 #[test]
 fn a_reset_against_ways_that_are_full() {

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// A client from an address of its own that has said its ClientHello.
+/// A client from an address of its own that has sent its ClientHello.
 fn client(shim: &Shim) -> TcpStream {
     let mut client = connect_from(fresh_ip().into(), shim.address);
     client.write_all(&client_hello(300)).unwrap();
@@ -50,7 +50,7 @@ fn openings_are_bounded_and_the_others_have_their_turn() {
 }
 
 #[test]
-fn one_source_leaves_an_opening_for_another() {
+fn one_source_leaves_a_slot_for_another() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "2"]);
@@ -73,7 +73,7 @@ fn one_source_leaves_an_opening_for_another() {
 }
 
 #[test]
-fn who_has_left_costs_the_instance_nothing() {
+fn a_client_that_has_left_costs_the_instance_nothing() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
@@ -88,13 +88,13 @@ fn who_has_left_costs_the_instance_nothing() {
         assert_eq!(read(&mut first, 6), b"answer");
         let _stays = answer(backend.accept());
         assert_eq!(read(&mut stays, 6), b"answer");
-        assert_eq!(backend.waiting().len(), 0, "no leg for those that left");
+        assert_eq!(backend.waiting().len(), 0, "no attempt for those that left");
     }
 }
 
-/// Silent or slow clients hold no opening, and what they say late waits for its turn as all does.
+/// Silent or slow clients do not count as handshakes in flight, and what they send late is queued like any other.
 #[test]
-fn who_says_little_holds_nothing() {
+fn a_client_that_sends_little_holds_no_slot() {
     with_threads(|threads| {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
@@ -105,14 +105,14 @@ fn who_says_little_holds_nothing() {
         let _other = answer(backend.accept());
         assert_eq!(read(&mut other, 6), b"answer");
 
-        // After 5 s they have legs, and hold nothing.
-        let legs = [backend.accept(), backend.accept()];
+        // After 5 s they have backend connections, and hold no slot.
+        let attempts = [backend.accept(), backend.accept()];
         let mut of_the_slow = eventually("what the slow one said", || {
-            let speaks = legs.iter().find(|leg| {
-                leg.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-                leg.peek(&mut [0]).is_ok()
+            let speaks = attempts.iter().find(|attempt| {
+                attempt.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+                attempt.peek(&mut [0]).is_ok()
             });
-            speaks.map(|leg| leg.try_clone().unwrap())
+            speaks.map(|attempt| attempt.try_clone().unwrap())
         });
         of_the_slow.set_read_timeout(Some(PATIENCE)).unwrap();
         read(&mut of_the_slow, 200);
@@ -127,7 +127,7 @@ fn who_says_little_holds_nothing() {
 }
 
 #[test]
-fn what_comes_in_pieces_is_one_opening() {
+fn what_comes_in_pieces_is_one_handshake() {
     for threads in THREADS {
         let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-openings", "1"]);
         let hello = client_hello(300);
@@ -151,11 +151,11 @@ fn the_first_class_makes_no_room_within_its_share() {
         let mut clients: Vec<_> = (0..3).map(|_| client(&shim)).collect();
         until_waiting(&shim, 2);
         let mut in_the_backlog = client(&shim);
-        let legs = [(); 3].map(|()| answer(backend.accept()));
+        let attempts = [(); 3].map(|()| answer(backend.accept()));
         for client in &mut clients {
             assert_eq!(read(client, 6), b"answer");
         }
-        drop((clients, legs));
+        drop((clients, attempts));
         let _leg = answer(backend.accept());
         assert_eq!(read(&mut in_the_backlog, 6), b"answer");
         assert_eq!(shim.metric("berth_gate_dropped_total"), 0, "none for want of room");
@@ -164,7 +164,7 @@ fn the_first_class_makes_no_room_within_its_share() {
 
 /// What waits for an instance that goes is served by the next.
 #[test]
-fn who_waits_moves_to_the_next_instance() {
+fn a_queued_client_moves_to_the_next_instance() {
     for threads in THREADS {
         let (old, new) = (Backend::new(), Backend::new());
         let shim = Shim::start(old.address(), threads, &["--max-openings", "1"]);
@@ -172,9 +172,9 @@ fn who_waits_moves_to_the_next_instance() {
         shim.until_health(new.address(), "ready");
         let (mut opened, mut waits) = (client(&shim), client(&shim));
         until_waiting(&shim, 1);
-        let leg = old.accept();
+        let attempt = old.accept();
         drop(old);
-        reset(leg);
+        reset(attempt);
         let _legs = [answer(new.accept()), answer(new.accept())];
         for client in [&mut opened, &mut waits] {
             assert_eq!(read(client, 6), b"answer");
@@ -184,7 +184,7 @@ fn who_waits_moves_to_the_next_instance() {
 
 /// Clients that were held come to an instance as all do.
 #[test]
-fn who_was_held_has_its_turn() {
+fn a_client_that_was_held_has_its_turn() {
     for threads in THREADS {
         let backend = Backend::new();
         let address = backend.address();
@@ -208,18 +208,18 @@ fn who_was_held_has_its_turn() {
 
 /// A client that is queued for an instance whose shim leaves goes to a sibling's.
 #[test]
-fn who_waits_does_not_stay_with_an_instance_that_leaves() {
+fn a_queued_client_does_not_stay_with_an_instance_that_leaves() {
     for threads in THREADS {
         let (own, other) = (Backend::new(), Backend::new());
         let shim = Shim::start(own.address(), threads, &["--max-openings", "1", "--drain-timeout", "60s"]);
         let _record = shim.sibling("other", other.address());
         shim.until_health(other.address(), "ready");
         let (mut opened, mut waits) = (client(&shim), client(&shim));
-        let leg = own.accept();
+        let attempt = own.accept();
         until_waiting(&shim, 1);
         shim.tell(Stop::Drain);
         let _other = answer(other.accept());
-        let _own = answer(leg);
+        let _own = answer(attempt);
         for client in [&mut opened, &mut waits] {
             assert_eq!(read(client, 6), b"answer");
         }
@@ -228,10 +228,10 @@ fn who_waits_does_not_stay_with_an_instance_that_leaves() {
 
 /// It is nothing that an instance answers.
 #[test]
-fn who_says_a_part_holds_nothing() {
+fn a_client_that_sends_a_part_holds_no_slot() {
     for threads in THREADS {
         let backend = Backend::new();
-        // A leg comes when it had its time to say the rest.
+        // A backend connection comes when it had its time to send the rest.
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "1", "--speedup", "20"]);
         // A short message in a long record, a part of another message, a warning within one; and what fills all that is kept.
         let short: [&[u8]; 3] =
@@ -255,17 +255,17 @@ fn who_says_a_part_holds_nothing() {
 
 /// An instance computes a handshake for the ClientHello, whatever comes behind it.
 #[test]
-fn who_says_more_than_is_kept_is_an_opening_until_the_answer() {
+fn a_client_that_sends_more_than_is_kept_holds_a_slot_until_the_answer() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
         let mut talker = client(&shim);
         talker.write_all(&[7; 20_000]).unwrap();
-        let mut leg = backend.accept();
-        read(&mut leg, 16 * 1024);
+        let mut attempt = backend.accept();
+        read(&mut attempt, 16 * 1024);
         let _next = client(&shim);
         until_waiting(&shim, 1);
-        leg.write_all(b"answer").unwrap();
+        attempt.write_all(b"answer").unwrap();
         assert_eq!(read(&mut talker, 6), b"answer");
         let _answered = answer(backend.accept());
     }
@@ -273,7 +273,7 @@ fn who_says_more_than_is_kept_is_an_opening_until_the_answer() {
 
 /// An instance that wants the whole ClientHello gets it when the handshake is no longer counted as in flight.
 #[test]
-fn who_says_more_than_is_kept_is_read_on_after_a_while() {
+fn a_client_that_sends_more_than_is_kept_is_read_on_after_a_while() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "1", "--speedup", "20"]);

@@ -40,7 +40,7 @@ fn beyond_max_connections_clients_wait_in_the_backlog() {
 
 /// A shim that leaves closes its listener, and that resets what waits there: so no client is left to wait.
 #[test]
-fn who_waits_in_the_backlog_of_a_leaving_shim_is_served() {
+fn a_client_in_the_backlog_of_a_leaving_shim_is_served() {
     for threads in THREADS {
         let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-connections", "1"]);
         let mut served = shim.client();

@@ -63,11 +63,11 @@ fn what_waits_at_a_closing_backend_is_served_by_the_next() {
         let mut said: Vec<_> = served.into_iter().map(|served| served.join().unwrap()).collect();
         said.sort_by_key(Vec::len);
         assert!(said == client_hellos, "each ClientHello once and nothing else");
-        assert_eq!(new.waiting().len(), 0, "no leg too many");
+        assert_eq!(new.waiting().len(), 0, "no attempt too many");
     }
 }
 
-/// What is not TLS may have done something already: said once, it is not replayed.
+/// What is not TLS may have done something already: sent once, it is not replayed.
 #[test]
 fn what_is_not_tls_is_not_replayed() {
     for threads in THREADS {
@@ -101,44 +101,44 @@ fn a_silent_client_is_served_when_it_speaks() {
         let _record = shim.sibling("next", new.address());
         shim.until_health(new.address(), "ready");
         let mut clients = [shim.client(), shim.client()];
-        let legs = clients.each_ref().map(|_| old.accept());
+        let attempts = clients.each_ref().map(|_| old.accept());
         drop(old);
-        let [ended, was_reset] = legs;
+        let [ended, was_reset] = attempts;
         drop(ended);
         reset(was_reset);
         for client in &mut clients {
             expect_silence(client);
-            assert_eq!(new.waiting().len(), 0, "no leg before");
+            assert_eq!(new.waiting().len(), 0, "no attempt before");
             client.write_all(b"what is not TLS").unwrap();
-            let mut leg = new.accept();
-            assert_eq!(read(&mut leg, 15), b"what is not TLS");
-            leg.write_all(b"answer").unwrap();
+            let mut attempt = new.accept();
+            assert_eq!(read(&mut attempt, 15), b"what is not TLS");
+            attempt.write_all(b"answer").unwrap();
             assert_eq!(read(client, 6), b"answer");
         }
     }
 }
 
-/// A port check: there is nothing that another leg could be for.
+/// A port check: there is nothing that another attempt could be for.
 #[test]
-fn connect_and_close_makes_one_leg() {
+fn connect_and_close_makes_one_attempt() {
     for threads in THREADS {
         let (own, other) = (Backend::new(), Backend::new());
         let shim = Shim::start(own.address(), threads, &[]);
         let mut checks = 0;
         let mut check = |by_reset: bool| {
             drop(shim.client());
-            let mut leg = own.accept();
-            expect_end(&mut leg);
+            let mut attempt = own.accept();
+            expect_end(&mut attempt);
             if by_reset {
-                reset(leg);
+                reset(attempt);
             } else {
-                drop(leg);
+                drop(attempt);
             }
             checks += 1;
             shim.until("the check has ended", |status| {
                 status.connections_open == 0 && status.connections_total == checks
             });
-            assert_eq!((own.waiting().len(), other.waiting().len()), (0, 0), "no further leg");
+            assert_eq!((own.waiting().len(), other.waiting().len()), (0, 0), "no further attempt");
         };
         check(false);
         check(true);
@@ -150,9 +150,9 @@ fn connect_and_close_makes_one_leg() {
     }
 }
 
-/// An apiserver ends a connection that says nothing after half a minute: another one would wait as long again.
+/// An apiserver ends a connection that sends nothing after half a minute: another one would wait as long again.
 #[test]
-fn a_leg_that_was_waited_for_in_vain_is_the_last() {
+fn an_attempt_that_was_waited_for_in_vain_is_the_last() {
     for threads in THREADS {
         let (own, other) = (Backend::new(), Backend::new());
         let shim = Shim::start(own.address(), threads, &["--hold", "1s"]);
@@ -161,7 +161,7 @@ fn a_leg_that_was_waited_for_in_vain_is_the_last() {
         let mut silent = shim.client();
         drop(own.accept());
         expect_end(&mut silent);
-        assert_eq!((own.waiting().len(), other.waiting().len()), (0, 0), "no further leg");
+        assert_eq!((own.waiting().len(), other.waiting().len()), (0, 0), "no further attempt");
     }
 }
 
@@ -251,7 +251,7 @@ fn a_refused_client_is_held_until_its_instance_is_back() {
     }
 }
 
-/// The first connection that is refused ends the instance's health, whatever its last probe said.
+/// The first connection that is refused ends the instance's health, whatever the result of its last probe.
 #[test]
 fn an_instance_that_refuses_must_rise_again() {
     for threads in THREADS {
@@ -370,7 +370,7 @@ fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
     }
 }
 
-/// An instance that took the ClientHello and says nothing is left as soon as its probe has found out and another is ready.
+/// An instance that took the ClientHello and sends nothing is left as soon as its probe has found out and another is ready.
 #[test]
 fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
     let ca = Ca::new();
@@ -378,7 +378,7 @@ fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
     let https = ["--probe", "https", "--probe-insecure", "--probe-timeout", "1s", "--fall", "3"];
     for threads in THREADS {
         for ready_before in [true, false] {
-            let (own, legs) = Api::start_silent(&ca);
+            let (own, attempts) = Api::start_silent(&ca);
             let sibling = Api::start(&ca);
             let shim = Shim::start(own.address, threads, &[&OFTEN[..], &https].concat());
             let mut record = ready_before.then(|| shim.sibling("other", sibling.address));
@@ -388,20 +388,20 @@ fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
             thread::scope(|scope| {
                 let client = shim.client();
                 let served = scope.spawn(|| ca.get(client, "/readyz"));
-                let mut leg = legs.recv_timeout(PATIENCE).expect("a leg to the own instance");
-                assert_eq!(read(&mut leg, 1), [0x16]);
+                let mut attempt = attempts.recv_timeout(PATIENCE).expect("an attempt to the own instance");
+                assert_eq!(read(&mut attempt, 1), [0x16]);
                 own.answer("500 Internal Server Error");
                 if !ready_before {
                     shim.until_health(own.address, "failing");
-                    leg.set_read_timeout(Some(MOMENT)).unwrap();
+                    attempt.set_read_timeout(Some(MOMENT)).unwrap();
                     let held =
-                        std::iter::repeat_with(|| leg.read(&mut [0; 4096])).find(|read| !matches!(read, Ok(1..)));
+                        std::iter::repeat_with(|| attempt.read(&mut [0; 4096])).find(|read| !matches!(read, Ok(1..)));
                     assert_eq!(held.unwrap().unwrap_err().kind(), ErrorKind::WouldBlock, "there is no better one");
                     record = Some(shim.sibling("other", sibling.address));
                 }
                 assert!(served.join().unwrap().starts_with("HTTP/1.1 200"));
-                leg.set_read_timeout(Some(PATIENCE)).unwrap();
-                let end = std::iter::repeat_with(|| leg.read(&mut [0; 4096])).find(|read| !matches!(read, Ok(1..)));
+                attempt.set_read_timeout(Some(PATIENCE)).unwrap();
+                let end = std::iter::repeat_with(|| attempt.read(&mut [0; 4096])).find(|read| !matches!(read, Ok(1..)));
                 assert_eq!(end.unwrap().unwrap_err().kind(), ErrorKind::ConnectionReset);
             });
             assert_eq!(shim.metric("berth_replays_total"), 1);

@@ -29,7 +29,7 @@ fn a_rehearsal_leaves_data_and_a_page() {
         let instances: Vec<_> = ran.marks.iter().filter(|m| m.what == what).map(|m| m.instance.as_str()).collect();
         assert_eq!(instances, ["old", "new"], "{what}: {:#?}", ran.marks);
     }
-    // Each watch was on both, at times perhaps for more than one connection, and its lane has no hole that is not told.
+    // Each watch was on both, at times perhaps for more than one connection, and its lane has no hole that is not in the table.
     for watch in &ran.watches {
         let on: BTreeSet<_> = watch.segments.iter().map(|segment| segment.instance.as_str()).collect();
         assert_eq!((on, watch.gaps.len()), (["new", "old"].into(), watch.segments.len() - 1), "{watch:#?}");
@@ -39,7 +39,7 @@ fn a_rehearsal_leaves_data_and_a_page() {
         ran.informers.iter().map(|i| i.id.as_str()).collect::<Vec<_>>(),
         ["informer-0", "informer-1", "quiet-0", "quiet-1", "quiet-2", "quiet-3"]
     );
-    // They listed again, as nothing told them a revision since the new one began; unless the run was so slow that the old one's store
+    // They listed again, as nothing brought them a revision since the new one began; unless the run was so slow that the old one's store
     // did, which it does every 5 s.
     let again: Vec<_> = ran.informers.iter().map(|informer| (informer.relists, informer.expired)).collect();
     let at = |what| ran.marks.iter().find(|mark| mark.what == what && mark.instance == "old").unwrap().at_ms;

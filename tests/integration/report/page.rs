@@ -34,7 +34,7 @@ fn the_golden_report_is_read_and_written_as_it_is() {
     assert!(text == golden, "the golden file is another: BERTH_BLESS=1 cargo test --test integration golden");
 }
 
-/// A later berth may say more under the same version.
+/// A later berth may write more under the same version.
 #[test]
 fn a_field_that_came_later_is_passed_over() {
     let golden = std::fs::read_to_string(GOLDEN).unwrap();
@@ -47,7 +47,7 @@ fn a_field_that_came_later_is_passed_over() {
 }
 
 #[test]
-fn a_clean_run_says_so_first() {
+fn a_clean_run_begins_with_its_verdict() {
     let page = render(&report(vec![run(&Model::clean(Via::Berth))]));
     let heading = page.split_once("</h1>").unwrap().0.rsplit_once('>').unwrap().1;
     assert_eq!(heading, "Nothing was lost");
@@ -73,7 +73,7 @@ fn losses_gaps_and_broken_promises_are_shown() {
     }
 }
 
-/// A fault may cost what its promise says; then it is not said that nothing was lost.
+/// A fault may cost what its promise allows; then the page does not claim that nothing was lost.
 #[test]
 fn what_promises_allow_is_not_hidden() {
     let mut allowed = run(&Model::clean(Via::Berth));
@@ -85,7 +85,7 @@ fn what_promises_allow_is_not_hidden() {
 }
 
 #[test]
-fn a_storm_and_who_waits_at_the_gate_are_shown() {
+fn a_storm_and_clients_queued_at_the_gate_are_shown() {
     let mut run = run(&Model::clean(Via::Berth));
     storm(&mut run);
     let page = render(&report(vec![run.clone()]));
@@ -107,7 +107,7 @@ fn a_storm_and_who_waits_at_the_gate_are_shown() {
 
 /// What a promise allows is not cut, wherever cuts are counted or drawn.
 #[test]
-fn watches_that_a_promise_lets_be_cut_are_told_apart() {
+fn watches_that_a_promise_lets_be_cut_are_distinguished() {
     let mut allowed = lossy();
     let RunOutcome::Ran(ran) = &mut allowed.outcome else { unreachable!() };
     for watch in &mut ran.watches {
@@ -126,7 +126,7 @@ fn watches_that_a_promise_lets_be_cut_are_told_apart() {
 }
 
 #[test]
-fn a_name_is_said_once() {
+fn a_name_is_shown_once() {
     let mut run = run(&Model::clean(Via::Berth));
     let RunOutcome::Ran(ran) = &mut run.outcome else { unreachable!() };
     let mark = |instance: &str, text: &str| Mark {
@@ -145,7 +145,7 @@ fn a_name_is_said_once() {
 }
 
 #[test]
-fn three_are_compared_and_a_peer_that_is_missing_is_said() {
+fn three_are_compared_and_a_peer_that_is_missing_is_named() {
     let page = render(&report(vec![lossy(), skipped(Via::PortSharing), run(&Model::clean(Via::Berth))]));
     for text in
         ["Nothing was lost through berth", "Side by side", "there is no haproxy in PATH", "skipped", "Through HAProxy"]

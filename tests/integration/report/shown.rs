@@ -6,7 +6,7 @@ use berth_rehearse::data::{Instance, Report, RunOutcome, Via};
 use berth_rehearse::report::{page, write};
 use std::io::{Write, stderr};
 
-/// Runs everywhere; says why it looks at nothing where there is no browser.
+/// Runs everywhere; prints why it checks nothing where there is no browser.
 #[test]
 fn the_page_fits_and_is_quiet() {
     let Some(mut browser) = Browser::start() else {
@@ -120,7 +120,7 @@ fn reports() -> Vec<(&'static str, Report)> {
     ]
 }
 
-/// `BERTH_PAGES=FOLDER cargo test --test integration pages -- --ignored` writes these pages, to be looked at.
+/// `BERTH_PAGES=FOLDER cargo test --test integration pages -- --ignored` writes these pages, for people.
 #[test]
 #[ignore = "writes pages for people to look at"]
 fn pages() {

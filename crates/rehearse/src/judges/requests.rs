@@ -19,7 +19,7 @@ const FEWEST: u64 = 200;
 /// How far clients may be behind their timetable before a run measures the machine rather than berth.
 const MOST_BEHIND: Duration = Duration::from_secs(1);
 
-/// Longest wait that the histogram tells apart, in microseconds: far beyond what a client waits.
+/// Longest wait that the histogram distinguishes, in microseconds: far beyond what a client waits.
 const LONGEST_WAIT: u64 = 120_000_000;
 
 fn judge(case: &mut Case<'_>, ran: &mut Ran) {

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_storm_is_over_when_each_of_its_clients_was_served() {
+    fn a_storm_has_ended_when_each_of_its_clients_was_served() {
         let ms = |ms: u64| Stamp(ms * 1_000_000);
         let good = Answer::Good { instance: "new".into() };
         let tried = |tries: &[(u64, &Answer)]| {

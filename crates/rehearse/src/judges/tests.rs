@@ -82,7 +82,7 @@ fn a_good_run_holds() {
 }
 
 #[test]
-fn a_storm_is_judged_by_whether_it_came_and_who_was_served() {
+fn a_storm_is_judged_by_whether_it_came_and_which_clients_were_served() {
     let plan = Plan { load: LoadPlan { storm: 2, ..plan().load }, ..plan() };
     let with = |answers: &[Answer]| {
         let event = |ms: u64, what| Event { at: Stamp(ms * 1_000_000), who: String::new(), what };
@@ -232,7 +232,7 @@ fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
 }
 
 #[test]
-fn without_reports_the_status_of_a_stopping_instance_says_that_it_rejected() {
+fn without_reports_the_status_of_a_stopping_instance_shows_that_it_rejected() {
     let bad = |status| {
         let ms = 2_050_000_000;
         attempt(ConnectionKind::Kept, "a", ms, Answer::Bad { instance: OLD.into(), status })
@@ -277,7 +277,7 @@ fn an_informer_must_hold_what_was_written() {
 }
 
 #[test]
-fn informers_of_what_nobody_writes_are_no_evidence_that_nothing_was_missed() {
+fn informers_of_what_no_client_writes_are_no_evidence_that_nothing_was_missed() {
     let mut record = good();
     let quiet = Informer { id: "quiet-0".into(), relists: 1, expired: 1, ..Informer::default() };
     record.informers.extend([Informer { written: 9, held: 9, ..Informer::default() }, quiet.clone(), quiet]);
@@ -309,7 +309,7 @@ fn a_run_that_tests_nothing_does_not_hold() {
         r.moments.0.retain(|m| m.instance != name || mark.is_some_and(|mark| m.mark != mark));
     }
     type Spoil = fn(&mut Record);
-    // And whether another run may say more.
+    // And whether another run may prove more.
     let spoils: [(Spoil, bool); 13] = [
         (|r| r.players.truncate(1), false),
         (|r| r.behind = Duration::from_secs(2), true),

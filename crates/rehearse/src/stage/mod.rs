@@ -354,7 +354,7 @@ impl Stage {
         }
     }
 
-    /// Stops an instance as its [`Layout`] says; SIGKILL for what is there after `grace`.
+    /// Stops an instance as its [`Layout`] requires; SIGKILL for what is there after `grace`.
     pub(crate) async fn stop(&mut self, name: &str, grace: Duration) -> Stopped {
         let early = self.ended(name).is_some();
         let deadline = Instant::now() + grace;
