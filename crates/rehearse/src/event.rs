@@ -20,7 +20,7 @@ use std::time::Duration;
 pub struct Event {
     pub at: Stamp,
     /// The client, instance or process that it is about; empty: the whole rehearsal.
-    pub who: String,
+    pub subject: String,
     pub what: EventKind,
 }
 

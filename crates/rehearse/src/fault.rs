@@ -64,13 +64,13 @@ pub enum Standby {
     /// The direct path: an instance without a shim, or a sibling that steers. What is queued or unanswered at an instance, no shim holds.
     Direct,
     /// Nothing.
-    Nobody,
+    Nothing,
 }
 
 impl Fault {
     /// What berth promises under it.
     pub fn promise(self, standby: Standby) -> &'static str {
-        use Standby::{Bridge, Direct, Nobody, Shim, Sibling};
+        use Standby::{Bridge, Direct, Nothing, Shim, Sibling};
         match (self, standby) {
             (Self::BadFlag | Self::NeverReady, Bridge) => {
                 "the new version never gets a connection, clients stay on the bridge until the old one is back, nothing is lost, and \
@@ -119,7 +119,7 @@ impl Fault {
                 "what it had begun to answer waits; when probes have failed, the other one answers all other connections, those that waited \
                  within 3 s; nothing is lost"
             }
-            (Self::CalmHang | Self::CalmHangShim, _) | (Self::Hang | Self::HangShim, Nobody) => {
+            (Self::CalmHang | Self::CalmHangShim, _) | (Self::Hang | Self::HangShim, Nothing) => {
                 "clients wait until it goes on; nothing is lost"
             }
             (Self::KillShim | Self::BesideKillShim, Sibling) => {

@@ -18,13 +18,13 @@ pub struct Recorder(Mutex<Vec<Event>>);
 
 impl Recorder {
     /// Appends an event of this moment.
-    pub fn add(&self, who: &str, what: EventKind) {
-        self.add_at(Stamp::now(), who, what);
+    pub fn add(&self, subject: &str, what: EventKind) {
+        self.add_at(Stamp::now(), subject, what);
     }
 
     /// Appends an event of another moment.
-    pub(crate) fn add_at(&self, at: Stamp, who: &str, what: EventKind) {
-        self.lock().push(Event { at, who: who.to_owned(), what });
+    pub(crate) fn add_at(&self, at: Stamp, subject: &str, what: EventKind) {
+        self.lock().push(Event { at, subject: subject.to_owned(), what });
     }
 
     /// Appends a mark of an instance.
@@ -48,7 +48,7 @@ impl Recorder {
         let mut log = self.lock();
         let number = log.iter().filter(|event| matches!(event.what, EventKind::Fault { .. })).count();
         let what = EventKind::Fault { fault, standby, node };
-        log.push(Event { at: Stamp::now(), who: instance.to_owned(), what });
+        log.push(Event { at: Stamp::now(), subject: instance.to_owned(), what });
         number
     }
 
@@ -85,8 +85,9 @@ impl Recorder {
 
 /// When an instance last got a mark.
 pub(crate) fn last(log: &[Event], instance: &str, wanted: MarkKind) -> Option<Stamp> {
-    let marked =
-        |event: &&Event| event.who == instance && matches!(event.what, EventKind::Mark { mark, .. } if mark == wanted);
+    let marked = |event: &&Event| {
+        event.subject == instance && matches!(event.what, EventKind::Mark { mark, .. } if mark == wanted)
+    };
     log.iter().filter(marked).map(|event| event.at).max()
 }
 

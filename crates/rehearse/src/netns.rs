@@ -29,7 +29,7 @@ const STORM_ALIAS: &str = "lo:2";
 pub enum Error {
     /// The kernel does not make one.
     #[error(
-        "cannot make a network namespace: {0} (root can, or anybody where unprivileged user namespaces are allowed: \
+        "cannot make a network namespace: {0} (root can, or any user where unprivileged user namespaces are allowed: \
          see the sysctls user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns)"
     )]
     Unshare(io::Error),

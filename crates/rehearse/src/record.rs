@@ -157,12 +157,12 @@ impl Record {
         record
     }
 
-    fn add(&mut self, Event { at, who, what }: Event) {
+    fn add(&mut self, Event { at, subject, what }: Event) {
         match what {
             EventKind::LoadBegan => self.began = Some(at),
             EventKind::LoadEnded => self.over = Some(at),
             EventKind::NodeDialed(address) => {
-                self.nodes.push(AtNode { name: who, address, attempts: Vec::new(), ends: Vec::new() });
+                self.nodes.push(AtNode { name: subject, address, attempts: Vec::new(), ends: Vec::new() });
             }
             EventKind::Attempt(Dialed::Front, attempt) => self.attempts.push(attempt),
             EventKind::Attempt(Dialed::Node(node), attempt) => {
@@ -178,21 +178,21 @@ impl Record {
             EventKind::Behind(behind) => self.behind = self.behind.max(behind),
             EventKind::Watch(sum) => self.watches.push(sum),
             EventKind::Informer(informer) => self.informers.push(informer),
-            EventKind::EndReport(report) => self.reports.push((who, report)),
-            EventKind::Mark { mark, text } => self.moments.0.push(Moment { instance: who, mark, at, text }),
-            EventKind::Player { .. } if self.players.iter().any(|player| player.name == who) => {}
+            EventKind::EndReport(report) => self.reports.push((subject, report)),
+            EventKind::Mark { mark, text } => self.moments.0.push(Moment { instance: subject, mark, at, text }),
+            EventKind::Player { .. } if self.players.iter().any(|player| player.name == subject) => {}
             EventKind::Player { serves, node } => {
-                self.players.push(Player { name: who, version: None, serves, node });
+                self.players.push(Player { name: subject, version: None, serves, node });
             }
             EventKind::Version(version) => {
-                self.players.iter_mut().filter(|player| player.name == who).for_each(|player| {
+                self.players.iter_mut().filter(|player| player.name == subject).for_each(|player| {
                     player.version = Some(version.clone());
                 });
             }
             EventKind::Fault { fault, standby, node } => {
                 let node = node.map(|(name, address)| InjectedNode::new(name, address));
                 let (noticed, over, seen) = (None, None, Vec::new());
-                self.injected.push(Injected { fault, instance: who, node, standby, at, noticed, over, seen });
+                self.injected.push(Injected { fault, instance: subject, node, standby, at, noticed, over, seen });
             }
             EventKind::FaultStep(number, step) => {
                 if let Some(injected) = self.injected.get_mut(number) {
@@ -200,7 +200,7 @@ impl Record {
                 }
             }
             EventKind::Trouble(trouble) => self.troubles.push(trouble),
-            what => self.events.push(Event { at, who, what }),
+            what => self.events.push(Event { at, subject, what }),
         }
     }
 
@@ -240,7 +240,11 @@ mod tests {
 
     /// The record of a log of these events, each a moment after the one before, which was written as JSON and read again.
     fn record(events: Vec<(&str, EventKind)>) -> Record {
-        let event = |(n, (who, what)): (usize, (&str, EventKind))| Event { at: Stamp(n as u64), who: who.into(), what };
+        let event = |(n, (subject, what)): (usize, (&str, EventKind))| Event {
+            at: Stamp(n as u64),
+            subject: subject.into(),
+            what,
+        };
         let log: Vec<Event> = events.into_iter().enumerate().map(event).collect();
         let lines: Vec<String> = log.iter().map(|event| serde_json::to_string(event).unwrap()).collect();
         let read: Vec<Event> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -68,10 +68,10 @@ impl Peer {
             PeerKind::Berth | PeerKind::DirectPath | PeerKind::Envoy => "--version",
             PeerKind::Haproxy { .. } | PeerKind::Nginx(_) => "-v",
         };
-        let said =
+        let output =
             Command::new(&self.program).arg(option).output().map(|output| [output.stdout, output.stderr].concat());
-        let said = String::from_utf8_lossy(&said.unwrap_or_default()).into_owned();
-        let line = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown version");
+        let output = String::from_utf8_lossy(&output.unwrap_or_default()).into_owned();
+        let line = output.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown version");
         // Envoy begins with its path, and HAProxy ends with a link.
         let words = line.split_ascii_whitespace().take_while(|word| *word != "-");
         let mut text = words.filter(|word| !word.starts_with('/')).collect::<Vec<_>>().join(" ");

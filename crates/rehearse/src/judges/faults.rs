@@ -91,7 +91,7 @@ fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
     let alone = matches!(injected.standby, Standby::Bridge | Standby::Direct);
     let killed = injected.noticed.filter(|_| alone).unwrap_or(*at);
     let begun = lost.due.is_none_or(|due| due <= killed);
-    let all = injected.standby == Standby::Nobody || *fault == Fault::BothKilled;
+    let all = injected.standby == Standby::Nothing || *fault == Fault::BothKilled;
     match fault {
         // What went past the shim does not end with it.
         Fault::CalmKillShim if injected.standby == Standby::Direct && lost.loss == Loss::StreamEnded => false,
@@ -326,7 +326,7 @@ impl Check<'_> {
         let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
         // Where all clients waited, they may take as long to be answered as they waited.
         let jitter = JITTER + self.slack;
-        let all_waited = fault == Fault::CalmHang || (fault == Fault::CalmHangShim && standby == Standby::Nobody);
+        let all_waited = fault == Fault::CalmHang || (fault == Fault::CalmHangShim && standby == Standby::Nothing);
         let patience = if all_waited { jitter.max(over.since(at)) } else { jitter };
         let late = meanwhile().filter(|a| a.done > over.plus(patience)).count();
         self.seen.push(format!("it hung for {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
@@ -335,7 +335,7 @@ impl Check<'_> {
         }
         let passed = match fault {
             Fault::CalmHang | Fault::CalmHangShim => return,
-            _ if standby == Standby::Nobody => return,
+            _ if standby == Standby::Nothing => return,
             Fault::Hang => noticed,
             _ => Some(at.plus(LEASE + TAKE_OVER + self.slack)),
         };
@@ -486,7 +486,7 @@ mod tests {
         // The relay replays it.
         let late = lost(Loss::Reset, Some(1_010), 1_030);
         assert_eq!((excused(Standby::Direct, late), excused(Standby::Shim, late)), (true, false));
-        assert!(excused(Standby::Nobody, lost(Loss::Refused, Some(1_500), 1_501)));
+        assert!(excused(Standby::Nothing, lost(Loss::Refused, Some(1_500), 1_501)));
     }
 
     #[test]
@@ -495,13 +495,13 @@ mod tests {
         let (cut, refused) = (lost(Loss::StreamEnded, None, 1_001), lost(Loss::Refused, Some(1_500), 1_501));
         for (fault, standby, expected) in [
             (Fault::CalmKillShim, Standby::Direct, (false, true)),
-            (Fault::CalmKillShim, Standby::Nobody, (true, true)),
+            (Fault::CalmKillShim, Standby::Nothing, (true, true)),
             (Fault::BesideKillShim, Standby::Direct, (false, false)),
             (Fault::BesideKillShim, Standby::Sibling, (true, false)),
             (Fault::BesideDrain, Standby::Sibling, (false, false)),
             (Fault::BesideHangShim, Standby::Direct, (false, false)),
             (Fault::CalmHangShim, Standby::Direct, (false, false)),
-            (Fault::CalmHang, Standby::Nobody, (false, false)),
+            (Fault::CalmHang, Standby::Nothing, (false, false)),
         ] {
             assert_eq!(
                 (excused(fault, standby, cut), excused(fault, standby, refused)),
@@ -519,7 +519,7 @@ mod tests {
 
     #[test]
     fn an_outage_excuses_until_its_end_and_no_longer() {
-        let lone = Injected { standby: Standby::Nobody, ..injected(Fault::KillShim) };
+        let lone = Injected { standby: Standby::Nothing, ..injected(Fault::KillShim) };
         for fault in [injected(Fault::BothKilled), lone] {
             let excused = |lost| excuse(std::slice::from_ref(&fault), &lost).is_some();
             assert!(excused(lost(Loss::Refused, Some(9_990), 10_001)));
@@ -602,7 +602,7 @@ mod tests {
             broken(gone(Fault::NodeGone), |r| {
                 let from = |(at, slices): (u64, [_; 2])| {
                     let what = EventKind::Service { after: ms(at - 100), named: slices.into() };
-                    Event { at: ms(at), who: "kubernetes".into(), what }
+                    Event { at: ms(at), subject: "kubernetes".into(), what }
                 };
                 r.events = named.into_iter().map(from).collect();
                 for name in ["cp-1", "cp-2"] {
@@ -649,7 +649,7 @@ mod tests {
             let broken = broken(hung, |r| r.attempts = vec![attempt(1_500, 1_600, true), attempt(8_000, done, true)]);
             broken.iter().any(|line| line.contains("waited on"))
         };
-        for (fault, standby) in [(Fault::CalmHang, Standby::Nobody), (Fault::CalmHangShim, Standby::Nobody)] {
+        for (fault, standby) in [(Fault::CalmHang, Standby::Nothing), (Fault::CalmHangShim, Standby::Nothing)] {
             assert!(!late(fault, standby, 19_000) && late(fault, standby, 19_001));
         }
         for (fault, standby) in [(Fault::CalmHangShim, Standby::Direct), (Fault::BesideHangShim, Standby::Sibling)] {
@@ -736,7 +736,7 @@ mod tests {
         let bridged = Injected { standby: Standby::Bridge, ..injected(Fault::Hang) };
         assert_eq!(broken(bridged.clone(), |_| {}), ["the bridge did not notice"]);
         assert_eq!(broken(Injected { noticed: Some(ms(4_000)), ..bridged }, |_| {}), [""; 0]);
-        let alone = Injected { standby: Standby::Nobody, ..injected(Fault::HangShim) };
+        let alone = Injected { standby: Standby::Nothing, ..injected(Fault::HangShim) };
         assert_eq!(broken(alone, |r| r.attempts.push(attempt(8_000, 12_000, true))), [""; 0]);
     }
 }

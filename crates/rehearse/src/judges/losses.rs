@@ -60,7 +60,7 @@ struct Losses<'a, 'r> {
     case: &'r mut Case<'a>,
     ran: &'r mut Ran,
     ends: Ends<'a>,
-    /// The ends of new connections whose TLS handshake was over.
+    /// The ends of new connections whose TLS handshake was complete.
     new_ends: HashMap<&'a str, &'a StreamEnd>,
     /// Requests that instances report to have rejected, by stream, less those that were found already.
     reported: HashMap<&'a str, u32>,

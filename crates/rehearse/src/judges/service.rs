@@ -98,7 +98,7 @@ mod tests {
         let record = |looks: &[&[&str]]| {
             let sample = |(n, ips): (usize, &&[&str])| {
                 let what = EventKind::Service { after: Stamp(0), named: named(ips) };
-                Event { at: Stamp(n as u64), who: "kubernetes".into(), what }
+                Event { at: Stamp(n as u64), subject: "kubernetes".into(), what }
             };
             Record::of(looks.iter().enumerate().map(sample).collect())
         };

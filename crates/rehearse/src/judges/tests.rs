@@ -85,7 +85,7 @@ fn a_good_run_holds() {
 fn a_storm_is_judged_by_whether_it_came_and_which_clients_were_served() {
     let plan = Plan { load: LoadPlan { storm: 2, ..plan().load }, ..plan() };
     let with = |answers: &[Answer]| {
-        let event = |ms: u64, what| Event { at: Stamp(ms * 1_000_000), who: String::new(), what };
+        let event = |ms: u64, what| Event { at: Stamp(ms * 1_000_000), subject: String::new(), what };
         let tries = answers.iter().map(|answer| event(2_300, EventKind::StormTry(answer.clone())));
         let (began, over) = (event(2_200, EventKind::StormBegan(2)), event(2_400, EventKind::StormEnded));
         judge(&Record { events: [began].into_iter().chain(tries).chain([over]).collect(), ..good() }, &plan)
@@ -106,7 +106,7 @@ fn a_direct_path_that_was_never_used_proves_nothing() {
     let with = |steered: u64| {
         let sample = |opened| {
             let shims = vec![("old".to_owned(), DirectStatus { opened, ..DirectStatus::default() })];
-            Event { at: Stamp(opened), who: String::new(), what: EventKind::Steering(shims) }
+            Event { at: Stamp(opened), subject: String::new(), what: EventKind::Steering(shims) }
         };
         judge(&Record { events: vec![sample(7), sample(7 + steered)], ..good() }, &plan())
     };

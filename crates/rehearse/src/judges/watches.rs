@@ -85,7 +85,7 @@ fn section(ran: &Ran) -> Section {
         columns: &["Client", "Written", "Held at the end", "Missing", "Stale", "Duplicated", "Lists again", "410"],
         rows: ran.informers.iter().map(row).collect(),
         note: "Clients that list, watch and list again, against the objects that were written. Those named quiet follow what nothing \
-               writes meanwhile: only bookmarks tell them a revision that a younger instance knows. They show who lists again.",
+               writes meanwhile: only bookmarks give them a revision that a newer instance knows. They show which clients list again.",
     };
     Section { rows, grids: vec![grid], ..Section::default() }
 }

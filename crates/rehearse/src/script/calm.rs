@@ -38,7 +38,7 @@ impl Play<'_> {
                 Fault::CalmHangShim if self.stage.setting.direct => Standby::Direct,
                 Fault::CalmCrash if self.stage.setting.direct && apart => Standby::Direct,
                 Fault::CalmCrash if apart => Standby::Shim,
-                _ => Standby::Nobody,
+                _ => Standby::Nothing,
             };
             self.print(&format!("fault {fault} at {name}"));
             let place = self.inject(fault, name, standby);

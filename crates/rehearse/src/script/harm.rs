@@ -33,7 +33,7 @@ impl Play<'_> {
             self.print(&format!("stop {}", old.name));
             self.stop(old).await;
         }
-        let standby = if alone { Standby::Nobody } else { Standby::Sibling };
+        let standby = if alone { Standby::Nothing } else { Standby::Sibling };
         let place = self.inject(fault, &new.name, standby);
         self.print(&format!("fault {fault}: start {}", new.name));
         let timing = &self.context.plan.timing;
@@ -99,7 +99,7 @@ impl Play<'_> {
             Via::Berth if self.stage.layout.topology == Topology::Node => fault.needs_a_shim(),
             _ => fault == Fault::BothKilled,
         };
-        let standby = if alone { Standby::Nobody } else { Standby::Sibling };
+        let standby = if alone { Standby::Nothing } else { Standby::Sibling };
         self.print(&format!("fault {fault} at {name}"));
         let place = self.inject(fault, name, standby);
         match fault {

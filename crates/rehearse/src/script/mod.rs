@@ -228,7 +228,7 @@ impl Play<'_> {
             self.stop(old).await;
             self.refuses().await;
         }
-        let standby = if alone { Standby::Nobody } else { Standby::Sibling };
+        let standby = if alone { Standby::Nothing } else { Standby::Sibling };
         let slow = new.fault.map(|fault| self.inject(fault, &new.name, standby));
         self.start(new).await?;
         if slow.is_some() && !new.apiserver.is_simulated() {

@@ -222,7 +222,7 @@ impl Marks {
                     }
                     _ => at,
                 };
-                log.push(Event { at, who: name.clone(), what: EventKind::Mark { mark, text: String::new() } });
+                log.push(Event { at, subject: name.clone(), what: EventKind::Mark { mark, text: String::new() } });
             }
         });
     }

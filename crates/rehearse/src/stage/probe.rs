@@ -60,7 +60,7 @@ pub(super) fn on_line(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> 
                 // What the instance reports itself is more exact.
                 let known = last(log, &instance, mark) > last(log, &instance, MarkKind::Started);
                 if mark != MarkKind::Ready || !known {
-                    log.push(Event { at, who: instance, what: EventKind::Mark { mark, text: String::new() } });
+                    log.push(Event { at, subject: instance, what: EventKind::Mark { mark, text: String::new() } });
                 }
             });
         }

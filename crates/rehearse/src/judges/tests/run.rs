@@ -92,7 +92,7 @@ fn end_report(stream: &str, ms: i64) -> (String, EndReport) {
 }
 
 fn event(ms: i64, what: EventKind) -> Event {
-    Event { at: at(ms), who: String::new(), what }
+    Event { at: at(ms), subject: String::new(), what }
 }
 
 fn judged(record: &Record) -> Ran {
