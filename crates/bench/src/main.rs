@@ -23,7 +23,7 @@ mod stats;
 mod storm;
 
 use anyhow::{Context, Result};
-use berth_os::netdevice::{self, Setting};
+use berth_os::netdevice::{self, InterfaceSetting};
 use berth_rehearse::netns;
 use clap::Parser;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -87,5 +87,5 @@ fn success<E: Into<anyhow::Error>>(done: Result<(), E>) -> Result<ExitCode> {
 /// Needs root, and a process without other threads.
 fn enter_network(node: Ipv4Addr, netmask: Ipv4Addr) -> Result<()> {
     netns::enter_as_root(node)?;
-    netdevice::set(netns::ALIAS, Setting::Netmask(netmask)).context("cannot give the clients addresses")
+    netdevice::set(netns::ALIAS, InterfaceSetting::Netmask(netmask)).context("cannot give the clients addresses")
 }

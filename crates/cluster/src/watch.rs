@@ -87,7 +87,7 @@ async fn list_and_watch<C: Future<Output = Result<Client, Error>>>(
             let mut changed = false;
             any |= !events.is_empty();
             for Event { kind, object } in events {
-                if kind == Kind::Error {
+                if kind == EventKind::Error {
                     // 410: the last resourceVersion is too old.
                     let code =
                         object["code"].as_u64().and_then(|code| StatusCode::from_u16(code.try_into().ok()?).ok());
@@ -97,9 +97,9 @@ async fn list_and_watch<C: Future<Output = Result<Client, Error>>>(
                 if let Some(seen) = object["metadata"]["resourceVersion"].as_str() {
                     seen.clone_into(&mut version);
                 }
-                let Some(name) = name(&object).filter(|_| kind != Kind::Bookmark) else { continue };
+                let Some(name) = name(&object).filter(|_| kind != EventKind::Bookmark) else { continue };
                 changed = true;
-                if kind == Kind::Deleted {
+                if kind == EventKind::Deleted {
                     objects.remove(&name);
                 } else {
                     objects.insert(name, object);
@@ -164,7 +164,7 @@ impl Watch {
 /// What an event of a watch is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub enum Kind {
+pub enum EventKind {
     Added,
     Modified,
     Deleted,
@@ -178,7 +178,7 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq, serde::Deserialize)]
 pub struct Event {
     #[serde(rename = "type")]
-    pub kind: Kind,
+    pub kind: EventKind,
     pub object: Value,
 }
 
@@ -229,7 +229,7 @@ mod tests {
                 seen.extend(events.push(&TWO.as_bytes()[pair[0]..pair[1]]).unwrap());
             }
             let kinds: Vec<_> = seen.iter().map(|event| event.kind).collect();
-            prop_assert_eq!(kinds, [Kind::Added, Kind::Bookmark]);
+            prop_assert_eq!(kinds, [EventKind::Added, EventKind::Bookmark]);
         }
 
         #[test]

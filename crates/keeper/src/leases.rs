@@ -3,7 +3,7 @@
 use crate::api::Api;
 use crate::slices::take_out;
 use crate::token::TokenFile;
-use crate::{Facts, Instance, jittered};
+use crate::{Facts, RepresentedInstance, jittered};
 use berth_cluster::client;
 use berth_cluster::lease::{self, Expiry, InstanceLease, RENEWAL, is_object_name};
 use berth_cluster::service::{self, Family, MANAGER};
@@ -113,7 +113,12 @@ impl Leases {
     }
 
     /// Whether it was renewed.
-    async fn renew(&mut self, instance: &Instance, facts: &Facts, list: &[(&Value, Option<InstanceLease>)]) -> bool {
+    async fn renew(
+        &mut self,
+        instance: &RepresentedInstance,
+        facts: &Facts,
+        list: &[(&Value, Option<InstanceLease>)],
+    ) -> bool {
         let name = lease::lease_name(&self.node, instance.id.as_str());
         if !is_object_name(&name) || instance.id.as_str().contains('.') {
             tracing::debug!(instance = %instance.id, "the name of its Lease would not be valid");

@@ -108,12 +108,12 @@ pub struct Facts {
     /// A relaying thread gives no sign of life.
     pub blocked: bool,
     /// The instances that it represents: its own, or those of a node shim that have no shim of their own.
-    pub instances: Vec<Instance>,
+    pub instances: Vec<RepresentedInstance>,
 }
 
 /// An instance that a shim represents.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Instance {
+pub struct RepresentedInstance {
     /// Its name on the node.
     pub id: InstanceId,
     pub address: SocketAddr,

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsRawFd;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Setting {
+pub enum InterfaceSetting {
     /// It is up, and has no other flag.
     Up,
     Address(Ipv4Addr),
@@ -15,15 +15,19 @@ pub enum Setting {
 }
 
 /// Sets something of an interface. Fails as the kernel does: `ENODEV`, `EPERM`.
-pub fn set(interface: &str, setting: Setting) -> io::Result<()> {
+pub fn set(interface: &str, setting: InterfaceSetting) -> io::Result<()> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
     let (what, ifr_ifru) = match setting {
-        Setting::Up => {
+        InterfaceSetting::Up => {
             let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or_default();
             (libc::SIOCSIFFLAGS, libc::__c_anonymous_ifr_ifru { ifru_flags: up })
         }
-        Setting::Address(address) => (libc::SIOCSIFADDR, libc::__c_anonymous_ifr_ifru { ifru_addr: sockaddr(address) }),
-        Setting::Netmask(mask) => (libc::SIOCSIFNETMASK, libc::__c_anonymous_ifr_ifru { ifru_netmask: sockaddr(mask) }),
+        InterfaceSetting::Address(address) => {
+            (libc::SIOCSIFADDR, libc::__c_anonymous_ifr_ifru { ifru_addr: sockaddr(address) })
+        }
+        InterfaceSetting::Netmask(mask) => {
+            (libc::SIOCSIFNETMASK, libc::__c_anonymous_ifr_ifru { ifru_netmask: sockaddr(mask) })
+        }
     };
     let mut ifr_name = [0; libc::IF_NAMESIZE];
     // The last byte stays the closing NUL.

@@ -37,7 +37,7 @@ pub struct Entry {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Process {
+pub struct NamedProcess {
     pub pid: i32,
     /// Its name, at most 15 bytes, without control characters.
     pub name: String,
@@ -71,17 +71,17 @@ pub fn sockets() -> io::Result<Vec<Entry>> {
 
 /// The first process found that has the socket with this inode. None if it is in another PID
 /// namespace or may not be inspected.
-pub fn process_of(inode: u64) -> Option<Process> {
+pub fn process_of(inode: u64) -> Option<NamedProcess> {
     processes_of(&HashSet::from([inode])).remove(&inode)
 }
 
 /// As [`process_of`], of many sockets: every open file of every process is read, but only once.
-pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, Process> {
+pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
     let mut found = HashMap::new();
     for process in all_processes().into_iter().flatten().flatten() {
         let mut named = None;
         for inode in sockets_of(&process).filter(|inode| inodes.contains(inode)) {
-            let named = named.get_or_insert_with(|| Process { pid: process.pid, name: name_of(&process) });
+            let named = named.get_or_insert_with(|| NamedProcess { pid: process.pid, name: name_of(&process) });
             found.entry(inode).or_insert_with(|| named.clone());
             if found.len() == inodes.len() {
                 return found;
@@ -124,7 +124,7 @@ pub fn describe(
     wanted: SocketAddr,
     our_uid: u32,
     entries: &[Entry],
-    process_of: impl Fn(u64) -> Option<Process>,
+    process_of: impl Fn(u64) -> Option<NamedProcess>,
 ) -> String {
     // A listener first, and of these the very address: a dual-stack guess must not hide it.
     let elsewhere = |entry: &Entry| entry.local.ip().to_canonical() != wanted.ip().to_canonical();
@@ -173,7 +173,7 @@ pub fn clashes(wanted: SocketAddr, other: SocketAddr) -> bool {
 }
 
 #[derive(Debug)]
-pub struct Owner(u32, Option<Process>);
+pub struct Owner(u32, Option<NamedProcess>);
 
 impl Owner {
     /// Of a socket with this inode, made with this effective uid.
@@ -186,7 +186,7 @@ impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "uid {}", self.0)?;
         match &self.1 {
-            Some(Process { pid, name }) => write!(f, " (pid {pid}, {name})"),
+            Some(NamedProcess { pid, name }) => write!(f, " (pid {pid}, {name})"),
             None if Uid::effective().is_root() => write!(f, " (in another process namespace)"),
             None => write!(f, " (process not readable from here)"),
         }
@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn explains_by_kind_of_holder() {
         let shown = |wanted: &str, entries: &[Entry]| {
-            let process = |inode| (inode == 7).then(|| Process { pid: 812, name: "kube-apiserver".into() });
+            let process = |inode| (inode == 7).then(|| NamedProcess { pid: 812, name: "kube-apiserver".into() });
             describe(address(wanted), 65534, entries, process)
         };
         assert_eq!(

@@ -258,7 +258,7 @@ fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netdevice::{self, Setting};
+    use crate::netdevice::{self, InterfaceSetting};
     use crate::own_namespace;
     use crate::socket::mark_listener;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -274,9 +274,9 @@ mod tests {
     /// Runs a test in a network namespace of its own, whose host has two addresses.
     fn in_a_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
         own_namespace::run(name, || {
-            netdevice::set("lo", Setting::Up).unwrap();
-            netdevice::set("lo:1", Setting::Address(NODE)).unwrap();
-            netdevice::set("lo:2", Setting::Address(NEIGHBOUR)).unwrap();
+            netdevice::set("lo", InterfaceSetting::Up).unwrap();
+            netdevice::set("lo:1", InterfaceSetting::Address(NODE)).unwrap();
+            netdevice::set("lo:2", InterfaceSetting::Address(NEIGHBOUR)).unwrap();
             test();
             Ok(())
         });

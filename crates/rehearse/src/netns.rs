@@ -2,7 +2,7 @@
 //! it from outside. And further ones, for nodes. The kernel removes each when no process is in it or holds it.
 
 use super::address;
-use berth_os::netdevice::{self, Setting};
+use berth_os::netdevice::{self, InterfaceSetting};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{getegid, geteuid, sethostname};
@@ -71,12 +71,12 @@ pub fn enter_as_root(address: Ipv4Addr) -> Result<(), Error> {
 /// An address on loopback is as good as one on a dummy or a veth, which not every kernel has: the kernel
 /// sends what goes to any address of its own by way of it.
 fn set_up(address: Ipv4Addr) -> io::Result<()> {
-    netdevice::set(LOOPBACK, Setting::Up)?;
-    netdevice::set(ALIAS, Setting::Address(address))?;
-    netdevice::set(ALIAS, Setting::Netmask(Ipv4Addr::BROADCAST))?;
+    netdevice::set(LOOPBACK, InterfaceSetting::Up)?;
+    netdevice::set(ALIAS, InterfaceSetting::Address(address))?;
+    netdevice::set(ALIAS, InterfaceSetting::Netmask(Ipv4Addr::BROADCAST))?;
     let [_, storm] = address::STORM;
-    netdevice::set(STORM_ALIAS, Setting::Address(Ipv4Addr::from_bits(storm.to_bits() + 1)))?;
-    netdevice::set(STORM_ALIAS, Setting::Netmask(Ipv4Addr::new(255, 255, 0, 0)))
+    netdevice::set(STORM_ALIAS, InterfaceSetting::Address(Ipv4Addr::from_bits(storm.to_bits() + 1)))?;
+    netdevice::set(STORM_ALIAS, InterfaceSetting::Netmask(Ipv4Addr::new(255, 255, 0, 0)))
 }
 
 /// A network namespace in addition to this process's own, whose host has a name of its own: kube-apiservers know one another

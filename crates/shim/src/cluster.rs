@@ -2,7 +2,7 @@
 
 use crate::backend::Table;
 use crate::metrics::Metrics;
-use berth_keeper::{Facts, Instance, Links};
+use berth_keeper::{Facts, Links, RepresentedInstance};
 use berth_node::ipc::wire::ClusterStatus;
 use berth_node::terms::{InstanceHealth, Phase};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Cluster {
     /// `any`: a node shim, which also represents the instances that have no shim of their own.
     pub(crate) fn publish(&self, phase: Phase, sibling: bool, blocked: bool, table: &Table, any: bool) {
         let spoken_for = table.instances.iter().filter(|instance| instance.own || (any && !instance.fallback));
-        let instances = spoken_for.map(|instance| Instance {
+        let instances = spoken_for.map(|instance| RepresentedInstance {
             id: instance.id.clone(),
             address: instance.address,
             ready: instance.health() == InstanceHealth::Ready,

@@ -229,7 +229,7 @@ pub fn record_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), Cl
     let directory = berth.instances();
     let _names = lock_names(&directory, LOCK_WAIT)?;
     let path = path_of(berth, id);
-    let Ok(Some(found)) = Found::open(berth, id, &path) else { return Ok(()) };
+    let Ok(Some(found)) = RecordFile::open(berth, id, &path) else { return Ok(()) };
     let alive = is_locked(&found.file).map_err(failed("lock", &path))?;
     let Ok(mut record) = found.content else { return Ok(()) };
     if alive {
@@ -284,7 +284,7 @@ fn prune_names(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
 }
 
 fn is_long_dead(berth: &BerthDir, path: &Path, id: &InstanceId, now: SystemTime) -> bool {
-    let Ok(Some(found)) = Found::open(berth, id, path) else { return false };
+    let Ok(Some(found)) = RecordFile::open(berth, id, path) else { return false };
     let Ok(meta) = found.file.metadata() else { return false };
     let since = meta.modified().ok().filter(|_| meta.mode() & 0o777 == DEAD_MODE);
     let long = since.and_then(|since| now.duration_since(since).ok()).is_some_and(|dead| dead > KEEP_DEAD);
@@ -294,7 +294,7 @@ fn is_long_dead(berth: &BerthDir, path: &Path, id: &InstanceId, now: SystemTime)
 /// The address in an earlier record of that ID, if it is dead and readable.
 fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<SocketAddr>, ClaimError> {
     // What cannot be opened as a record (a link, another user's file) is replaced.
-    let Ok(Some(found)) = Found::open(berth, id, path) else { return Ok(None) };
+    let Ok(Some(found)) = RecordFile::open(berth, id, path) else { return Ok(None) };
     // A locked file is alive, whatever its content: maybe a later berth wrote it.
     if is_locked(&found.file).map_err(failed("lock", path))? {
         let pid = found.content.ok().and_then(|record| record.pid);
@@ -305,7 +305,7 @@ fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Soc
 
 /// A record and whether its process lives. None: it is gone. The error is why it is ignored.
 fn inspect(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<(HeldRecord, bool)>, String> {
-    let Some(found) = Found::open(berth, id, path)? else { return Ok(None) };
+    let Some(found) = RecordFile::open(berth, id, path)? else { return Ok(None) };
     let alive = is_locked(&found.file).map_err(|error| format!("its lock cannot be tested: {error}"))?;
     if !alive {
         mark_dead(&found.file);
@@ -314,9 +314,9 @@ fn inspect(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<(Hel
 }
 
 /// A file that is named as a record.
-type Found = file::Opened<Record>;
+type RecordFile = file::Opened<Record>;
 
-impl Found {
+impl RecordFile {
     /// None: there is none. The error is why it is ignored.
     fn open(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Self>, String> {
         file::read(berth, path, |bytes| Record::parse(bytes, id))

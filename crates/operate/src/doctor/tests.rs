@@ -7,7 +7,7 @@ use crate::grant::files;
 use crate::manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
 use berth_cluster::account::Claims;
 use berth_node::registry;
-use berth_os::proc_net::{Entry, Process};
+use berth_os::proc_net::{Entry, NamedProcess};
 use berth_shim::config::DirectMode;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -448,7 +448,7 @@ fn a_shim_that_cannot_steer_is_found() {
 fn holding(local: &str, uid: u32, name: &str) -> HeldPort {
     let remote = "0.0.0.0:0".parse().unwrap();
     let entry = Entry { local: local.parse().unwrap(), remote, state: 0x0a, uid, inode: 7 };
-    HeldPort { entry, process: Some(Process { pid: 812, name: name.into() }) }
+    HeldPort { entry, process: Some(NamedProcess { pid: 812, name: name.into() }) }
 }
 
 fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 /// One instance, as the relay sees it.
 #[derive(Debug, Clone)]
-pub struct Instance {
+pub struct BackendInstance {
     pub id: InstanceId,
     pub address: SocketAddr,
     pub own: bool,
@@ -46,7 +46,7 @@ pub struct Instance {
     pub version: Option<Arc<str>>,
 }
 
-impl Instance {
+impl BackendInstance {
     pub fn health(&self) -> InstanceHealth {
         self.tracker.health()
     }
@@ -60,15 +60,15 @@ impl Instance {
 #[derive(Debug, Clone, Default)]
 pub struct Table {
     /// The own instance first, then the siblings' in the order in which they came.
-    pub instances: Vec<Instance>,
+    pub instances: Vec<BackendInstance>,
 }
 
 impl Table {
     /// The instance that a new connection goes to: the own one if it is ready, else a ready sibling's, else (fail open)
     /// one that was ready and never refused since, one that is stuck last. `usable` leaves out those that the connection has tried.
-    pub fn pick(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
+    pub fn pick(&self, usable: impl Fn(&BackendInstance) -> bool) -> Option<&BackendInstance> {
         let with = |health, stands_still| {
-            let is_fit = |i: &&Instance| i.health() == health && i.stands_still == stands_still && usable(i);
+            let is_fit = |i: &&BackendInstance| i.health() == health && i.stands_still == stands_still && usable(i);
             let mut fit = self.instances.iter().filter(is_fit);
             fit.clone().find(|i| !i.fallback).or_else(|| fit.next())
         };
@@ -79,12 +79,12 @@ impl Table {
     /// The instance that a new connection goes to while the shim leaves: a ready sibling's before the
     /// own one, which may have got its SIGTERM with the shim's and still pass its probe. A TLS handshake
     /// that it finishes now may well be one whose request it ends without an answer.
-    pub fn pick_leaving(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
+    pub fn pick_leaving(&self, usable: impl Fn(&BackendInstance) -> bool) -> Option<&BackendInstance> {
         let sibling = self.instances.iter().find(|i| !i.own && i.health() == InstanceHealth::Ready && usable(i));
         sibling.or_else(|| self.pick(usable))
     }
 
-    pub fn own(&self) -> Option<&Instance> {
+    pub fn own(&self) -> Option<&BackendInstance> {
         self.instances.iter().find(|i| i.own)
     }
 }
@@ -119,7 +119,7 @@ impl TableWriter {
             return None;
         }
         let epoch = self.take_epoch();
-        let instance = Instance {
+        let instance = BackendInstance {
             id: id.clone(),
             address,
             own,
@@ -199,7 +199,7 @@ impl TableWriter {
         });
     }
 
-    pub(crate) fn find(&self, id: &InstanceId) -> Option<Instance> {
+    pub(crate) fn find(&self, id: &InstanceId) -> Option<BackendInstance> {
         self.table.borrow().instances.iter().find(|i| i.id == *id).cloned()
     }
 
@@ -211,7 +211,7 @@ impl TableWriter {
     }
 
     /// Changes an instance. Receivers are woken if `change` returns true.
-    fn update(&self, id: &InstanceId, change: impl FnOnce(&mut Instance) -> bool) {
+    fn update(&self, id: &InstanceId, change: impl FnOnce(&mut BackendInstance) -> bool) {
         self.table.send_if_modified(|table| {
             Arc::make_mut(table).instances.iter_mut().find(|i| i.id == *id).is_some_and(change)
         });

@@ -30,7 +30,7 @@ use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use storm::{Change, Storm};
+use storm::{Change, StormDetector};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
@@ -93,7 +93,7 @@ pub struct Gate {
 struct State {
     /// By the epoch of the instance.
     instances: HashMap<u64, InstanceGate>,
-    storm: Storm,
+    storm: StormDetector,
 }
 
 /// The gate before one instance.

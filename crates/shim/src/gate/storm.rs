@@ -41,7 +41,7 @@ impl StormSummary {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Storm {
+pub(super) struct StormDetector {
     /// While clients wait.
     summary: Option<StormSummary>,
     /// When it was detected.
@@ -57,7 +57,7 @@ pub(super) enum Change {
     Ended(Duration, StormSummary),
 }
 
-impl Storm {
+impl StormDetector {
     /// A client has to wait; the queue has this length with it.
     pub(super) fn wait(&mut self, source: Source, queue: usize) {
         let summary = self.summary.get_or_insert_default();
@@ -107,7 +107,7 @@ mod tests {
     fn a_storm_begins_and_ends_once() {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
-        let mut storm = Storm::default();
+        let mut storm = StormDetector::default();
         for number in [1, 1, 1, 2, 3, 3] {
             storm.wait(source(number), 6);
         }
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn many_sources_are_counted_as_far_as_there_is_room() {
-        let mut storm = Storm::default();
+        let mut storm = StormDetector::default();
         for number in 0..3 * COUNTED as u32 {
             storm.wait(Source::of(std::net::Ipv4Addr::from(number).into()), 1);
         }

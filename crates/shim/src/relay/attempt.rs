@@ -14,7 +14,7 @@ use super::source::Source;
 use super::waiting::{HoldWait, TurnWait, sends_something};
 use super::{Context, Outcome};
 use crate::backend::standstill::Handshake;
-use crate::backend::{Instance, Table};
+use crate::backend::{BackendInstance, Table};
 use crate::gate::HandshakeSlot;
 use berth_node::instance::InstanceId;
 use berth_node::terms::{InstanceHealth, Speedup};
@@ -87,11 +87,11 @@ enum AttemptResult {
 struct Tried(Vec<(u64, u8)>);
 
 impl Tried {
-    fn allows(&self, instance: &Instance) -> bool {
+    fn allows(&self, instance: &BackendInstance) -> bool {
         self.attempts(instance.epoch) < ATTEMPTS
     }
 
-    fn refused(&self, instance: &Instance) -> bool {
+    fn refused(&self, instance: &BackendInstance) -> bool {
         self.attempts(instance.epoch) > ATTEMPTS
     }
 
@@ -243,15 +243,15 @@ async fn stuck(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Trie
     }
 }
 
-fn pick<'table>(table: &'table Table, leaving: bool, tried: &Tried) -> Option<&'table Instance> {
-    let usable = |instance: &Instance| tried.allows(instance);
+fn pick<'table>(table: &'table Table, leaving: bool, tried: &Tried) -> Option<&'table BackendInstance> {
+    let usable = |instance: &BackendInstance| tried.allows(instance);
     if leaving { table.pick_leaving(usable) } else { table.pick(usable) }
 }
 
 /// Whether the own instance is ramping up and has no slot for this client, and another is well.
-fn is_ramping(context: &Context, table: &Table, own: &Instance, client: SocketAddr) -> bool {
+fn is_ramping(context: &Context, table: &Table, own: &BackendInstance, client: SocketAddr) -> bool {
     let mut others = table.instances.iter().filter(|other| !other.own);
-    let gate = context.gate.as_ref().filter(|_| own.own && others.any(Instance::is_well));
+    let gate = context.gate.as_ref().filter(|_| own.own && others.any(BackendInstance::is_well));
     gate.is_some_and(|gate| gate.is_ramping(own.epoch, client.ip()))
 }
 
@@ -278,7 +278,7 @@ async fn choice_changed(
 /// One attempt at an instance, up to its first byte or its end. If it is dropped, its connection is reset.
 async fn attempt(
     context: &Context,
-    instance: &Instance,
+    instance: &BackendInstance,
     client: &mut TcpStream,
     peer: SocketAddr,
     kept: &mut ReplayBuffer,

@@ -16,7 +16,7 @@ mod replay_buffer;
 pub mod source;
 mod waiting;
 
-use crate::backend::{Instance, Table};
+use crate::backend::{BackendInstance, Table};
 use crate::gate::Gate;
 use crate::metrics::WorkerStats;
 use abort::AbortOnDrop;
@@ -109,7 +109,7 @@ pub struct Context {
 }
 
 impl Context {
-    fn report_refused(&self, instance: &Instance) {
+    fn report_refused(&self, instance: &BackendInstance) {
         // The receiver is gone when the shim ends.
         let _ = self.refusals.send(Refusal { id: instance.id.clone(), epoch: instance.epoch });
     }

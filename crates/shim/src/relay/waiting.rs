@@ -2,7 +2,7 @@
 
 use super::replay_buffer::ReplayBuffer;
 use super::{Context, Outcome};
-use crate::backend::Instance;
+use crate::backend::BackendInstance;
 use crate::gate::{Entry, HandshakeSlot, Refused};
 use berth_os::socket;
 use std::future::poll_fn;
@@ -28,7 +28,7 @@ impl TurnWait {
     pub(super) async fn wait(
         &mut self,
         context: &Context,
-        to: &Instance,
+        to: &BackendInstance,
         client: &mut TcpStream,
         peer: SocketAddr,
         kept: &mut ReplayBuffer,

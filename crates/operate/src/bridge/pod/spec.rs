@@ -16,7 +16,7 @@ const NODES: [&str; 2] = ["network", "uts"];
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
-    process: Process,
+    process: ProcessSpec,
     root: Root,
     #[serde(default)]
     pub mounts: Vec<Mount>,
@@ -26,7 +26,7 @@ pub struct Spec {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Process {
+struct ProcessSpec {
     #[serde(default)]
     terminal: bool,
     args: Vec<String>,

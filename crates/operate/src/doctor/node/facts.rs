@@ -88,7 +88,7 @@ pub struct LiveShim {
 pub struct HeldPort {
     pub entry: Entry,
     /// The process, if it can be seen.
-    pub process: Option<proc_net::Process>,
+    pub process: Option<proc_net::NamedProcess>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

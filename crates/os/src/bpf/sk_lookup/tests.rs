@@ -177,7 +177,7 @@ fn at(address: &str) -> SocketAddrV4 {
 fn a_listener_is_found_by_its_address_and_no_other_is() {
     in_a_namespace("a_listener_is_found_by_its_address_and_no_other_is", || {
         // No command does it: a child has duplicates of other tests' listeners until execve.
-        let up = || netdevice::set("lo", netdevice::Setting::Up).unwrap();
+        let up = || netdevice::set("lo", netdevice::InterfaceSetting::Up).unwrap();
         up();
         let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap();
         steerer.steer_until(Duration::MAX);
