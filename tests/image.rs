@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use support::net::{connect, free_address};
-use support::process::{Running, said};
+use support::process::{Running, output_of};
 use support::{eventually, tls};
 use tempfile::TempDir;
 
@@ -168,7 +168,7 @@ fn wrong_arguments_exit_with_64() {
     for script in ["image", "release"] {
         for args in [&["--nonsense"][..], &["--output"], &["--output", ""], &["--check", "--verify"]] {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("scripts/{script}.sh"));
-            let (status, out, errors) = said(Command::new(path).args(args));
+            let (status, out, errors) = output_of(Command::new(path).args(args));
             assert!(status == Some(64) && out.is_empty() && errors.starts_with(script), "{script} {args:?}: {errors}");
         }
     }
@@ -202,7 +202,7 @@ impl Pod {
         let config = parsed(&bundle.join("config.json"));
         let root: Vec<_> = fs::read_dir(bundle.join("rootfs")).unwrap().map(|file| file.unwrap().file_name()).collect();
         assert_eq!(root, ["berth"]);
-        let (status, ..) = said(Command::new(bundle.join("rootfs/berth")).arg("rehearse"));
+        let (status, ..) = output_of(Command::new(bundle.join("rootfs/berth")).arg("rehearse"));
         assert_eq!(status, Some(64), "the image has berth rehearse");
         Self { temp, config, volumes: Vec::new(), env: Vec::new(), uid: UID, capabilities: Vec::new() }
     }
@@ -276,7 +276,7 @@ impl Container {
     /// Exit status, output and errors of berth in this container, as an exec probe runs it.
     #[track_caller]
     fn exec(&self, args: &[&str]) -> (Option<i32>, String, String) {
-        said(runc(&self.state).args(["exec", &self.name, "/berth"]).args(args).stdin(Stdio::null()))
+        output_of(runc(&self.state).args(["exec", &self.name, "/berth"]).args(args).stdin(Stdio::null()))
     }
 
     /// A line of /proc/PID/status of its first process.

@@ -2,7 +2,7 @@
 //! the kubeconfig that is written, every other is refused, and revoking ends the token.
 
 use crate::support::net::fresh_ip;
-use crate::support::process::{Running, berth, said};
+use crate::support::process::{Running, berth, output_of};
 use berth_cluster::account::{account_name, token_path, token_request};
 use berth_cluster::kubeconfig::Token;
 use berth_cluster::lease::{InstanceLease, LEASES, lease_path};
@@ -37,7 +37,8 @@ pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     let file = temp.path().join("cluster/kubeconfig");
     // Another node first: its names stay.
     for node in ["cp-2", NODE, NODE] {
-        let (status, out, err) = said(cluster.berth(&["grant", "--json", "--node", node]).arg("--write").arg(&file));
+        let (status, out, err) =
+            output_of(cluster.berth(&["grant", "--json", "--node", node]).arg("--write").arg(&file));
         if status != Some(0) {
             return Err(format!("grant {node}: {status:?}: {out}{err}").into());
         }
@@ -176,7 +177,7 @@ impl Cluster {
 
     /// What ends a token, and what stays.
     fn revoke(&self, runtime: &tokio::runtime::Runtime, shim: &Client, admin: &Client) -> Result<(), Failed> {
-        let (status, out, err) = said(&mut self.berth(&["grant", "--revoke", "--json", "--node", NODE]));
+        let (status, out, err) = output_of(&mut self.berth(&["grant", "--revoke", "--json", "--node", NODE]));
         let revoked: Value = serde_json::from_str(&out)?;
         assert_eq!((status, revoked["deleted"].as_array().map(Vec::len)), (Some(0), Some(4)), "{out}{err}");
         let began = Instant::now();
@@ -188,7 +189,7 @@ impl Cluster {
         let role = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles/berth";
         let role = runtime.block_on(admin.get(role)).map_err(|error| error.to_string())?.to_string();
         assert!(role.contains("berth-cp-1-ipv4") && role.contains("berth-cp-2-ipv6"), "{role}");
-        let (status, out, _) = said(&mut self.berth(&["grant", "--revoke", "--node", NODE]));
+        let (status, out, _) = output_of(&mut self.berth(&["grant", "--revoke", "--node", NODE]));
         assert_eq!((status, out.as_str()), (Some(0), "cp-1: there was nothing to delete\n"));
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The lock of `berth upgrade`, with a real kube-apiserver.
 
 use crate::grant::Cluster;
-use crate::support::process::said;
+use crate::support::process::output_of;
 use berth_cluster::Client;
 use berth_cluster::client::found;
 use berth_operate::upgrade::lock::{Claim, Holder, Lock, LockError, PATH};
@@ -30,7 +30,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     let (first, second, say) = (lock(&client, "cp-1", false), lock(&client, "cp-2", false), Progress::default());
     let held = || runtime.block_on(client.get(PATH)).map(|lease| Holder::parse(&lease));
     let status = || {
-        let (status, out, err) = said(&mut cluster.berth(&["status", "--cluster", "--json"]));
+        let (status, out, err) = output_of(&mut cluster.berth(&["status", "--cluster", "--json"]));
         assert_eq!(status, Some(0), "{err}");
         serde_json::from_str::<Value>(&out)
     };

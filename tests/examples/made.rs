@@ -1,6 +1,6 @@
 //! Manifests that a command makes: each names the command.
 
-use crate::support::process::{berth, said};
+use crate::support::process::{berth, output_of};
 use crate::{example, examples, need, root};
 use libtest_mimic::{Completion, Failed};
 
@@ -15,7 +15,7 @@ pub(crate) fn made_manifests_are_what_their_command_makes() -> Result<Completion
     for name in examples(".yaml") {
         let text = example(&name);
         let Some(command) = text.lines().find_map(|line| line.strip_prefix(MADE_BY)) else { continue };
-        let (status, out, err) = said(berth(command.split_whitespace()).current_dir(root()));
+        let (status, out, err) = output_of(berth(command.split_whitespace()).current_dir(root()));
         assert_eq!(status, Some(0), "{name}: berth {command}: {err}");
         assert_eq!(body(&out), body(&text), "{name} is not what `berth {command}` makes");
         made += 1;
@@ -33,7 +33,7 @@ pub(crate) fn doctor_finds_nothing() -> Result<Completion, Failed> {
     let healthy: Vec<_> = examples(".yaml").into_iter().filter(healthy).collect();
     assert!(healthy.len() >= 4, "{healthy:?}");
     for name in healthy {
-        let (status, out, err) = said(berth(["doctor"]).arg(root().join("examples").join(&name)));
+        let (status, out, err) = output_of(berth(["doctor"]).arg(root().join("examples").join(&name)));
         assert!(status == Some(0) && out.contains("no error and no warning"), "{name}: {out}{err}");
     }
     Ok(Completion::Completed)
@@ -54,7 +54,7 @@ pub(crate) fn a_direct_path_is_two_capabilities() -> Result<Completion, Failed> 
     write(&shim, "daemonset.yaml", &example("node-shim/daemonset.yaml"))?;
     let made = |components: &str| {
         write(&shim, "kustomization.yaml", &format!("resources: [daemonset.yaml]\n{components}")).unwrap();
-        let (status, out, err) = said(std::process::Command::new(&kubectl).arg("kustomize").arg(&shim));
+        let (status, out, err) = output_of(std::process::Command::new(&kubectl).arg("kustomize").arg(&shim));
         assert_eq!(status, Some(0), "{err}");
         out.lines().map(str::to_owned).collect::<Vec<_>>()
     };

@@ -5,7 +5,7 @@
 use crate::support::eventually;
 use crate::support::load::{Load, Record, connect, failed};
 use crate::support::net::{fresh_ip, listening, queued_at};
-use crate::support::process::{Running, berth, said};
+use crate::support::process::{Running, berth, output_of};
 use crate::{need, no_namespace, root};
 use berth_rehearse::log::Recorder;
 use berth_rehearse::netns;
@@ -300,7 +300,7 @@ impl NewPod {
     /// Returns when the shim has left the port.
     fn drain(&self, node: &Node) {
         let mut command = berth(["drain", "--wait", "--instance", "new"]);
-        let (status, out, err) = said(command.arg("--run-dir").arg(node.dir.path().join("run")));
+        let (status, out, err) = output_of(command.arg("--run-dir").arg(node.dir.path().join("run")));
         assert_eq!(status, Some(0), "{out}{err}");
     }
 

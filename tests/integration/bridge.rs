@@ -1,7 +1,7 @@
 //! `berth bridge`, on a node in a network namespace of its own, whose kube-apiserver is a simulated apiserver that knows nothing of berth.
 
 use crate::support::load::{Load, Record};
-use crate::support::process::{Running, berth, gone, said};
+use crate::support::process::{Running, berth, gone, output_of};
 use crate::support::stopped::Stopped;
 use crate::support::{eventually, skipped};
 use berth_os::process::ProcessAttributes;
@@ -240,7 +240,7 @@ done"#
     }
 
     fn status(&self) -> Value {
-        let (status, out, err) = said(self.part("status").arg("--json"));
+        let (status, out, err) = output_of(self.part("status").arg("--json"));
         assert_eq!(status, Some(0), "{err}");
         serde_json::from_str(&out).unwrap()
     }
@@ -251,7 +251,7 @@ done"#
     }
 
     fn asked_daemon(&self) -> Option<u32> {
-        let (_, out, _) = said(self.part("status").arg("--json"));
+        let (_, out, _) = output_of(self.part("status").arg("--json"));
         serde_json::from_str::<Value>(&out).ok()?["pid"].as_u64()?.try_into().ok()
     }
 
@@ -327,7 +327,7 @@ type Attempt = std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send>
 
 impl Drop for Node {
     fn drop(&mut self) {
-        let (_, status, _) = said(self.part("status").arg("--json"));
+        let (_, status, _) = output_of(self.part("status").arg("--json"));
         if let Ok(Value::Number(pid)) = serde_json::from_str(&status).map(|mut status: Value| status["pid"].take()) {
             let _ = kill(Pid::from_raw(pid.as_i64().unwrap().try_into().unwrap()), Signal::SIGKILL);
         }
@@ -337,7 +337,7 @@ impl Drop for Node {
 
 impl Node {
     fn is_on(&self) -> bool {
-        said(&mut self.part("status")).0 == Some(0)
+        output_of(&mut self.part("status")).0 == Some(0)
     }
 }
 
@@ -373,7 +373,7 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
             format!("echo runs; read -r line < {}; sh {}", node.path("go").display(), node.path("restart").display());
         let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
         bridge.logs("may be replaced now");
-        bridge.says("runs");
+        bridge.prints("runs");
         load.more(150);
         let steered = node.status();
         assert_eq!(steered["steering"], true);
@@ -461,7 +461,7 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
         let is_open = || kept.peek(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
         bridge.logs("the bridge has ended, and relays");
         assert!(is_open() && !node.is_on());
-        let (code, _, err) = said(node.part("end").arg("--now"));
+        let (code, _, err) = output_of(node.part("end").arg("--now"));
         assert_eq!(code, Some(0), "{err}");
         gone(daemon);
         assert!(!is_open());
@@ -494,7 +494,7 @@ fn a_bridge_that_decides_nothing_any_more_steers_no_more() {
 #[test]
 fn the_temporary_instance_runs_as_the_running_one() {
     on_a_node(|node| {
-        let (status, _, err) = said(node.start_bridge().arg("--admin=127.0.0.1:9444"));
+        let (status, _, err) = output_of(node.start_bridge().arg("--admin=127.0.0.1:9444"));
         assert_eq!(status, Some(0), "{err}");
         let mut metrics = String::new();
         let mut scrape = std::net::TcpStream::connect("127.0.0.1:9444").unwrap();
@@ -531,13 +531,13 @@ fn the_temporary_instance_runs_as_the_running_one() {
         }
 
         // One is enough, and COMMAND runs under it too.
-        let (status, _, err) = said(&mut node.fast_bridge("", &["true"]));
+        let (status, _, err) = output_of(&mut node.fast_bridge("", &["true"]));
         assert!(status == Some(69) && err.contains("another bridge is on"), "{err}");
-        let (code, _, err) = said(node.part("end").arg("--json"));
+        let (code, _, err) = output_of(node.part("end").arg("--json"));
         let told: Vec<Value> = err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert!(code == Some(0) && told.last().unwrap()["outcome"] == "done", "{err}");
         gone(pid.try_into().unwrap());
-        let (status, _, err) = said(&mut node.part("end"));
+        let (status, _, err) = output_of(&mut node.part("end"));
         assert!(status == Some(69) && err.contains("there is no bridge"), "{err}");
     });
 }
@@ -546,7 +546,7 @@ fn the_temporary_instance_runs_as_the_running_one() {
 #[test]
 fn the_kernel_ends_pods_before_the_bridge_where_memory_is_missing() {
     on_a_node(|node| {
-        let (status, _, err) = said(&mut node.start_bridge());
+        let (status, _, err) = output_of(&mut node.start_bridge());
         assert_eq!(status, Some(0), "{err}");
         let temporary = node.status()["temporary"]["pid"].as_i64().unwrap();
         let score = |pid: i64| ProcessAttributes::of(pid.try_into().unwrap()).unwrap().oom_score_adj;
@@ -567,7 +567,7 @@ fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
         let read = |name: &str| std::fs::read_to_string(node.path("bridge").join(name)).unwrap_or_default();
         let names = ["bridge.log", "kube-apiserver.log"];
         let failed = names.map(|name| format!("{name}.failed"));
-        let (status, _, err) = said(&mut node.start_bridge());
+        let (status, _, err) = output_of(&mut node.start_bridge());
         assert_eq!(status, Some(0), "{err}");
         let last = "the last line\n";
         for name in names {
@@ -602,7 +602,7 @@ fn one_that_does_not_get_ready_is_reported_while_command_runs() {
         bridge.logs("the node's own kube-apiserver has not been ready for 30s");
         let status = node.status();
         assert_eq!((&status["command"], &status["own"]["late"]), (&true.into(), &true.into()), "{status}");
-        let (_, out, _) = said(&mut node.part("status"));
+        let (_, out, _) = output_of(&mut node.part("status"));
         assert!(out.contains("not ready: "), "{out}");
         std::fs::write(node.path("go"), "\n").unwrap();
         assert!(bridge.ended().success(), "{}", bridge.log());
@@ -639,7 +639,7 @@ fn a_node_that_advertises_ipv6_is_bridged_by_that() {
 
 /// The node's own is asked at its address of IPv6, and that is the one that the temporary one advertises.
 fn bridged_by_ipv6(node: &Node) {
-    let (code, plan, err) = said(&mut node.bridge("--dry-run", &["true"]));
+    let (code, plan, err) = output_of(&mut node.bridge("--dry-run", &["true"]));
     assert_eq!(code, Some(0), "{err}");
     for part in ["--advertise-address=fd77::1 ", "kube-apiserver is ready at [fd77::1]:6443 "] {
         assert!(plan.contains(part), "{part} is not in {plan}");
@@ -670,7 +670,7 @@ fn a_node_on_the_direct_path_is_bridged() {
         let ask = || (0..10).for_each(|_| block_on(attempt([127, 0, 0, 1].into())).unwrap());
         let steered = || node.status()["connections_steered"].as_u64().unwrap();
         let first = shim();
-        let (code, _, err) = said(&mut node.start_bridge());
+        let (code, _, err) = output_of(&mut node.start_bridge());
         assert_eq!(code, Some(0), "{err}");
         ask();
         assert_eq!(steered(), 10);
@@ -679,7 +679,7 @@ fn a_node_on_the_direct_path_is_bridged() {
         let _next = shim();
         ask();
         assert_eq!(steered(), 20);
-        let (code, _, err) = said(&mut node.part("end"));
+        let (code, _, err) = output_of(&mut node.part("end"));
         assert_eq!(code, Some(0), "{err}");
         ask();
     });
@@ -698,7 +698,7 @@ fn a_command_that_fails_leaves_clients_on_the_bridge() {
         assert_eq!((&status["steering"], &status["step"]), (&true.into(), &"hold".into()));
         assert!(status["trouble"].as_str().unwrap().contains("exit status: 7"), "{status}");
         load.more(50);
-        let (code, _, err) = said(&mut node.part("end"));
+        let (code, _, err) = output_of(&mut node.part("end"));
         assert_eq!(code, Some(0), "{err}");
         load.more(50);
         none_lost(load);
@@ -710,7 +710,7 @@ fn what_the_temporary_instance_logs_is_shown_where_it_does_not_start() {
     on_a_node(|node| {
         // Where it would write its audit log, there is a directory.
         std::fs::create_dir(node.path("audit-bridge.log")).unwrap();
-        let (status, _, err) = said(&mut node.fast_bridge("", &["true"]));
+        let (status, _, err) = output_of(&mut node.fast_bridge("", &["true"]));
         assert_eq!(status, Some(69), "{err}");
         assert!(
             err.contains("ended 3 times before it was ready") && err.contains("last lines of the temporary"),
@@ -727,7 +727,7 @@ fn a_command_that_fails_can_end_the_bridge() {
         let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", "exit 7"]));
         assert_eq!(bridge.ended().code(), Some(7), "{}", bridge.log());
         let daemon = node.daemon();
-        let (code, _, err) = said(node.part("end").arg("--now"));
+        let (code, _, err) = output_of(node.part("end").arg("--now"));
         assert!(code == Some(0) && !err.contains("clients stay"), "{err}");
         gone(daemon);
         let mut bridge = Running::start(&mut node.bridge("--on-failure=end", &["sh", "-c", "exit 7"]));
@@ -760,14 +760,14 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
         bridge.logs("nothing listens on its port");
         // It may be replaced once, before COMMAND, and not when it has not come back.
         assert_eq!(bridge.log().matches("may be replaced now").count(), 1, "{}", bridge.log());
-        let (code, _, err) = said(&mut node.part("end"));
+        let (code, _, err) = output_of(&mut node.part("end"));
         assert!(code == Some(75) && err.contains("clients stay on the bridge"), "{err}");
         assert!(!err.contains("may be replaced now") && err.contains("fix it, then `berth bridge end`"), "{err}");
         // Fixed by the operator.
         node.start_own();
         eventually("it is ready", || (node.status()["own"]["ready"] == true).then_some(()));
         eventually("it stays so for as long as it must, within its time", || {
-            let (code, _, err) = said(&mut node.part("end"));
+            let (code, _, err) = output_of(&mut node.part("end"));
             assert!(matches!(code, Some(0 | 75)), "{err}");
             (code == Some(0)).then_some(())
         });
@@ -783,7 +783,7 @@ fn the_end_of_the_callers_session_does_not_end_it() {
         // COMMAND goes on until it is killed.
         let mut command = node.bridge("", &["sh", "-c", "echo runs; while :; do read -r line || sleep 1000; done"]);
         let mut bridge = Running::start(command.process_group(0).stdin(Stdio::null()));
-        bridge.says("runs");
+        bridge.prints("runs");
         let daemon = Pid::from_raw(node.daemon().try_into().unwrap());
         assert_eq!(getsid(Some(daemon)).unwrap(), daemon, "it has a session of its own");
         killpg(bridge.pid(), Signal::SIGKILL).unwrap();
@@ -794,7 +794,7 @@ fn the_end_of_the_callers_session_does_not_end_it() {
         assert!(status["trouble"].as_str().unwrap().contains("went away"), "{status}");
         assert_eq!(status["steering"], true);
         load.more(50);
-        let (code, _, err) = said(&mut node.part("end"));
+        let (code, _, err) = output_of(&mut node.part("end"));
         assert_eq!(code, Some(0), "{err}");
         none_lost(load);
     });
@@ -812,7 +812,7 @@ fn a_caller_that_ends_before_command_leaves_no_bridge() {
             bridge.ended();
             // On a machine that stood still COMMAND may have begun by then: that is another case.
             if bridge.log().contains("may be replaced now") {
-                said(node.part("end").arg("--now"));
+                output_of(node.part("end").arg("--now"));
                 gone(daemon);
                 continue;
             }
@@ -830,7 +830,7 @@ fn a_temporary_instance_that_is_killed_is_replaced() {
         nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let mut bridge =
             Running::start(node.bridge("", &["sh", "-c", "echo runs; read -r line < go"]).current_dir(&node.dir));
-        bridge.says("runs");
+        bridge.prints("runs");
         let load = node.load();
         load.more(50);
         let temporary = |node: &Node| node.status()["temporary"].clone();
@@ -865,7 +865,7 @@ fn what_a_daemon_that_was_killed_left_is_removed_by_the_end() {
         return skipped(&error.to_string());
     }
     let temp = tempfile::tempdir().unwrap();
-    let (code, _, err) = said(berth(["bridge", "end", "--state-dir"]).arg(temp.path()));
+    let (code, _, err) = output_of(berth(["bridge", "end", "--state-dir"]).arg(temp.path()));
     assert!(code == Some(69) && err.contains("there is no bridge"), "{err}");
     assert!(!left.exists());
 }
@@ -919,7 +919,7 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
     });
     bridge.logs(said_at);
     if said_at == "may be replaced now" {
-        bridge.says("runs");
+        bridge.prints("runs");
     }
     let _ = kill(Pid::from_raw(daemon.try_into().unwrap()), Signal::SIGKILL);
     gone(daemon);
@@ -948,7 +948,7 @@ fn all_that_is_missing_is_reported_at_once() {
             "--",
             "true",
         ]);
-        let (code, _, err) = said(&mut command);
+        let (code, _, err) = output_of(&mut command);
         assert!(code == Some(64) && err.contains("--port 7000"), "{err}");
         let mut command = berth(["bridge", "--probe=tcp", "--state-dir"]);
         command.arg(node.path("bridge")).args([
@@ -958,7 +958,7 @@ fn all_that_is_missing_is_reported_at_once() {
             "--",
             "true",
         ]);
-        let (code, _, err) = said(&mut command);
+        let (code, _, err) = output_of(&mut command);
         assert_eq!(code, Some(69), "{err}");
         for part in
             ["10.77.0.1:7000 is listened on by", "bind it to 0.0.0.0", "--port 6443 is not free", "nothing was changed"]
@@ -966,31 +966,31 @@ fn all_that_is_missing_is_reported_at_once() {
             assert!(err.contains(part), "{part} is not in {err}");
         }
         drop(elsewhere);
-        let (code, _, err) = said(&mut command);
+        let (code, _, err) = output_of(&mut command);
         assert!(code == Some(69) && err.contains("nothing listens on port 7000"), "{err}");
         // The probe's credentials are tried before.
         let mut command = berth(["bridge", "--probe-timeout=10s", "--probe-server-name=other", "--probe-ca"]);
         command.arg(&node.certs.ca_file).args(["--command", &node.own(), "--state-dir"]).arg(node.path("bridge"));
-        let (code, _, err) = said(command.args(["--", "true"]));
+        let (code, _, err) = output_of(command.args(["--", "true"]));
         assert!(code == Some(69) && err.contains("--probe-server-name"), "{err}");
-        let (code, out, err) = said(&mut node.bridge("--dry-run", &["sh", "restart", "kube-apiserver"]));
+        let (code, out, err) = output_of(&mut node.bridge("--dry-run", &["sh", "restart", "kube-apiserver"]));
         assert_eq!(code, Some(0), "{err}");
         assert!(
             out.contains("run sh restart kube-apiserver") && out.contains("--endpoint-reconciler-type=none"),
             "{out}"
         );
-        let (code, _, err) = said(&mut node.bridge("", &["no-such-program"]));
+        let (code, _, err) = output_of(&mut node.bridge("", &["no-such-program"]));
         assert!(code == Some(64) && err.contains("no program no-such-program"), "{err}");
         // Another's arguments would make another apiserver.
         let mut command = berth(["bridge", "--probe-timeout=10s", "--probe-ca"]);
         command.arg(&node.certs.ca_file).args(["--command", &format!("{} --v=2", node.own()), "--state-dir"]);
-        let (code, _, err) = said(command.arg(node.path("bridge")).args(["--", "true"]));
+        let (code, _, err) = output_of(command.arg(node.path("bridge")).args(["--", "true"]));
         assert!(code == Some(69) && err.contains("other arguments than --command"), "{err}");
         assert!(!Path::new(&node.path("bridge")).exists(), "nothing is changed");
         // What is another's is left alone.
         std::fs::create_dir(node.path("bridge")).unwrap();
         std::fs::write(node.path("bridge/lock"), "").unwrap();
-        let (code, _, err) = said(&mut node.bridge("", &["true"]));
+        let (code, _, err) = output_of(&mut node.bridge("", &["true"]));
         assert!(code == Some(69) && err.contains("give one that is empty"), "{err}");
         assert_eq!(std::fs::read_dir(node.path("bridge")).unwrap().count(), 1);
     });
@@ -999,11 +999,11 @@ fn all_that_is_missing_is_reported_at_once() {
 #[test]
 fn clients_that_dial_localhost_are_named_before() {
     on_a_node(|node| {
-        let (code, _, err) = said(&mut node.bridge("--dry-run", &["true"]));
+        let (code, _, err) = output_of(&mut node.bridge("--dry-run", &["true"]));
         assert!(code == Some(0) && !err.contains("never steered"), "{err}");
         let _client = std::net::TcpStream::connect("127.0.0.1:6443").unwrap();
         let _steered = std::net::TcpStream::connect(NODE).unwrap();
-        let (code, _, err) = said(&mut node.bridge("--dry-run", &["true"]));
+        let (code, _, err) = output_of(&mut node.bridge("--dry-run", &["true"]));
         let named =
             format!("(pid {}) reaches kube-apiserver at 127.0.0.1:6443, which is never steered", std::process::id());
         assert!(code == Some(0) && err.contains(&named), "{err}");
@@ -1052,7 +1052,8 @@ fn a_limit_of_open_files_that_is_too_low_is_raised_or_reported() {
         let dry = node.bridge("--dry-run", &["true"]);
         for (files, code) in [(256, 69), (1024, 0)] {
             let limit = format!("--nofile={files}");
-            let (status, _, err) = said(&mut by(&["setpriv", "--bounding-set=-sys_resource", "prlimit", &limit], &dry));
+            let (status, _, err) =
+                output_of(&mut by(&["setpriv", "--bounding-set=-sys_resource", "prlimit", &limit], &dry));
             assert_eq!(status, Some(code), "{err}");
             assert!(err.contains(&format!("a limit of {files} open files leaves room for")), "{err}");
         }
@@ -1070,7 +1071,7 @@ fn a_limit_of_open_files_that_is_too_low_is_raised_or_reported() {
 #[test]
 fn every_mistake_is_reported_at_once() {
     let mistaken = ["bridge", "--settle=x", "--ready-timeout=0s", "--port=0", "--command='"];
-    let (code, _, err) = said(&mut berth(mistaken));
+    let (code, _, err) = output_of(&mut berth(mistaken));
     assert_eq!(code, Some(64));
     for part in [
         "--settle x",
@@ -1082,6 +1083,6 @@ fn every_mistake_is_reported_at_once() {
     ] {
         assert!(err.contains(part), "{part} is not in {err}");
     }
-    let (code, _, err) = said(&mut berth(["bridge", "--probe=tcp", "--command", "k --secure-port", "--", "true"]));
+    let (code, _, err) = output_of(&mut berth(["bridge", "--probe=tcp", "--command", "k --secure-port", "--", "true"]));
     assert!(code == Some(64) && err.contains("--secure-port"), "{err}");
 }

@@ -1,6 +1,6 @@
 //! `berth status --cluster` as an operator runs it.
 
-use crate::support::process::{berth, said};
+use crate::support::process::{berth, output_of};
 use crate::support::tls::{Api, Ca};
 use serde_json::Value;
 use std::fs;
@@ -31,7 +31,7 @@ fn all_nodes_are_shown() {
     let temp = kubeconfig(&ca, &api.address.to_string());
     let status = |more: &[&str]| {
         let mut command = berth(["status", "--cluster", "--kubeconfig"]);
-        said(command.arg(temp.path().join("admin.conf")).args(more))
+        output_of(command.arg(temp.path().join("admin.conf")).args(more))
     };
     let (code, out, log) = status(&[]);
     assert_eq!(code, Some(0), "{log}");
@@ -57,7 +57,7 @@ fn an_unreachable_cluster_is_reported_in_one_line() {
     for (file, told) in
         [("admin.conf", "see that an apiserver answers there"), ("none", "give another with --kubeconfig")]
     {
-        let (code, out, log) = said(berth(["status", "--cluster", "--kubeconfig"]).arg(temp.path().join(file)));
+        let (code, out, log) = output_of(berth(["status", "--cluster", "--kubeconfig"]).arg(temp.path().join(file)));
         assert_eq!((code, out.as_str()), (Some(69), ""), "{log}");
         assert!(log.contains(told) && log.lines().count() == 1, "{log}");
     }

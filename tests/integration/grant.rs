@@ -1,7 +1,7 @@
 //! `berth grant` as an operator runs it: exit statuses, mistakes, and what it prints without a cluster. With one, it is
 //! in tests/e2e.rs.
 
-use crate::support::process::{berth, said};
+use crate::support::process::{berth, output_of};
 use std::fs;
 
 const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
@@ -9,14 +9,14 @@ const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
 #[test]
 fn all_mistakes_come_at_once() {
     let wrong = ["--node", "A b", "--listen", "x", "--uid", "z", "--server-name", "", "--write", "/etc/passwd"];
-    let (status, out, err) = said(berth(["grant", "--kubeconfig", "/nonexistent"]).args(wrong));
+    let (status, out, err) = output_of(berth(["grant", "--kubeconfig", "/nonexistent"]).args(wrong));
     assert_eq!((status, out.as_str()), (Some(64), ""));
     for mistake in
         ["--node \"A b\"", "--listen \"x\"", "--uid z", "--server-name \"\"", "--write /etc/passwd", "/nonexistent"]
     {
         assert_eq!(err.lines().filter(|line| line.contains(mistake)).count(), 1, "{mistake} in {err}");
     }
-    let (status, _, err) = said(&mut berth(["grant", "--node=a,b", "--manifest=/nonexistent"]));
+    let (status, _, err) = output_of(&mut berth(["grant", "--node=a,b", "--manifest=/nonexistent"]));
     assert_eq!(status, Some(64));
     for mistake in ["give one, on that node", "or give --listen and --uid", "--write is not given"] {
         assert!(err.contains(mistake), "{mistake} in {err}");
@@ -34,7 +34,7 @@ fn an_unreachable_cluster_is_unavailable_and_nothing_is_written() {
         command
     };
     // The address is the manifest's.
-    let (status, _, err) = said(run().arg(temp.path().join("none")));
+    let (status, _, err) = output_of(run().arg(temp.path().join("none")));
     assert_eq!(status, Some(69), "{err}");
     assert!(err.starts_with("berth: kubeconfig ") && err.lines().count() == 1, "{err}");
     let ca = crate::support::tls::Ca::new();
@@ -45,7 +45,7 @@ fn an_unreachable_cluster_is_unavailable_and_nothing_is_written() {
     fs::write(&admin, text).unwrap();
     for revoke in [false, true] {
         let mut command = if revoke { berth(["grant", "--node=cp-1", "--revoke", "--kubeconfig"]) } else { run() };
-        let (status, _, err) = said(command.arg(&admin));
+        let (status, _, err) = output_of(command.arg(&admin));
         assert_eq!(status, Some(69), "{err}");
         let told = "berth: --kubeconfig: https://127.0.0.1:1: cannot connect";
         assert!(err.starts_with(told) && err.ends_with("see that an apiserver answers there\n"), "{err}");
@@ -55,10 +55,10 @@ fn an_unreachable_cluster_is_unavailable_and_nothing_is_written() {
 
 #[test]
 fn objects_are_printed_without_a_cluster() {
-    let (status, yaml, err) = said(&mut berth(["grant", "--print", "--node=cp-1,cp-2"]));
+    let (status, yaml, err) = output_of(&mut berth(["grant", "--print", "--node=cp-1,cp-2"]));
     assert_eq!((status, err.as_str()), (Some(0), ""));
     let documents = berth_cluster::yaml::parse(&yaml).unwrap();
-    let (status, json, _) = said(&mut berth(["grant", "--print", "--json", "--node=cp-1,cp-2"]));
+    let (status, json, _) = output_of(&mut berth(["grant", "--print", "--json", "--node=cp-1,cp-2"]));
     assert_eq!(status, Some(0));
     let list: serde_json::Value = serde_json::from_str(&json).unwrap();
     let documents: Vec<_> = documents.iter().map(berth_cluster::yaml::YamlNode::value).collect();

@@ -2,7 +2,7 @@
 //! has no handler for.
 
 use crate::support::net::free_address;
-use crate::support::process::{Running, berth, said};
+use crate::support::process::{Running, berth, output_of};
 use crate::support::{eventually, skipped};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
@@ -16,7 +16,7 @@ const UNSHARE: [&str; 4] = ["--pid", "--fork", "--kill-child", "--"];
 
 /// Whether there can be such a process here; else it prints why the test is skipped.
 fn possible(test: &str) -> bool {
-    let (code, _, log) = said(Command::new("unshare").args(UNSHARE).arg("true"));
+    let (code, _, log) = output_of(Command::new("unshare").args(UNSHARE).arg("true"));
     if code != Some(0) {
         skipped(&format!("{test}: no PID namespace can be had: {log}"));
     }

@@ -5,7 +5,7 @@ use crate::stand_in::STAND_IN;
 use crate::support::net::{
     client_hello, connect, connect_from, expect_end, expect_reset, free_address, fresh_ip, listening, ping, read,
 };
-use crate::support::process::{Running, berth, gone, said};
+use crate::support::process::{Running, berth, gone, output_of};
 use crate::support::{MOMENT, eventually};
 use berth_os::process;
 use berth_os::socket::{self, Keepalive};
@@ -53,7 +53,7 @@ impl Node {
     /// With a stand-in, joined.
     fn joined(&self, options: &[&str]) -> (Running, u32) {
         let run = Running::start(&mut self.command(options, &["sh", "-c", STAND_IN, "kube-apiserver"]));
-        let line = run.says("listening, pid ");
+        let line = run.prints("listening, pid ");
         run.logs("joined");
         (run, line.rsplit(' ').next().unwrap().parse().unwrap())
     }
@@ -64,7 +64,7 @@ fn the_exit_status_and_the_output_pass() {
     let node = Node::new();
     for status in [0, 1, 7, 255] {
         let script = format!("echo to output; echo to the log >&2; exit {status}");
-        let (code, out, log) = said(&mut node.script(&script));
+        let (code, out, log) = output_of(&mut node.script(&script));
         assert_eq!(code, Some(status), "{log}");
         assert_eq!(out, "to output\n");
         assert!(log.lines().any(|line| line == "to the log"), "{log}");
@@ -76,7 +76,7 @@ fn the_exit_status_and_the_output_pass() {
 fn a_signal_becomes_128_and_its_number() {
     let node = Node::new();
     for signal in [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGTERM] {
-        let (code, _, log) = said(&mut node.script(&format!("kill -{} $$", signal as i32)));
+        let (code, _, log) = output_of(&mut node.script(&format!("kill -{} $$", signal as i32)));
         assert_eq!(code, Some(128 + signal as i32), "{log}");
     }
 }
@@ -84,7 +84,7 @@ fn a_signal_becomes_128_and_its_number() {
 #[test]
 fn a_program_that_is_not_there_is_named() {
     let node = Node::new();
-    let (code, out, log) = said(&mut node.command(&[], &["/no/such/kube-apiserver"]));
+    let (code, out, log) = output_of(&mut node.command(&[], &["/no/such/kube-apiserver"]));
     assert_eq!((code, out.as_str()), (Some(69), ""), "{log}");
     assert!(log.contains("cannot run /no/such/kube-apiserver"), "{log}");
     assert!(listening(node.listen).is_empty());
@@ -93,12 +93,12 @@ fn a_program_that_is_not_there_is_named() {
 #[test]
 fn wrong_command_lines_are_64() {
     let node = Node::new();
-    let (code, _, log) = said(&mut node.command(&["--hold", "soon"], &["kube-apiserver", "--secure-port"]));
+    let (code, _, log) = output_of(&mut node.command(&["--hold", "soon"], &["kube-apiserver", "--secure-port"]));
     assert_eq!(code, Some(64), "{log}");
     for part in ["--hold soon", "--secure-port is the last argument"] {
         assert!(log.contains(part), "{part} in {log}");
     }
-    let (code, _, _) = said(&mut node.command(&[], &[]));
+    let (code, _, _) = output_of(&mut node.command(&[], &[]));
     assert_eq!(code, Some(64), "no command");
     assert!(!node.temp.path().join("run").exists(), "nothing was begun");
 }
@@ -111,7 +111,7 @@ fn noting_the_end_of_the_apiserver_holds_nothing_up() {
         &mut node
             .command(&["--log-level", "debug"], &["sh", "-c", "echo up, pid $$; exec sleep 3600", "kube-apiserver"]),
     );
-    let line = run.says("up, pid ");
+    let line = run.prints("up, pid ");
     let directory = node.temp.path().join("run").join(node.listen.to_string()).join("instances");
     let lock =
         Flock::lock(File::open(directory.join(".lock")).unwrap(), FlockArg::LockExclusive).map_err(|(_, e)| e).unwrap();
@@ -129,10 +129,10 @@ fn noting_the_end_of_the_apiserver_holds_nothing_up() {
 fn an_apiserver_that_never_serves_never_gets_a_connection() {
     let node = Node::new();
     let mut run = node.script("echo 'unknown flag: --nope' >&2; exit 1");
-    let (code, _, log) = said(&mut run);
+    let (code, _, log) = output_of(&mut run);
     assert_eq!(code, Some(1));
     assert!(log.contains("unknown flag: --nope") && !log.contains("joined"), "{log}");
-    let (_, out, _) = said(&mut berth(["status", "--run-dir", &node.run_dir()]));
+    let (_, out, _) = output_of(&mut berth(["status", "--run-dir", &node.run_dir()]));
     assert!(out.contains("the apiserver ended: exit status: 1"), "{out}");
 }
 
@@ -143,7 +143,7 @@ fn sigterm_is_passed_on_once_after_leaving() {
     let mut client = connect(node.listen);
     ping(&mut client, &client_hello(100));
     run.signal(Signal::SIGTERM);
-    run.says("told to end");
+    run.prints("told to end");
     assert!(listening(node.listen).is_empty(), "it left before the apiserver got SIGTERM");
     ping(&mut client, b"still served");
     run.logs("the instance listens no more: draining");
@@ -182,7 +182,7 @@ fn is_passed_on_when_first_bytes_have_come() -> bool {
     let mut client = connect(node.listen);
     client.write_all(&client_hello(100)).unwrap();
     eventually("the shim has read it", || {
-        let (_, out, _) = said(&mut berth(["status", "--json", "--run-dir", &node.run_dir()]));
+        let (_, out, _) = output_of(&mut berth(["status", "--json", "--run-dir", &node.run_dir()]));
         let status: serde_json::Value = serde_json::from_str(&out).unwrap();
         (status["instances"][0]["shim"]["connections_pending"] == 1).then_some(())
     });
@@ -210,7 +210,7 @@ fn sigterm_before_ready() {
     let node = Node::new();
     let script = "trap 'echo told; exit 5' TERM; echo begun; while :; do sleep 0.05; done";
     let mut run = Running::start(&mut node.script(script));
-    run.says("begun");
+    run.prints("begun");
     run.signal(Signal::SIGTERM);
     assert_eq!(run.ended().code(), Some(5), "{}", run.log());
     assert_eq!(run.out().matches("told").count(), 1);
@@ -228,7 +228,7 @@ fn a_second_sigterm_ends_both_at_once() {
     let mut client = connect(node.listen);
     ping(&mut client, &client_hello(100));
     run.signal(Signal::SIGTERM);
-    run.says("told to end");
+    run.prints("told to end");
     ping(&mut client, b"still served");
     run.signal(Signal::SIGTERM);
     // By the shim, before the apiserver's death can look like the end of an answer.
@@ -260,7 +260,7 @@ fn the_child_dies_with_berth() {
     run.signal(Signal::SIGKILL);
     run.ended();
     gone(pid);
-    let status = || said(&mut berth(["status", "--run-dir", &node.run_dir()])).1;
+    let status = || output_of(&mut berth(["status", "--run-dir", &node.run_dir()])).1;
     eventually("status says that it ended", || status().contains("process ended").then_some(()));
 }
 
@@ -292,7 +292,7 @@ fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
         ping(&mut client, &client_hello(100));
         let child = between(&run, pid);
         kill(child, signal).unwrap();
-        run.says(&format!("told to end by {signal}"));
+        run.prints(&format!("told to end by {signal}"));
         kill(child, signal).unwrap();
         ping(&mut client, b"still served");
         drop(client);
@@ -308,7 +308,7 @@ fn the_death_of_berth_is_one_sigterm() {
     let node = Node::new();
     for _ in 0..20 {
         let (mut run, pid) = node.joined(&["--threads", "16"]);
-        let (_, out, _) = said(&mut berth(["status", "--json", "--run-dir", &node.run_dir()]));
+        let (_, out, _) = output_of(&mut berth(["status", "--json", "--run-dir", &node.run_dir()]));
         let status: serde_json::Value = serde_json::from_str(&out).unwrap();
         let address: SocketAddr = status["instances"][0]["record"]["address"].as_str().unwrap().parse().unwrap();
         // It ends with this one, and handles SIGTERM until then.
@@ -316,7 +316,7 @@ fn the_death_of_berth_is_one_sigterm() {
         ping(&mut client, b"served");
         run.signal(Signal::SIGKILL);
         run.ended();
-        run.says("told to end");
+        run.prints("told to end");
         ping(&mut client, b"still served");
         drop(client);
         gone(pid);
@@ -337,7 +337,7 @@ fn a_child_that_ends_by_itself() {
     assert!(run.is_running(), "the client has not ended yet");
     drop(client);
     assert_eq!(run.ended().code(), Some(128 + Signal::SIGKILL as i32), "{}", run.log());
-    let (_, out, _) = said(&mut berth(["status", "--run-dir", &node.run_dir()]));
+    let (_, out, _) = output_of(&mut berth(["status", "--run-dir", &node.run_dir()]));
     assert!(out.contains("the apiserver ended: signal: 9"), "{out}");
 }
 

@@ -4,7 +4,7 @@ use crate::support::net::{
     Backend, client_hello, connect, connect_from, echo, expect_reset, expect_silence, free_address, fresh_ip,
     listening, ping, read,
 };
-use crate::support::process::{Running, berth, said};
+use crate::support::process::{Running, berth, output_of};
 use crate::support::shim::Shim;
 use crate::support::tls::{Api, Ca};
 use crate::support::{MOMENT, PATIENCE, eventually, skipped};
@@ -61,7 +61,7 @@ impl Node {
         let mut command = berth(args);
         command.args(["--run-dir", &self.run_dir()]);
         eventually("an answer of the shim", || {
-            let (status, out, err) = said(&mut command);
+            let (status, out, err) = output_of(&mut command);
             (![&out, &err].iter().any(|text| text.contains("does not answer"))).then_some((status, out, err))
         })
     }
@@ -71,7 +71,7 @@ impl Node {
 fn a_port_of_another_is_explained() {
     let node = Node::new();
     let _holder = TcpListener::bind(node.listen).unwrap();
-    let (status, _, log) = said(&mut node.command(free_address(), &[]));
+    let (status, _, log) = output_of(&mut node.command(free_address(), &[]));
     assert_eq!(status, Some(69), "{log}");
     for part in [node.listen.to_string(), format!("pid {}", std::process::id()), "SO_REUSEPORT".to_owned()] {
         assert!(log.contains(&part), "{part} in {log}");
@@ -92,7 +92,7 @@ fn bind_wait_takes_the_port_when_it_is_free() {
     let other = Node::new();
     let _held = TcpListener::bind(other.listen).unwrap();
     let began = Instant::now();
-    let (status, _, log) = said(&mut other.command(free_address(), &["--bind-wait", "400ms"]));
+    let (status, _, log) = output_of(&mut other.command(free_address(), &["--bind-wait", "400ms"]));
     assert_eq!(status, Some(69), "{log}");
     assert!(began.elapsed() >= Duration::from_millis(400));
 }
@@ -110,7 +110,7 @@ fn root_uses_no_run_directory_of_another_uid() {
     let mut exec = berth(["exec", "--listen", &node.listen.to_string(), "--run-dir", &node.run_dir()]);
     let mut run = berth(["run", "--listen", &node.listen.to_string(), "--run-dir", &node.run_dir(), "--probe", "tcp"]);
     for command in [&mut node.command(free_address(), &[]), exec.args(["--", "true"]), run.args(["--", "true"])] {
-        let (status, _, log) = said(command);
+        let (status, _, log) = output_of(command);
         assert_eq!(status, Some(69), "{command:?}: {log}");
         assert!(log.contains("owned by uid 65534, this process is uid 0"), "{command:?}: {log}");
     }
@@ -123,7 +123,7 @@ fn every_mistake_is_reported_at_once() {
     command.args(["--rise", "0", "--threads", "many", "--admin", "here", "--backend", "there"]);
     command.args(["--probe-cert", "/nonexistent/cert", "--instance", "../a", "--max-connections", "0"]);
     command.args(["--lease", "25h"]);
-    let (status, out, log) = said(&mut command);
+    let (status, out, log) = output_of(&mut command);
     assert_eq!((status, out.as_str()), (Some(64), ""), "{log}");
     let parts = [
         "--listen \"nowhere\"",
@@ -149,12 +149,12 @@ fn every_mistake_is_reported_at_once() {
 #[test]
 fn wrong_command_lines_are_64() {
     for args in [&["serve"][..], &["serve", "--no-such-option"], &["fly"], &[], &["serve", "--probe", "udp"]] {
-        let (status, out, log) = said(&mut berth(args));
+        let (status, out, log) = output_of(&mut berth(args));
         assert_eq!((status, out.as_str()), (Some(64), ""), "{args:?}: {log}");
         assert!(!log.is_empty());
     }
     for args in [&["--help"][..], &["--version"], &["serve", "--help"]] {
-        let (status, out, log) = said(&mut berth(args));
+        let (status, out, log) = output_of(&mut berth(args));
         assert_eq!((status, log.as_str()), (Some(0), ""), "{args:?}");
         assert!(out.contains("berth"));
     }
@@ -162,7 +162,7 @@ fn wrong_command_lines_are_64() {
     let node = Node::new();
     let nothing = node.temp.path().join("nothing.pem");
     std::fs::write(&nothing, "no certificate").unwrap();
-    let (status, _, log) = said(&mut node.command(free_address(), &["--probe-ca", nothing.to_str().unwrap()]));
+    let (status, _, log) = output_of(&mut node.command(free_address(), &["--probe-ca", nothing.to_str().unwrap()]));
     assert_eq!(status, Some(64), "{log}");
     assert!(log.contains("--probe-ca") && log.contains("no certificate"), "{log}");
 }
@@ -170,12 +170,12 @@ fn wrong_command_lines_are_64() {
 #[test]
 fn listening_where_the_backend_is_is_refused() {
     let node = Node::new();
-    let (status, _, log) = said(&mut node.command(node.listen, &[]));
+    let (status, _, log) = output_of(&mut node.command(node.listen, &[]));
     assert_eq!(status, Some(64), "{log}");
     assert!(log.contains("relay to itself"), "{log}");
     let wildcard = format!("0.0.0.0:{}", node.listen.port());
     let backend = SocketAddr::new(fresh_ip().into(), node.listen.port());
-    let (status, _, log) = said(&mut node.command(backend, &["--listen", &wildcard]));
+    let (status, _, log) = output_of(&mut node.command(backend, &["--listen", &wildcard]));
     assert_eq!(status, Some(64), "{log}");
     assert!(log.contains("wildcard") && log.contains("7443"), "{log}");
 }
@@ -225,7 +225,7 @@ fn limited(files: u64, command: &Command) -> Command {
 fn a_limit_of_open_files_that_is_too_low_is_reported() {
     let (node, backend) = (Node::new(), Backend::new().serve(echo));
     let mut none = limited(1024, &node.command(backend, &["--threads", "256"]));
-    let (status, _, log) = said(&mut none);
+    let (status, _, log) = output_of(&mut none);
     assert_eq!(status, Some(69), "{log}");
     for part in ["1024 open files", "256 threads", "--threads", "ulimit -Hn"] {
         assert!(log.contains(part), "{part} in {log}");
@@ -313,7 +313,7 @@ fn a_second_shim_of_an_instance_is_refused() {
     let node = Node::new();
     let backend = Backend::new().serve(echo);
     let _shim = node.joined(backend, &["--instance", "a"]);
-    let (status, _, log) = said(&mut node.command(backend, &["--instance", "a"]));
+    let (status, _, log) = output_of(&mut node.command(backend, &["--instance", "a"]));
     assert_eq!(status, Some(69), "{log}");
     assert!(log.contains("a shim of instance a runs already"), "{log}");
     assert_eq!(node.ask(&["ready"]).0, Some(0), "the first one is as before");

@@ -5,7 +5,7 @@
 use crate::stand_in::STAND_IN;
 use crate::support::cluster::Cluster;
 use crate::support::net::{client_hello, connect, free_address, ping};
-use crate::support::process::{Running, berth, said};
+use crate::support::process::{Running, berth, output_of};
 use crate::support::{eventually, in_memory};
 use berth_cluster::service::slice_path;
 use berth_options::cluster::host_name;
@@ -235,7 +235,7 @@ impl Node {
         fs::write(&file, kubeadm.replace("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"))).unwrap();
         let mut inject = berth(["inject", "--image", "example/berth:v0.1.0", "--listen", &listen.to_string()]);
         inject.arg("--run-dir").arg(self.path("run")).arg("--backup-dir").arg(self.path("none")).arg(file);
-        let (code, out, log) = said(&mut inject);
+        let (code, out, log) = output_of(&mut inject);
         assert_eq!(code, Some(0), "{log}");
         out
     }
@@ -264,7 +264,7 @@ impl Node {
 
     fn until_joined(&self) {
         eventually("the first instance joins", || {
-            let (code, ..) = said(&mut berth(["ready", "--run-dir", self.path("run").to_str().unwrap()]));
+            let (code, ..) = output_of(&mut berth(["ready", "--run-dir", self.path("run").to_str().unwrap()]));
             (code == Some(0)).then_some(())
         });
     }
@@ -332,7 +332,7 @@ fn all_mistakes_are_reported_at_once_and_nothing_is_changed() {
     let (canonical, directory) = (node.canonical(), node.directory());
     let (canonical, directory) = (canonical.to_str().unwrap(), directory.to_str().unwrap());
     let options = ["--settle", "soon", "--manifest", canonical, "--backup-dir", directory, "--kubeconfig", "/none"];
-    let (code, _, log) = said(berth(["upgrade", "--manifests-dir", directory]).args(options));
+    let (code, _, log) = output_of(berth(["upgrade", "--manifests-dir", directory]).args(options));
     assert_eq!(code, Some(64), "{log}");
     for part in
         ["--settle soon", "is in the kubelet's directory", "--backup-dir", "--kubeconfig /none: it is not there"]
@@ -341,7 +341,7 @@ fn all_mistakes_are_reported_at_once_and_nothing_is_changed() {
     }
     let plain = node.path("plain.yaml");
     fs::write(&plain, node.manifest("v2").replace("    - /opt/berth/berth\n    - exec\n    - --\n", "")).unwrap();
-    let (code, _, log) = said(&mut node.upgrade(&["--manifest", plain.to_str().unwrap()]));
+    let (code, _, log) = output_of(&mut node.upgrade(&["--manifest", plain.to_str().unwrap()]));
     assert_eq!(code, Some(64), "{log}");
     assert!(
         log.contains(&format!(
@@ -357,13 +357,13 @@ fn all_mistakes_are_reported_at_once_and_nothing_is_changed() {
         node.manifest("v2").replace(&node.listen.to_string(), "10.0.0.5:6443").replace("metadata.uid", "metadata.name"),
     )
     .unwrap();
-    let (code, _, log) = said(&mut node.upgrade(&["--manifest", elsewhere.to_str().unwrap()]));
+    let (code, _, log) = output_of(&mut node.upgrade(&["--manifest", elsewhere.to_str().unwrap()]));
     assert_eq!(code, Some(64), "{log}");
     assert!(
         log.contains("BERTH_INSTANCE is not the pod's UID") && log.contains("has another first BERTH_LISTEN"),
         "{log}"
     );
-    let (code, _, log) = said(&mut node.upgrade(&[]));
+    let (code, _, log) = output_of(&mut node.upgrade(&[]));
     assert_eq!(code, Some(69), "{log}");
     assert!(log.contains("no instance runs in"), "{log}");
     node.is_whole("v1");
@@ -371,7 +371,7 @@ fn all_mistakes_are_reported_at_once_and_nothing_is_changed() {
     fs::copy(plain, node.canonical()).unwrap();
     let v2 = node.new_manifest("v2");
     for options in [&["--manifest", v2.to_str().unwrap()][..], &[]] {
-        let (code, _, log) = said(&mut node.upgrade(options));
+        let (code, _, log) = output_of(&mut node.upgrade(options));
         assert_eq!(code, Some(64), "{log}");
         for part in
             [" --image IMAGE --write --bridge` first", "without --bridge: clients are then refused", "is the way back"]
@@ -386,7 +386,7 @@ fn an_upgrade_and_a_restart_lose_nothing() {
     let node = Node::new("v1");
     let _kubelet = Kubelet::start(&node);
     node.until_joined();
-    let (code, out, log) = said(&mut node.upgrade(&["--dry-run"]));
+    let (code, out, log) = output_of(&mut node.upgrade(&["--dry-run"]));
     assert_eq!(code, Some(0), "{log}");
     assert_eq!(out.lines().count(), 8, "{out}");
     assert!(!node.path("kept").exists(), "a dry run touches nothing");
@@ -394,12 +394,12 @@ fn an_upgrade_and_a_restart_lose_nothing() {
 
     let load = Load::start(node.listen);
     let v2 = node.new_manifest("v2");
-    let (code, _, log) = said(&mut node.upgrade(&["--manifest", v2.to_str().unwrap()]));
+    let (code, _, log) = output_of(&mut node.upgrade(&["--manifest", v2.to_str().unwrap()]));
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("no --kubeconfig: nothing keeps another control-plane node"), "{log}");
     node.is_whole("v2");
     assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
-    let (code, _, log) = said(&mut node.upgrade(&[]));
+    let (code, _, log) = output_of(&mut node.upgrade(&[]));
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("rolling restart of registry.k8s.io/kube-apiserver:v2"), "{log}");
     node.is_whole("v2");
@@ -414,7 +414,7 @@ fn a_new_version_that_fails_goes_and_the_reason_is_printed() {
     node.until_joined();
     let load = Load::start(node.listen);
     let refuses = node.new_manifest("refuses");
-    let (code, _, log) = said(&mut node.upgrade(&["--manifest", refuses.to_str().unwrap()]));
+    let (code, _, log) = output_of(&mut node.upgrade(&["--manifest", refuses.to_str().unwrap()]));
     assert_eq!(code, Some(1), "{log}");
     for part in [" times without getting ready", "Error: unknown flag: --no-such-flag", "rolled back"] {
         assert!(log.contains(part), "{part} in {log}");
@@ -427,7 +427,7 @@ fn a_new_version_that_fails_goes_and_the_reason_is_printed() {
     // Its shim must have come so far that it asks: on a machine that stands still that takes longer.
     for seconds in [1, 2, 4, 8, 16, 32] {
         let options = ["--manifest", hangs.to_str().unwrap(), "--ready-timeout", &format!("{seconds}s")];
-        let (code, _, log) = said(&mut node.upgrade(&options));
+        let (code, _, log) = output_of(&mut node.upgrade(&options));
         assert_eq!(code, Some(1), "{log}");
         assert!(log.contains(&format!("it was not ready in {seconds}s")), "{log}");
         node.is_whole("v1");
@@ -454,7 +454,7 @@ fn an_image_that_the_kubelet_cannot_get_ends_it_at_once() {
     let v2 = node.new_manifest("v2");
     let mut upgrade = node.upgrade(&["--manifest", v2.to_str().unwrap()]);
     upgrade.env("PATH", format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap()));
-    let (code, _, log) = said(&mut upgrade);
+    let (code, _, log) = output_of(&mut upgrade);
     assert_eq!(code, Some(1), "{log}");
     for part in ["the kubelet cannot get its image", "ErrImagePull: \"not found\"", "rolled back"] {
         assert!(log.contains(part), "{part} in {log}");
@@ -469,7 +469,7 @@ fn an_address_that_is_given_up_is_not_waited_for() {
     node.until_joined();
     let other = TcpListener::bind(("127.0.0.1", node.listen.port())).unwrap();
     let _client = TcpStream::connect(other.local_addr().unwrap()).unwrap();
-    let (code, _, log) = said(&mut node.upgrade(&[]));
+    let (code, _, log) = output_of(&mut node.upgrade(&[]));
     assert!(code == Some(1) && log.contains("error[client-address]"), "{code:?} {log}");
     let upgrade = Running::start(&mut node.upgrade(&["--ignore-errors", "client-address", "--settle", "1h"]));
     upgrade.logs("3/8");
@@ -506,7 +506,7 @@ fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
     node.until_joined();
     let load = Load::start(node.listen);
     let half = node.new_manifest("half");
-    let (code, _, log) = said(&mut node.upgrade(&["--manifest", half.to_str().unwrap()]));
+    let (code, _, log) = output_of(&mut node.upgrade(&["--manifest", half.to_str().unwrap()]));
     assert_eq!(code, Some(1), "{log}");
     for part in ["failed: the instance of the canonical file", "Error: no disk", "5/8", "7/8", "rolled back"] {
         assert!(log.contains(part), "{part} in {log}");
@@ -544,11 +544,11 @@ fn killed_at_each_step_the_same_command_goes_on() {
             assert_eq!(upgrade.ended().signal(), Some(Signal::SIGKILL as i32), "{}", upgrade.log());
             assert!(node.path("kept/upgrade.json").exists(), "{}", upgrade.log());
             kubelet.lags(Lags::Not);
-            let (code, _, log) = said(&mut node.upgrade(&["--manifest", other.to_str().unwrap()]));
+            let (code, _, log) = output_of(&mut node.upgrade(&["--manifest", other.to_str().unwrap()]));
             assert!(code == Some(64) && log.contains("to another manifest"), "{code:?} {log}");
             options.clear();
         }
-        let (code, _, log) = said(&mut node.upgrade(&[]));
+        let (code, _, log) = output_of(&mut node.upgrade(&[]));
         assert_eq!(code, Some(0), "{log}");
         assert!(log.contains("is under way (step ") && log.contains("it goes on to the new manifest"), "{log}");
         node.is_whole(tag);
@@ -571,7 +571,7 @@ fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
     let on = |command: &str, file: &Path, write: &[&str]| {
         let mut command = berth([command]);
         command.arg(file).arg("--backup-dir").arg(&kept).args(write);
-        said(&mut command)
+        output_of(&mut command)
     };
     for (command, write) in [("eject", &["--write"][..]), ("inject", &["--write", "--image", "example/berth:v0.2.0"])] {
         let (code, _, log) = on(command, &canonical, write);
@@ -622,7 +622,7 @@ fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
     let cluster = Cluster::of(&[node.listen.ip()]);
     for status in ["403 Forbidden", "429 Too Many Requests", "503 Service Unavailable"] {
         *cluster.no_leases.lock().unwrap() = Some(status);
-        let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
+        let (code, _, log) = output_of(&mut node.upgrade_in(&cluster, &[]));
         assert!(
             code == Some(69)
                 && log.contains(
@@ -640,7 +640,7 @@ fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
     *cluster.no_leases.lock().unwrap() = Some("503 Service Unavailable");
     upgrade.signal(Signal::SIGKILL);
     upgrade.ended();
-    let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
+    let (code, _, log) = output_of(&mut node.upgrade_in(&cluster, &[]));
     assert_eq!(code, Some(0), "{log}");
 }
 
@@ -659,7 +659,7 @@ fn the_node_is_in_the_service_until_the_upgrade_ends() {
     upgrade.signal(Signal::SIGKILL);
     upgrade.ended();
     assert!(cluster.objects.get(&path).is_some());
-    let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
+    let (code, _, log) = output_of(&mut node.upgrade_in(&cluster, &[]));
     assert_eq!((code, cluster.objects.get(&path)), (Some(0), None), "{log}");
 }
 
@@ -672,7 +672,7 @@ fn two_nodes_are_never_upgraded_at_once() {
     nodes.iter().for_each(Node::until_joined);
     let cluster = Cluster::of(&[first, second].map(|node| node.listen.ip()));
     let refused = |node: &Node| {
-        let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
+        let (code, _, log) = output_of(&mut node.upgrade_in(&cluster, &[]));
         assert_eq!(code, Some(69), "{log}");
         assert!(log.contains("another upgrade has the cluster's lock: node ") && log.contains("--break-lock"), "{log}");
         node.is_whole("v1");
@@ -688,7 +688,7 @@ fn two_nodes_are_never_upgraded_at_once() {
     upgrade.ended();
     refused(second);
 
-    let (code, _, log) = said(&mut first.upgrade_in(&cluster, &[]));
+    let (code, _, log) = output_of(&mut first.upgrade_in(&cluster, &[]));
     assert_eq!(code, Some(0), "{log}");
     first.is_whole("v2");
     assert_eq!(cluster.locked(), None, "an upgrade that is done releases it");
@@ -697,7 +697,7 @@ fn two_nodes_are_never_upgraded_at_once() {
     upgrade.logs("3/8");
     upgrade.signal(Signal::SIGKILL);
     upgrade.ended();
-    let (code, _, log) = said(&mut second.upgrade_in(&cluster, &["--break-lock"]));
+    let (code, _, log) = output_of(&mut second.upgrade_in(&cluster, &["--break-lock"]));
     assert_eq!((code, cluster.locked()), (Some(0), None), "{log}");
     // Rolled back is done too.
     let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &["--settle", "1h"]));

@@ -46,7 +46,7 @@ fn clean(command: &mut Command) {
 
 /// Exit status, output and log of a command that ends by itself.
 #[track_caller]
-pub(crate) fn said(command: &mut Command) -> (Option<i32>, String, String) {
+pub(crate) fn output_of(command: &mut Command) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     (status.code(), String::from_utf8_lossy(&stdout).into_owned(), String::from_utf8_lossy(&stderr).into_owned())
 }
@@ -156,7 +156,7 @@ impl Running {
 
     /// Waits for a line of output.
     #[track_caller]
-    pub(crate) fn says(&self, part: &str) -> String {
+    pub(crate) fn prints(&self, part: &str) -> String {
         self.line(&self.out, part)
     }
 

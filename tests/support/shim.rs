@@ -179,7 +179,7 @@ impl Shim {
         net::connect(self.address)
     }
 
-    pub(crate) fn tell(&self, stop: Stop) {
+    pub(crate) fn request(&self, stop: Stop) {
         self.stop.send_replace(stop);
     }
 

@@ -22,9 +22,9 @@ fn two(node: &Node, instance: SocketAddr, leases: [&str; 2], options: &[&str]) -
     (a, b, listener)
 }
 
-/// A client that sent something and has no answer yet.
+/// A client that sent its ClientHello and has no answer yet.
 #[track_caller]
-fn says(node: &Node) -> TcpStream {
+fn with_hello(node: &Node) -> TcpStream {
     let mut client = connect(node.listen);
     client.write_all(&client_hello(64)).unwrap();
     client
@@ -46,7 +46,7 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
         let mut clients: Vec<TcpStream> = Vec::new();
         while queued_at(listener) <= Some(20) {
             assert!(clients.len() < 1000, "nothing is queued: {:?}\n{}", queued_at(listener), b.running.log());
-            clients.push(says(&node));
+            clients.push(with_hello(&node));
         }
         let queued = queued_at(listener).unwrap();
         a.running.signal(Signal::SIGKILL);
@@ -147,7 +147,7 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
         let (before, accepted) = (b.status().connections_total, b.counted("accept", "ok"));
         a.freeze();
         let frozen = Instant::now();
-        let clients: Vec<_> = (0..64).map(|_| says(&node)).collect();
+        let clients: Vec<_> = (0..64).map(|_| with_hello(&node)).collect();
         if queued_at(listener) >= Some(8) {
             return Some((before, accepted, frozen, clients));
         }
@@ -196,7 +196,7 @@ fn a_shim_that_has_left_serves_what_waits_when_the_last_sibling_dies() {
     a.running.signal(Signal::SIGTERM);
     a.until("left", |status| status.state == Phase::Left);
     b.freeze();
-    let mut clients: Vec<_> = (0..16).map(|_| says(&node)).collect();
+    let mut clients: Vec<_> = (0..16).map(|_| with_hello(&node)).collect();
     b.running.signal(Signal::SIGKILL);
     b.running.ended();
     for client in &mut clients {

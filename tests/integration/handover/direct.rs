@@ -4,7 +4,7 @@ use super::load::{Load, Record, exchange};
 use super::node::{Echo, LEASE, NODE, Node, Shim, from_afar, number, on_a_node_of_its_own};
 use super::upgrades::{CLIENTS, PERIOD};
 use crate::support::net::{client_hello, connect_from, fresh_ip, ping, queued, read};
-use crate::support::process::said;
+use crate::support::process::output_of;
 use crate::support::{eventually, skipped};
 use berth_node::ipc::wire::{DirectStatus, Status};
 use berth_shim::steering::{Error, self_test_by_address};
@@ -344,14 +344,14 @@ impl Late {
             "table ip late {{ chain input {{ type filter hook input priority 0; \
              ip saddr {client} tcp dport 6443 tcp flags & syn == 0 drop; }}; }}"
         );
-        let (code, _, why) = said(Command::new("nft").arg(rules));
+        let (code, _, why) = output_of(Command::new("nft").arg(rules));
         if code == Some(0) { Ok(Self) } else { Err(format!("nft cannot drop packets: {why}")) }
     }
 }
 
 impl Drop for Late {
     fn drop(&mut self) {
-        let (code, _, why) = said(Command::new("nft").args(["delete", "table", "ip", "late"]));
+        let (code, _, why) = output_of(Command::new("nft").args(["delete", "table", "ip", "late"]));
         assert_eq!(code, Some(0), "{why}");
     }
 }

@@ -21,26 +21,26 @@ impl Peer {
     pub(super) fn joined(path: &Path, holder: u64) -> Self {
         eventually("a place among the siblings", || {
             let peer = Self::dial(path);
-            peer.says(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{holder}}}}}}}"#), &[]);
-            peer.next_message().is_some_and(|reply| reply.contains("joined")).then_some(peer)
+            peer.sends(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{holder}}}}}}}"#), &[]);
+            peer.receives().is_some_and(|reply| reply.contains("joined")).then_some(peer)
         })
     }
 
-    pub(super) fn says(&self, message: &str, descriptors: &[BorrowedFd<'_>]) {
+    pub(super) fn sends(&self, message: &str, descriptors: &[BorrowedFd<'_>]) {
         seqpacket::transmit(self.0.as_fd(), message.as_bytes(), descriptors).unwrap();
     }
 
     /// The next message; none at the end.
     #[track_caller]
-    pub(super) fn next_message(&self) -> Option<String> {
+    pub(super) fn receives(&self) -> Option<String> {
         let mut buffer = vec![0; seqpacket::MESSAGE];
         let received = eventually("a message or the end", || seqpacket::receive(self.0.as_fd(), &mut buffer).ok());
         (received.length > 0).then(|| String::from_utf8_lossy(&buffer[..received.length]).into_owned())
     }
 
     #[track_caller]
-    pub(super) fn hears_the_end(&self) {
-        while self.next_message().is_some() {}
+    pub(super) fn receives_the_end(&self) {
+        while self.receives().is_some() {}
     }
 }
 
@@ -62,10 +62,10 @@ fn update(version: u32, guards: &[(u64, SocketAddr)]) -> String {
 fn refused(node: &Node, shim: &Shim, line: &str, message: &str, descriptors: &[BorrowedFd<'_>]) {
     let before = shim.descriptors();
     let peer = Peer::joined(&shim.path, u64::MAX);
-    peer.says(message, descriptors);
+    peer.sends(message, descriptors);
     let told = shim.running.logs(line);
     assert!(told.contains("WARN"), "{told}");
-    peer.hears_the_end();
+    peer.receives_the_end();
     drop(peer);
     ping(&mut connect(node.listen), &client_hello(64));
     eventually("as many descriptors as before", || (shim.descriptors() <= before).then_some(()));
@@ -79,10 +79,10 @@ fn a_peer_that_lies_is_refused() {
     eventually("a connection that ended", || (shim.status().connections_open == 0).then_some(()));
 
     let peer = Peer::dial(&shim.path);
-    peer.says(r#"{"version":99,"ask":{"join":{"holder":7}}}"#, &[]);
-    let reply = peer.next_message().unwrap();
+    peer.sends(r#"{"version":99,"ask":{"join":{"holder":7}}}"#, &[]);
+    let reply = peer.receives().unwrap();
     assert!(reply.contains("version 99 is not known"), "{reply}");
-    peer.hears_the_end();
+    peer.receives_the_end();
     shim.running.logs("version 99 is not known");
 
     let ours = socket::bind(node.listen, false).unwrap();
@@ -136,9 +136,9 @@ fn a_listener_of_another_address_is_not_taken() {
     let address = socket::local_address(foreign.as_fd()).unwrap();
     let before = shim.descriptors();
     let peer = Peer::joined(&shim.path, u64::MAX);
-    peer.says(&update(1, &[(cookie(&foreign), address)]), &[foreign.as_fd()]);
-    peer.says("an end", &[]);
-    peer.hears_the_end();
+    peer.sends(&update(1, &[(cookie(&foreign), address)]), &[foreign.as_fd()]);
+    peer.sends("an end", &[]);
+    peer.receives_the_end();
     drop(peer);
     eventually("as many descriptors as before", || (shim.descriptors() <= before).then_some(()));
     ping(&mut connect(node.listen), &client_hello(64));
@@ -150,7 +150,7 @@ fn a_silent_peer_holds_nothing_up() {
     let shim = node.joined("a", instance.address, &["--lease", "1s", "--log-level", "debug"]);
     let before = shim.descriptors();
     let silent = Peer::dial(&shim.path);
-    silent.hears_the_end();
+    silent.receives_the_end();
     shim.running.logs("sent no request: connection closed");
     let joined = Peer::joined(&shim.path, u64::MAX);
     for _ in 0..20 {
@@ -176,10 +176,10 @@ fn a_sibling_of_another_uid_is_refused() {
     let shim = node.joined("a", instance.address, &[]);
     for ask in [r#"{"join":{"holder":7}}"#, r#""pass""#] {
         let peer = Peer::dial(&shim.path);
-        peer.says(&format!(r#"{{"version":1,"ask":{ask}}}"#), &[]);
-        let reply = peer.next_message().expect("a reply");
+        peer.sends(&format!(r#"{{"version":1,"ask":{ask}}}"#), &[]);
+        let reply = peer.receives().expect("a reply");
         assert!(reply.contains("refused") && reply.contains("uid 65534"), "{reply}");
-        peer.hears_the_end();
+        peer.receives_the_end();
     }
     shim.running.logs("a sibling of another uid was refused");
     ping(&mut connect(node.listen), &client_hello(64));

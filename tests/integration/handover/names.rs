@@ -58,7 +58,7 @@ impl Sibling {
     fn dialled(&mut self, holder: u64) -> Option<Peer> {
         self.renew();
         let peer = Peer(seqpacket::accept(self.listener.as_fd()).ok()?);
-        let asked = peer.next_message()?;
+        let asked = peer.receives()?;
         assert!(asked.contains("join"), "{asked}");
         let reply = format!(r#"{{"joined":{{"holder":{holder}}}}}"#);
         seqpacket::transmit(peer.0.as_fd(), reply.as_bytes(), &[]).ok()?;
@@ -76,7 +76,7 @@ impl Sibling {
 /// Whether it gets the shim's listener before the end.
 #[track_caller]
 fn gets_guards(peer: &Peer, node: &Node) -> bool {
-    while let Some(update) = peer.next_message() {
+    while let Some(update) = peer.receives() {
         if update.contains("\"guards\":[[") && update.contains(&node.listen.to_string()) {
             return true;
         }
@@ -92,8 +92,8 @@ fn a_connection_that_ends_is_made_again_while_the_sibling_lives() {
     let mut sibling = Sibling::new(&node, u64::MAX);
     for _ in 0..2 {
         let peer = sibling.connected(&node);
-        peer.says("an end", &[]);
-        peer.hears_the_end();
+        peer.sends("an end", &[]);
+        peer.receives_the_end();
     }
     // It may come itself as well. It is not dialled meanwhile: its lease is not renewed since its end.
     let peer = Peer::joined(&shim.path, u64::MAX);
@@ -112,8 +112,8 @@ fn a_process_with_a_connected_siblings_name_is_refused() {
     let holder = |id: &str| lease::read(&berth, &InstanceId::parse(id).unwrap()).unwrap().unwrap().holder_identity.0;
     for (name, why) in [(holder("b"), "connected already"), (holder("a"), "this shim's own")] {
         let peer = Peer::dial(&a.path);
-        peer.says(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{name}}}}}}}"#), &[]);
-        let reply = peer.next_message().expect("a reply");
+        peer.sends(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{name}}}}}}}"#), &[]);
+        let reply = peer.receives().expect("a reply");
         assert!(reply.contains("refused") && reply.contains(why), "{reply}");
         let warned = a.running.logs(why);
         assert!(warned.contains("WARN") && warned.contains("another process goes by a sibling's name"), "{warned}");
@@ -220,7 +220,7 @@ fn what_answers_for_a_sibling_must_be_the_holder_of_its_lease() {
     let mut sibling = Sibling::new(&node, u64::MAX);
     eventually("an answer that the shim got", || {
         if let Some(peer) = sibling.dialled(7) {
-            peer.hears_the_end();
+            peer.receives_the_end();
         }
         (shim.counted("connect", "conflict") > 0).then_some(())
     });

@@ -1,7 +1,7 @@
 //! A run directory, its shims, and echo servers that can go away.
 
 use crate::support::net::{free_address, fresh_ip, listening, queued_at};
-use crate::support::process::{Running, berth, said};
+use crate::support::process::{Running, berth, output_of};
 use crate::support::shim::ask;
 use crate::support::stopped::Stopped;
 use crate::support::{PATIENCE, eventually, in_memory, skipped};
@@ -129,7 +129,7 @@ impl Node {
     /// A process that `berth exec` became, and what listens at its address.
     pub(crate) fn exec(&self, id: &str) -> (Running, Echo) {
         let process = Running::start(&mut self.exec_command(id));
-        process.says("lives");
+        process.prints("lives");
         let listed = instance::list(&self.find().unwrap()).unwrap().found;
         let listed = listed.into_iter().find(|listed| listed.record.instance.as_str() == id).unwrap();
         (process, Echo::at(listed.record.address))
@@ -144,8 +144,9 @@ impl Node {
 
     /// Exit status and log of a `berth serve` that fails.
     pub(crate) fn cannot_serve(&self, id: &str, backend: SocketAddr, options: &[&str]) -> (Option<i32>, String) {
-        let (status, _, log) =
-            said(self.command("serve", id).args(["--backend", &backend.to_string(), "--probe", "tcp"]).args(options));
+        let (status, _, log) = output_of(
+            self.command("serve", id).args(["--backend", &backend.to_string(), "--probe", "tcp"]).args(options),
+        );
         (status, log)
     }
 
@@ -188,7 +189,7 @@ impl Node {
     #[track_caller]
     pub(crate) fn asked(&self, command: &[&str]) -> (Option<i32>, String, String) {
         eventually(&format!("an answer to {command:?}"), || {
-            let told = said(berth(command).arg("--run-dir").arg(self.run_dir()));
+            let told = output_of(berth(command).arg("--run-dir").arg(self.run_dir()));
             Some(told).filter(|(_, out, _)| !out.contains("does not answer within"))
         })
     }

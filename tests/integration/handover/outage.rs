@@ -3,7 +3,7 @@
 use super::load;
 use super::node::{Echo, Node, Shim};
 use crate::support::net::{client_hello, connect, free_address, fresh_ip, ping, read};
-use crate::support::process::said;
+use crate::support::process::output_of;
 use crate::support::{PATIENCE, eventually};
 use berth_node::terms::Phase;
 use nix::sys::signal::Signal;
@@ -45,7 +45,7 @@ fn limit(pid: nix::unistd::Pid, one: bool) {
     let free = |limit: u64| limit - open.range(..limit).count() as u64;
     let soft = if one { (1..).find(|limit| free(*limit) == 1).unwrap() } else { 1024 };
     let (code, _, why) =
-        said(std::process::Command::new("prlimit").args([format!("--pid={pid}"), format!("--nofile={soft}:")]));
+        output_of(std::process::Command::new("prlimit").args([format!("--pid={pid}"), format!("--nofile={soft}:")]));
     assert_eq!(code, Some(0), "{why}");
 }
 

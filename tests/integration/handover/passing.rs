@@ -51,13 +51,13 @@ fn clients(node: &Node, a: &Shim, wanted: u64, row: usize) -> Vec<TcpStream> {
             return Some(());
         }
         let row = row.min(MOST - clients.len());
-        clients.extend((0..row).map(|_| says(connect(node.listen))));
+        clients.extend((0..row).map(|_| with_hello(connect(node.listen))));
         None
     });
     clients
 }
 
-fn says(mut client: TcpStream) -> TcpStream {
+fn with_hello(mut client: TcpStream) -> TcpStream {
     client.write_all(&client_hello(64)).unwrap();
     client
 }
@@ -156,7 +156,7 @@ fn a_sibling_that_is_full_takes_no_connection() {
         if of_a >= 4 && of_b >= MOST {
             return Some(of_a);
         }
-        clients.push(says(connect(node.listen)));
+        clients.push(with_hello(connect(node.listen)));
         None
     });
     drop(first);
@@ -238,7 +238,7 @@ fn a_ramp_moves_clients() {
                 return Some(());
             }
             let row = (4 * bound).min(MOST - clients.len());
-            clients.extend((0..row).map(|_| says(connect_from(from_afar(fresh_ip()).into(), node.listen))));
+            clients.extend((0..row).map(|_| with_hello(connect_from(from_afar(fresh_ip()).into(), node.listen))));
             None
         });
         for client in &clients {

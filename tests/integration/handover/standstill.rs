@@ -34,7 +34,7 @@ impl Stopped {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "handover::standstill::instance", "--nocapture"]).env(INSTANCE, address.to_string());
         let process = Running::start(&mut command);
-        let line = process.says("certificate: ");
+        let line = process.prints("certificate: ");
         let pem = line.split("certificate: ").nth(1).unwrap().replace('|', "\n");
         let ca = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
         let shim = node.joined("a", address, options);

@@ -136,7 +136,7 @@ fn a_shim_that_ends_resets_both_ends() {
             expect_end(&mut instance);
             ends.push((client, instance));
         }
-        shim.tell(Stop::Now);
+        shim.request(Stop::Now);
         assert_eq!(shim.ended().cut, 6);
         for (mut client, instance) in ends {
             expect_reset(&mut client);

@@ -217,7 +217,7 @@ fn a_queued_client_does_not_stay_with_an_instance_that_leaves() {
         let (mut opened, mut waits) = (client(&shim), client(&shim));
         let attempt = own.accept();
         until_waiting(&shim, 1);
-        shim.tell(Stop::Drain);
+        shim.request(Stop::Drain);
         let _other = answer(other.accept());
         let _own = answer(attempt);
         for client in [&mut opened, &mut waits] {

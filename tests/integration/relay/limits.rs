@@ -49,7 +49,7 @@ fn a_client_in_the_backlog_of_a_leaving_shim_is_served() {
         for client in &mut waiting {
             client.write_all(&client_hello(100)).unwrap();
         }
-        shim.tell(Stop::Drain);
+        shim.request(Stop::Drain);
         for client in &mut waiting {
             assert!(read(client, 100) == client_hello(100));
         }

@@ -465,7 +465,7 @@ fn what_is_queued_when_a_shim_leaves_is_served() {
     for threads in THREADS {
         let shim = Shim::start(Backend::new().serve(echo), threads, &[]);
         let mut clients: Vec<_> = (0..CLIENTS).map(|_| shim.client()).collect();
-        shim.tell(Stop::Drain);
+        shim.request(Stop::Drain);
         for client in &mut clients {
             ping(client, b"still");
         }

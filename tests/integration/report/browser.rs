@@ -76,7 +76,7 @@ impl Browser {
     }
 
     /// Width in CSS pixels, and `light` or `dark`.
-    pub(crate) fn look(&mut self, width: u32, scheme: &str) {
+    pub(crate) fn emulate(&mut self, width: u32, scheme: &str) {
         let metrics = json!({"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false});
         self.call("Emulation.setDeviceMetricsOverride", metrics);
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);

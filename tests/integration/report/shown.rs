@@ -19,7 +19,7 @@ fn the_page_fits_and_is_quiet() {
         let file = dir.path().join(format!("{name}.html"));
         write(&report, None, Some(&file)).unwrap();
         for (width, scheme) in [(360, "light"), (360, "dark"), (1280, "light"), (1280, "dark")] {
-            browser.look(width, scheme);
+            browser.emulate(width, scheme);
             let events = browser.open(&file);
             let shown = format!("{name} at {width} px, {scheme}");
             for event in &events {
