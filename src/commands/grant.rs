@@ -102,7 +102,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
     let file = match &args.write {
         Some(file) => {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
-            checks.note(files::check(&file).map_err(|why| format!("--write {why}")));
+            checks.ok(files::check(&file).map_err(|why| format!("--write {why}")));
             Some(file)
         }
         None => {

@@ -260,16 +260,16 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_cannot_be_used_is_named() {
-        let told = |from: &str, to: &str| parsed(&ADMIN.replace(from, to)).unwrap_err();
-        assert!(told("admin@k\nclusters", "other\nclusters").starts_with("contexts: there is no context of the name"));
-        assert!(told("user: admin}", "user: eve}").starts_with("users: there is no user of the name \"eve\""));
-        assert!(told("https:", "http:").starts_with("server: \"http://10.0.0.5:6443\" is no URL"));
-        assert!(told("Q0E=", "Q0E").starts_with("certificate-authority-data: it is no base64"));
-        assert!(told("certificate-authority-data", "insecure").starts_with("certificate-authority: it is missing"));
-        assert!(told("admin.key", "none.key").starts_with("client-key: cannot read none.key"));
-        assert!(told("client-key:", "x:").starts_with("user: it has neither"));
-        assert!(told("client-key:", "exec: {command: aws}\n    x:").starts_with("exec: berth cannot log in that way"));
-        assert!(told("current-context", "x").starts_with("current-context: it is not set"));
+        let error = |from: &str, to: &str| parsed(&ADMIN.replace(from, to)).unwrap_err();
+        assert!(error("admin@k\nclusters", "other\nclusters").starts_with("contexts: there is no context of the name"));
+        assert!(error("user: admin}", "user: eve}").starts_with("users: there is no user of the name \"eve\""));
+        assert!(error("https:", "http:").starts_with("server: \"http://10.0.0.5:6443\" is no URL"));
+        assert!(error("Q0E=", "Q0E").starts_with("certificate-authority-data: it is no base64"));
+        assert!(error("certificate-authority-data", "insecure").starts_with("certificate-authority: it is missing"));
+        assert!(error("admin.key", "none.key").starts_with("client-key: cannot read none.key"));
+        assert!(error("client-key:", "x:").starts_with("user: it has neither"));
+        assert!(error("client-key:", "exec: {command: aws}\n    x:").starts_with("exec: berth cannot log in that way"));
+        assert!(error("current-context", "x").starts_with("current-context: it is not set"));
         assert!(parsed("").is_err() && parsed("[").is_err() && parsed("a: b").is_err());
     }
 

@@ -261,7 +261,7 @@ mod tests {
         assert!(!expiry.expired("a"));
     }
 
-    /// Whatever the outage was: the process stopped, the apiserver did not answer, or said that it cannot.
+    /// Whatever the outage was: the process stopped, the apiserver did not answer, or answered with an error.
     #[test]
     fn nothing_expires_by_an_outage() {
         let mut expiry = Expiry::default();

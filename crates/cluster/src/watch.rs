@@ -39,13 +39,13 @@ pub type Objects = BTreeMap<String, Value>;
 pub async fn follow<C: Future<Output = Result<Client, Error>>>(
     client: impl Fn() -> C,
     list: &str,
-    mut tell: impl FnMut(Result<&Objects, &Error>),
+    mut publish: impl FnMut(Result<&Objects, &Error>),
 ) {
     let mut pauses = pauses();
     loop {
         let began = Instant::now();
-        let Err(error) = list_and_watch(&client, list, &mut tell).await;
-        tell(Err(&error));
+        let Err(error) = list_and_watch(&client, list, &mut publish).await;
+        publish(Err(&error));
         if began.elapsed() >= LASTED {
             pauses = self::pauses();
         }
@@ -65,13 +65,13 @@ enum Never {}
 async fn list_and_watch<C: Future<Output = Result<Client, Error>>>(
     client: &impl Fn() -> C,
     list: &str,
-    tell: &mut impl FnMut(Result<&Objects, &Error>),
+    publish: &mut impl FnMut(Result<&Objects, &Error>),
 ) -> Result<Never, Error> {
     let read = client().await?.get(list).await?;
     let mut version = read["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
     let items = read["items"].as_array().into_iter().flatten();
     let mut objects: Objects = items.filter_map(|item| Some((name(item)?, item.clone()))).collect();
-    let mut told = false;
+    let mut published = false;
     loop {
         let path = format!(
             "{list}&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}"
@@ -80,8 +80,8 @@ async fn list_and_watch<C: Future<Output = Result<Client, Error>>>(
         let (began, mut any) = (Instant::now(), false);
         let mut watch = Watch::begin(&client, &path).await?;
         // Not before: a list that may be read but not watched is one lasting failure, not one that comes and goes.
-        if !std::mem::replace(&mut told, true) {
-            tell(Ok(&objects));
+        if !std::mem::replace(&mut published, true) {
+            publish(Ok(&objects));
         }
         while let Some(events) = watch.next(&client).await? {
             let mut changed = false;
@@ -106,7 +106,7 @@ async fn list_and_watch<C: Future<Output = Result<Client, Error>>>(
                 }
             }
             if changed {
-                tell(Ok(&objects));
+                publish(Ok(&objects));
             }
         }
         if !any && began.elapsed() < SHORT {

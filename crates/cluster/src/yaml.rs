@@ -455,15 +455,15 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_told_with_its_line() {
-        let told = |text: &str| parse(text).unwrap_err();
-        assert_eq!(told("a: 1\nb: [").line, 3);
-        assert_eq!(told("a: 1\nb: 2\na: 3").to_string(), "3: a is there twice, in line 1 too: keep one");
-        assert!(told("a: 1\n[b]: 2").to_string().starts_with("2: a key is a list"));
+        let refused = |text: &str| parse(text).unwrap_err();
+        assert_eq!(refused("a: 1\nb: [").line, 3);
+        assert_eq!(refused("a: 1\nb: 2\na: 3").to_string(), "3: a is there twice, in line 1 too: keep one");
+        assert!(refused("a: 1\n[b]: 2").to_string().starts_with("2: a key is a list"));
         for disputed in ["\u{feff}b: 2", "b: \u{85}", "# \u{2028}", "b: 2\rc: 3"] {
-            assert!(told(&format!("a: 1\n{disputed}")).to_string().starts_with("2: a "));
+            assert!(refused(&format!("a: 1\n{disputed}")).to_string().starts_with("2: a "));
         }
         assert!(parse("\u{feff}a: 1\r\nb: 2\r\n").is_ok());
-        assert!(told(&"[".repeat(100)).message.contains("nested too deeply"));
+        assert!(refused(&"[".repeat(100)).message.contains("nested too deeply"));
         assert!(parse(&"[".repeat(100_000)).is_err());
     }
 

@@ -27,7 +27,7 @@ async fn asks_with_certificate_token_and_prefix() {
     assert!(request.starts_with("PUT ") && request.contains("application/json"), "{request}");
 }
 
-/// With several control-plane nodes the server of a kubeconfig says nothing of one of them.
+/// With several control-plane nodes the server of a kubeconfig may be any of them.
 #[tokio::test]
 async fn another_address_is_dialled_with_the_same_credentials() {
     let mut server = serve(answer("200 OK", "ok")).await;
@@ -129,29 +129,29 @@ async fn a_list_is_followed_through_watches_that_end() {
     })
     .await;
     let client = Client::new(&server.access).unwrap();
-    // Of the time only the pauses after failures pass: each is over at once.
+    // Of the time only the pauses after failures pass: each ends at once.
     tokio::time::pause();
     let _still = still_time();
     let next = || tokio::time::advance(Duration::from_secs(60));
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (to, mut results) = tokio::sync::mpsc::unbounded_channel();
     let following = follow(
         || async { Ok(client.clone()) },
         "/l?x=y",
         |seen| {
             let seen = seen.map(|objects| objects.keys().cloned().collect::<Vec<_>>().join(","));
-            let _ = tell.send(seen.map_err(ToString::to_string));
+            let _ = to.send(seen.map_err(ToString::to_string));
         },
     );
     let look = async {
         for expected in ["a", "a,b", "b"] {
-            assert_eq!(told.recv().await.unwrap().unwrap(), expected);
+            assert_eq!(results.recv().await.unwrap().unwrap(), expected);
         }
-        assert!(told.recv().await.unwrap().unwrap_err().ends_with("too old"));
+        assert!(results.recv().await.unwrap().unwrap_err().ends_with("too old"));
         next().await;
-        // A list that may not be watched is not told: it would be a failure that comes and goes.
-        assert!(told.recv().await.unwrap().unwrap_err().ends_with("no watch"));
+        // A list that may not be watched is not published: it would be a failure that comes and goes.
+        assert!(results.recv().await.unwrap().unwrap_err().ends_with("no watch"));
         next().await;
-        assert!(told.recv().await.unwrap().is_err());
+        assert!(results.recv().await.unwrap().is_err());
     };
     tokio::select! {
         () = following => {}

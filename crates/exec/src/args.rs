@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(value(&args, "--cert-dir"), Some(OsStr::new("--cert-dir")));
         set(&mut args, "--cert-dir", "/e".as_ref());
         assert_eq!(args, argv(&["x", "--cert-dir=/e"]));
-        // Its value is missing: kube-apiserver says so.
+        // Its value is missing: kube-apiserver reports that.
         assert_eq!(value(&argv(&["--cert-dir"]), "--cert-dir"), None);
     }
 

@@ -1,7 +1,7 @@
 //! The Leases of the instances that the shim represents, and those that have expired.
 
 use crate::api::Api;
-use crate::slices::take_out;
+use crate::slices::remove_slice;
 use crate::token::TokenFile;
 use crate::{Facts, RepresentedInstance, jittered};
 use berth_cluster::client;
@@ -107,7 +107,7 @@ impl Leases {
         if renewed {
             self.sweep(&list).await;
         } else {
-            // If no Lease can be written, all look expired.
+            // If no Lease can be written, all seem expired.
             self.expiry.failed();
         }
     }
@@ -189,7 +189,7 @@ impl Leases {
             let lease = lease.as_ref().filter(|lease| !nodes.contains(&lease.node));
             let slices = lease.map(|lease| Family::ALL.map(|family| service::slice_name(&lease.node, family)));
             for slice in slices.iter().flatten() {
-                if !take_out(&self.api, slice).await {
+                if !remove_slice(&self.api, slice).await {
                     // Its Lease stays, as there is something left to do. What fails once may hang.
                     return;
                 }
@@ -243,7 +243,7 @@ mod tests {
         let files = [("kubeconfig", kubeconfig.as_str()), ("ca.crt", ca.as_str()), ("token", "t0ken")];
         files.iter().for_each(|(name, text)| fs::write(file(name), text).unwrap());
         let address = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap();
-        let (address, (_tell, facts)) = (address.parse().unwrap(), watch::channel(Facts::default()));
+        let (address, (_sender, facts)) = (address.parse().unwrap(), watch::channel(Facts::default()));
         let credentials = Credentials::Kubeconfig(file("kubeconfig"));
         let api = Arc::new(Api::new(credentials, address, facts, watch::channel(None).0, Arc::new(|_, _| {})));
         for (name, text) in files {

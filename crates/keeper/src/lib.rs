@@ -206,10 +206,10 @@ impl Keeper {
         let Links { facts, status, count } = links;
         status.send_replace(Some(ClusterStatus::default()));
         let going = watch::Sender::new(false);
-        let (tell, out) = watch::channel(false);
+        let (to, out) = watch::channel(false);
         let api = Arc::new(Api::new(config.credentials, addresses[0], facts.clone(), status, count));
         let keeper = Self {
-            slices: Some(Slices::new(api.clone(), &config.node, addresses, tell)),
+            slices: Some(Slices::new(api.clone(), &config.node, addresses, to)),
             leases: Leases {
                 api,
                 holder: format!("{}_{:016x}", config.node, getrandom::u64()?),

@@ -111,7 +111,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever came before: a lone shim that goes, or refuses, is not named; nobody writes who has not joined; and the
+        /// Whatever came before: a lone shim that goes, or refuses, is not named; no shim writes that has not joined; and the
         /// slice of one that serves goes only after another was named all the while.
         #[test]
         fn the_promise_holds(steps in prop::collection::vec((0u64..20, sights()), 1..40)) {

@@ -164,7 +164,7 @@ async fn follow_reconciled(api: Arc<Api>, to: watch::Sender<Option<Value>>) {
 }
 
 /// Whether a slice is not in the Service.
-pub(crate) async fn take_out(api: &Api, name: &str) -> bool {
+pub(crate) async fn remove_slice(api: &Api, name: &str) -> bool {
     let path = service::slice_path(name);
     api.ask("delete_slice", name, async |client| client::found(client.delete(&path).await)).await.is_some()
 }
@@ -196,7 +196,7 @@ impl Slice {
         if matches!(self.made, Some((false, _))) {
             return true;
         }
-        let removed = take_out(api, &self.name).await;
+        let removed = remove_slice(api, &self.name).await;
         if removed {
             self.set(false);
         }

@@ -110,7 +110,7 @@ mod tests {
             STANDARD.encode(&server.access.ca)
         );
         fs::write(&kubeconfig, text).unwrap();
-        let (_tell, facts) = watch::channel(Facts::default());
+        let (_sender, facts) = watch::channel(Facts::default());
         let credentials = Credentials::Kubeconfig(kubeconfig);
         let api = Api::new(credentials, berth, facts, watch::channel(None).0, Arc::new(|_, _| {}));
         let file = TokenFile::new(&path, &"a".parse().unwrap());

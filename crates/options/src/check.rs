@@ -27,7 +27,7 @@ const MOST_OPENINGS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
 /// Checks the options of the place. A mistake leaves `None`.
 pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
     let parsed = args.listen.iter().map(|text| listen(text));
-    let listen: Vec<_> = parsed.filter_map(|parsed| checks.note(parsed)).collect();
+    let listen: Vec<_> = parsed.filter_map(|parsed| checks.ok(parsed)).collect();
     if args.listen.is_empty() {
         checks.wrong("--listen is not given: name the apiserver's public address, such as 10.0.0.5:6443");
     }
@@ -48,7 +48,7 @@ pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
         ));
     }
     let instance = args.instance.as_deref().map(InstanceId::parse).transpose();
-    let instance = checks.note(instance.map_err(|error| format!("--instance: {error}"))).flatten();
+    let instance = checks.ok(instance.map_err(|error| format!("--instance: {error}"))).flatten();
     let run_dir = args.run_dir.run_dir.clone().unwrap_or_else(RunDir::default_path);
     (!listen.is_empty()).then_some(Place { listen, instance, run_dir })
 }
@@ -187,10 +187,10 @@ fn config(
         text => {
             let number = text.parse().ok().filter(|number| *number <= MOST_OPENINGS).map(MaxOpenings::Fixed);
             let wrong = || format!("--max-openings {text}: give auto, off or a whole number from 1 to {MOST_OPENINGS}");
-            c.note(number.ok_or_else(wrong)).unwrap_or_default()
+            c.ok(number.ok_or_else(wrong)).unwrap_or_default()
         }
     };
-    let first = args.first.iter().filter_map(|text| c.note(cidr(text))).collect();
+    let first = args.first.iter().filter_map(|text| c.ok(cidr(text))).collect();
     let lease = c.duration("--lease", &args.lease, Duration::from_millis(300));
     if lease > lease::LONGEST {
         c.wrong(format!(
@@ -272,7 +272,7 @@ pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Chec
     ];
     for (option, file) in files.into_iter().filter_map(|(option, file)| Some((option, file.as_ref()?))) {
         if https {
-            checks.note(readable(option, file));
+            checks.ok(readable(option, file));
         }
     }
     config
@@ -285,8 +285,9 @@ pub fn check_probe_options(args: &ProbeArgs, path: &str, strict: bool, checks: &
         checks.wrong(format!("--probe-path {path:?}: give a path such as /readyz"));
     }
     if https && args.probe_insecure && args.probe_ca.is_some() {
-        checks
-            .wrong("--probe-insecure with --probe-ca: the first says not to check, the second against what: drop one");
+        checks.wrong(
+            "--probe-insecure with --probe-ca: the first turns off the check that the second configures: drop one",
+        );
     }
     if https && strict && !args.probe_insecure && args.probe_ca.is_none() {
         checks.wrong(
@@ -313,7 +314,7 @@ pub fn check_probe_options(args: &ProbeArgs, path: &str, strict: bool, checks: &
              certificate is checked: name --probe-ca",
         );
     }
-    let server_name = checks.note(ServerName::try_from(args.probe_server_name.clone()).map_err(|_| {
+    let server_name = checks.ok(ServerName::try_from(args.probe_server_name.clone()).map_err(|_| {
         format!("--probe-server-name {:?}: give a DNS name or IP address from the certificate", args.probe_server_name)
     }));
     let timeout = checks.duration("--probe-timeout", &args.probe_timeout, Duration::from_millis(10));
@@ -390,7 +391,7 @@ mod tests {
                     --keepalive-idle 1500ms --keepalive-interval 1h60000s --keepalive-probes 0 --user-timeout x \
                     --admin 10.0.0.5:6443 --bind-wait soon"
             .replace("--drain-timeout -8s", "--drain-timeout=-8s");
-        let told = serve(&args).unwrap_err();
+        let errors = serve(&args).unwrap_err();
         let expected = [
             "--listen \"nowhere\": ",
             "--listen \"[::]:6443,fast\": ",
@@ -420,10 +421,10 @@ mod tests {
             "--bind-wait soon: ",
         ];
         for start in expected {
-            assert_eq!(told.iter().filter(|told| told.starts_with(start)).count(), 1, "{start} in {told:#?}");
+            assert_eq!(errors.iter().filter(|error| error.starts_with(start)).count(), 1, "{start} in {errors:#?}");
         }
-        assert_eq!(told.len(), expected.len(), "{told:#?}");
-        assert!(told.iter().all(|told| !told.contains('\n') && told.contains(": ")), "{told:#?}");
+        assert_eq!(errors.len(), expected.len(), "{errors:#?}");
+        assert!(errors.iter().all(|error| !error.contains('\n') && error.contains(": ")), "{errors:#?}");
     }
 
     #[test]
@@ -453,9 +454,9 @@ mod tests {
 
     #[test]
     fn somebody_must_say_where_the_apiserver_is() {
-        let told = serve("--listen 10.0.0.5:6443 --probe tcp").unwrap_err();
-        assert_eq!(told.len(), 1);
-        assert!(told[0].contains("--backend") && told[0].contains("--instance"), "{told:?}");
+        let errors = serve("--listen 10.0.0.5:6443 --probe tcp").unwrap_err();
+        assert_eq!(errors.len(), 1);
+        assert!(errors[0].contains("--backend") && errors[0].contains("--instance"), "{errors:?}");
         // A random name would never get a record, but with an address it names the shim.
         assert_eq!(serve("--listen 10.0.0.5:6443 --probe tcp --backend 127.1.2.3:1").unwrap().place.instance, None);
     }
@@ -463,35 +464,35 @@ mod tests {
     #[test]
     fn an_https_probe_says_what_it_trusts() {
         let place = "--listen 10.0.0.5:6443 --instance a";
-        let told = |args: &str| serve(&format!("{place} {args}")).err().unwrap_or_default();
-        let none = told("");
+        let errors = |args: &str| serve(&format!("{place} {args}")).err().unwrap_or_default();
+        let none = errors("");
         assert!(none.len() == 1 && none[0].contains("--probe-ca") && none[0].contains("--probe-insecure"), "{none:?}");
-        assert_eq!(told("--probe-insecure"), [""; 0]);
-        assert_eq!(told("--probe tcp"), [""; 0]);
+        assert_eq!(errors("--probe-insecure"), [""; 0]);
+        assert_eq!(errors("--probe tcp"), [""; 0]);
         let file = tempfile::NamedTempFile::new().unwrap();
         let file = file.path().display();
-        assert_eq!(told(&format!("--probe-ca {file} --probe-token-file {file}")), [""; 0]);
-        let leaked = told(&format!("--probe-insecure --probe-token-file {file}"));
+        assert_eq!(errors(&format!("--probe-ca {file} --probe-token-file {file}")), [""; 0]);
+        let leaked = errors(&format!("--probe-insecure --probe-token-file {file}"));
         assert!(leaked.len() == 1 && leaked[0].contains("credentials go only to"), "{leaked:?}");
-        assert_eq!(told("--probe tcp --probe-ca /nonexistent"), [""; 0], "a TCP probe reads no files");
+        assert_eq!(errors("--probe tcp --probe-ca /nonexistent"), [""; 0], "a TCP probe reads no files");
     }
 
     #[test]
     fn listening_where_the_backend_is_is_refused() {
         assert_eq!(mistakes(""), [""; 0]);
-        let told = |args: &str, part: &str| {
-            let told = serve(&format!("--probe tcp {args}")).unwrap_err();
-            assert!(told.len() == 1 && told[0].contains(part), "{part} in {told:?}");
+        let errors = |args: &str, part: &str| {
+            let errors = serve(&format!("--probe tcp {args}")).unwrap_err();
+            assert!(errors.len() == 1 && errors[0].contains(part), "{part} in {errors:?}");
         };
-        told("--listen 127.1.2.3:6443 --backend 127.1.2.3:6443", "relay to itself");
-        told("--listen [::ffff:127.1.2.3]:6443 --backend 127.1.2.3:6443", "relay to itself");
-        told("--listen 10.0.0.5:6443 --listen 0.0.0.0:6443 --backend 127.1.2.3:6443", "--listen 10.0.0.5:7443");
-        told("--listen 10.0.0.5:7443 --listen 0.0.0.0:7443 --backend 127.1.2.3:7443", "--listen 10.0.0.5:8443");
-        told("--listen 0.0.0.0:6443 --backend 127.1.2.3:7443", "cannot be a wildcard");
-        told("--listen 10.0.0.5:6443 --backend 0.0.0.0:6443", "--backend 0.0.0.0:6443");
-        told("--listen 10.0.0.5:6443 --backend 127.1.2.3:0", "--backend 127.1.2.3:0");
-        told("--listen 10.0.0.5:6443 --instance a --listen 0.0.0.0:6443", "clashes");
-        told("--listen 10.0.0.5:0 --instance a", "an apiserver needs a port that is known");
+        errors("--listen 127.1.2.3:6443 --backend 127.1.2.3:6443", "relay to itself");
+        errors("--listen [::ffff:127.1.2.3]:6443 --backend 127.1.2.3:6443", "relay to itself");
+        errors("--listen 10.0.0.5:6443 --listen 0.0.0.0:6443 --backend 127.1.2.3:6443", "--listen 10.0.0.5:7443");
+        errors("--listen 10.0.0.5:7443 --listen 0.0.0.0:7443 --backend 127.1.2.3:7443", "--listen 10.0.0.5:8443");
+        errors("--listen 0.0.0.0:6443 --backend 127.1.2.3:7443", "cannot be a wildcard");
+        errors("--listen 10.0.0.5:6443 --backend 0.0.0.0:6443", "--backend 0.0.0.0:6443");
+        errors("--listen 10.0.0.5:6443 --backend 127.1.2.3:0", "--backend 127.1.2.3:0");
+        errors("--listen 10.0.0.5:6443 --instance a --listen 0.0.0.0:6443", "clashes");
+        errors("--listen 10.0.0.5:0 --instance a", "an apiserver needs a port that is known");
         assert!(serve("--probe tcp --listen 10.0.0.5:7443 --listen 0.0.0.0:6443 --backend 127.1.2.3:7443").is_ok());
         assert!(serve("--probe tcp --listen 10.0.0.5:6443 --listen [::]:6443 --backend 127.1.2.3:6443").is_ok());
         assert_eq!(mistakes("--admin 10.0.0.5:6443").len(), 1);

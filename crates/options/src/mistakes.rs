@@ -21,7 +21,7 @@ impl Checks {
     }
 
     /// The value; else records the mistake.
-    pub fn note<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
+    pub fn ok<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
         result.map_err(|error| self.0.push(error.to_string())).ok()
     }
 
@@ -56,7 +56,7 @@ impl Checks {
 
     /// An address with a port.
     pub fn address(&mut self, option: &str, text: &str) -> Option<SocketAddr> {
-        self.note(text.parse().map_err(|_| {
+        self.ok(text.parse().map_err(|_| {
             format!("{option} {text:?}: give an IP address with a port, such as 127.0.0.1:6443 or [::1]:6443")
         }))
     }

@@ -106,7 +106,7 @@ fn supervise(parent: Pid, cgroups: &[(CString, CString)]) -> io::Result<()> {
             Ok(mask.thread_set_mask()?)
         }
         ForkResult::Parent { child } => {
-            // One of them is the pipe whose end tells the parent that the program was executed.
+            // One of them is the pipe whose end shows the parent that the program was executed.
             // SAFETY: nothing uses these descriptors any more.
             unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
             let code = watch(child, &awaited)
@@ -154,7 +154,7 @@ mod tests {
         let _ = writeln!(io::stderr(), "skipped: {why}");
     }
 
-    /// Runs a script as the first process; it has said something when this returns, unless there can be no namespaces here.
+    /// Runs a script as the first process; it has printed something when this returns, unless there can be no namespaces here.
     fn start(script: &str, cgroups: &[(PathBuf, PathBuf)]) -> Option<(Child, String)> {
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -214,7 +214,7 @@ mod tests {
         let Some((child, _)) = start(script, &[]) else { return };
         signal(&child, KILL_CHILD);
         assert_eq!(end(child), Some(128 + 9));
-        // By the end of what stays outside, and of who started that.
+        // By the end of what stays outside, and of its parent.
         let Some((child, _)) = start(script, &[]) else { return };
         signal(&child, Signal::SIGKILL);
         assert_eq!(end(child), None);

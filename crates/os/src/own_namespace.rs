@@ -3,7 +3,7 @@
 use nix::sched::{CloneFlags, unshare};
 use std::io::{self, Write as _};
 
-/// Runs a test on a thread that is in a new one. Where there is none, or the test says what is missing, it is skipped.
+/// Runs a test on a thread that is in a new one. Where there is none, or the test returns what is missing, it is skipped.
 pub(crate) fn run(name: &str, test: impl FnOnce() -> Result<(), String> + Send + 'static) {
     let thread = std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string())?;

@@ -29,8 +29,8 @@ impl Pipe {
         Ok(splice(socket, None, &self.write, None, length, flags())?)
     }
 
-    /// Takes out what is in the pipe, `length` bytes.
-    pub fn take(&self, length: usize) -> io::Result<Vec<u8>> {
+    /// Reads what is in the pipe, `length` bytes.
+    pub fn read(&self, length: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; length];
         let mut at = 0;
         while at < length {

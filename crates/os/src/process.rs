@@ -42,7 +42,7 @@ pub fn lacks_for_bpf() -> io::Result<Vec<&'static str>> {
 }
 
 /// Processors that are online: how much at once can be computed on this node, whatever share of it this process has.
-pub fn processors() -> usize {
+pub fn cpus() -> usize {
     let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
     online.and_then(|online| usize::try_from(online).ok()).unwrap_or(1).max(1)
 }
@@ -477,8 +477,8 @@ mod tests {
         }
         let name = "process::tests::the_limit_of_locked_memory_is_raised_as_far_as_it_may_be";
         let mut child = Command::new(std::env::current_exe().unwrap());
-        let said = child.args(["--exact", name]).env(LIMITED, "").output().unwrap();
-        let text = String::from_utf8_lossy(&said.stdout);
-        assert!(said.status.success() && text.contains("1 passed"), "{text}");
+        let output = child.args(["--exact", name]).env(LIMITED, "").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
     }
 }

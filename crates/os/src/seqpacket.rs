@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(receive(to.as_fd(), &mut buffer).unwrap().descriptors.len(), 0);
     }
 
-    /// The kernel installs as many as fit and says that there were more.
+    /// The kernel installs as many as fit and reports that there were more.
     #[test]
     fn too_many_descriptors_leave_none_behind() {
         let (from, to) = pair();

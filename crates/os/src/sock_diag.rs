@@ -306,12 +306,12 @@ mod tests {
     }
 
     /// Waits for what the kernel does when it comes to it.
-    fn eventually<T: PartialEq + std::fmt::Debug>(said: impl Fn() -> T, expected: &T) {
+    fn eventually<T: PartialEq + std::fmt::Debug>(actual: impl Fn() -> T, expected: &T) {
         let begun = Instant::now();
-        while said() != *expected && begun.elapsed() < Duration::from_secs(60) {
+        while actual() != *expected && begun.elapsed() < Duration::from_secs(60) {
             std::thread::yield_now();
         }
-        assert_eq!(said(), *expected);
+        assert_eq!(actual(), *expected);
     }
 
     /// Asks once more when the machine was so busy that the kernel's reply was not read in time.
@@ -408,7 +408,7 @@ mod tests {
             let (_client, connection) = connected((NODE, PORT), &ours);
             assert_eq!(counted(&[]), (1, 0));
             connection.shutdown(Shutdown::Write).unwrap();
-            assert_eq!(counted(&[]), (0, 0), "who has said that it is done waits for the peer alone");
+            assert_eq!(counted(&[]), (0, 0), "a socket that sent its FIN waits for the peer alone");
         });
     }
 
@@ -471,7 +471,7 @@ mod tests {
     }
 
     /// As the kernel reports it, between attributes that were not requested.
-    fn told(entry: &Entry) -> Vec<u8> {
+    fn encoded(entry: &Entry) -> Vec<u8> {
         let mut body = vec![0; 72];
         body[0] = libc::AF_INET as u8;
         body[4..6].copy_from_slice(&entry.local.port().to_be_bytes());
@@ -499,7 +499,7 @@ mod tests {
     }
 
     fn answer(sockets: &[Entry]) -> Vec<u8> {
-        let mut answer: Vec<u8> = sockets.iter().flat_map(told).collect();
+        let mut answer: Vec<u8> = sockets.iter().flat_map(encoded).collect();
         answer.extend(message(libc::NLMSG_DONE, libc::NLM_F_MULTI, &0_i32.to_ne_bytes()));
         answer
     }
@@ -515,7 +515,7 @@ mod tests {
         fn what_is_cut_off_is_refused(sockets in prop::collection::vec(any_entry(), 1..4), cut: prop::sample::Index) {
             let answer = answer(&sockets);
             let cut = cut.index(answer.len());
-            let ends = sockets.iter().scan(0, |end, entry| { *end += told(entry).len(); Some(*end) });
+            let ends = sockets.iter().scan(0, |end, entry| { *end += encoded(entry).len(); Some(*end) });
             match parse(&answer[..cut]) {
                 Ok(part) => prop_assert!(!part.is_last && ends.into_iter().any(|end| end == cut)),
                 Err(error) => prop_assert_eq!(error.kind(), io::ErrorKind::InvalidData),

@@ -117,7 +117,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
 /// Reads what has arrived, whatever the event loop's readiness.
 ///
 /// # Errors
-/// What recv(2) says; `EWOULDBLOCK` when nothing has arrived, on a non-blocking socket.
+/// Those of recv(2); `EWOULDBLOCK` when nothing has arrived, on a non-blocking socket.
 pub fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     (&*SockRef::from(&socket)).read(buffer)
 }
@@ -176,13 +176,13 @@ pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// Whether a socket can be made to search odd and even ports alike: Linux 6.8. Before that, connect() tries
 /// odd ports (one half) only when every even one is in use, and all even ones each time.
 pub fn takes_every_port() -> bool {
-    static TAKES: LazyLock<bool> = LazyLock::new(|| {
+    static SUPPORTED: LazyLock<bool> = LazyLock::new(|| {
         let is_new = KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 8, 0));
         let set = || set_every_port(Socket::new(Domain::IPV4, Type::STREAM, None)?.as_fd());
         // What only calls itself Linux may not know the option.
         is_new && set().is_ok()
     });
-    *TAKES
+    *SUPPORTED
 }
 
 /// Gives the socket a range of ports of its own (`IP_LOCAL_PORT_RANGE`), which is why both halves count. The range is
@@ -345,7 +345,7 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (server, _) = listener.accept().unwrap();
         assert!(!has_ended(&server));
-        client.write_all(b"said").unwrap();
+        client.write_all(b"sent").unwrap();
         assert!(!has_ended(&server));
         client.shutdown(Shutdown::Write).unwrap();
         assert!(has_ended(&server));
@@ -389,7 +389,7 @@ mod tests {
                 let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
                 let mut length = size_of_val(&info) as libc::socklen_t;
                 let (level, fd) = (libc::IPPROTO_TCP, listener.as_raw_fd());
-                // SAFETY: `info` is there to be written to, as long as `length` says.
+                // SAFETY: `info` is alive and has room for `length` bytes.
                 let got =
                     unsafe { libc::getsockopt(fd, level, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length) };
                 // Of a listener it is the length of its queue.
@@ -401,7 +401,7 @@ mod tests {
 
     #[test]
     fn an_apiserver_without_berth_can_listen_while_a_client_of_berth_is_connected() {
-        // The port is of all addresses: where somebody else has it, another is tried, none of those from which the
+        // The port is of all addresses: where another process has it, another is tried, none of those from which the
         // kernel gives to clients (after other tests there is one in TIME_WAIT at each).
         let tried = (0..20).any(|_| {
             let port = 20_000 + getrandom::u32().unwrap() % 10_000;

@@ -45,7 +45,7 @@ const QUIET: Duration = Duration::from_secs(8);
 
 /// Window in which new connections are counted, and how often the count is checked.
 const COUNTED_FOR: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_millis(250);
+const INTERVAL: Duration = Duration::from_millis(250);
 
 /// Longest validity of one renewal, however long a sibling waits for a sign of life.
 const LONGEST_LEASE: Duration = Duration::from_secs(3);
@@ -199,7 +199,7 @@ struct Ends<'a> {
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
         self.direct.off(&mut self.on);
-        self.direct.note(Path::Off("the shim ends".to_owned()), Instant::now());
+        self.direct.record(Path::Off("the shim ends".to_owned()), Instant::now());
     }
 }
 
@@ -241,7 +241,7 @@ impl Direct {
                 let now =
                     PathState { path, ended, quiet: None, open: None, sample: None, opened: 0, ports: Weak::new() };
                 let lease = lease.min(LONGEST_LEASE);
-                let crowd = has_gate.then(|| u64::from(CROWD) * process::processors() as u64);
+                let crowd = has_gate.then(|| u64::from(CROWD) * process::cpus() as u64);
                 Ok(Some(Arc::new(Self { steered, relayed, lease, speedup, crowd, now: Mutex::new(now) })))
             }
             Err(error) if mode == DirectMode::Auto => {
@@ -271,11 +271,11 @@ impl Direct {
             if !matches!(path, Path::On(_)) {
                 self.off(&mut on.on);
             }
-            self.note(path, Instant::now());
+            self.record(path, Instant::now());
             tokio::select! {
                 changed = table.changed() => if changed.is_err() { return },
                 changed = turn.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(LOOK.min(self.lease / steering::RENEWALS)) => {}
+                () = tokio::time::sleep(INTERVAL.min(self.lease / steering::RENEWALS)) => {}
             }
         }
     }
@@ -315,8 +315,8 @@ impl Direct {
     /// Whether clients wait there, and none was accepted between two samples. A probe that only connects passes nevertheless.
     fn stands_still(&self, listener: SocketAddrV4, waiting: u64, at: Instant) -> bool {
         let mut now = self.now();
-        let (steered, before) = (now.opened(), now.sample.filter(|look| look.listener == listener));
-        if let Some(before) = before.filter(|before| at < before.at + LOOK) {
+        let (steered, before) = (now.opened(), now.sample.filter(|sample| sample.listener == listener));
+        if let Some(before) = before.filter(|before| at < before.at + INTERVAL) {
             return before.stands_still;
         }
         let stands_still = before.is_some_and(|before| {
@@ -366,7 +366,7 @@ impl Direct {
         *on = None;
     }
 
-    fn note(&self, path: Path, at: Instant) {
+    fn record(&self, path: Path, at: Instant) {
         let mut now = self.now();
         if path.is_calm() {
             (now.ended, now.quiet) = (None, None);

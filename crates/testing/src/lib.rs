@@ -142,10 +142,10 @@ pub fn still_time() -> impl Drop {
 pub async fn read_slowly<T>(path: &Path, text: &str, read: impl Future<Output = T>) -> (T, bool) {
     std::fs::remove_file(path).unwrap();
     nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let (ran, has_run) = std::sync::mpsc::channel();
+    let (ran, finished) = std::sync::mpsc::channel();
     let (path, text) = (path.to_owned(), text.to_owned());
     let disk = std::thread::spawn(move || {
-        let ran = has_run.recv_timeout(HANG).is_ok();
+        let ran = finished.recv_timeout(HANG).is_ok();
         // Waits for the reader, which may read it again afterwards.
         let mut slow = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

@@ -185,12 +185,12 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
         None => {
             let manifest =
                 std::path::absolute(&args.manifest).map_err(|error| format!("--manifest: {error}: give a path"));
-            checks.note(manifest).map(|manifest| RunningInstance::Pod { manifest })
+            checks.ok(manifest).map(|manifest| RunningInstance::Pod { manifest })
         }
         Some(text) => {
             let words = shell_words::split(text);
-            let words = checks
-                .note(words.map_err(|error| format!("--command: {error}: close it, or put a backslash before it")));
+            let words =
+                checks.ok(words.map_err(|error| format!("--command: {error}: close it, or put a backslash before it")));
             words.map(|words| RunningInstance::Process { command: words.into_iter().map(OsString::from).collect() })
         }
     };
@@ -205,7 +205,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
     let admin = args.admin.as_deref().and_then(|text| checks.address("--admin", text));
     // The daemon has another working directory.
     let directory = std::path::absolute(&args.dir.state_dir);
-    let directory = checks.note(directory.map_err(|error| format!("--state-dir: {error}: give a path")));
+    let directory = checks.ok(directory.map_err(|error| format!("--state-dir: {error}: give a path")));
     let options = match (running, probe, directory) {
         (Some(running), Some(probe), Some(directory)) => Some(BridgeOptions {
             running,

@@ -2,7 +2,7 @@
 
 use crate::cli::RehearseArgs;
 use berth_options::check::{Checks, Mistakes};
-use berth_os::process::processors;
+use berth_os::process::cpus;
 use berth_rehearse::apiserver::{Apiserver, Shutdown, has};
 use berth_rehearse::fault::Fault;
 use berth_rehearse::plan::{
@@ -75,7 +75,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     };
     for (option, path) in [("--json", &args.json), ("--report", &args.report)] {
         let Some(path) = path else { continue };
-        checks.note(berth_rehearse::report::check_writable(path).map_err(|error| format!("{option}: {error}")));
+        checks.ok(berth_rehearse::report::check_writable(path).map_err(|error| format!("{option}: {error}")));
     }
     let decides = via(&args.via);
     let compared: Vec<Via> = args.compare.iter().map(|name| via(name)).collect();
@@ -141,14 +141,14 @@ fn misplaced(fault: Fault, plan: &Plan) -> impl Iterator<Item = &'static str> {
 /// Finds the program of an option.
 fn program(option: &str, path: &Path, what: &str, checks: &mut Checks) -> Option<PathBuf> {
     let fix = |why| format!("{option} {}: {why}; give the path of {what} binary", path.display());
-    checks.note(find_program(path.as_os_str()).map_err(fix))
+    checks.ok(find_program(path.as_os_str()).map_err(fix))
 }
 
 fn apiserver(option: &str, text: &str, checks: &mut Checks) -> Option<Apiserver> {
     let fix = |why| format!("{option} {text:?}: {why}; give an apiserver's command, or stand-in for a simulated one");
-    let apiserver = checks.note(Apiserver::parse(text).map_err(fix))?;
+    let apiserver = checks.ok(Apiserver::parse(text).map_err(fix))?;
     if let Apiserver::Command { program, flags } = &apiserver {
-        checks.note(find_program(program).map_err(fix))?;
+        checks.ok(find_program(program).map_err(fix))?;
         for flag in OWN_FLAGS.iter().filter(|flag| has(flags, flag)) {
             checks.wrong(format!(
                 "{option}: --{flag} is the rehearsal's own, whose clients have to know and be known; leave it out"
@@ -216,7 +216,7 @@ fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) 
     }
     for (program, package) in [("ip", "iproute2"), ("nft", "nftables")] {
         let fix = |why| format!("--nodes: {why}; install {package}");
-        checks.note(find_program(program.as_ref()).map_err(fix));
+        checks.ok(find_program(program.as_ref()).map_err(fix));
     }
     let path = args.kube_proxy.as_deref().unwrap_or(Path::new("kube-proxy"));
     Some(Nodes { count, kube_proxy: program("--kube-proxy", path, "a kube-proxy", checks)? })
@@ -238,9 +238,9 @@ fn bridge(plan: &Plan, checks: &mut Checks) {
 
 /// Requirements of the direct path. `auto` continues without it.
 fn direct(plan: &mut Plan, checks: &mut Checks) {
-    let calm = CROWD / 2 * u32::try_from(processors()).unwrap_or(u32::MAX / CROWD);
+    let calm = CROWD / 2 * u32::try_from(cpus()).unwrap_or(u32::MAX / CROWD);
     let crowd = format!(
-        "for the processors of this machine, --rate {} is a crowd, which goes to the shims; give {calm} or less",
+        "for the CPUs of this machine, --rate {} is a crowd, which goes to the shims; give {calm} or less",
         plan.load.rate
     );
     let why = match plan.topology {
@@ -423,8 +423,8 @@ mod tests {
             assert_eq!(plan.direct, DirectMode::Off);
             assert!(plan.no_direct.unwrap().ends_with(why));
         }
-        // With more than 19 processors, no rate that can be given is a crowd.
-        if let Some(rate) = Some(processors() * 50 + 1).filter(|rate| *rate <= 1_000) {
+        // With more than 19 CPUs, no rate that can be given is a crowd.
+        if let Some(rate) = Some(cpus() * 50 + 1).filter(|rate| *rate <= 1_000) {
             let crowd = format!("--rate={rate}");
             let errors = typed(&["--direct=on", &crowd]).unwrap_err().0;
             assert!(

@@ -232,7 +232,7 @@ mod tests {
             pid: 7,
             step: Step::AwaitOwn,
             steering: true,
-            outcome: Some(BridgeOutcome::Abandoned("told".into())),
+            outcome: Some(BridgeOutcome::Abandoned("a reason".into())),
             temporary: TemporaryStatus {
                 address: "127.1.2.3:7000".parse().ok(),
                 pid: Some(8),
@@ -245,7 +245,7 @@ mod tests {
         };
         let line = text(&Reply::Status(Box::new(status.clone())));
         assert!(
-            line.contains(r#""step":"await-own""#) && line.contains(r#""outcome":"abandoned","why":"told""#),
+            line.contains(r#""step":"await-own""#) && line.contains(r#""outcome":"abandoned","why":"a reason""#),
             "{line}"
         );
         assert_eq!(serde_json::from_str::<Reply>(&line).unwrap(), Reply::Status(Box::new(status.clone())));

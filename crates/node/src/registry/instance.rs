@@ -7,7 +7,7 @@
 //!   releases it at once: two checks do not see each other, and a check never blocks an owner, which locks a new file
 //!   before that has a name.
 //! * **Gone means unlocked, not unlinked.** A shim that found a live record keeps its descriptor ([`HeldRecord`]) and checks
-//!   the lock by that from then on: a name that is removed, hidden or unreadable says nothing about the process.
+//!   the lock by that from then on: a name that is removed, hidden or unreadable does not show whether the process lives.
 //! * **Dead is final.** A file that was found unlocked is never locked again: a restarted instance writes a
 //!   new file and renames it over the old one.
 //! * **The time of death** is recorded by the first process that finds the record unlocked: it sets the file's modification

@@ -237,7 +237,7 @@ impl Plan {
             let fix = |why| {
                 format!("{option}: {why}; give a kube-apiserver's command that starts, or stand-in for a simulated one")
             };
-            if let Some(reported) = checks.note(asked.map_err(fix)) {
+            if let Some(reported) = checks.ok(asked.map_err(fix)) {
                 *version = reported;
             }
         }

@@ -118,7 +118,7 @@ impl TableWriter {
         if !renewed && self.table.borrow().instances.iter().any(|i| i.id == *id && i.address == address) {
             return None;
         }
-        let epoch = self.take_epoch();
+        let epoch = self.draw_epoch();
         let instance = BackendInstance {
             id: id.clone(),
             address,
@@ -157,7 +157,7 @@ impl TableWriter {
         seen: Observation,
         words: &str,
     ) -> Option<(InstanceHealth, InstanceHealth)> {
-        let (next_epoch, rejected) = (self.take_epoch(), seen == Observation::Rejected);
+        let (next_epoch, rejected) = (self.draw_epoch(), seen == Observation::Rejected);
         let mut observed = None;
         self.update(id, |instance| {
             if instance.epoch != epoch {
@@ -217,7 +217,7 @@ impl TableWriter {
         });
     }
 
-    fn take_epoch(&mut self) -> u64 {
+    fn draw_epoch(&mut self) -> u64 {
         let epoch = self.next_epoch;
         self.next_epoch += 1;
         epoch
@@ -236,7 +236,7 @@ mod tests {
         (writer, own, sibling)
     }
 
-    fn see(writer: &mut TableWriter, id: &InstanceId, seen: Observation) {
+    fn observe(writer: &mut TableWriter, id: &InstanceId, seen: Observation) {
         let (epoch, ..) = writer.epoch(id).unwrap();
         writer.observe(id, epoch, seen, "").unwrap();
     }
@@ -249,21 +249,21 @@ mod tests {
     fn own_first_then_sibling_then_fail_open() {
         let (mut writer, own, sibling) = writer();
         assert_eq!(picked(&writer), None, "none was ready yet");
-        see(&mut writer, &sibling, Observation::Pass);
+        observe(&mut writer, &sibling, Observation::Pass);
         assert_eq!(picked(&writer), Some(sibling.clone()));
-        see(&mut writer, &own, Observation::Pass);
+        observe(&mut writer, &own, Observation::Pass);
         assert_eq!(picked(&writer), Some(own.clone()));
-        see(&mut writer, &own, Observation::Fail);
+        observe(&mut writer, &own, Observation::Fail);
         assert_eq!(picked(&writer), Some(sibling.clone()), "a failing own one comes after a ready sibling's");
-        see(&mut writer, &sibling, Observation::Fail);
+        observe(&mut writer, &sibling, Observation::Fail);
         assert_eq!(picked(&writer), Some(own.clone()), "both fail: open");
-        see(&mut writer, &own, Observation::StandsStill);
+        observe(&mut writer, &own, Observation::StandsStill);
         assert_eq!(picked(&writer), Some(sibling.clone()), "one that fails its probe may be slow");
-        see(&mut writer, &sibling, Observation::StandsStill);
+        observe(&mut writer, &sibling, Observation::StandsStill);
         assert_eq!(picked(&writer), Some(own.clone()), "both stand still: open");
-        see(&mut writer, &own, Observation::Refused);
+        observe(&mut writer, &own, Observation::Refused);
         assert_eq!(picked(&writer), Some(sibling.clone()));
-        see(&mut writer, &sibling, Observation::Refused);
+        observe(&mut writer, &sibling, Observation::Refused);
         assert_eq!(picked(&writer), None, "fail open ends at a refused connect");
     }
 
@@ -271,32 +271,32 @@ mod tests {
     fn a_leaving_shim_prefers_a_ready_sibling() {
         let (mut writer, own, sibling) = writer();
         let leaving = |writer: &TableWriter| writer.table().pick_leaving(|_| true).map(|i| i.id.clone());
-        see(&mut writer, &own, Observation::Pass);
+        observe(&mut writer, &own, Observation::Pass);
         assert_eq!(leaving(&writer), Some(own.clone()), "no other is ready");
-        see(&mut writer, &sibling, Observation::Pass);
+        observe(&mut writer, &sibling, Observation::Pass);
         assert_eq!(leaving(&writer), Some(sibling.clone()));
-        see(&mut writer, &sibling, Observation::Fail);
+        observe(&mut writer, &sibling, Observation::Fail);
         assert_eq!(leaving(&writer), Some(own), "the own one is better than a failing sibling's");
     }
 
     #[test]
     fn a_fallback_is_used_where_no_other_is_ready() {
         let (mut writer, own, sibling) = writer();
-        see(&mut writer, &own, Observation::Pass);
-        see(&mut writer, &sibling, Observation::Pass);
+        observe(&mut writer, &own, Observation::Pass);
+        observe(&mut writer, &sibling, Observation::Pass);
         writer.set_fallback(&own, true);
         assert_eq!(picked(&writer), Some(sibling.clone()));
-        see(&mut writer, &sibling, Observation::Refused);
+        observe(&mut writer, &sibling, Observation::Refused);
         assert_eq!(picked(&writer), Some(own));
     }
 
     #[test]
     fn a_refusal_of_an_earlier_epoch_does_not_count_in_the_next() {
         let (mut writer, own, _) = writer();
-        see(&mut writer, &own, Observation::Pass);
+        observe(&mut writer, &own, Observation::Pass);
         let (old, ..) = writer.epoch(&own).unwrap();
-        see(&mut writer, &own, Observation::Refused);
-        see(&mut writer, &own, Observation::Pass);
+        observe(&mut writer, &own, Observation::Refused);
+        observe(&mut writer, &own, Observation::Pass);
         assert!(writer.observe(&own, old, Observation::Refused, "late").is_none());
         assert_eq!(picked(&writer), Some(own));
     }
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn a_new_record_starts_anew() {
         let (mut writer, own, _) = writer();
-        see(&mut writer, &own, Observation::Pass);
+        observe(&mut writer, &own, Observation::Pass);
         assert!(writer.insert(&own, "127.1.0.1:6443".parse().unwrap(), true, false).is_none());
         assert!(writer.insert(&own, "127.1.0.1:6443".parse().unwrap(), true, true).is_some());
         assert_eq!(picked(&writer), None);

@@ -61,7 +61,7 @@ impl Probers {
         Self { shared: Arc::new(shared), tasks: HashMap::new() }
     }
 
-    /// Prefers an instance to another one while `preferred` says so; never ends.
+    /// Prefers an instance to another one as `preferred` demands; never ends.
     pub(crate) async fn prefer(mut self, preferred: Preferred, to: InstanceId) {
         let Preferred { id, address, mut process, .. } = preferred;
         loop {

@@ -108,15 +108,15 @@ async fn an_instance_serves_on_for_the_handshakes_that_began() {
         direct.is_settling(start) && !direct.is_settling(later(3)),
         "a shim that was there before may have steered"
     );
-    direct.note(Path::On("a".parse().unwrap()), start);
+    direct.record(Path::On("a".parse().unwrap()), start);
     assert!(direct.is_settling(later(4)));
-    direct.note(Path::Off("this shim is not joined".to_owned()), later(4));
-    direct.note(Path::Off("another reason".to_owned()), later(5));
+    direct.record(Path::Off("this shim is not joined".to_owned()), later(4));
+    direct.record(Path::Off("another reason".to_owned()), later(5));
     assert!(direct.is_settling(later(5)));
     assert!(!direct.is_settling(later(6)));
     // As a sibling's.
-    direct.note(Path::Sibling, later(7));
-    direct.note(Path::Off("a sibling joins or leaves".to_owned()), later(9));
+    direct.record(Path::Sibling, later(7));
+    direct.record(Path::Off("a sibling joins or leaves".to_owned()), later(9));
     assert!(direct.is_settling(later(11)), "it may hang, and steer until its lease has expired");
     assert!(!direct.is_settling(later(11) + direct.lease));
 }
@@ -126,20 +126,20 @@ async fn an_instance_serves_on_for_the_handshakes_that_began() {
 async fn an_instance_stands_still_that_accepts_nobody_between_two_looks() {
     let direct = made(DirectMode::On, &["10.0.0.5:6443"], Ok(())).await.unwrap().unwrap();
     let (start, listener) = (Instant::now(), "127.1.0.1:6443".parse().unwrap());
-    let looks =
+    let samples =
         [(0, false), (1, false), (0, false), (3, false), (2, false), (2, true), (5, true), (1, false), (0, false)];
-    for (look, (waiting, stands_still)) in (0..).zip(looks) {
-        let at = start + LOOK * look;
-        assert_eq!(direct.stands_still(listener, waiting, at), stands_still, "look {look}");
-        assert_eq!(direct.stands_still(listener, waiting, at + LOOK / 2), stands_still, "between two looks");
+    for (sample, (waiting, stands_still)) in (0..).zip(samples) {
+        let at = start + INTERVAL * sample;
+        assert_eq!(direct.stands_still(listener, waiting, at), stands_still, "sample {sample}");
+        assert_eq!(direct.stands_still(listener, waiting, at + INTERVAL / 2), stands_still, "between two samples");
     }
     direct.now().opened = 10;
-    assert!(!direct.stands_still(listener, 5, start + LOOK * 20));
+    assert!(!direct.stands_still(listener, 5, start + INTERVAL * 20));
     direct.now().opened = 14;
-    assert!(!direct.stands_still(listener, 8, start + LOOK * 21), "four came, and three more wait");
+    assert!(!direct.stands_still(listener, 8, start + INTERVAL * 21), "four came, and three more wait");
     direct.now().opened = 15;
-    assert!(direct.stands_still(listener, 9, start + LOOK * 22));
-    assert!(!direct.stands_still("127.1.0.2:6443".parse().unwrap(), 9, start + LOOK * 23), "another one");
+    assert!(direct.stands_still(listener, 9, start + INTERVAL * 22));
+    assert!(!direct.stands_still("127.1.0.2:6443".parse().unwrap(), 9, start + INTERVAL * 23), "another one");
 }
 
 #[tokio::test]
@@ -153,7 +153,7 @@ async fn its_metrics_are_called_as_the_reference_has_them() {
         page.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(page(), ["berth_direct_on 0", "berth_direct_connections_total 0"]);
-    direct.note(Path::On("a".parse().unwrap()), Instant::now());
+    direct.record(Path::On("a".parse().unwrap()), Instant::now());
     direct.now().opened = 7;
     let lines = page();
     assert_eq!(lines[..2], ["berth_direct_on 1", "berth_direct_connections_total 7"]);
@@ -169,14 +169,14 @@ async fn after_a_change_the_shims_relay_for_a_while() {
     let writer = table(&[("a", "127.1.0.1:6443", Observation::Pass)]);
     let chosen = |at| direct.choose(&mut None, calm(Turn::Sibling, &writer), at);
     assert_eq!(chosen(start), Path::Sibling, "from the start");
-    direct.note(Path::Sibling, start);
-    direct.note(Path::Off("a sibling joins or leaves".to_owned()), start);
+    direct.record(Path::Sibling, start);
+    direct.record(Path::Off("a sibling joins or leaves".to_owned()), start);
     let soon = chosen(start + QUIET / 2);
     assert_eq!(soon.why_not(), Some("it was not calm a moment ago"));
-    direct.note(soon, start + QUIET / 2);
+    direct.record(soon, start + QUIET / 2);
     assert_eq!(chosen(start + QUIET), Path::Sibling);
     // What failed is tried again as late.
-    direct.note(Path::Failed("MPTCP".to_owned()), start + QUIET);
+    direct.record(Path::Failed("MPTCP".to_owned()), start + QUIET);
     assert_eq!(chosen(start + QUIET * 3 / 2), Path::Failed("MPTCP".to_owned()));
     assert_eq!(chosen(start + QUIET * 2), Path::Sibling);
 }

@@ -83,8 +83,8 @@ impl Window {
 
 impl Limiter {
     /// For an instance that was discovered now.
-    pub(super) fn new(processors: usize, now: Instant) -> Self {
-        let least = 2.0 * processors.max(1) as f64;
+    pub(super) fn new(cpus: usize, now: Instant) -> Self {
+        let least = 2.0 * cpus.max(1) as f64;
         Self { least, bound: least, young: (least, now), calm: None, is_slow: false, window: Window::new(now) }
     }
 
@@ -162,7 +162,7 @@ mod tests {
     const LEAST: usize = 2 * PROCESSORS;
     const MS: Duration = Duration::from_millis(1);
 
-    /// A number of clients, each of whose handshakes takes `cost` of a processor, as many at once as the bound allows.
+    /// A number of clients, each of whose handshakes takes `cost` of a CPU, as many at once as the bound allows.
     fn crowd(limiter: &mut Limiter, now: &mut Instant, clients: usize, cost: Duration, period: Duration) {
         let until = *now + period;
         while *now < until {
@@ -196,7 +196,7 @@ mod tests {
         // As many as are computed in a tolerable time.
         let most = PROCESSORS * TOLERABLE.as_millis() as usize / 2;
         assert!((LEAST..=most + most / 10).contains(&bound), "{bound}: {limiter:?}");
-        // Dearer ones, as of a processor that others use.
+        // Dearer ones, as of a CPU that others use.
         crowd(&mut limiter, &mut now, 5000, 50 * MS, Duration::from_secs(30));
         let under_load = limiter.bound(now);
         assert!(under_load <= bound, "{under_load} after {bound}: {limiter:?}");
@@ -251,16 +251,16 @@ mod tests {
     proptest! {
         #[test]
         fn the_bound_is_never_under_twice_the_processors(
-            processors in 0..64usize,
+            cpus in 0..64usize,
             openings in prop::collection::vec((0..20_000u64, 0..3000u64, 0..1000usize, any::<bool>()), 0..500),
         ) {
             let mut now = Instant::now();
-            let mut limiter = Limiter::new(processors, now);
+            let mut limiter = Limiter::new(cpus, now);
             for (took, pause, wanted, reached) in openings {
                 now += Duration::from_millis(pause);
                 limiter.record(Duration::from_millis(took), wanted, reached, now);
                 let bound = limiter.bound(now);
-                prop_assert!(bound >= 2 * processors.max(1) && bound as f64 <= MOST.max(2.0 * processors as f64), "{limiter:?}");
+                prop_assert!(bound >= 2 * cpus.max(1) && bound as f64 <= MOST.max(2.0 * cpus as f64), "{limiter:?}");
             }
         }
     }

@@ -82,7 +82,7 @@ impl Refused {
 pub struct Gate {
     /// Handshakes that an instance may have in flight, where that is configured.
     fixed: Option<NonZeroUsize>,
-    processors: usize,
+    cpus: usize,
     first: First,
     speedup: Speedup,
     state: Mutex<State>,
@@ -123,15 +123,8 @@ impl Gate {
             MaxOpenings::Auto => None,
             MaxOpenings::Fixed(most) => Some(most),
         };
-        let (first, processors) = (First::new(first), process::processors());
-        Some(Arc::new(Self {
-            fixed,
-            processors,
-            first,
-            speedup,
-            state: Mutex::default(),
-            counters: GateCounters::new(),
-        }))
+        let (first, cpus) = (First::new(first), process::cpus());
+        Some(Arc::new(Self { fixed, cpus, first, speedup, state: Mutex::default(), counters: GateCounters::new() }))
     }
 
     /// Deadline for the ClientHello of a client that comes now.
@@ -148,7 +141,7 @@ impl Gate {
             // State of instances that are gone.
             instances.retain(|_, instance| !instance.is_idle() || now < instance.used + FORGOTTEN);
         }
-        let instance = instances.entry(to).or_insert_with(|| InstanceGate::new(self.processors, now));
+        let instance = instances.entry(to).or_insert_with(|| InstanceGate::new(self.cpus, now));
         instance.used = now;
         self.admit(instance, now);
         // After this, no waiting client could have a free slot.
@@ -272,9 +265,9 @@ fn share(bound: usize) -> usize {
 }
 
 impl InstanceGate {
-    fn new(processors: usize, now: Instant) -> Self {
+    fn new(cpus: usize, now: Instant) -> Self {
         Self {
-            limiter: Limiter::new(processors, now),
+            limiter: Limiter::new(cpus, now),
             queue: Queue::new(ROOM),
             used: now,
             in_flight: 0,

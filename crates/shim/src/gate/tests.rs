@@ -1,5 +1,5 @@
-//! Handshake slots and places in queues: bounds and shares hold, nothing free is left free, and each is given back once, whoever
-//! goes when.
+//! Handshake slots and places in queues: bounds and shares hold, nothing free is left free, and each is given back once, in whatever
+//! order clients go.
 
 use super::*;
 use proptest::prelude::*;
@@ -28,8 +28,8 @@ enum Event {
     /// A handshake ends, or its attempt is abandoned.
     End(usize),
     GiveUp(usize),
-    /// One that waits looks whether it is its turn, or leaves: it may have been let in already.
-    Look(usize),
+    /// One that waits checks whether it is its turn, or leaves: it may have got a slot already.
+    Poll(usize),
     Leave(usize),
 }
 
@@ -38,7 +38,7 @@ fn events() -> impl Strategy<Value = Event> {
         4 => (0..SOURCES).prop_map(|source| Event::Enter { source }),
         1 => any::<usize>().prop_map(Event::End),
         1 => any::<usize>().prop_map(Event::GiveUp),
-        2 => any::<usize>().prop_map(Event::Look),
+        2 => any::<usize>().prop_map(Event::Poll),
         1 => any::<usize>().prop_map(Event::Leave),
     ]
 }
@@ -48,7 +48,7 @@ fn take<T>(from: &mut Vec<T>, at: usize) -> Option<T> {
 }
 
 /// Whether it is its turn now.
-async fn look(mut waiting: Waiting) -> Result<HandshakeSlot, Waiting> {
+async fn poll_turn(mut waiting: Waiting) -> Result<HandshakeSlot, Waiting> {
     let turn = {
         let mut turn = pin!(waiting.turn());
         poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await
@@ -68,7 +68,7 @@ fn check(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
         instance.in_flight <= bound && instance.of_source.values().all(|openings| *openings <= share(bound)),
         "{instance:?}"
     );
-    // Those that were let in and did not look yet.
+    // Those that have a slot and did not check yet.
     assert_eq!(instance.in_flight - opened, waiting - instance.queue.len(), "{instance:?}");
     assert_eq!(instance.waiting.len(), instance.queue.len());
     let mut free = (0..SOURCES).map(source).filter(|source| instance.may_open(source, bound));
@@ -92,9 +92,9 @@ proptest! {
                     }
                     Event::End(at) => drop(take(&mut opened, at).map(HandshakeSlot::end)),
                     Event::GiveUp(at) => drop(take(&mut opened, at)),
-                    Event::Look(at) => {
+                    Event::Poll(at) => {
                         if let Some(one) = take(&mut waiting, at) {
-                            match look(one).await {
+                            match poll_turn(one).await {
                                 Ok(opening) => opened.push(opening),
                                 Err(one) => waiting.push(one),
                             }

@@ -1,6 +1,6 @@
 //! Clients that one shim passes to another.
 //!
-//! A [`PassToken`] goes with a client, and the shim that has taken it serves the client: a sibling that stalled may read the request
+//! A [`PassToken`] goes with a client, and the shim that has claimed it serves the client: a sibling that stalled may read the request
 //! when the sender has given up and serves the client itself.
 
 use super::Group;
@@ -50,7 +50,7 @@ impl Group {
         };
         let peer = socket::check_connection(client.as_fd())?;
         let client = client.try_clone().map_err(|error| error.to_string())?;
-        if !PassToken::from(token.try_clone().map_err(|error| error.to_string())?).take() {
+        if !PassToken::from(token.try_clone().map_err(|error| error.to_string())?).claim() {
             self.count("take", "late");
             return Err("the sender serves it already".to_owned());
         }
@@ -140,7 +140,7 @@ impl Passing {
             }
         }
         // With or without a reply: a sibling has the client if it has taken the token.
-        !token.take()
+        !token.claim()
     }
 
     /// Waits for a turn; none when there is no sibling, or none replies any more.
@@ -176,7 +176,7 @@ impl PassToken {
         Ok(Self(reader.into()))
     }
 
-    fn take(self) -> bool {
+    fn claim(self) -> bool {
         // A descriptor from a sibling may be something else, and must not block.
         let unblocked = fcntl(&self.0, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok();
         unblocked && read(&self.0, &mut [0]) == Ok(1)

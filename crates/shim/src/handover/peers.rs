@@ -160,7 +160,7 @@ mod tests {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
     /// The events of a sibling that sent an update and died: with unread data or not, and while an update is sent to it or not.
-    async fn heard(unread: bool, told: bool) -> Vec<Event> {
+    async fn received(unread: bool, updates: bool) -> Vec<Event> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let (theirs, ours) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
         let listener = socket::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
@@ -174,22 +174,22 @@ mod tests {
         }
         drop(theirs);
         let ours = berth_os::awaitable(ours, Interest::READABLE | Interest::WRITABLE).unwrap();
-        let (changed, (events, mut heard)) = (Arc::new(Notify::new()), mpsc::unbounded_channel());
-        if told {
+        let (changed, (events, mut received)) = (Arc::new(Notify::new()), mpsc::unbounded_channel());
+        if updates {
             changed.notify_one();
         }
         exchange_updates(ours, ShimId(1), [address].into(), Arc::default(), changed, events).await;
-        std::iter::from_fn(|| heard.try_recv().ok()).collect()
+        std::iter::from_fn(|| received.try_recv().ok()).collect()
     }
 
     #[tokio::test]
     async fn the_last_update_of_a_sibling_that_died_is_received() {
         // Which half comes first is chance.
         for _ in 0..20 {
-            for (unread, told) in [(false, false), (true, false), (false, true), (true, true)] {
-                let events = heard(unread, told).await;
+            for (unread, updates) in [(false, false), (true, false), (false, true), (true, true)] {
+                let events = received(unread, updates).await;
                 let [Event::Updated(ShimId(1), _, guards), Event::Gone(ShimId(1))] = &events[..] else {
-                    panic!("unread {unread}, told {told}: {events:?}")
+                    panic!("unread {unread}, updates {updates}: {events:?}")
                 };
                 assert_eq!(guards.len(), 1);
             }

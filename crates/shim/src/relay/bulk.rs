@@ -120,7 +120,7 @@ pub(super) fn poll_move(
         match poll_drain(cx, &pipe.0, destination, read - written) {
             Poll::Ready(Ok(drained)) => written += drained,
             Poll::Ready(Err(error)) => break Err(error),
-            Poll::Pending => break pipe.0.take(read - written),
+            Poll::Pending => break pipe.0.read(read - written),
         }
     };
     // What is left in a pipe must never reach another connection: then it is closed.
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!((read, written, rest.unwrap()), (6, 0, b"secret".to_vec()));
         assert!(has_pipe());
 
-        // It is gone: its kernel says so at the next write.
+        // It is gone: its kernel answers the next write with a reset.
         destination.read_exact(&mut vec![0; filled]).await.unwrap();
         destination.set_zero_linger().unwrap();
         drop(destination);

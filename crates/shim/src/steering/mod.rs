@@ -113,7 +113,7 @@ impl Steering {
         }
     }
 
-    /// Renews three times per lease if `is_alive` says that the process that accepts is alive. It never ends.
+    /// Renews three times per lease while `is_alive` returns true: the process that accepts is alive. It never ends.
     pub async fn keep(&self, mut is_alive: impl FnMut() -> bool) {
         loop {
             if is_alive() {

@@ -138,9 +138,9 @@ fn ask_from(source: Option<&str>, to: &str) -> String {
         if let Some(source) = source {
             socket.bind(SocketAddr::new(source.parse().unwrap(), 0))?;
         }
-        let mut said = String::new();
-        socket.connect(to).await?.read_to_string(&mut said).await?;
-        Ok::<_, io::Error>(said)
+        let mut answer = String::new();
+        socket.connect(to).await?.read_to_string(&mut answer).await?;
+        Ok::<_, io::Error>(answer)
     };
     block_on(answer).unwrap_or_else(|error| error.kind().to_string())
 }
@@ -346,7 +346,7 @@ fn a_namespace_that_is_full_is_named() {
     });
 }
 
-/// In the environment of this test's own binary where that is to steer, and what it says when it does.
+/// In the environment of this test's own binary where that is to steer, and what it prints when it does.
 const HOLDER: &str = "BERTH_TEST_STEERS";
 
 /// Not a test by itself.
@@ -372,8 +372,8 @@ fn a_holder_that_is_killed_steers_no_more() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let said = BufReader::new(holder.stdout.take().unwrap()).lines().map_while(Result::ok);
-        assert!(said.into_iter().any(|line| line == HOLDER), "it did not steer");
+        let lines = BufReader::new(holder.stdout.take().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.into_iter().any(|line| line == HOLDER), "it did not steer");
         assert_eq!(NODE.map(ask), ["holder"; 3]);
         holder.kill().unwrap();
         holder.wait().unwrap();
@@ -490,7 +490,7 @@ fn what_is_missing_is_named() {
         let refused = Refused { step, source: io::Error::from_raw_os_error(number), log: log.into() };
         error::judge(refused, lacks.to_vec(), || "5.4.0".into()).to_string()
     };
-    for (said, parts) in [
+    for (message, parts) in [
         (error(Step::Map, libc::EPERM, "", &["CAP_BPF"]), ["cannot make a BPF map", "lacks CAP_BPF; run it as root"]),
         (error(Step::Program, libc::EPERM, "", &[]), ["cannot load the BPF program", "a user namespace"]),
         (error(Step::Program, libc::EINVAL, "", &[]), ["Linux 5.9 or newer", "this is 5.4.0"]),
@@ -503,6 +503,6 @@ fn what_is_missing_is_named() {
         (error(Step::Listener, libc::EOPNOTSUPP, "", &[]), ["cannot steer to this socket", "multipathtcp=0"]),
         (error(Step::Map, libc::ENOMEM, "", &[]), ["cannot make a BPF map", "memory"]),
     ] {
-        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     }
 }

@@ -11,7 +11,7 @@ const GOLDEN: &[u8] = include_bytes!("../../../../../tests/golden/lease-v1.json"
 
 const OTHER_BOOT: &str = "ffffffff-8f4e-4c7e-9a57-1f2d3c4b5a69";
 
-/// What [`GOLDEN`] says.
+/// The content of [`GOLDEN`].
 pub(in crate::registry) fn golden() -> Lease {
     Lease {
         version: 1,
@@ -201,7 +201,7 @@ fn the_stale_are_pruned_after_another_duration() {
     assert_eq!(prune_at(lease.expires_boottime_ms + 3_000), 1);
     assert_eq!(list(&berth).unwrap().found, std::slice::from_ref(&lease));
     assert_eq!(prune_at(lease.expires_boottime_ms + 3_001), 1);
-    assert!(berth.leases().join("torn.json").exists(), "nobody knows whose it is");
+    assert!(berth.leases().join("torn.json").exists(), "its owner is unknown");
     fs::remove_dir_all(berth.leases()).unwrap();
     assert_eq!((prune_at(0), ids(&berth)), (0, vec![]));
 }

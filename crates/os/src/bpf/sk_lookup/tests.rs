@@ -233,7 +233,7 @@ fn address() -> impl Strategy<Value = IpAddr> {
     prop_oneof![4 => ipv4, 4 => ipv6, 1 => mapped]
 }
 
-/// What the documentation of [`Steerer::load`] says.
+/// As [`Steerer::load`] documents.
 fn is_steered(addresses: &[IpAddr], from: IpAddr, to: SocketAddr) -> bool {
     let covers = |listed: IpAddr| {
         let listed = listed.to_canonical();

@@ -49,7 +49,7 @@ type Asked = (String, Option<CertificateDer<'static>>);
 async fn serve(acceptor: TlsAcceptor, answer: &str) -> (SocketAddr, mpsc::UnboundedReceiver<Asked>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (tell, asked) = mpsc::unbounded_channel();
+    let (to, asked) = mpsc::unbounded_channel();
     let answer = answer.to_owned();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
@@ -62,11 +62,11 @@ async fn serve(acceptor: TlsAcceptor, answer: &str) -> (SocketAddr, mpsc::Unboun
                 }
             }
             let certificate = tls.get_ref().1.peer_certificates().map(|chain| chain[0].clone().into_owned());
-            let _ = tell.send((String::from_utf8(head).unwrap(), certificate));
+            let _ = to.send((String::from_utf8(head).unwrap(), certificate));
             if answer.is_empty() {
                 std::future::pending::<()>().await;
             }
-            // It may have heard enough before all is said.
+            // The client may close before the whole answer is written.
             let _ = tls.write_all(answer.as_bytes()).await;
             let _ = tls.shutdown().await;
         }
@@ -189,7 +189,7 @@ async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
     let mut files = Files::new(&ca);
     files.config.timeout = Duration::from_millis(100);
     let (silent_in_http, _asked) = serve(ca.acceptor("kubernetes"), "").await;
-    // Never accepted: the connection stands and nothing is said.
+    // Never accepted: the connection stands and nothing is sent.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent_in_tls = listener.local_addr().unwrap();
     for address in [silent_in_http, silent_in_tls] {
@@ -297,8 +297,8 @@ fn files_that_do_not_hold_what_they_should_are_told_at_start() {
     for (name, content, part) in broken {
         let files = files();
         files.write(name, content);
-        let told = files.probe().check().unwrap_err();
-        assert!(told.contains(part), "{part} in {told}");
+        let error = files.probe().check().unwrap_err();
+        assert!(error.contains(part), "{part} in {error}");
     }
     // A TCP probe reads none of them.
     let mut tcp = files();

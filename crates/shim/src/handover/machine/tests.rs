@@ -6,15 +6,15 @@
 //!
 //! | the model | the kernel |
 //! | --- | --- |
-//! | who crashes is heard to its last message (`Crash`), or not (`CrashUnheard`); then comes its end | `peers`: `what_a_sibling_said_last_is_heard_although_it_died` |
+//! | the last message of a shim that crashes is received (`Crash`), or lost (`CrashUnread`); then comes its end | `peers`: `the_last_update_of_a_sibling_that_died_is_received` |
 //! | a newcomer finds leases of the dead, and their sockets refuse | `death`: `deaths_in_a_row_leave_nobody_waiting_for_a_lease` |
-//! | who hangs takes no connection until it wakes; one that stood goes on, with what is in it | `death`: `a_hang_makes_clients_wait_for_one_lease_at_most` |
+//! | a shim that hangs accepts no connection until it wakes; an established one goes on, with what is in it | `death`: `a_hang_makes_clients_wait_for_one_lease_at_most` |
 //! | a connection may end although both ends live | `names`: `a_connection_that_ends_is_made_again_while_the_sibling_lives` |
-//! | a listener lives, with its queue, while anybody holds it | `death`: `a_crash_loses_what_was_accepted_and_nothing_that_was_queued` |
+//! | a listener lives, with its queue, while a process holds it | `death`: `a_crash_loses_what_was_accepted_and_nothing_that_was_queued` |
 //! | a descriptor that is under way holds it, too | `peers`: the same test as above |
-//! | who is the last to exit resets what is queued, unless it was taken out before | `death`: `who_has_left_serves_what_waits_when_the_last_sibling_dies` |
-//! | an accept loop runs, ends or fails later than it was told to (`Runs`, `Ended`, `Deaf`) | `listeners`: `a_shim_accepts_when_its_accept_loop_runs`, `a_shim_has_left_when_its_accept_loops_have_ended` |
-//! | one who refuses ends listening for every holder | `outage`: `beyond_the_hold_clients_are_refused_at_once` |
+//! | the last holder to exit resets what is queued, unless it was accepted before | `death`: `who_has_left_serves_what_waits_when_the_last_sibling_dies` |
+//! | an accept loop runs, ends or fails later than requested (`Runs`, `Ended`, `Deaf`) | `listeners`: `a_shim_accepts_when_its_accept_loop_runs`, `a_shim_has_left_when_its_accept_loops_have_ended` |
+//! | a shim that refuses ends listening for every holder | `outage`: `beyond_the_hold_clients_are_refused_at_once` |
 //!
 //! What it does not have: several addresses, leases of different lengths, messages that arrive without their descriptors (those end a
 //! connection, as `Break` does), and threads that are blocked (a test of its own below).
@@ -34,15 +34,15 @@ fn address() -> SocketAddr {
 #[derive(Debug, Clone)]
 enum Message {
     Connected,
-    Told(Announce, Vec<(Cookie, SocketAddr)>),
+    Update(Announce, Vec<(Cookie, SocketAddr)>),
     Gone,
-    /// From its own accept loop: it takes clients out from now on, if it is not told to end already.
+    /// From its own accept loop: it accepts clients from now on, if it is not ending already.
     Runs(Cookie),
-    /// From its own accept loop: it has ended, as told, or since the listener listens no more.
+    /// From its own accept loop: it has ended, as requested, or since the listener listens no more.
     Ended(Cookie),
 }
 
-/// Whom a shim's own accept loops speak as.
+/// The sender of messages of a shim's own accept loops.
 const LOOPS: ShimId = ShimId(0);
 
 #[derive(Debug)]
@@ -51,7 +51,7 @@ struct Shim {
     ready: bool,
     leaving: bool,
     hung: bool,
-    /// It cannot listen nor wait for clients: descriptors ran out, or somebody else listens.
+    /// It cannot listen nor wait for clients: descriptors ran out, or another process listens.
     deaf: bool,
     /// Accept loops that were started and do not run yet.
     starting: BTreeSet<Cookie>,
@@ -78,7 +78,7 @@ struct Socket {
     holders: BTreeSet<ShimId>,
     acceptors: BTreeSet<ShimId>,
     listening: bool,
-    /// Since when nobody who runs accepts from it, while it listens.
+    /// Since when no running shim accepts from it, while it listens.
     alone_since: Option<Time>,
 }
 
@@ -86,15 +86,15 @@ struct Socket {
 struct World {
     now: Time,
     shims: BTreeMap<ShimId, Shim>,
-    /// Leases that dead shims left behind, and who saw the end of each by a connection.
+    /// Leases that dead shims left behind, and the shims that saw the end of each by a connection.
     graves: BTreeMap<ShimId, (Time, BTreeSet<ShimId>)>,
     sockets: BTreeMap<Cookie, Socket>,
     next: u64,
     most_alive: usize,
-    /// Listeners made while a sibling hung or had not been heard out: the fall-back. And those that were closed here although a
-    /// sibling holds them, who could not accept for a lease's time: they are not given back.
+    /// Listeners made while a sibling hung or had unread messages: the fall-back. And those that were closed here although a
+    /// sibling holds them that could not accept for a lease's time: they are not given back.
     fallbacks: usize,
-    /// When somebody last began to hang or woke, or a connection of two who live broke: only these cost a lease.
+    /// When a shim last began to hang or woke, or a connection of two that live broke: only these cost a lease.
     disturbed: Option<Time>,
 }
 
@@ -105,8 +105,8 @@ enum Event {
     Leave(usize),
     Exit(usize),
     Crash(usize),
-    /// And what it said that nobody has read is lost.
-    CrashUnheard(usize),
+    /// And its messages that have not been read are lost.
+    CrashUnread(usize),
     Hang(usize),
     Wake(usize),
     Deaf(usize, bool),
@@ -125,7 +125,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => shim.clone().prop_map(Event::Leave),
         3 => shim.clone().prop_map(Event::Exit),
         1 => shim.clone().prop_map(Event::Crash),
-        1 => shim.clone().prop_map(Event::CrashUnheard),
+        1 => shim.clone().prop_map(Event::CrashUnread),
         1 => shim.clone().prop_map(Event::Hang),
         2 => shim.clone().prop_map(Event::Wake),
         2 => (shim.clone(), prop::bool::weighted(0.4)).prop_map(|(s, d)| Event::Deaf(s, d)),
@@ -153,12 +153,12 @@ impl World {
             Event::Ready(nth, ready) => {
                 let Some(holder) = self.holder(nth) else { return };
                 self.shims.get_mut(&holder).unwrap().ready = ready;
-                self.tell_facts();
+                self.update_facts();
             }
             Event::Leave(nth) => {
                 let Some(holder) = self.holder(nth) else { return };
                 self.shims.get_mut(&holder).unwrap().leaving = true;
-                self.tell_facts();
+                self.update_facts();
             }
             Event::Exit(nth) => {
                 let Some(holder) = self.holder(nth) else { return };
@@ -169,11 +169,11 @@ impl World {
                 }
             }
             Event::Crash(nth) => self.holder(nth).into_iter().for_each(|holder| self.end(holder)),
-            Event::CrashUnheard(nth) => {
+            Event::CrashUnread(nth) => {
                 let Some(holder) = self.holder(nth) else { return };
                 for other in self.shims.values_mut() {
                     if let Some(inbox) = other.inbox.get_mut(&holder) {
-                        inbox.retain(|message| !matches!(message, Message::Told(..)));
+                        inbox.retain(|message| !matches!(message, Message::Update(..)));
                     }
                 }
                 self.end(holder);
@@ -190,7 +190,7 @@ impl World {
                 self.disturbed = Some(self.now);
                 // It reads the leases before it judges anything.
                 self.renew(true);
-                self.tell_facts();
+                self.update_facts();
                 self.tick();
             }
             Event::Deaf(nth, deaf) => {
@@ -253,10 +253,10 @@ impl World {
             }
         }
         self.dial(holder);
-        self.tell_facts();
+        self.update_facts();
     }
 
-    /// Dials those who are waited for: the socket of a dead one refuses.
+    /// Dials those that are waited for: the socket of a dead one refuses.
     fn dial(&mut self, holder: ShimId) {
         let now = self.now;
         self.act(holder, |machine| machine.tick(now));
@@ -283,7 +283,7 @@ impl World {
         }
     }
 
-    /// It has heard all that the other said.
+    /// It has read all messages of the other.
     fn is_quiet(&self, at: ShimId, from: ShimId) -> bool {
         self.shims[&at].inbox.get(&from).is_none_or(VecDeque::is_empty)
     }
@@ -310,29 +310,29 @@ impl World {
             // Descriptors under way in a message hold it too.
             !socket.holders.is_empty() || !socket.listening
         });
-        self.tell_facts();
+        self.update_facts();
     }
 
     fn is_disturbed(&self) -> Option<Time> {
         self.disturbed.filter(|when| self.now <= *when + LEASE + STEP)
     }
 
-    /// The last who holds a listener has taken out what was queued before it exits, or its exit resets that; unless it
-    /// has not heard yet that it is the last, or one that hung or lost its connection may still take it.
+    /// The last holder of a listener has accepted what was queued before it exits, or its exit resets that; unless it
+    /// does not know yet that it is the last, or one that hung or lost its connection may still take it.
     fn check_drained(&self, holder: ShimId) {
-        let heard = self.shims[&holder].inbox.values().all(VecDeque::is_empty);
-        if !heard || self.is_disturbed().is_some() {
+        let all_read = self.shims[&holder].inbox.values().all(VecDeque::is_empty);
+        if !all_read || self.is_disturbed().is_some() {
             return;
         }
         for (cookie, socket) in &self.sockets {
-            let flies = |message: &Message| matches!(message, Message::Told(_, guards) if guards.iter().any(|(guard, _)| guard == cookie));
+            let flies = |message: &Message| matches!(message, Message::Update(_, guards) if guards.iter().any(|(guard, _)| guard == cookie));
             let mut inboxes = self.shims.values().flat_map(|shim| shim.inbox.get(&holder)).flatten();
             let last = socket.listening && socket.holders == BTreeSet::from([holder]);
             assert!(!last || inboxes.any(flies), "{holder:?} exits and resets what waits at {cookie:?}: {socket:?}");
         }
     }
 
-    fn tell_facts(&mut self) {
+    fn update_facts(&mut self) {
         let reachable = self.reachable();
         let holders: Vec<_> = self.shims.keys().copied().collect();
         for holder in holders {
@@ -357,7 +357,7 @@ impl World {
         let Some(message) = inbox.and_then(VecDeque::pop_front) else { return false };
         match message {
             Message::Connected => self.act(to, |machine| machine.connected(from)),
-            Message::Told(announce, guards) => {
+            Message::Update(announce, guards) => {
                 for (cookie, _) in &guards {
                     if let Some(socket) = self.sockets.get_mut(cookie) {
                         socket.holders.insert(to);
@@ -392,7 +392,7 @@ impl World {
         self.act(of, |machine| machine.accepting(cookie));
     }
 
-    /// Tells an accept loop to end, if there is one: one that a sibling's refusal ended has said so already.
+    /// Ends an accept loop, if there is one: one that a sibling's refusal ended has reported that already.
     fn end_loop(&mut self, of: ShimId, cookie: Cookie) -> bool {
         let started = self.shims.get_mut(&of).unwrap().starting.remove(&cookie);
         let ends = self.sockets.get_mut(&cookie).unwrap().acceptors.remove(&of) || started;
@@ -493,7 +493,7 @@ impl World {
                         shim.left_alone = true;
                         continue;
                     }
-                    // Apart, or not all that one of both has to say was heard.
+                    // Not connected, or one of both has unread messages.
                     let unheard = |other: ShimId| {
                         let apart = !self.shims[&holder].connected.contains_key(&other);
                         apart || !self.is_quiet(holder, other) || !self.is_quiet(other, holder)
@@ -531,7 +531,7 @@ impl World {
                 }
                 Action::Close(cookie) => {
                     let could = self.shims.iter().any(|(other, shim)| {
-                        // Both have heard all that the other said.
+                        // Both have read all messages of the other.
                         let together = shim.connected.contains_key(&holder);
                         let met = together && self.is_quiet(*other, holder) && self.is_quiet(holder, *other);
                         met && !shim.hung && !shim.leaving && shim.lease > self.now
@@ -548,13 +548,13 @@ impl World {
                 Action::Announce => {
                     let Shim { machine, connected, .. } = self.shims.get_mut(&holder).unwrap();
                     let (announce, guards) = (machine.announce(), machine.guards());
-                    let mut told = Vec::new();
+                    let mut updates = Vec::new();
                     for (other, given) in connected {
                         given.retain(|cookie| machine.held.contains_key(cookie));
                         let new: Vec<_> = guards.iter().filter(|(cookie, _)| given.insert(*cookie)).copied().collect();
-                        told.push((*other, Message::Told(announce.clone(), new)));
+                        updates.push((*other, Message::Update(announce.clone(), new)));
                     }
-                    told.into_iter().for_each(|(other, message)| self.post(other, holder, message));
+                    updates.into_iter().for_each(|(other, message)| self.post(other, holder, message));
                 }
                 Action::Phase(phase) => self.is_so(holder, phase),
             }
@@ -562,14 +562,14 @@ impl World {
         self.sockets.retain(|_, socket| !socket.holders.is_empty());
     }
 
-    /// A phase is told when it is so.
+    /// A phase is announced only while it holds.
     fn is_so(&self, holder: ShimId, phase: Phase) {
         let accepts = self.sockets.values().filter(|socket| socket.acceptors.contains(&holder)).count();
         let machine = &self.shims[&holder].machine;
         let mut ends = self.shims[&holder].inbox.get(&LOOPS).into_iter().flatten();
         match phase {
             Phase::Joined => {
-                // A sibling refused just now, and it has not heard that its loop ended.
+                // A sibling refused just now, and it does not know yet that its loop ended.
                 let unheard = |end: &Message| matches!(end, Message::Ended(cookie) if !machine.is_ending(*cookie));
                 assert!(accepts > 0 || ends.any(unheard), "joined, and accepts from no listener");
             }
@@ -601,7 +601,7 @@ impl World {
                 continue;
             }
             let since = *socket.alone_since.get_or_insert(now);
-            // Those who stay and hold it, and to whom something is reachable.
+            // Those that stay and hold it, and that reach an instance.
             let stays = |holder: &&ShimId| {
                 runs(holder) && {
                     let Shim { machine, leaving, deaf, .. } = &self.shims[holder];
@@ -637,7 +637,7 @@ proptest! {
         for event in events {
             world.apply(event);
         }
-        // Then peace: whoever hangs wakes, time passes, messages arrive.
+        // Then peace: all that hang wake, time passes, messages arrive.
         let holders: Vec<_> = world.shims.keys().copied().collect();
         for nth in 0..holders.len() {
             world.apply(Event::Deaf(nth, false));
@@ -647,7 +647,7 @@ proptest! {
         for (holder, shim) in &world.shims {
             let phase = shim.machine.phase();
             match (shim.leaving, shim.ready) {
-                (true, _) => prop_assert_eq!(phase, Phase::Left, "{:?} was told to leave", holder),
+                (true, _) => prop_assert_eq!(phase, Phase::Left, "{:?} was to leave", holder),
                 (false, true) => prop_assert_eq!(phase, Phase::Joined, "{:?} is ready", holder),
                 (false, false) => {}
             }
@@ -663,7 +663,7 @@ proptest! {
         for (holder, shim) in &world.shims {
             match (shim.machine.turn(*holder), calm) {
                 (Turn::Own, true) => prop_assert_eq!(Some(holder), last, "steers"),
-                (Turn::Sibling, true) => prop_assert_ne!(Some(holder), last, "nobody steers"),
+                (Turn::Sibling, true) => prop_assert_ne!(Some(holder), last, "no shim steers"),
                 (Turn::NoShim(_), false) => {}
                 (turn, _) => prop_assert!(false, "{:?}: {:?}, calm: {}", holder, turn, calm),
             }
@@ -679,8 +679,8 @@ proptest! {
     }
 }
 
-/// Who accepted hangs, so does who had its guard, and a third who had it leaves: what is left is a newcomer that
-/// two of them never told anything.
+/// The shim that accepted hangs, so does the one that had its guard, and a third that had it leaves: what is left is a newcomer
+/// that got no message from two of them.
 #[test]
 fn a_newcomer_takes_an_orphan_when_it_has_heard_its_siblings_out() {
     use Event::{Crash, DeliverAll, Hang, Leave, Pass, Ready, Start};
@@ -756,7 +756,7 @@ fn no_sibling_accepts_from_a_listener_whose_owner_is_about_to() {
     let (first, second) = (world.holder(0).unwrap(), world.holder(1).unwrap());
     assert!(!world.shims[&second].starting.is_empty(), "the accept loop of the second is about to run");
     let accepts = |world: &World| world.sockets.values().filter(|s| s.acceptors.contains(&first)).count();
-    // All that the second said until now, and then that its loop runs.
+    // All messages of the second until now, and then that its loop runs.
     for _ in 0..8 {
         world.apply(Deliver(0, 1));
     }
@@ -765,7 +765,7 @@ fn no_sibling_accepts_from_a_listener_whose_owner_is_about_to() {
     assert!(world.sockets.values().all(|s| s.holders.len() == 2 && s.acceptors.len() == 1), "{:?}", world.sockets);
 }
 
-/// It hangs before its accept loop ran, and when it wakes its time to leave is over: siblings have its listener.
+/// It hangs before its accept loop ran, and when it wakes its time to leave has passed: siblings have its listener.
 #[test]
 fn who_leaves_before_it_accepts_gives_its_listener() {
     use Event::{DeliverAll, Hang, Pass, Ready, Start, Wake};
