@@ -86,7 +86,7 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 if terminated {
                     tracing::info!(%instance, %status, "the apiserver ended");
                 } else {
-                    tracing::error!(%instance, %status, "the apiserver ended by itself; its own log says why");
+                    tracing::error!(%instance, %status, "the apiserver ended by itself; the reason is in its own log");
                 }
                 // It may wait for a claim, so it runs on another thread: connections drain meanwhile.
                 let (berth, instance) = (berth.clone(), instance.clone());

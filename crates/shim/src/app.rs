@@ -194,7 +194,7 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
     );
     room.warn(&config);
     if config.probe.ca.is_none() && config.probe.kind == ProbeKind::Https {
-        tracing::warn!("--probe-insecure: the probe does not check who answers it; give --probe-ca instead");
+        tracing::warn!("--probe-insecure: the probe does not verify the server's certificate; give --probe-ca instead");
     }
     Ok(Bound { shared, sockets, writer, probe, data, server, admin, keeper })
 }

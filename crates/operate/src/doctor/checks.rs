@@ -34,7 +34,7 @@ checks! {
     PROBE_ON_SHARED_PORT, Error, "probe-on-shared-port", "no probe of kube-apiserver asks the shared port, by itself or by a program that names it or localhost";
     PROBE_ELSEWHERE, Warning, "probe-elsewhere", "no probe of kube-apiserver asks another process, such as a sidecar, which asks the shared port or localhost";
     READINESS_MISSING, Warning, "readiness-missing", "kube-apiserver's container has a readiness probe";
-    PROBE_PACE, Warning, "probe-pace", "exec probes of berth have a period and a timeout of 5 s or more, and use all of it";
+    PROBE_PACE, Warning, "probe-pace", "exec probes of berth have a period and a timeout of 5 s or more, and wait for all of the timeout";
     DECLARED_PORTS, Error, "declared-ports", "kube-apiserver's container declares no `ports:`";
     SHARED_FILE, Error, "shared-file", "`--audit-log-path`, `--cert-dir` and `--debug-socket-path` have `{instance}` in them";
     PRE_STOP, Warning, "pre-stop", "the preStop hook runs `berth drain --wait --if-sibling`";
@@ -54,7 +54,7 @@ checks! {
     LISTEN_LOST, Error, "listen-lost", "the shim listens on every address on which the running one listens";
     ETCD_DIFFERS, Error, "etcd-differs", "both have one store: an etcd server in common, one prefix, one `--etcd-servers-overrides`";
     KEYS_DIFFER, Warning, "keys-differ", "each has the keys with which the other encrypts and signs, and accepts its issuer, as far as the flags and the age of the files show it";
-    // The files beside it.
+    // The other files of its directory.
     SAME_POD_NAME, Error, "same-pod-name", "no other file of the manifest directory has the same pod name";
     STRAY_FILE, Warning, "stray-file", "every other file there that the kubelet reads is a manifest by its name and by what is in it";
     // The node.
