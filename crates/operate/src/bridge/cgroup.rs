@@ -41,9 +41,9 @@ pub fn leave() -> io::Result<()> {
 
 /// Removes the bridge's cgroup, which this process leaves first.
 pub fn remove() {
-    for mount in mounts().into_iter().flat_map(|mounts| hierarchies(mounts, is_left)) {
+    for root in roots(is_left) {
         // If it cannot be removed it stays, empty, for the next bridge.
-        let _ = fs::write(mount.join("cgroup.procs"), "0").and_then(|()| fs::remove_dir(mount.join(NAME)));
+        let _ = fs::write(root.join("cgroup.procs"), "0").and_then(|()| fs::remove_dir(root.join(NAME)));
     }
 }
 
@@ -78,8 +78,7 @@ fn try_enter(cgroup: &Path) -> io::Result<()> {
 
 /// The cgroups of a bridge and of its container, in each hierarchy: the parent's cgroup.procs, and the cgroup's directory.
 pub fn all(container: &str) -> Vec<(PathBuf, PathBuf)> {
-    let roots = mounts().into_iter().flat_map(|mounts| hierarchies(mounts, |_| true));
-    let all = roots.flat_map(|root| {
+    let all = roots(|_| true).flat_map(|root| {
         let own = [container, NAME].map(|name| root.join(name));
         own.map(|own| (root.join("cgroup.procs"), own))
     });
@@ -88,8 +87,7 @@ pub fn all(container: &str) -> Vec<(PathBuf, PathBuf)> {
 
 /// Removes the cgroups that killed bridges left.
 pub fn sweep() {
-    let roots = mounts().into_iter().flat_map(|mounts| hierarchies(mounts, |_| true));
-    roots.for_each(|root| sweep_below(&root));
+    roots(|_| true).for_each(|root| sweep_below(&root));
 }
 
 fn sweep_below(root: &Path) {
@@ -102,7 +100,7 @@ fn sweep_below(root: &Path) {
     }
 }
 
-/// Version 2, and of version 1 systemd's own hierarchy and that of processors: by their file system and its options.
+/// Version 2, and of version 1 systemd's own hierarchy and that of CPUs: by their file system and its options.
 fn is_left(mount: &MountInfo) -> bool {
     let is_systemd = mount.super_options.get("name").is_some_and(|name| name.as_deref() == Some("systemd"));
     mount.fs_type == "cgroup2" || is_systemd || mount.super_options.contains_key("cpu")
@@ -112,7 +110,11 @@ fn mounts() -> ProcResult<MountInfos> {
     Process::myself()?.mountinfo()
 }
 
-/// Roots of hierarchies.
+/// Roots of this process's hierarchies; none if its mounts cannot be read.
+fn roots(wanted: fn(&MountInfo) -> bool) -> impl Iterator<Item = PathBuf> {
+    mounts().into_iter().flat_map(move |mounts| hierarchies(mounts, wanted))
+}
+
 fn hierarchies(mounts: MountInfos, wanted: impl Fn(&MountInfo) -> bool) -> impl Iterator<Item = PathBuf> {
     let is_root = |mount: &MountInfo| matches!(mount.fs_type.as_str(), "cgroup" | "cgroup2") && mount.root == "/";
     mounts.into_iter().filter(move |mount| is_root(mount) && wanted(mount)).map(|mount| mount.mount_point)

@@ -108,11 +108,7 @@ async fn status(setting: &StageSetting, shim: &str) -> Result<Box<Status>, Strin
     let berth = berth(setting).ok_or("the run directory is still empty")?;
     let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
     let path = berth.socket_path(&shim).map_err(|error| error.to_string())?;
-    match ipc::ask(&path, Ask::Status, ipc::PATIENCE).await {
-        Ok(Reply::Status(status)) => Ok(status),
-        Ok(reply) => Err(format!("its shim answered {reply:?}")),
-        Err(error) => Err(format!("its shim cannot be asked: {error}")),
-    }
+    ipc::status(&path, ipc::PATIENCE).await.map_err(|why| format!("its shim cannot be asked: {why}"))
 }
 
 /// What the shims of a run directory answer, by their sockets.
