@@ -223,8 +223,8 @@ fn find(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
             Err(mistake(format!("several instances are there ({}): {fix}", names.join(", "))))
         }
         (None, _) => {
-            let who = id.map_or_else(|| "no instance is there".to_owned(), |id| format!("instance {id} is not there"));
-            answer(Err(format!("{who}: no record and no shim in {}", node.path.display()))).map(|_| None)
+            let what = id.map_or_else(|| "no instance is there".to_owned(), |id| format!("instance {id} is not there"));
+            answer(Err(format!("{what}: no record and no shim in {}", node.path.display()))).map(|_| None)
         }
     }
 }

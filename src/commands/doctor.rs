@@ -59,8 +59,8 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     let mut findings = examine(&case);
     excuse(&mut findings, &args.excused.ignore_errors);
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let said = if args.json { text::json(&findings) } else { text::text(&name, &findings, color) };
-    print(&said)?;
+    let output = if args.json { text::json(&findings) } else { text::text(&name, &findings, color) };
+    print(&output)?;
     let fails = findings.iter().any(|finding| finding.severity == Severity::Error);
     Ok(if fails { Exit::No } else { exit })
 }

@@ -39,7 +39,7 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     if let Some(manifest) = injected.filter(|_| file.bridge && outcome.text != text) {
         diagnose(&manifest, &args.excused.ignore_errors).map_err(refused)?;
     }
-    file.put(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
+    file.write_out(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
 }
 
 /// Checks what the bridge cannot: clients that the new shim would always refuse, and errors that keep it from getting ready.
@@ -59,12 +59,12 @@ pub(super) fn eject(args: &ManifestArgs) -> anyhow::Result<Exit> {
     let text = file.text()?;
     if let Some((backup, original)) = file.backup(&text)? {
         print_stderr(format_args!("note: the original is {}", backup.display()));
-        return file.put(&text, &original, &[], None);
+        return file.write_out(&text, &original, &[], None);
     }
     let ejected = Manifest::parse(&text).and_then(|manifest| ejecting::undo(&manifest));
     let ejected = ejected.map_err(|problem| file.refusal(&[problem]))?;
     print_stderr("note: no backup is of this text, so each change of berth's is undone");
-    file.put(&text, &ejected.text, &ejected.edits, None)
+    file.write_out(&text, &ejected.text, &ejected.edits, None)
 }
 
 /// The manifest that is read, and where the result goes.
@@ -122,7 +122,7 @@ impl Target {
     }
 
     /// Prints or writes the new text, and keeps the original if there is one to be kept.
-    fn put(&self, old: &str, new: &str, edits: &[Edit], original: Option<&str>) -> anyhow::Result<Exit> {
+    fn write_out(&self, old: &str, new: &str, edits: &[Edit], original: Option<&str>) -> anyhow::Result<Exit> {
         if self.diff || self.write {
             for edit in edits {
                 print_stderr(edit);

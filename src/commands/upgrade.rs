@@ -49,7 +49,7 @@ async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Ex
         Ok(Ended::Done) => Exit::Ok,
         Ok(Ended::RolledBack(_)) => Exit::No,
         Ok(Ended::Halted(_) | Ended::Stopped) => again(&progress, &store),
-        Err(error @ (DriveError::State(_) | DriveError::File(_) | DriveError::Look(_))) => {
+        Err(error @ (DriveError::State(_) | DriveError::File(_) | DriveError::Read(_))) => {
             progress.line(&format!("failed: {error}"));
             again(&progress, &store)
         }

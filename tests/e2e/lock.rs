@@ -57,6 +57,6 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
 }
 
 async fn mark(lock: &Lock, say: &Progress) -> Result<(), LockError> {
-    lock.take(say).await?;
+    lock.acquire(say).await?;
     lock.mark(say).await
 }

@@ -215,8 +215,8 @@ mod tests {
         let slices = [slice("kubernetes", &["10.0.0.5", "10.0.0.9"]), slice("berth-cp-1-ipv4", &["10.0.0.5"])];
         let status =
             Observer::default().status([&list(&leases), &list(&[upgrade]), &list(&slices)], at(1000), Duration::ZERO);
-        let told = status.instances.iter().map(|one| (one.node.as_str(), one.age_seconds, one.expired));
-        assert_eq!(told.collect::<Vec<_>>(), [("cp-1", 5, false), ("cp-2", 50, true), ("cp-3", 0, false)]);
+        let shown = status.instances.iter().map(|one| (one.node.as_str(), one.age_seconds, one.expired));
+        assert_eq!(shown.collect::<Vec<_>>(), [("cp-1", 5, false), ("cp-2", 50, true), ("cp-3", 0, false)]);
         let services: Vec<_> = status.instances.iter().map(|one| one.service.as_deref()).collect();
         let both = ["kubernetes".to_owned(), "berth-cp-1-ipv4".to_owned()];
         assert_eq!(services, [Some(&both[..]), Some(&[]), None]);
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(serde_json::to_value(empty).unwrap(), json!({"version": 1, "instances": [], "others": []}));
     }
 
-    /// A node's clock is an hour behind, and another's an hour ahead: who looks for a while sees which of them lives.
+    /// A node's clock is an hour behind, and another's an hour ahead: reading for a while shows which of them lives.
     #[test]
     fn who_looks_again_goes_by_changes_and_not_by_clocks() {
         let mut observer = Observer::default();
@@ -253,8 +253,8 @@ mod tests {
             let server = serve(answer(status, r#"{"message": "no"}"#)).await;
             let client = Client::new(&server.access).unwrap();
             let error = Observer::default().sample(&client, at(0), Duration::ZERO).await.unwrap_err();
-            let told = explain(&error);
-            assert!(told.contains(fix) && told.contains("leases: no: ") && told.lines().count() == 1, "{told}");
+            let shown = explain(&error);
+            assert!(shown.contains(fix) && shown.contains("leases: no: ") && shown.lines().count() == 1, "{shown}");
         }
     }
 }

@@ -72,7 +72,7 @@ impl Report {
     }
 
     /// Adds a note that does not prevent the command.
-    pub fn note(&mut self, text: impl Into<String>) {
+    pub fn info(&mut self, text: impl Into<String>) {
         self.add(Severity::Info, text.into());
     }
 

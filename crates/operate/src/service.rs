@@ -27,7 +27,7 @@ use tokio::time::{sleep, timeout};
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Longest time between two applies: another client may have removed the slice.
-const LOOK: Duration = Duration::from_secs(10);
+const REAPPLY: Duration = Duration::from_secs(10);
 
 /// What happens under a bridge where the Service cannot be kept.
 pub const LOST: &str = "the Service kubernetes is not kept: on the only control-plane node, pods lose it while COMMAND restarts kube-apiserver";
@@ -161,9 +161,9 @@ impl ServiceKeeper {
     /// # Errors
     /// It may not, or the cluster does not answer.
     pub async fn check(&self) -> Result<(), String> {
-        let (ip, said) = (self.address.ip(), |error: Error| error.to_string());
-        self.client.get(service::OF_SERVICE).await.map_err(said)?;
-        let families = service::Service::parse(&self.client.get(service::SERVICE).await.map_err(said)?).families;
+        let (ip, text) = (self.address.ip(), |error: Error| error.to_string());
+        self.client.get(service::OF_SERVICE).await.map_err(text)?;
+        let families = service::Service::parse(&self.client.get(service::SERVICE).await.map_err(text)?).families;
         if !families.contains(&Family::of(ip)) {
             let families = families.iter().map(|family| family.as_str()).collect::<Vec<_>>().join(" and ");
             return Err(format!(
@@ -171,11 +171,11 @@ impl ServiceKeeper {
                  another with --advertise-address"
             ));
         }
-        let slice = self.slice().await.map_err(said)?;
-        self.client.try_apply(&service::slice_path(&self.name()), MANAGER, &slice).await.map_err(said)?;
-        let (tell, mut seen) = watch::channel(Err(UNKNOWN.into()));
+        let slice = self.slice().await.map_err(text)?;
+        self.client.try_apply(&service::slice_path(&self.name()), MANAGER, &slice).await.map_err(text)?;
+        let (to, mut seen) = watch::channel(Err(UNKNOWN.into()));
         tokio::select! {
-            () = self.clone().follow(tell) => {}
+            () = self.clone().follow(to) => {}
             _ = seen.changed() => {}
         }
         seen.borrow().clone().map(drop)
@@ -206,13 +206,13 @@ impl ServiceKeeper {
     #[must_use]
     pub fn start(self) -> Keeping {
         let (demand, demanded) = watch::channel(Demand::Ending);
-        let (tell, kept) = watch::channel(Err(UNKNOWN.into()));
-        Keeping { name: self.name(), demand, kept, task: tokio::spawn(self.keep(demanded, tell)) }
+        let (state, kept) = watch::channel(Err(UNKNOWN.into()));
+        Keeping { name: self.name(), demand, kept, task: tokio::spawn(self.keep(demanded, state)) }
     }
 
     /// Until the sender of `demanded` is dropped: then the slice is removed in any case.
-    async fn keep(self, mut demanded: watch::Receiver<Demand>, told: watch::Sender<SliceState>) {
-        let (tell, mut seen) = watch::channel(Err(UNKNOWN.into()));
+    async fn keep(self, mut demanded: watch::Receiver<Demand>, state: watch::Sender<SliceState>) {
+        let (to, mut seen) = watch::channel(Err(UNKNOWN.into()));
         let mut following = JoinSet::new();
         let mut rule = Rule::default();
         let mut pauses = pauses();
@@ -227,7 +227,7 @@ impl ServiceKeeper {
                 if let Err(error) = sweep(&self.client, own).await {
                     tracing::info!(%error, "what earlier commands left in the Service kubernetes was not looked for");
                 }
-                following.spawn(self.clone().follow(tell.clone()));
+                following.spawn(self.clone().follow(to.clone()));
             }
             let addresses: Result<Vec<IpAddr>, String> = seen.borrow_and_update().clone();
             let named = addresses.as_ref().is_ok_and(|all| self.is_in(all.iter().copied()));
@@ -256,10 +256,10 @@ impl ServiceKeeper {
             let is = match (&brought, addresses) {
                 (Err(error), _) => Err(error.to_string()),
                 // A watch that begins again takes nothing back.
-                (Ok(_), Err(why)) if told.borrow().is_err() => Err(why),
+                (Ok(_), Err(why)) if state.borrow().is_err() => Err(why),
                 (Ok(is), _) => Ok(*is),
             };
-            told.send_modify(|told| *told = is);
+            state.send_modify(|state| *state = is);
             let pause = match brought {
                 Ok(is) => {
                     if std::mem::replace(&mut there, is) != is {
@@ -267,7 +267,7 @@ impl ServiceKeeper {
                         tracing::info!(slice = self.name(), address = %self.address, "the slice {what} the Service kubernetes");
                     }
                     (pauses, trouble) = (berth_cluster::watch::pauses(), None);
-                    LOOK
+                    REAPPLY
                 }
                 Err(error) => {
                     let why = error.to_string();
@@ -276,7 +276,7 @@ impl ServiceKeeper {
                         tracing::warn!(%error, "the Service kubernetes cannot be kept");
                         trouble = Some(why);
                     }
-                    pauses.next().unwrap_or(LOOK)
+                    pauses.next().unwrap_or(REAPPLY)
                 }
             };
             tokio::select! {
@@ -290,14 +290,14 @@ impl ServiceKeeper {
         }
     }
 
-    /// Tells which addresses kube-apiserver's own slice has; why not, while that is not known.
-    async fn follow(self, tell: watch::Sender<Result<Vec<IpAddr>, String>>) {
-        let told = |objects: Result<&Objects, &Error>| {
+    /// Publishes the addresses of kube-apiserver's own slice, or why they are not known.
+    async fn follow(self, to: watch::Sender<Result<Vec<IpAddr>, String>>) {
+        let publish = |objects: Result<&Objects, &Error>| {
             let reconciled = objects.map(|objects| objects.get("kubernetes").cloned().unwrap_or_default());
             let addresses = reconciled.map(|slice| service::addresses(&slice).collect());
-            let _ = tell.send_replace(addresses.map_err(ToString::to_string));
+            let _ = to.send_replace(addresses.map_err(ToString::to_string));
         };
-        follow(|| async { Ok(self.client.clone()) }, service::RECONCILED, told).await;
+        follow(|| async { Ok(self.client.clone()) }, service::RECONCILED, publish).await;
     }
 
     fn name(&self) -> String {
@@ -335,7 +335,7 @@ async fn remove(client: &Client, name: &str) -> Result<(), Error> {
 /// Removes the slices of bridges and upgrades that have ended, and gives their names. `own` is this node, if it has no bridge on.
 ///
 /// # Errors
-/// The cluster cannot be asked, or does not let them be removed.
+/// The cluster does not answer, or does not allow to remove them.
 pub async fn sweep(client: &Client, own: Option<&str>) -> Result<Vec<String>, Error> {
     let removed = left(client, own).await?;
     for name in &removed {
@@ -438,17 +438,17 @@ mod tests {
         let (objects, kept, mut asked) = cluster(&[], Vec::new()).await;
         let path = service::slice_path(&kept.name());
         let (on, is_on) = watch::channel(Demand::Serving);
-        let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
-        let keeping = tokio::spawn(kept.keep(is_on, told));
+        let (state, mut is) = watch::channel(Err(UNKNOWN.into()));
+        let keeping = tokio::spawn(kept.keep(is_on, state));
         while !asked.recv().await.unwrap().0.starts_with("PATCH") {}
         is.wait_for(SliceState::is_ok).await.unwrap();
         let there = objects.get(&path).unwrap();
         assert_eq!(service::addresses(&there).collect::<Vec<_>>(), [IP.parse::<IpAddr>().unwrap()]);
-        let said = &there["metadata"]["annotations"];
-        assert_eq!((&said[NODE], &said[BOOT]), (&json!("cp-1"), &json!("b")));
-        let time = humantime::parse_rfc3339(said["berth/renewed"].as_str().unwrap()).unwrap();
-        assert!(time.elapsed().is_ok_and(|age| age < Duration::from_secs(600)), "{said}");
-        // The node's own is not in again: nothing is asked for until the bridge is over.
+        let annotations = &there["metadata"]["annotations"];
+        assert_eq!((&annotations[NODE], &annotations[BOOT]), (&json!("cp-1"), &json!("b")));
+        let time = humantime::parse_rfc3339(annotations["berth/renewed"].as_str().unwrap()).unwrap();
+        assert!(time.elapsed().is_ok_and(|age| age < Duration::from_secs(600)), "{annotations}");
+        // The node's own is not in again: nothing is requested until the bridge has ended.
         on.send_replace(Demand::Ending);
         drop(on);
         keeping.await.unwrap();
@@ -459,15 +459,15 @@ mod tests {
     async fn a_slice_has_the_family_of_the_address_that_the_node_advertises() {
         let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
         let kept = ServiceKeeper { address: "[fd00::5]:6443".parse().unwrap(), ..kept };
-        // kube-proxy looks at no slice of a family that the Service has not.
+        // kube-proxy ignores slices of a family that the Service does not have.
         let why = kept.check().await.unwrap_err();
         assert!(why.contains("has addresses of IPv4, and") && why.contains("fd00::5: give it"), "{why}");
         let ports = json!([{"name": "https"}]);
         objects.set(service::SERVICE, Some(json!({"spec": {"ipFamilies": ["IPv6", "IPv4"], "ports": ports}})));
         kept.check().await.unwrap();
         let (_on, is_on) = watch::channel(Demand::Serving);
-        let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
-        let keeping = tokio::spawn(kept.keep(is_on, told));
+        let (state, mut is) = watch::channel(Err(UNKNOWN.into()));
+        let keeping = tokio::spawn(kept.keep(is_on, state));
         is.wait_for(SliceState::is_ok).await.unwrap();
         let path = service::slice_path("berth-bridge-cp-1-ipv6");
         let there = loop {
@@ -496,8 +496,8 @@ mod tests {
         let kept = ServiceKeeper { client: Client::new(&server.await.access).unwrap(), ..kept };
         assert!(kept.check().await.unwrap_err().contains("endpointslices is forbidden"));
         let (_on, is_on) = watch::channel(Demand::Serving);
-        let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
-        let keeping = tokio::spawn(kept.keep(is_on, told));
+        let (state, mut is) = watch::channel(Err(UNKNOWN.into()));
+        let keeping = tokio::spawn(kept.keep(is_on, state));
         is.wait_for(|is| is.as_ref().is_err_and(|why| why.contains("endpointslices is forbidden"))).await.unwrap();
         keeping.abort();
     }
@@ -544,8 +544,8 @@ mod tests {
         assert!(kept.check().await.unwrap_err().contains("may not watch endpointslices"));
         let mut keeping = kept.start();
         keeping.demand(Demand::Serving);
-        let told = |kept: &SliceState| kept.as_ref().is_err_and(|why| why.contains("may not watch endpointslices"));
-        keeping.kept.wait_for(told).await.unwrap();
+        let refused = |kept: &SliceState| kept.as_ref().is_err_and(|why| why.contains("may not watch endpointslices"));
+        keeping.kept.wait_for(refused).await.unwrap();
     }
 
     #[tokio::test]
@@ -565,8 +565,8 @@ mod tests {
         let (objects, kept, mut asked) = cluster(&["10.0.0.6"], Vec::new()).await;
         let path = service::slice_path(&kept.name());
         let (on, is_on) = watch::channel(Demand::Serving);
-        let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
-        let keeping = tokio::spawn(kept.keep(is_on, told));
+        let (state, mut is) = watch::channel(Err(UNKNOWN.into()));
+        let keeping = tokio::spawn(kept.keep(is_on, state));
         while !asked.recv().await.unwrap().0.contains("watch=") {}
         is.wait_for(SliceState::is_ok).await.unwrap();
         drop(on);

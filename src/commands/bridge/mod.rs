@@ -85,7 +85,7 @@ async fn end_last(directory: &Path) {
     }
 }
 
-/// Lets another command of berth do its work under a bridge. The bridge replaces this process: the module's documentation says why.
+/// Runs another command of berth under a bridge, which replaces this process: see the module's documentation.
 pub(super) fn around(options: &[&OsStr], run: &[OsString]) -> anyhow::Result<Exit> {
     let mut bridge = std::process::Command::new(std::env::current_exe().context("cannot find this program")?);
     let failed = bridge.arg("bridge").args(options).arg("--").args(run).exec();
@@ -140,7 +140,7 @@ fn hold(options: BridgeOptions, mut begin: UnixStream) -> anyhow::Result<Exit> {
     }
     block_on(end_last(&directory))?;
     let plan = plan(options)?;
-    let claim = Claim::take(&directory).map_err(unavailable)?;
+    let claim = Claim::acquire(&directory).map_err(unavailable)?;
     leave_terminal(&claim.log).context("cannot leave the terminal")?;
     if begin.write_all(&[0]).is_err() {
         tracing::info!("the process that wanted a bridge has gone away: there is none");
@@ -274,7 +274,7 @@ async fn accompany(args: &BridgeDirArgs, run: Option<&[OsString]>) -> anyhow::Re
         watcher.more("it is in the cgroup of this session: what ends that ends it too (no cgroup can be made here)");
     }
     let Some(run) = run else {
-        watcher.more("`berth bridge status` says how it is, `berth bridge end` ends it");
+        watcher.more("`berth bridge status` shows its state, `berth bridge end` ends it");
         return Ok(Exit::Ok);
     };
     if let Err(error) = client.send(&Ask::Command).await {
@@ -325,7 +325,7 @@ async fn accompany(args: &BridgeDirArgs, run: Option<&[OsString]>) -> anyhow::Re
         WaitOutcome::There(status) => watcher.stays(&status),
         WaitOutcome::Interrupted => {
             watcher.line("interrupted: clients stay on the bridge, which goes on by itself");
-            watcher.more("`berth bridge status` says how it is, `berth bridge end` ends it");
+            watcher.more("`berth bridge status` shows its state, `berth bridge end` ends it");
         }
         WaitOutcome::Refused(_) | WaitOutcome::Gone => {
             if let Err(error) = sent {

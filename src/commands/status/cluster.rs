@@ -47,9 +47,9 @@ fn table(status: &ClusterStatus) -> String {
         );
     }
     if let Some(UpgradeLock { holder, expired }) = &status.upgrade {
-        let who = holder.describe();
         let end = format!("; it is not renewed: `berth upgrade` on {} brings it to its end", holder.node);
-        let _ = writeln!(text, "upgrade of {who}{}", if *expired && holder.changed { &end } else { "" });
+        let _ =
+            writeln!(text, "upgrade of {}{}", holder.describe(), if *expired && holder.changed { &end } else { "" });
     }
     text
 }

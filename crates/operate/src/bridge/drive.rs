@@ -61,7 +61,7 @@ const LEASE: Duration = Duration::from_secs(4);
 const HOLD: Duration = Duration::from_secs(12);
 
 /// Longest time between two samples.
-const LOOK: Duration = Duration::from_millis(200);
+const INTERVAL: Duration = Duration::from_millis(200);
 
 /// How old the last lines of the node's own log may be.
 const LOG_AGE: Duration = Duration::from_secs(2);
@@ -78,7 +78,7 @@ const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 const LONG: Duration = Duration::from_secs(30 * 60);
 
 /// How long commands that wait for the outcome may take to read it.
-const TELLING: Duration = Duration::from_secs(2);
+const REPORTING: Duration = Duration::from_secs(2);
 
 /// A directory that no other bridge has, with its socket.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Claim {
     ///
     /// # Errors
     /// Another bridge has it, or it cannot be created.
-    pub fn take(directory: &Path) -> Result<Self, String> {
+    pub fn acquire(directory: &Path) -> Result<Self, String> {
         let failed = |what: &'static str| {
             let path = directory.display().to_string();
             move |error: io::Error| format!("cannot {what} in {path}: {error}; give another directory with --state-dir")
@@ -136,8 +136,8 @@ pub async fn drive(plan: BridgePlan, mut claim: Claim) -> BridgeOutcome {
     }
     let (status, _) = watch::channel(first_status(&plan));
     let (ask, asks) = mpsc::unbounded_channel();
-    let (over, is_over) = oneshot::channel();
-    let server = tokio::spawn(serve(claim.socket, status.clone(), ask, is_over));
+    let (ended, has_ended) = oneshot::channel();
+    let server = tokio::spawn(serve(claim.socket, status.clone(), ask, has_ended));
     let outcome = match Bridge::build(Arc::new(plan), status.clone()).await {
         Ok((bridge, bound)) => bridge.run(bound, asks).await,
         Err(why) => BridgeOutcome::NotBegun(why),
@@ -148,8 +148,8 @@ pub async fn drive(plan: BridgePlan, mut claim: Claim) -> BridgeOutcome {
     }
     clear(&claim.directory);
     status.send_modify(|status| status.outcome = Some(outcome.clone()));
-    let _ = over.send(());
-    let _ = tokio::time::timeout(TELLING, server).await;
+    let _ = ended.send(());
+    let _ = tokio::time::timeout(REPORTING, server).await;
     outcome
 }
 
@@ -347,12 +347,12 @@ impl Bridge {
                 Action::Restore => {
                     let plan = self.plan.clone();
                     self.work.spawn_blocking(move || {
-                        FinishedWork::Restored(before(&plan).and_then(|all| restore::put_back(&all)))
+                        FinishedWork::Restored(before(&plan).and_then(|all| restore::restore(&all)))
                     });
                     continue;
                 }
                 Action::Finish(outcome) if served.is_some() => return outcome,
-                Action::Finish(outcome) => self.is_over(outcome, open()),
+                Action::Finish(outcome) => self.publish_outcome(outcome, open()),
                 Action::Start | Action::Drain | Action::Wait => {}
             }
             if !warned && self.since.get().is_some_and(|since| since.elapsed() >= LONG) && draining.is_none() {
@@ -385,12 +385,12 @@ impl Bridge {
                 }
                 () = ended(&mut self.child) => {}
                 Some(done) = self.work.join_next() => self.done(done),
-                Some((ask, reply)) = asks.recv() => self.take(ask, reply),
+                Some((ask, reply)) = asks.recv() => self.handle(ask, reply),
                 signal = signals.next() => self.on_signal(signal),
                 Ok(()) = self.temporary.changed() => {}
                 Ok(()) = self.own.changed() => {}
                 Ok(()) = self.phase.changed() => {}
-                () = tokio::time::sleep(speedup.of(LOOK)) => {}
+                () = tokio::time::sleep(speedup.of(INTERVAL)) => {}
             }
             self.reap();
         }
@@ -419,7 +419,7 @@ impl Bridge {
     }
 
     /// The bridge has ended except for its connections to the node's own, which are relayed until they end. No command waits for that.
-    fn is_over(&self, outcome: BridgeOutcome, connections: u64) {
+    fn publish_outcome(&self, outcome: BridgeOutcome, connections: u64) {
         if self.status.borrow().outcome.is_none() {
             tracing::info!(
                 connections,
@@ -515,7 +515,7 @@ impl Bridge {
         }
     }
 
-    fn take(&mut self, ask: Option<Ask>, reply: oneshot::Sender<Answer>) {
+    fn handle(&mut self, ask: Option<Ask>, reply: oneshot::Sender<Answer>) {
         if ask == Some(Ask::Restore { dry_run: false }) {
             tracing::info!("restore was requested");
             match pod(&self.plan).and_then(|_| self.machine.restore()) {

@@ -18,7 +18,7 @@ const ALL: [&str; 2] = [BRIDGE, INSTANCE];
 const LONGEST: u64 = 16 << 20;
 
 /// Time between two checks of their sizes: at the highest verbosity some 10 MB are written in it.
-const LOOK: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Begins new logs. Those of a failed bridge are kept until another one fails.
 pub(super) fn begin(directory: &Path, last_failed: bool) {
@@ -34,7 +34,7 @@ pub(super) fn begin(directory: &Path, last_failed: bool) {
 /// Bounds both until it is dropped.
 pub(super) async fn bound(directory: PathBuf) {
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(INTERVAL).await;
         let directory = directory.clone();
         // Not on the main thread: the directory may be on a slow disk.
         let bounded = tokio::task::spawn_blocking(move || {

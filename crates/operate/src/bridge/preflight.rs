@@ -76,7 +76,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
         Ok(tried) => {
             for (family, tried) in ["IPv4", "IPv6"].into_iter().zip(tried) {
                 if let steering::Tried::Skipped(why) = tried {
-                    report.note(format!("steering of {family} was not tried: {why}"));
+                    report.info(format!("steering of {family} was not tried: {why}"));
                 }
             }
         }
@@ -197,7 +197,7 @@ fn files(port: u16, report: &mut Report) {
         "a limit of {files} open files leaves room for {room} connections through the bridge, and {open} are open on port {port} now: \
          raise the hard limit (ulimit -Hn, LimitNOFILE=), or run this with CAP_SYS_RESOURCE"
     );
-    if room > open { report.note(few) } else { report.error(few) }
+    if room > open { report.info(few) } else { report.error(few) }
 }
 
 /// The listeners on the port.
@@ -346,7 +346,7 @@ fn check_process(pid: i32, what: &str, command: &[OsString], cmdline: &[u8], rep
         && (runs.dev(), runs.ino()) != (named.dev(), named.ino())
     {
         let used = "its program is used, not the file that --command names: it is another by now";
-        report.note(format!("{what}{used}"));
+        report.info(format!("{what}{used}"));
     }
     Some(())
 }
@@ -418,7 +418,7 @@ async fn service(
     report: &mut Report,
 ) -> Option<ServiceKeeper> {
     let Some(path) = given_or_admin(options.kubeconfig.as_deref()) else {
-        report.note(format!("no --kubeconfig, and no {ADMIN}: {LOST}"));
+        report.info(format!("no --kubeconfig, and no {ADMIN}: {LOST}"));
         return None;
     };
     let client = Client::from_kubeconfig(path).map_err(|error| error.to_string());
@@ -434,7 +434,7 @@ async fn service(
     };
     match options.kubeconfig {
         Some(_) => report.error(format!("--kubeconfig: {why}")),
-        None => report.note(format!("{why}; {LOST}")),
+        None => report.info(format!("{why}; {LOST}")),
     }
     None
 }
@@ -498,7 +498,7 @@ mod tests {
         for advertised in ["10.0.0.5", "fd00::5"] {
             assert_eq!(own(&both, advertised, &node), advertised);
         }
-        // It says none, or one of a router's, or one that nobody answers.
+        // It advertises none, or one of a router's, or one that does not answer.
         assert_eq!(own(&both, "", &node), "10.0.0.5");
         assert_eq!(own(&both, "192.0.2.1", &node), "10.0.0.5");
         assert_eq!(own(&["0.0.0.0"], "fd00::5", &node), "10.0.0.5");

@@ -33,18 +33,18 @@ pub fn differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
 ///
 /// # Errors
 /// All files that cannot be written. The others are restored.
-pub fn put_back(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
-    let (mut put, mut failed) = (Vec::new(), Vec::new());
+pub fn restore(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
+    let (mut restored, mut failed) = (Vec::new(), Vec::new());
     for (before, difference) in compare(all)? {
         match write(before) {
             Ok(()) => {
                 tracing::info!(path = %before.path.display(), "put back");
-                put.push(difference);
+                restored.push(difference);
             }
             Err(error) => failed.push(format!("{}: {error}", before.path.display())),
         }
     }
-    if failed.is_empty() { Ok(put) } else { Err(failed.join("; ")) }
+    if failed.is_empty() { Ok(restored) } else { Err(failed.join("; ")) }
 }
 
 fn compare(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
@@ -124,28 +124,28 @@ mod tests {
         fs::set_permissions(&all[1].path, Permissions::from_mode(0o600)).unwrap();
         let found = differences(&all).unwrap();
         let of = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
-        let told: Vec<_> = found.iter().map(|it| (of(&it.path), it.missing, it.diff.is_some())).collect();
-        let told: Vec<_> = told.iter().map(|(name, missing, diff)| (name.as_str(), *missing, *diff)).collect();
-        assert_eq!(told, [("gone.key", true, false), ("changed.key", false, false), ("manifest.yaml", false, true)]);
+        let named: Vec<_> = found.iter().map(|it| (of(&it.path), it.missing, it.diff.is_some())).collect();
+        let named: Vec<_> = named.iter().map(|(name, missing, diff)| (name.as_str(), *missing, *diff)).collect();
+        assert_eq!(named, [("gone.key", true, false), ("changed.key", false, false), ("manifest.yaml", false, true)]);
         let diff = found[2].diff.as_ref().unwrap();
         assert!(diff.contains("-a: 2\n+a: 1\n"), "{diff}");
         assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "new\n", "nothing is written");
 
-        assert_eq!(put_back(&all).unwrap(), found);
+        assert_eq!(restore(&all).unwrap(), found);
         assert_eq!(differences(&all).unwrap(), []);
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(&all[0].path), mode(&all[3].path)), (0o640, 0o600));
         // Who may read it counts too; a directory that is gone is made.
         fs::set_permissions(&all[1].path, Permissions::from_mode(0o000)).unwrap();
-        assert_eq!(put_back(&all).unwrap().len(), 1);
+        assert_eq!(restore(&all).unwrap().len(), 1);
         assert_eq!(mode(&all[1].path), 0o600);
         let inside = [SavedFile { path: temp.path().join("gone/a.key"), ..all[0].clone() }];
-        assert_eq!(put_back(&inside).unwrap().len(), 1);
+        assert_eq!(restore(&inside).unwrap().len(), 1);
         // What is a link now is left alone, and the others are put back.
         fs::remove_file(&all[0].path).unwrap();
         std::os::unix::fs::symlink("elsewhere", &all[0].path).unwrap();
         fs::write(&all[2].path, "new\n").unwrap();
-        assert!(put_back(&all).unwrap_err().contains("symbolic link"));
+        assert!(restore(&all).unwrap_err().contains("symbolic link"));
         assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "old\n");
     }
 
@@ -153,14 +153,14 @@ mod tests {
     fn what_cannot_be_read_is_said() {
         let before = SavedFile { path: "/proc/self/mem".into(), copy: "/nonexistent".into(), shown: false };
         assert!(differences(&[before]).unwrap_err().contains("/nonexistent"));
-        // A FIFO that nobody writes to would let the daemon wait for ever.
+        // Opening a FIFO without a writer would block the daemon for ever.
         let temp = tempfile::tempdir().unwrap();
         let (path, copy) = (temp.path().join("fifo"), temp.path().join("copy"));
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         fs::write(&copy, "").unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
-        std::thread::spawn(move || tell.send(differences(&[SavedFile { path, copy, shown: false }])));
-        let why = told.recv_timeout(std::time::Duration::from_secs(30)).expect("it waits").unwrap_err();
+        let (to, compared) = std::sync::mpsc::channel();
+        std::thread::spawn(move || to.send(differences(&[SavedFile { path, copy, shown: false }])));
+        let why = compared.recv_timeout(std::time::Duration::from_secs(30)).expect("it waits").unwrap_err();
         assert!(why.contains("fifo: it is no regular file"), "{why}");
     }
 }

@@ -22,14 +22,14 @@ pub(super) async fn serve(
     socket: OwnedFd,
     status: watch::Sender<BridgeStatus>,
     ask: mpsc::UnboundedSender<Asking>,
-    mut over: oneshot::Receiver<()>,
+    mut ended: oneshot::Receiver<()>,
 ) {
     let mut connections = JoinSet::new();
     match awaitable(socket, Interest::READABLE) {
         Ok(socket) => loop {
             let accept = socket.async_io(Interest::READABLE, |socket| seqpacket::accept(socket.as_fd()));
             tokio::select! {
-                _ = &mut over => break,
+                _ = &mut ended => break,
                 Some(_) = connections.join_next() => {}
                 accepted = accept => match accepted.and_then(Connection::new) {
                     Ok(command) => drop(connections.spawn(answer(command, status.subscribe(), ask.clone()))),

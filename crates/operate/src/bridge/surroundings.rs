@@ -31,7 +31,7 @@ pub(super) fn steering(report: &mut Report) {
         if is_bridges(&other) {
             report.error(format!("{other} steers here, so {ELSEWHERE}"));
         } else {
-            report.note(format!("{other} steers here already: while the bridge is on, the bridge's goes before"));
+            report.info(format!("{other} steers here already: while the bridge is on, the bridge's goes before"));
         }
     }
 }
@@ -83,7 +83,7 @@ pub(super) fn logs(directory: &Path, report: &mut Report) {
 pub(super) fn clients(port: u16, report: &mut Report) {
     let all = node::Clients::gather(Path::new("/"), &[port]).uncovered(&[], &[]);
     for client in all.into_iter().filter(|client| client.address.ip().is_loopback()) {
-        report.note(format!(
+        report.info(format!(
             "{} reaches kube-apiserver at {}, which is never steered: refused while the node's own is away. Let it dial an address of the \
              node instead; a virtual IP whose holder (kube-vip, keepalived) asks there may move or vanish meanwhile",
             client.by, client.address

@@ -57,7 +57,7 @@ pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
 
 fn secure_ports(case: &Case<'_>, addresses: &[SocketAddr]) -> Option<Finding> {
     // With `berth exec`, the port of the first listen address is the apiserver's own.
-    let berth = Layout::of(case.manifest).and_then(|layout| options::berth(&layout.apiserver.told));
+    let berth = Layout::of(case.manifest).and_then(|layout| options::berth(&layout.apiserver.parsed));
     let own = berth.map(|berth| berth.port()).or_else(|| case.manifest.secure_port().ok())?;
     let others: Vec<_> = addresses.iter().filter(|address| address.port() != own).map(ToString::to_string).collect();
     (!others.is_empty()).then(|| {

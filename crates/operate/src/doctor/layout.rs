@@ -19,7 +19,7 @@ const REFERENCES: usize = 100;
 
 /// Options of berth in a container.
 #[derive(Debug)]
-pub(super) enum Told {
+pub(super) enum ParsedOptions {
     Options(Box<PodCommand>),
     /// What it does not take, and why.
     Wrong(String),
@@ -27,7 +27,7 @@ pub(super) enum Told {
     Unseen,
 }
 
-impl Told {
+impl ParsedOptions {
     pub(super) fn command(&self) -> Option<&PodCommand> {
         match self {
             Self::Options(command) => Some(command),
@@ -41,7 +41,7 @@ impl Told {
 pub(super) struct Berth<'a> {
     pub(super) container: Container<'a>,
     pub(super) command: &'static str,
-    pub(super) told: Told,
+    pub(super) parsed: ParsedOptions,
 }
 
 /// The parts of a pod behind berth.
@@ -97,7 +97,7 @@ impl<'a> Berth<'a> {
             let command = COMMANDS.into_iter().find(|command| command == word)?;
             Some((at, command))
         })?;
-        Some(Self { container, command, told: told(container, command, words, at) })
+        Some(Self { container, command, parsed: parse(container, command, words, at) })
     }
 }
 
@@ -107,14 +107,14 @@ pub(super) fn uid(container: Container<'_>) -> u32 {
 }
 
 /// Reads a container's arguments after `berth`, and environment variables for options that are not among them.
-fn told(container: Container<'_>, command: &str, words: &[&str], at: usize) -> Told {
+fn parse(container: Container<'_>, command: &str, words: &[&str], at: usize) -> ParsedOptions {
     let variables = container.node().list("env");
     let elsewhere = |variable: &YamlNode| {
         let ours = variable.text_of("name").is_some_and(|name| name.starts_with("BERTH_"));
         ours && variable.get("valueFrom").is_some_and(|from| from.get("fieldRef").is_none())
     };
     if container.node().get("envFrom").is_some() || variables.iter().any(elsewhere) {
-        return Told::Unseen;
+        return ParsedOptions::Unseen;
     }
     let mut left = REFERENCES;
     let mut argv: Vec<String> = vec!["berth".into()];
@@ -130,7 +130,7 @@ fn told(container: Container<'_>, command: &str, words: &[&str], at: usize) -> T
             (ArgAction::SetTrue, value) => match value.as_str() {
                 "true" => argv.push(option),
                 "false" => {}
-                _ => return Told::Wrong(format!("{name}={value}: give true or false")),
+                _ => return ParsedOptions::Wrong(format!("{name}={value}: give true or false")),
             },
             (_, value) => argv.push(format!("{option}={value}")),
         }
@@ -140,11 +140,11 @@ fn told(container: Container<'_>, command: &str, words: &[&str], at: usize) -> T
     let without_env = |command: clap::Command| command.mut_args(|arg| arg.env(Resettable::Reset));
     let read = without_env(cli).mut_subcommand(command, without_env).try_get_matches_from(argv);
     match read.and_then(|matches| InPod::from_arg_matches(&matches)) {
-        Ok(cli) => Told::Options(Box::new(cli.command)),
+        Ok(cli) => ParsedOptions::Options(Box::new(cli.command)),
         Err(error) => {
             let text = error.to_string();
             let first = text.lines().next().unwrap_or_default();
-            Told::Wrong(format!("{}: see `berth {command} --help`", first.trim_start_matches("error: ")))
+            ParsedOptions::Wrong(format!("{}: see `berth {command} --help`", first.trim_start_matches("error: ")))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! berth's options in a manifest, and the errors that berth would report about them.
 
-use super::layout::{HOST_IP, Layout, Told, uid};
+use super::layout::{HOST_IP, Layout, ParsedOptions, uid};
 use super::{Finding, Severity};
 use crate::manifest::Manifest;
 use berth_cluster::yaml::parse;
@@ -18,25 +18,25 @@ use std::time::Duration;
 /// What is wrong with options.
 #[derive(Debug, Default)]
 pub(super) struct OptionMistakes {
-    /// That an instance of the same port does not fit beside the listen addresses.
+    /// That an instance of the same port clashes with the listen addresses.
     pub(super) beside: Vec<String>,
     pub(super) others: Vec<String>,
 }
 
 /// All that berth would refuse, but for files, which are another machine's.
-pub(super) fn mistakes(told: &Told) -> OptionMistakes {
-    let command = match told {
-        Told::Options(command) => command,
-        Told::Wrong(why) => return OptionMistakes { others: vec![why.clone()], ..OptionMistakes::default() },
-        Told::Unseen => return OptionMistakes::default(),
+pub(super) fn mistakes(parsed: &ParsedOptions) -> OptionMistakes {
+    let command = match parsed {
+        ParsedOptions::Options(command) => command,
+        ParsedOptions::Wrong(why) => return OptionMistakes { others: vec![why.clone()], ..OptionMistakes::default() },
+        ParsedOptions::Unseen => return OptionMistakes::default(),
     };
     let (mut beside, mut others) = (Checks::default(), Checks::default());
-    if let Some(place) = place(told).and_then(|place| check::place(place, &mut others))
+    if let Some(place) = place(parsed).and_then(|place| check::place(place, &mut others))
         && !matches!(&**command, PodCommand::Serve(serve) if serve.backend.is_some())
     {
         check_beside_instance(&place, &mut beside);
     }
-    if let Some(probe) = probe(told) {
+    if let Some(probe) = probe(parsed) {
         check_probe_options(probe, "/readyz", true, &mut others);
     }
     let whole = match &**command {
@@ -83,8 +83,8 @@ fn without_files(shim: &mut ShimArgs) {
 }
 
 /// Which berth, which instance and where.
-pub(super) fn place(told: &Told) -> Option<&PlaceArgs> {
-    match told.command()? {
+pub(super) fn place(parsed: &ParsedOptions) -> Option<&PlaceArgs> {
+    match parsed.command()? {
         PodCommand::Serve(serve) => Some(&serve.place),
         PodCommand::Run(run) => Some(&run.place),
         PodCommand::Exec(exec) => Some(&exec.place),
@@ -92,8 +92,8 @@ pub(super) fn place(told: &Told) -> Option<&PlaceArgs> {
     }
 }
 
-fn shim(told: &Told) -> Option<&ShimArgs> {
-    match told.command()? {
+fn shim(parsed: &ParsedOptions) -> Option<&ShimArgs> {
+    match parsed.command()? {
         PodCommand::Serve(serve) => Some(&serve.shim),
         PodCommand::Run(run) => Some(&run.shim),
         _ => None,
@@ -101,19 +101,19 @@ fn shim(told: &Told) -> Option<&ShimArgs> {
 }
 
 /// The first address at which a shim listens, which names the berth.
-pub(super) fn berth(told: &Told) -> Option<SocketAddr> {
-    check::listen(place(told)?.listen.first()?).ok().map(|first| first.addr)
+pub(super) fn berth(parsed: &ParsedOptions) -> Option<SocketAddr> {
+    check::listen(place(parsed)?.listen.first()?).ok().map(|first| first.addr)
 }
 
 /// Where a shim listens, as far as that is understood.
-pub(super) fn listen(told: &Told) -> Vec<Listen> {
-    let listen = place(told).map(|place| &place.listen[..]).unwrap_or_default();
+pub(super) fn listen(parsed: &ParsedOptions) -> Vec<Listen> {
+    let listen = place(parsed).map(|place| &place.listen[..]).unwrap_or_default();
     listen.iter().filter_map(|text| check::listen(text).ok()).collect()
 }
 
 /// How the apiserver is probed.
-pub(super) fn probe(told: &Told) -> Option<&ProbeArgs> {
-    shim(told).map(|shim| &shim.probe)
+pub(super) fn probe(parsed: &ParsedOptions) -> Option<&ProbeArgs> {
+    shim(parsed).map(|shim| &shim.probe)
 }
 
 /// The shim of a manifest, or the one that inject would give it.
@@ -134,23 +134,23 @@ pub fn shim_of(manifest: &Manifest) -> ShimOf {
         let berth = ip.zip(manifest.secure_port().ok()).map(SocketAddr::from);
         return ShimOf { berth, uid, server_name: None };
     };
-    let told = layout.serving().map_or(&layout.apiserver.told, |serving| &serving.told);
-    let berth = berth(told).filter(|berth| HOST_IP.parse() != Ok(berth.ip()));
-    ShimOf { berth, uid, server_name: probe(told).map(|probe| probe.probe_server_name.clone()) }
+    let parsed = layout.serving().map_or(&layout.apiserver.parsed, |serving| &serving.parsed);
+    let berth = berth(parsed).filter(|berth| HOST_IP.parse() != Ok(berth.ip()));
+    ShimOf { berth, uid, server_name: probe(parsed).map(|probe| probe.probe_server_name.clone()) }
 }
 
 /// The value of `--cluster` for a pod's service account.
 pub(super) const IN_CLUSTER: &str = "in-cluster";
 
 /// The credentials for the cluster's API, if it is used, and the node's name there.
-pub(super) fn cluster(told: &Told) -> Option<(&str, Option<&str>)> {
-    let args = &shim(told)?.cluster;
+pub(super) fn cluster(parsed: &ParsedOptions) -> Option<(&str, Option<&str>)> {
+    let args = &shim(parsed)?.cluster;
     Some((args.cluster.as_deref()?, args.node_name.as_deref()))
 }
 
 /// When the kernel steers past the shim.
-pub(super) fn direct(told: &Told) -> DirectMode {
-    shim(told).map(|shim| shim.direct).unwrap_or_default()
+pub(super) fn direct(parsed: &ParsedOptions) -> DirectMode {
+    shim(parsed).map(|shim| shim.direct).unwrap_or_default()
 }
 
 /// What is in the way of steering: with `auto` the shim relays.
@@ -160,13 +160,13 @@ pub(super) fn of_direct(finding: Finding, mode: DirectMode) -> Finding {
 }
 
 /// How long connections may take to end.
-pub(super) fn drain(told: &Told) -> Option<Duration> {
-    humantime::parse_duration(&shim(told)?.drain_timeout).ok()
+pub(super) fn drain(parsed: &ParsedOptions) -> Option<Duration> {
+    humantime::parse_duration(&shim(parsed)?.drain_timeout).ok()
 }
 
 /// Length of the accept queue that is asked for.
-pub(super) fn backlog(told: &Told) -> u32 {
-    shim(told).and_then(|shim| shim.backlog.parse().ok()).unwrap_or(0)
+pub(super) fn backlog(parsed: &ParsedOptions) -> u32 {
+    shim(parsed).and_then(|shim| shim.backlog.parse().ok()).unwrap_or(0)
 }
 
 /// Whether a file of `--authentication-config` allows anonymous requests to the probe's path.

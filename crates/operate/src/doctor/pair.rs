@@ -213,7 +213,7 @@ mod tests {
     use super::super::tests::{KUBEADM, static_pod, with};
 
     /// The findings for a manifest that replaces another.
-    fn said(old: &str, new: &str, facts: &Facts) -> Vec<(&'static str, Severity)> {
+    fn findings(old: &str, new: &str, facts: &Facts) -> Vec<(&'static str, Severity)> {
         let running = super::Manifest::parse(old).unwrap();
         let manifest = super::Manifest::parse(new).unwrap();
         let case = super::Case {
@@ -230,7 +230,7 @@ mod tests {
 
     fn beside(old: &[(&str, &str)], new: &[(&str, &str)]) -> Vec<(&'static str, Severity)> {
         let pod = static_pod();
-        said(&with(&pod, old), &with(&pod, new), &Facts::default())
+        findings(&with(&pod, old), &with(&pod, new), &Facts::default())
     }
 
     const ETCD: &str = "--etcd-servers=https://127.0.0.1:2379";
@@ -276,10 +276,10 @@ mod tests {
     fn an_address_that_the_running_shim_has_is_not_lost() {
         let pod = static_pod();
         let more = pod.replace("value: 10.0.0.5:6443", "value: 10.0.0.5:6443 127.0.0.1:6443");
-        assert_eq!(said(&more, &pod, &Facts::default()), [("listen-lost", Severity::Error)]);
-        assert_eq!(said(&pod, &more, &Facts::default()), []);
+        assert_eq!(findings(&more, &pod, &Facts::default()), [("listen-lost", Severity::Error)]);
+        assert_eq!(findings(&pod, &more, &Facts::default()), []);
         let free = more.replace("127.0.0.1:6443", "127.0.0.1:6443,freebind");
-        assert_eq!(said(&more, &free, &Facts::default()), []);
+        assert_eq!(findings(&more, &free, &Facts::default()), []);
     }
 
     #[test]
@@ -304,18 +304,18 @@ mod tests {
         let config = format!("{ETCD}\n    - --encryption-provider-config=/etc/kubernetes/pki/a");
         let pod = with(&static_pod(), &[(ETCD, &config)]);
         let newer = |flag| Facts { newer_keys: vec![(flag, "/etc/kubernetes/pki/a".into())], ..Facts::default() };
-        assert_eq!(said(&pod, &pod, &newer(super::ENCRYPTS)), [("keys-differ", Severity::Warning)]);
+        assert_eq!(findings(&pod, &pod, &newer(super::ENCRYPTS)), [("keys-differ", Severity::Warning)]);
         let reloads =
             with(&pod, &[(ETCD, &format!("{ETCD}\n    - --encryption-provider-config-automatic-reload=true"))]);
-        assert_eq!(said(&reloads, &reloads, &newer(super::ENCRYPTS)), []);
-        assert_eq!(said(&pod, &pod, &newer(super::SIGNS)), [("keys-differ", Severity::Warning)]);
+        assert_eq!(findings(&reloads, &reloads, &newer(super::ENCRYPTS)), []);
+        assert_eq!(findings(&pod, &pod, &newer(super::SIGNS)), [("keys-differ", Severity::Warning)]);
     }
 
     #[test]
     fn the_first_switch_is_a_restart_where_only_the_version_counts() {
         let plain = KUBEADM.replace(ETCD, "--etcd-servers=https://10.0.0.5:2379");
-        assert_eq!(said(&plain, &static_pod(), &Facts::default()), []);
+        assert_eq!(findings(&plain, &static_pod(), &Facts::default()), []);
         let old = plain.replace("v1.36.3", "v1.34.0");
-        assert_eq!(said(&old, &static_pod(), &Facts::default()), [("version-skew", Severity::Error)]);
+        assert_eq!(findings(&old, &static_pod(), &Facts::default()), [("version-skew", Severity::Error)]);
     }
 }

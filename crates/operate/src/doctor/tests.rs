@@ -50,7 +50,7 @@ fn deployment() -> String {
     inject(DEPLOYMENT, &with_ca()).unwrap().text
 }
 
-/// What is found, without what was not looked at.
+/// The findings, without checks that were not made.
 fn findings(text: &str, look: impl FnOnce(&mut Case<'_>)) -> Vec<Finding> {
     let manifest = Manifest::parse(text).unwrap();
     let mut case = Case {
@@ -114,7 +114,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let changed = |changes: &[(&str, &str)]| of_text(&with(&pod, changes));
     let shim = |changes: &[(&str, &str)]| of_text(&with_shim(&pod, changes));
-    // What is said of it in the place of one that is different.
+    // The findings for it as a replacement of one that is different.
     let replacing = |changes: &[(&str, &str)]| {
         let old = changes.iter().fold(pod.clone(), |old, (now, before)| old.replace(now, before));
         assert_ne!(old, pod);
@@ -699,7 +699,7 @@ fn other_ways_to_write_it_are_read() {
     let run = "kind: Pod\nspec:\n  hostNetwork: true\n  containers:\n  - name: kube-apiserver\n    env: [{name: BERTH_LISTEN, value: '10.0.0.5:6443'}]\n    command: [/berth, run, --probe, tcp, --, kube-apiserver]\n";
     let found = ids(&of_text(run));
     assert!(!found.contains(&"shim-missing") && !found.contains(&"berth-options"), "{found:?}");
-    // A node shim is another pod's, and the hook would have nobody to tell.
+    // A node shim is another pod's, and the hook would have no shim to drain.
     let node_shim = run.replace("/berth, run, --probe, tcp,", "/berth, exec,");
     let found = ids(&of_text(&node_shim));
     assert!(found.contains(&"shim-missing") && !found.contains(&"pre-stop"), "{found:?}");

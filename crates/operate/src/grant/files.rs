@@ -131,8 +131,8 @@ mod tests {
     fn a_directory_with_something_else_in_it_is_left_alone() {
         let temp = tempfile::tempdir().unwrap();
         fs::write(temp.path().join("admin.conf"), "").unwrap();
-        let told = check(&temp.path().join("berth.conf")).unwrap_err();
-        assert!(told.contains("has admin.conf in it") && told.contains("give a directory of its own"), "{told}");
+        let error = check(&temp.path().join("berth.conf")).unwrap_err();
+        assert!(error.contains("has admin.conf in it") && error.contains("give a directory of its own"), "{error}");
         for wrong in ["/", "/kubeconfig", "/etc/x/token"] {
             assert!(check(Path::new(wrong)).is_err(), "{wrong}");
         }

@@ -34,7 +34,7 @@ const TRIES: u32 = 50;
 const NOTICED: Duration = Duration::from_secs(10);
 
 /// Time between two checks whether it has.
-const LOOK: Duration = Duration::from_millis(200);
+const INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrantOptions {
@@ -172,7 +172,7 @@ async fn try_all(client: &Client, node: &str, patience: Duration) -> Result<Vec<
             Ok(review) => review["status"]["allowed"] == true,
             Err(error) => error.status() != Some(StatusCode::UNAUTHORIZED),
         };
-        let answer = until(end.saturating_duration_since(Instant::now()), LOOK, ask, counts).await;
+        let answer = until(end.saturating_duration_since(Instant::now()), INTERVAL, ask, counts).await;
         let answer = answer.map_err(TryError::Asked)?;
         if answer["status"]["allowed"] != true {
             let reason = answer["status"]["reason"].as_str().filter(|reason| !reason.is_empty());

@@ -18,7 +18,7 @@ fn options(server: &Server, directory: &std::path::Path) -> GrantOptions {
     }
 }
 
-/// Answers as an apiserver does to who may do everything. `change` has the first word.
+/// Answers as an apiserver does to a user who may do everything. `change` answers first.
 async fn apiserver(mut change: impl FnMut(&str) -> Option<String> + Send + 'static) -> Server {
     serve_with(move |request| {
         change(request).unwrap_or_else(|| {
@@ -160,7 +160,7 @@ async fn what_is_not_known_yet_is_asked_again_and_what_is_refused_is_named() {
     })
     .await;
     let client = Client::new(&server.access).unwrap();
-    let tried = try_all(&client, "cp-1", LOOK).await;
+    let tried = try_all(&client, "cp-1", INTERVAL).await;
     let Err(TryError::Refused(requests)) = tried else { panic!("not refused") };
     assert_eq!(requests, ["delete leases.coordination.k8s.io in berth-system (webhook)"]);
 }

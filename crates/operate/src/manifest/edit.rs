@@ -517,16 +517,16 @@ mod tests {
 
     #[test]
     fn what_cannot_be_edited_is_told_and_not_guessed() {
-        let told = |text, steps| edited(text, steps, Change::Set(json!(1))).unwrap_err();
-        assert!(told("x: &a {b: 1}\na: *a\n", "a.b").starts_with("2: a.b is to be changed, and an anchor"));
-        assert!(told("x: &a {b: 1}\na: *a\n", "x.b").starts_with("1: x.b is to be changed"));
+        let refused = |text, steps| edited(text, steps, Change::Set(json!(1))).unwrap_err();
+        assert!(refused("x: &a {b: 1}\na: *a\n", "a.b").starts_with("2: a.b is to be changed, and an anchor"));
+        assert!(refused("x: &a {b: 1}\na: *a\n", "x.b").starts_with("1: x.b is to be changed"));
         // The YAML that Kubernetes uses takes a comma for a part of a tag.
         let tagged = edited("a: [1, !-c ]\n", "a", Change::Append(vec![json!(2)]));
-        assert!(tagged.is_err_and(|told| told.starts_with("1: a tag (!)")));
-        assert!(told("a:\n  <<: {b: 1}\n", "a.c").starts_with("2: a merge key"));
-        assert!(told("a: 1\n", "a.b").starts_with("1: a.b: here should be a mapping"));
-        assert!(told("a:\n- name: x\n", "a.#y.b").starts_with("2: a[y].b is not there"));
-        assert!(told("b: 1\n? a\n: 2\n", "a").starts_with("2: a key that is more"));
+        assert!(tagged.is_err_and(|refused| refused.starts_with("1: a tag (!)")));
+        assert!(refused("a:\n  <<: {b: 1}\n", "a.c").starts_with("2: a merge key"));
+        assert!(refused("a: 1\n", "a.b").starts_with("1: a.b: here should be a mapping"));
+        assert!(refused("a:\n- name: x\n", "a.#y.b").starts_with("2: a[y].b is not there"));
+        assert!(refused("b: 1\n? a\n: 2\n", "a").starts_with("2: a key that is more"));
         let below = edited("-\n  a: 1\n-\n  b: 1\n", "0", Change::Remove).unwrap_err();
         assert!(below.contains("cannot be edited: write it plainly"));
         assert!(edited("a: x\n", "a", Change::Append(vec![json!(1)])).unwrap_err().contains("should be a list"));

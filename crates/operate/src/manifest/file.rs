@@ -341,8 +341,8 @@ mod tests {
         assert!(error.is_content() && error.to_string().contains("longer than"), "{error}");
         fs::write(&path, b"kind: Pod\n# \xff\n").unwrap();
         let error = read(&path).unwrap_err();
-        let told = format!("cannot read {}: line 2 is not UTF-8: convert it (iconv ", path.display());
-        assert!(error.is_content() && error.to_string().starts_with(&told), "{error}");
+        let message = format!("cannot read {}: line 2 is not UTF-8: convert it (iconv ", path.display());
+        assert!(error.is_content() && error.to_string().starts_with(&message), "{error}");
         assert!(!read(&temp.path().join("none")).unwrap_err().is_content());
     }
 

@@ -196,7 +196,7 @@ impl<'a> Planner<'a> {
         for flag in flags::OWN {
             self.file_of_its_own(flag);
         }
-        self.note_audit_log();
+        self.add_audit_log_note();
         let delay = self.shutdown_delay();
         self.add(self.container.key("env"), variables.clone(), "berth exec, the probes and the preStop hook need them");
         self.add(

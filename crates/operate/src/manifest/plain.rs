@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use berth_cluster::yaml::parse;
 
-    fn told(text: &str) -> Option<String> {
+    fn refused(text: &str) -> Option<String> {
         parse(text).unwrap().iter().find_map(|document| check(text, document).err()).map(|problem| problem.to_string())
     }
 
@@ -85,7 +85,7 @@ mod tests {
             "'<<': 1\n",
             "",
         ] {
-            assert_eq!(told(text), None, "{text}");
+            assert_eq!(refused(text), None, "{text}");
         }
     }
 
@@ -117,8 +117,8 @@ mod tests {
             ("[a: 1]", "a pair without braces"),
             ("a:\n  <<: {b: 1}", "2: a merge key"),
         ] {
-            let told = told(text).unwrap_or_else(|| panic!("{text} is not refused"));
-            assert!(told.contains(form), "{text}: {told}");
+            let refused = refused(text).unwrap_or_else(|| panic!("{text} is not refused"));
+            assert!(refused.contains(form), "{text}: {refused}");
         }
     }
 }

@@ -1,5 +1,4 @@
-//! The kube-apiserver in a manifest: which document, which pod, which container, and what its command
-//! line says.
+//! The kube-apiserver in a manifest: which document, which pod, which container, and its command line.
 
 use super::edit::{Path, Step};
 use super::{Container, Problem};
@@ -345,7 +344,7 @@ pub(crate) fn tag(image: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn told(text: &str) -> String {
+    fn refused(text: &str) -> String {
         Manifest::parse(text).unwrap_err().to_string()
     }
 
@@ -360,8 +359,8 @@ mod tests {
             ("--v=2, --audit_log_path, --secure-port=1", "--audit-log-path has no value, --secure-port=1 follows"),
             ("--bind-address", "--bind-address is the last argument and has no value: write --bind-address=VALUE, "),
         ] {
-            let told = told(&pod(&format!("{{name: a, command: [kube-apiserver, {words}]}}")));
-            assert!(told.contains(cause), "{told}");
+            let refused = refused(&pod(&format!("{{name: a, command: [kube-apiserver, {words}]}}")));
+            assert!(refused.contains(cause), "{refused}");
         }
         for words in ["--audit-log-path, '-'", "--audit-log-path=", "--profiling, --secure-port, 6443"] {
             Manifest::parse(&pod(&format!("{{name: a, command: [kube-apiserver, {words}]}}"))).unwrap();
@@ -383,21 +382,21 @@ mod tests {
 
     #[test]
     fn what_it_cannot_take_is_told_with_line_and_mend() {
-        assert!(told("kind: Pod\n").starts_with("1: there is no kube-apiserver: "));
-        assert!(told("\nkind: List\nitems: []\n").starts_with("2: kind: List: give its items"));
+        assert!(refused("kind: Pod\n").starts_with("1: there is no kube-apiserver: "));
+        assert!(refused("\nkind: List\nitems: []\n").starts_with("2: kind: List: give its items"));
         let one = pod("{name: a, command: [kube-apiserver]}");
         assert!(
-            told(&format!("{one}---\n{one}")).starts_with("6: a second kube-apiserver, there is one in line 1 too")
+            refused(&format!("{one}---\n{one}")).starts_with("6: a second kube-apiserver, there is one in line 1 too")
         );
-        assert!(told(&pod("{command: [kube-apiserver]}")).starts_with("4: the container has no name"));
-        let twins = told(&pod("{name: a, command: [kube-apiserver]}\n  - {name: a}"));
+        assert!(refused(&pod("{command: [kube-apiserver]}")).starts_with("4: the container has no name"));
+        let twins = refused(&pod("{name: a, command: [kube-apiserver]}\n  - {name: a}"));
         assert!(twins.starts_with("4: a is the name of several containers"), "{twins}");
-        assert!(told(&pod("{name: kube-apiserver}")).contains("no command: write it out"));
+        assert!(refused(&pod("{name: kube-apiserver}")).contains("no command: write it out"));
         assert!(
-            told(&pod("{name: kube-apiserver, command: [/bin/sh, -c, kube-apiserver]}"))
+            refused(&pod("{name: kube-apiserver, command: [/bin/sh, -c, kube-apiserver]}"))
                 .contains("is a shell (/bin/sh)")
         );
-        assert!(told(&pod("{name: kube-apiserver, command: kube-apiserver}")).contains("no list of texts"));
+        assert!(refused(&pod("{name: kube-apiserver, command: kube-apiserver}")).contains("no list of texts"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Before the first step: manifests checked, doctor asked, what would only show when it is too late looked at, or an
-//! interrupted upgrade found again.
+//! Before the first step: checks the manifests, runs doctor, checks what else could stop an upgrade halfway, or finds an
+//! interrupted upgrade.
 
 use super::drive::{self, UpgradeContext};
 use super::journal::node_name;
@@ -148,11 +148,11 @@ pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begu
     let store = Store::open(&options.backup_dir)?;
     if let Some(state) = store.load()? {
         let (state, mut setting) = go_on(options, state, progress)?;
-        setting.lock = take_lock(options, &state, &setting, true, progress).await?;
+        setting.lock = acquire_lock(options, &state, &setting, true, progress).await?;
         return Ok(Begun { state, store, setting });
     }
     let (state, mut setting) = fresh(options, progress).await?;
-    setting.lock = take_lock(options, &state, &setting, false, progress).await?;
+    setting.lock = acquire_lock(options, &state, &setting, false, progress).await?;
     let begun = async {
         // In this order: an upgrade that is killed in between has not marked the lock, and leaves nothing that cannot be resumed.
         store.save(&state)?;
@@ -176,7 +176,7 @@ pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begu
 
 /// What keeps other nodes from being upgraded meanwhile, if there is a cluster that gives it; one that was named has to. A resumed upgrade may have changed the
 /// node, and goes on whether the cluster answers or not: it may be this node that does not.
-async fn take_lock(
+async fn acquire_lock(
     options: &UpgradeOptions,
     state: &State,
     setting: &UpgradeContext,
@@ -196,7 +196,7 @@ async fn take_lock(
         since: String::new(),
     };
     let lock = Lock::new(client, Claim::new(me, options.break_lock));
-    match lock.take(progress).await {
+    match lock.acquire(progress).await {
         Ok(()) => {
             progress.more(&format!(
                 "the cluster's lock is held: no other node is upgraded meanwhile (Lease {NAMESPACE}/{NAME})"
@@ -290,9 +290,9 @@ async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, 
         (false, true) => format!("{} with another manifest", old.image),
         (false, false) => format!("{} to {}", old.image, setting.pod.image),
     };
-    progress.line(&format!("1/{all}  {address}: {what}; first, what berth doctor says of it"));
+    progress.line(&format!("1/{all}  {address}: {what}; first, the checks of berth doctor"));
     state.dialled = diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
-    state.service = look_after_service(&setting, address, options, progress).await?;
+    state.service = check_service(&setting, address, options, progress).await?;
     Ok((state, setting))
 }
 
@@ -326,7 +326,7 @@ async fn diagnose(
 }
 
 /// Whether the Service names the node, so that it is kept there.
-async fn look_after_service(
+async fn check_service(
     setting: &UpgradeContext,
     address: SocketAddr,
     options: &UpgradeOptions,

@@ -75,7 +75,7 @@ pub enum DriveError {
     File(#[from] FileError),
     /// A file or the run directory cannot be read.
     #[error(transparent)]
-    Look(#[from] io::Error),
+    Read(#[from] io::Error),
 }
 
 /// Carries an upgrade out from its current step to the end.
@@ -98,7 +98,7 @@ pub async fn drive(
         drain_trouble: String::new(),
         unreached: Vec::new(),
         unkept: None,
-        told_unkept: false,
+        warned_unkept: false,
         entered: SystemTime::now(),
         asked_kubelet: None,
         image_trouble: None,
@@ -132,7 +132,7 @@ struct Driver<'a> {
     unreached: Vec<SocketAddr>,
     /// Since when the Service is not kept, and whether that has been reported.
     unkept: Option<Instant>,
-    told_unkept: bool,
+    warned_unkept: bool,
     entered: SystemTime,
     /// When the kubelet's journal was last read.
     asked_kubelet: Option<Instant>,
@@ -156,7 +156,7 @@ impl Driver<'_> {
         }
         self.announce();
         loop {
-            let (mut seen, details) = self.observer.look(&self.state).await?;
+            let (mut seen, details) = self.observer.sample(&self.state).await?;
             if self.state.position.step == Step::Verify {
                 self.unreached = unreached(&self.state.dialled).await;
                 seen.reached = self.unreached.is_empty();
@@ -165,7 +165,7 @@ impl Driver<'_> {
                 let serves = seen.canonical.may_serve() || seen.temporary.may_serve();
                 service.demand(if serves { Demand::Serving } else { Demand::NotServing });
                 let trouble = service.kept().err().filter(|_| serves);
-                self.tell_unkept(trouble);
+                self.warn_unkept(trouble);
             }
             self.ask_kubelet(&mut seen).await;
             match self.machine.next(&seen, self.progress.elapsed()) {
@@ -186,7 +186,7 @@ impl Driver<'_> {
                     if let (true, Some(why)) = (first, self.state.position.why.as_deref())
                         && why != INTERRUPTED
                     {
-                        self.tell_failure(why, before.step, &details);
+                        self.print_failure(why, before.step, &details);
                     }
                     self.store.save(&self.state)?;
                     self.entered = SystemTime::now();
@@ -218,7 +218,7 @@ impl Driver<'_> {
                     self.state.position = self.machine.position().clone();
                     self.store.save(&self.state)?;
                     let step = self.state.position.step;
-                    self.tell_failure(&why, step, &details);
+                    self.print_failure(&why, step, &details);
                     return Ok(Ended::Halted(why));
                 }
             }
@@ -304,7 +304,7 @@ impl Driver<'_> {
                 Ended::RolledBack(why)
             }
         };
-        self.tell_unreached();
+        self.warn_unreached();
         Ok(ended)
     }
 
@@ -323,13 +323,13 @@ impl Driver<'_> {
         }
     }
 
-    fn tell_unkept(&mut self, trouble: Option<String>) {
+    fn warn_unkept(&mut self, trouble: Option<String>) {
         let Some(why) = trouble else {
             self.unkept = None;
             return;
         };
         let since = *self.unkept.get_or_insert_with(Instant::now);
-        if since.elapsed() >= UNKEPT && !std::mem::replace(&mut self.told_unkept, true) {
+        if since.elapsed() >= UNKEPT && !std::mem::replace(&mut self.warned_unkept, true) {
             self.progress.line(&format!("warning: the Service kubernetes cannot be kept: {why}"));
             self.progress.more(
                 "it may be without this node for up to 10 s whenever an instance stops; let the user of --kubeconfig get, list, watch, \
@@ -339,7 +339,7 @@ impl Driver<'_> {
     }
 
     /// Clients of an address without a listener are refused from here on, and nothing else reports that.
-    fn tell_unreached(&self) {
+    fn warn_unreached(&self) {
         for address in &self.unreached {
             self.progress.line(&format!(
                 "warning: clients came by {address} before, and it does not accept them any more: they are refused"
@@ -422,18 +422,18 @@ impl Driver<'_> {
         }
     }
 
-    /// Why, and the last lines of the container's log.
-    fn tell_failure(&self, why: &str, step: Step, details: &NodeDetails) {
+    /// Prints why, and the last lines of the container's log.
+    fn print_failure(&self, why: &str, step: Step, details: &NodeDetails) {
         let ApiserverPod { namespace, name, container, image, .. } = &self.setting.pod;
         let uid;
-        let (who, words, pod) = match step {
+        let (instance, words, pod) = match step {
             Step::StartTemporary | Step::SettleTemporary | Step::StopOld => {
                 uid = self.state.uid.to_string();
                 ("the new instance", &details.temporary.words, LoggedPod::Uid(&uid))
             }
             _ => ("the instance of the canonical file", &details.canonical.words, LoggedPod::Name(namespace, name)),
         };
-        self.progress.line(&format!("failed: {who}: {why}"));
+        self.progress.line(&format!("failed: {instance}: {why}"));
         if let Some(trouble) = &self.image_trouble {
             self.progress.more(&format!("the kubelet: {trouble}"));
         }

@@ -30,7 +30,7 @@ pub fn node_name(proc: &Path) -> Option<String> {
     let is_kubelet =
         |entry: &DirEntry| fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim_end() == "kubelet");
     let mut kubelets = fs::read_dir(proc).ok()?.flatten().filter(is_kubelet);
-    let told = kubelets.find_map(|entry| {
+    let overridden = kubelets.find_map(|entry| {
         let arguments = fs::read_to_string(entry.path().join("cmdline")).ok()?;
         let mut after = arguments.split('\0').skip_while(|word| !word.starts_with("--hostname-override"));
         match after.next()?.split_once('=') {
@@ -38,7 +38,7 @@ pub fn node_name(proc: &Path) -> Option<String> {
             None => after.next().map(ToOwned::to_owned),
         }
     });
-    let name = told.or_else(|| fs::read_to_string(proc.join("sys/kernel/hostname")).ok())?;
+    let name = overridden.or_else(|| fs::read_to_string(proc.join("sys/kernel/hostname")).ok())?;
     Some(name.trim().to_lowercase())
 }
 

@@ -1,9 +1,9 @@
 //! The lock against upgrades of two nodes at once: a Lease of the cluster, held while a node is upgraded.
 //!
 //! It is created with POST and replaced with PUT and the `resourceVersion` that was read, so of two that race one has it. It
-//! says whether its holder may have changed its node. One that has not loses it when it is not seen to renew it: a
+//! records whether its holder may have changed its node. A holder that has not loses the lock when it does not renew it: a
 //! process that was killed blocks no other. One that has keeps it until that upgrade is brought to its end, or until an
-//! operator breaks it: a node that was left in the middle is what must not become two.
+//! operator breaks it: no second node may be left in the middle of an upgrade.
 //!
 //! It has a namespace of its own: in that of the instances' Leases each node's token could remove or forge it.
 //!
@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const TRIES: (u32, u32) = (2, 50);
 
 /// Time between two tries, and between two reads of another holder's.
-const LOOK: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_secs(1);
 
 /// How long a release may take to succeed.
 const RELEASE: Duration = Duration::from_secs(15);
@@ -67,7 +67,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Understands the Lease. One that does not say that nothing was changed may have been written by a later berth.
+    /// Parses the Lease. Without the annotation that nothing was changed it may be a later berth's, and counts as changed.
     pub fn parse(object: &Value) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
         let annotations = &object["metadata"]["annotations"];
@@ -90,9 +90,9 @@ impl Holder {
 
     /// Why another node is not upgraded, and what to do.
     pub fn refuses(&self, node: &str) -> String {
-        let who = self.describe();
+        let holder = self.describe();
         if !self.changed {
-            return format!("another upgrade has the cluster's lock: {who}: wait for it");
+            return format!("another upgrade has the cluster's lock: {holder}: wait for it");
         }
         let there = &self.node;
         let fix = if there == node {
@@ -103,7 +103,7 @@ impl Holder {
             )
         };
         format!(
-            "another upgrade has the cluster's lock: {who}: {fix}; --break-lock takes it from a node that is gone for good"
+            "another upgrade has the cluster's lock: {holder}: {fix}; --break-lock takes it from a node that is gone for good"
         )
     }
 }
@@ -115,7 +115,7 @@ pub enum Turn {
     Create(Value),
     /// It is to become this, if it is still what was read.
     Replace(Value),
-    /// Whether its holder lives will be seen.
+    /// Its holder may live: whether it renews the Lease is still to be seen.
     Wait(Holder),
     /// Its holder lives, or has changed its node.
     Refused(Holder),
@@ -197,7 +197,7 @@ impl Claim {
     }
 }
 
-/// Why the lock is not had.
+/// Why the lock is not acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     #[error("{}", holder.refuses(node))]
@@ -223,25 +223,25 @@ impl Lock {
         Self { client, began: Instant::now(), claim: Mutex::new(claim) }
     }
 
-    /// Takes it. That may need 40 s, where an upgrade that had changed nothing was killed.
+    /// Acquires it. That may take 40 s, where an upgrade that had changed nothing was killed.
     ///
     /// # Errors
-    /// Another upgrade has it, or the cluster does not give it.
-    pub async fn take(&self, progress: &Progress) -> Result<(), LockError> {
+    /// Another upgrade holds it, or the Lease cannot be read or written.
+    pub async fn acquire(&self, progress: &Progress) -> Result<(), LockError> {
         let mut claim = self.claim.lock().await;
         let mut waited = None;
         loop {
             match (self.turn(&mut claim).await, waited.take()) {
                 (Ok(None), _) => return Ok(()),
                 (Ok(Some(holder)), _) => {
-                    let who = holder.describe();
                     progress.waiting(&format!(
-                        "the cluster's lock is held by {who}: within 40 s it shows whether that still runs"
+                        "the cluster's lock is held by {}: within 40 s it shows whether that still runs",
+                        holder.describe()
                     ));
                     waited = Some(holder);
-                    sleep(LOOK).await;
+                    sleep(RETRY).await;
                 }
-                // Somebody has it, so this is not a cluster that does not give it.
+                // The lock has a holder, so the cluster provides Leases.
                 (Err(LockError::Api(_)), Some(holder)) => {
                     return Err(LockError::Busy { holder, node: claim.me.node.clone() });
                 }
@@ -256,22 +256,22 @@ impl Lock {
     /// Another upgrade got it meanwhile, or the cluster does not answer. Then nothing may be changed.
     pub async fn mark(&self, progress: &Progress) -> Result<(), LockError> {
         self.claim.lock().await.will_change();
-        self.take(progress).await
+        self.acquire(progress).await
     }
 
     /// Renews it until it is dropped. Failures are not reported: once this upgrade is marked as having changed its node, no other upgrade can take the lock.
     pub async fn keep(&self, progress: &Progress) {
-        let mut told = false;
+        let mut warned = false;
         loop {
             sleep(RENEWAL).await;
             let mut claim = self.claim.lock().await;
             match self.turn(&mut claim).await {
-                Err(LockError::Busy { holder, .. }) if !told => {
-                    let who = holder.describe();
+                Err(LockError::Busy { holder, .. }) if !warned => {
                     progress.line(&format!(
-                        "warning: the cluster's lock was taken by {who}: two nodes are upgraded at once"
+                        "warning: the cluster's lock was taken by {}: two nodes are upgraded at once",
+                        holder.describe()
                     ));
-                    told = true;
+                    warned = true;
                 }
                 _ => {}
             }
@@ -280,7 +280,7 @@ impl Lock {
 
     pub async fn release(&self, progress: &Progress) {
         let claim = self.claim.lock().await;
-        let removed = until(RELEASE, LOOK, async || self.remove(&claim.me.upgrade).await, Result::is_ok).await;
+        let removed = until(RELEASE, RETRY, async || self.remove(&claim.me.upgrade).await, Result::is_ok).await;
         if let Err(error) = removed {
             progress.line(&format!("warning: the cluster's lock cannot be released: {error}"));
             progress.more(&format!(
@@ -298,11 +298,11 @@ impl Lock {
         }
     }
 
-    /// One look and what follows from it; `None`: it is had, else by whom.
+    /// Reads the Lease and writes what follows from it. `None`: the lock is held; else its holder.
     async fn turn(&self, claim: &mut Claim) -> Result<Option<Holder>, LockError> {
         let mut tries = (0, 0);
         loop {
-            let done = match self.look(claim).await {
+            let done = match self.read(claim).await {
                 Ok(Turn::Create(object)) => self.create(&object).await,
                 Ok(Turn::Replace(object)) => self.client.put(PATH, &object).await.map(drop),
                 Ok(Turn::Wait(holder)) => return Ok(Some(holder)),
@@ -316,14 +316,14 @@ impl Lock {
                 }
                 Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries.1 < TRIES.1 => tries.1 += 1,
                 Err(error) if tries.0 == TRIES.0 || is_forbidden(&error) => return Err(error.into()),
-                // The answer may have got lost: that is seen in the next look.
+                // Only the answer may be lost: the next read shows that.
                 Err(_) => tries.0 += 1,
             }
-            sleep(LOOK / 4).await;
+            sleep(RETRY / 4).await;
         }
     }
 
-    async fn look(&self, claim: &mut Claim) -> Result<Turn, Error> {
+    async fn read(&self, claim: &mut Claim) -> Result<Turn, Error> {
         match found(self.client.get(PATH).await) {
             Ok(read) => Ok(claim.next(self.began.elapsed(), SystemTime::now(), read.as_ref())),
             Err(error) => {
@@ -333,7 +333,7 @@ impl Lock {
         }
     }
 
-    /// In a namespace that is made if it is not there.
+    /// Creates the Lease, and its namespace if that is missing.
     async fn create(&self, object: &Value) -> Result<(), Error> {
         let created = self.client.post(LEASES, object).await;
         let Err(error) = created else { return Ok(()) };

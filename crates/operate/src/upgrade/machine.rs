@@ -40,7 +40,7 @@ pub struct Machine {
     /// Old and new are one text: a rolling restart.
     same: bool,
     interrupted: bool,
-    /// Of the step; from its first look on, or from when the instance that it watches has joined in this run.
+    /// Of the step; from its first observation on, or from when the instance that it watches has joined in this run.
     since: Option<Since>,
     /// The instance that the step watches has been in the group in this run. A run that resumes a step cannot know that
     /// it was: after a reboot all pods start again.
@@ -91,7 +91,7 @@ impl Machine {
 
     pub fn next(&mut self, seen: &NodeObservation, now: Duration) -> Action {
         let since = *self.since.get_or_insert(Since { at: now, seen: *seen });
-        let step = Look { seen, now, since, limits: self.limits, same: self.same, target: self.position.target };
+        let step = StepView { seen, now, since, limits: self.limits, same: self.same, target: self.position.target };
         if let Some(path) = step.foreign() {
             return Action::Halt(format!("the {path} file is not what this upgrade put there, so it is left alone"));
         }
@@ -131,48 +131,48 @@ impl Machine {
         self.back_to(Step::Withdraw, why)
     }
 
-    fn start_temporary(&mut self, look: &Look<'_>) -> Action {
-        if look.seen.temporary_file == Content::Absent {
-            return if look.seen.temporary.alive {
-                self.stopping(look)
+    fn start_temporary(&mut self, view: &StepView<'_>) -> Action {
+        if view.seen.temporary_file == Content::Absent {
+            return if view.seen.temporary.alive {
+                self.stopping(view)
             } else {
                 Action::Place(Slot::Temporary, Version::New)
             };
         }
-        match look.start(Slot::Temporary) {
+        match view.start(Slot::Temporary) {
             Poll::Ready(Ok(())) => self.enter(Step::SettleTemporary),
             Poll::Ready(Err(why)) => self.withdraw(&why),
             Poll::Pending => Action::Wait,
         }
     }
 
-    fn settle_temporary(&mut self, look: &Look<'_>) -> Action {
-        if look.seen.temporary_file == Content::Absent {
+    fn settle_temporary(&mut self, view: &StepView<'_>) -> Action {
+        if view.seen.temporary_file == Content::Absent {
             return self.withdraw("the temporary file was removed");
         }
-        match self.settle(look, Slot::Temporary) {
+        match self.settle(view, Slot::Temporary) {
             Poll::Ready(Ok(())) => self.enter(Step::StopOld),
             Poll::Ready(Err(why)) => self.withdraw(&why),
             Poll::Pending => Action::Wait,
         }
     }
 
-    fn stop_old(&mut self, look: &Look<'_>) -> Action {
-        let NodeObservation { canonical, temporary, canonical_file, .. } = look.seen;
+    fn stop_old(&mut self, view: &StepView<'_>) -> Action {
+        let NodeObservation { canonical, temporary, canonical_file, .. } = view.seen;
         if *canonical_file == Content::Absent {
-            return if canonical.alive { self.stopping(look) } else { self.enter(Step::StartCanonical) };
+            return if canonical.alive { self.stopping(view) } else { self.enter(Step::StartCanonical) };
         }
-        let lost = self.lost(look, Slot::Temporary);
+        let lost = self.lost(view, Slot::Temporary);
         if temporary.in_group {
             if canonical.may_serve() && self.drains_failed >= DRAINS {
                 return self.withdraw("the old instance's shim cannot be drained");
             }
-            return self.stop(look, Slot::Canonical);
+            return self.stop(view, Slot::Canonical);
         }
         match lost {
             // Once drained, the old one does not come back: then there is only the way on.
             Some(why) if canonical.in_group && !self.drained => self.withdraw(&why),
-            _ if self.lost_for(look) >= look.limits.ready => {
+            _ if self.lost_for(view) >= view.limits.ready => {
                 Action::Halt("the new instance is not ready any more, and the old one has left the port".into())
             }
             _ => Action::Wait,
@@ -180,36 +180,36 @@ impl Machine {
     }
 
     /// A file goes, its shim first; the other slot's instance is in the group.
-    fn stop(&self, look: &Look<'_>, slot: Slot) -> Action {
-        let instance = look.seen.instance(slot);
-        let waits = self.drains_failed < DRAINS && !(self.drained && look.elapsed() >= LEAVING);
+    fn stop(&self, view: &StepView<'_>, slot: Slot) -> Action {
+        let instance = view.seen.instance(slot);
+        let waits = self.drains_failed < DRAINS && !(self.drained && view.elapsed() >= LEAVING);
         if instance.may_serve() && instance.drains && waits { Action::Drain(slot) } else { Action::Remove(slot) }
     }
 
-    fn start_canonical(&mut self, look: &Look<'_>) -> Action {
-        let NodeObservation { canonical, temporary, canonical_file, .. } = look.seen;
+    fn start_canonical(&mut self, view: &StepView<'_>) -> Action {
+        let NodeObservation { canonical, temporary, canonical_file, .. } = view.seen;
         if *canonical_file == Content::Absent {
             let place = Action::Place(Slot::Canonical, self.position.target);
-            return if canonical.alive { self.stopping(look) } else { place };
+            return if canonical.alive { self.stopping(view) } else { place };
         }
-        if !look.holds(self.position.target) {
+        if !view.holds(self.position.target) {
             // What failed goes first: the kubelet runs one pod of a name.
             return match (canonical.may_serve(), temporary.in_group) {
                 (false, _) => Action::Remove(Slot::Canonical),
-                (true, true) => self.stop(look, Slot::Canonical),
-                (true, false) if look.elapsed() < look.limits.ready => Action::Wait,
+                (true, true) => self.stop(view, Slot::Canonical),
+                (true, false) if view.elapsed() < view.limits.ready => Action::Wait,
                 (true, false) => Action::Halt("the temporary instance is not ready any more".into()),
             };
         }
-        match look.start(Slot::Canonical) {
+        match view.start(Slot::Canonical) {
             Poll::Ready(Ok(())) => self.enter(Step::SettleCanonical),
             Poll::Ready(Err(why)) => self.fail_canonical(why),
             Poll::Pending => Action::Wait,
         }
     }
 
-    fn settle_canonical(&mut self, look: &Look<'_>) -> Action {
-        match self.settle(look, Slot::Canonical) {
+    fn settle_canonical(&mut self, view: &StepView<'_>) -> Action {
+        match self.settle(view, Slot::Canonical) {
             Poll::Ready(Ok(())) => self.enter(Step::StopTemporary),
             Poll::Ready(Err(why)) => self.fail_canonical(why),
             Poll::Pending => Action::Wait,
@@ -227,55 +227,55 @@ impl Machine {
         }
     }
 
-    fn stop_temporary(&mut self, look: &Look<'_>) -> Action {
-        let NodeObservation { canonical, temporary, temporary_file, .. } = look.seen;
+    fn stop_temporary(&mut self, view: &StepView<'_>) -> Action {
+        let NodeObservation { canonical, temporary, temporary_file, .. } = view.seen;
         if *temporary_file == Content::Absent {
-            return if temporary.alive { self.stopping(look) } else { self.enter(Step::Verify) };
+            return if temporary.alive { self.stopping(view) } else { self.enter(Step::Verify) };
         }
-        let lost = self.lost(look, Slot::Canonical);
+        let lost = self.lost(view, Slot::Canonical);
         if canonical.in_group {
-            return self.stop(look, Slot::Temporary);
+            return self.stop(view, Slot::Temporary);
         }
         match lost {
             Some(why) if temporary.in_group && !self.drained => self.fail_canonical(why),
-            _ if self.lost_for(look) >= look.limits.ready => {
+            _ if self.lost_for(view) >= view.limits.ready => {
                 Action::Halt("the canonical instance is not ready any more".into())
             }
             _ => Action::Wait,
         }
     }
 
-    fn go_back(&mut self, look: &Look<'_>) -> Action {
-        let NodeObservation { canonical, temporary, temporary_file, .. } = look.seen;
-        let late = look.elapsed() >= look.limits.ready;
+    fn go_back(&mut self, view: &StepView<'_>) -> Action {
+        let NodeObservation { canonical, temporary, temporary_file, .. } = view.seen;
+        let late = view.elapsed() >= view.limits.ready;
         let down = || Action::Halt("the old instance is not ready".into());
         if *temporary_file == Content::Absent {
             return match (temporary.alive, canonical.in_group) {
-                (true, _) => self.stopping(look),
+                (true, _) => self.stopping(view),
                 (false, true) => Action::Finish(UpgradeOutcome::RolledBack),
                 (false, false) if late => down(),
                 (false, false) => Action::Wait,
             };
         }
         match (canonical.in_group, temporary.may_serve()) {
-            (true, _) => self.stop(look, Slot::Temporary),
+            (true, _) => self.stop(view, Slot::Temporary),
             (false, false) => Action::Remove(Slot::Temporary),
             (false, true) if late => down(),
             (false, true) => Action::Wait,
         }
     }
 
-    fn settle(&mut self, look: &Look<'_>, slot: Slot) -> Poll<Result<(), String>> {
-        let instance = look.seen.instance(slot);
-        let before = look.since.seen.instance(slot);
+    fn settle(&mut self, view: &StepView<'_>, slot: Slot) -> Poll<Result<(), String>> {
+        let instance = view.seen.instance(slot);
+        let before = view.since.seen.instance(slot);
         let another = instance.process.is_some() && before.process.is_some() && instance.process != before.process;
         if self.joined && another {
-            return Poll::Ready(Err(format!("it started again within {}", seconds(look.limits.settle))));
+            return Poll::Ready(Err(format!("it started again within {}", seconds(view.limits.settle))));
         }
-        let over = self.joined && instance.in_group && look.elapsed() >= look.limits.settle;
-        match self.lost(look, slot) {
+        let over = self.joined && instance.in_group && view.elapsed() >= view.limits.settle;
+        match self.lost(view, slot) {
             Some(why) if self.joined => {
-                Poll::Ready(Err(format!("{why} {} after it was ready", seconds(look.elapsed()))))
+                Poll::Ready(Err(format!("{why} {} after it was ready", seconds(view.elapsed()))))
             }
             Some(why) => Poll::Ready(Err(why)),
             None if over => Poll::Ready(Ok(())),
@@ -285,12 +285,12 @@ impl Machine {
 
     /// Why the instance that the step watches is not ready any more. As long as it has not been in the group in this
     /// run, it starts and has the time for that; what is watched begins when it is ready.
-    fn lost(&mut self, look: &Look<'_>, slot: Slot) -> Option<String> {
-        let instance = look.seen.instance(slot);
+    fn lost(&mut self, view: &StepView<'_>, slot: Slot) -> Option<String> {
+        let instance = view.seen.instance(slot);
         if instance.in_group {
             self.lost = None;
             if !self.joined {
-                (self.joined, self.since) = (true, Some(Since { at: look.now, seen: *look.seen }));
+                (self.joined, self.since) = (true, Some(Since { at: view.now, seen: *view.seen }));
             }
             return None;
         }
@@ -298,35 +298,35 @@ impl Machine {
             self.lost = None;
             return None;
         }
-        let since = *self.lost.get_or_insert(look.now);
+        let since = *self.lost.get_or_insert(view.now);
         if !self.joined {
-            return match look.start(slot) {
+            return match view.start(slot) {
                 Poll::Ready(Err(why)) => Some(why),
                 Poll::Ready(Ok(())) | Poll::Pending => None,
             };
         }
-        let ended = instance.ends > look.since.seen.instance(slot).ends;
+        let ended = instance.ends > view.since.seen.instance(slot).ends;
         let how = if ended { "its process ended" } else { "it got unready" };
-        (look.now.saturating_sub(since) >= LOST).then(|| how.into())
+        (view.now.saturating_sub(since) >= LOST).then(|| how.into())
     }
 
     /// What was stopped has not ended yet.
-    fn stopping(&mut self, look: &Look<'_>) -> Action {
-        let since = *self.stopping.get_or_insert(look.now);
-        if look.now.saturating_sub(since) < look.limits.stop {
+    fn stopping(&mut self, view: &StepView<'_>) -> Action {
+        let since = *self.stopping.get_or_insert(view.now);
+        if view.now.saturating_sub(since) < view.limits.stop {
             return Action::Wait;
         }
-        Action::Halt(format!("the kubelet has not stopped the pod in {}: does it run?", seconds(look.limits.stop)))
+        Action::Halt(format!("the kubelet has not stopped the pod in {}: does it run?", seconds(view.limits.stop)))
     }
 
     /// For how long it has been out of the group.
-    fn lost_for(&self, look: &Look<'_>) -> Duration {
-        self.lost.map_or(Duration::ZERO, |since| look.now.saturating_sub(since))
+    fn lost_for(&self, view: &StepView<'_>) -> Duration {
+        self.lost.map_or(Duration::ZERO, |since| view.now.saturating_sub(since))
     }
 }
 
 /// One observation, within one step.
-struct Look<'a> {
+struct StepView<'a> {
     seen: &'a NodeObservation,
     now: Duration,
     since: Since,
@@ -335,7 +335,7 @@ struct Look<'a> {
     target: Version,
 }
 
-impl Look<'_> {
+impl StepView<'_> {
     /// The file that another wrote.
     fn foreign(&self) -> Option<&'static str> {
         match (self.seen.canonical_file, self.seen.temporary_file) {
@@ -350,7 +350,7 @@ impl Look<'_> {
         matches!(self.seen.canonical_file, Content::Holds(held) if held == version || self.same)
     }
 
-    /// What the canonical file is to be in this step, if it is that no longer. While it is replaced it is looked at by the step itself.
+    /// What the canonical file is to be in this step, if it is that no longer. While it is replaced the step itself checks it.
     fn changed(&self, step: Step) -> Option<&'static str> {
         let (version, name) = match step {
             Step::StopOld if self.seen.canonical_file == Content::Absent => return None,

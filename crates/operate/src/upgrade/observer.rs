@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 /// Longest time between two samples, for what sends no notification: a shim's phase, a file.
-const LOOK: Duration = Duration::from_millis(200);
+const INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long a probe must be refused, answer after answer: a token may not be known to an apiserver that has just begun.
 const REFUSED: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ struct ProcessHistory {
 }
 
 impl ProcessHistory {
-    fn see(&mut self, process: u64, alive: bool) {
+    fn observe(&mut self, process: u64, alive: bool) {
         if self.process.is_some_and(|before| before != process) {
             self.ends += u32::from(!self.dead);
             (self.dead, self.refused) = (false, None);
@@ -100,11 +100,11 @@ impl ProcessHistory {
     }
 
     /// Whether it may be in the group still although no shim answers so now.
-    fn is_silent(&mut self, heard: bool, in_group: bool, now: Instant) -> bool {
-        if heard {
+    fn is_silent(&mut self, answered: bool, in_group: bool, now: Instant) -> bool {
+        if answered {
             self.joined = in_group.then_some(now);
         }
-        !heard && self.joined.is_some_and(|joined| now.saturating_duration_since(joined) < SILENT)
+        !answered && self.joined.is_some_and(|joined| now.saturating_duration_since(joined) < SILENT)
     }
 }
 
@@ -113,7 +113,7 @@ impl NodeObserver {
         Self { run_dir: run_dir.to_owned(), lives: BTreeMap::new(), watch: None }
     }
 
-    /// Looks at the instances; `temporary` is the name of the one that is not the canonical pod's.
+    /// Samples the instances; `temporary` is the name of the one that is not the canonical pod's.
     ///
     /// # Errors
     /// The run directory cannot be read.
@@ -149,14 +149,14 @@ impl NodeObserver {
                 continue;
             }
             let (mut instance, detail) = self.one(known, &answer, served.contains(&known.id));
-            let heard = match answer {
+            let answered = match answer {
                 ShimAnswer::Status(_) => true,
                 ShimAnswer::Silent(_) => false,
                 // Without a shim of its own, the node's shim has its state.
                 ShimAnswer::None => !node_silent || instance.process.is_none(),
             };
             let life = self.lives.entry(known.id.clone()).or_default();
-            instance.silent = life.is_silent(heard, instance.in_group, Instant::now());
+            instance.silent = life.is_silent(answered, instance.in_group, Instant::now());
             let slot = usize::from(own);
             let before = seen[slot];
             details.others += usize::from(!own && instance.alive);
@@ -193,7 +193,7 @@ impl NodeObserver {
         let life = self.lives.entry(known.id.clone()).or_default();
         let runs = known.record.as_ref().is_some_and(|listed| listed.alive);
         if let Some(listed) = &known.record {
-            life.see(process(&listed.record), listed.alive);
+            life.observe(process(&listed.record), listed.alive);
         }
         let mut detail = InstanceDetails {
             id: Some(known.id.clone()),
@@ -241,11 +241,11 @@ impl NodeObserver {
         (instance, detail)
     }
 
-    /// Looks at everything.
+    /// Samples the manifests and the instances.
     ///
     /// # Errors
     /// A file or the run directory cannot be read.
-    pub async fn look(&mut self, state: &State) -> io::Result<(NodeObservation, NodeDetails)> {
+    pub async fn sample(&mut self, state: &State) -> io::Result<(NodeObservation, NodeDetails)> {
         let ([canonical, temporary], details) = self.instances(&state.uid).await.map_err(io::Error::other)?;
         let canonical_file = content(&state.canonical, |text| match text {
             text if text == state.old => Some(Version::Old),
@@ -266,7 +266,7 @@ impl NodeObserver {
         };
         tokio::select! {
             () = event => {}
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(INTERVAL) => {}
         }
     }
 }
@@ -331,8 +331,8 @@ mod tests {
     use super::*;
     use berth_node::registry::RunDir;
 
-    /// A shim that says of its own instance what is given, or an older one if nothing is.
-    fn says(probe_rejected: Option<bool>) -> ShimAnswer {
+    /// The answer of a shim with this state of its own instance, or of an older shim without the field.
+    fn answer(probe_rejected: Option<bool>) -> ShimAnswer {
         let mut status = serde_json::json!({
             "version": 1, "berth": "10.0.0.5:6443", "listen": [], "instance": "a", "shim_version": "0.1.0", "pid": 1,
             "state": "waiting", "since": "", "connections_open": 0, "connections_pending": 0, "connections_total": 0, "held": 0,
@@ -352,10 +352,10 @@ mod tests {
         let berth = RunDir::open(temp.path()).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
         let known = KnownInstance { berth, id: "a".parse().unwrap(), record: None, socket: true };
         let long_ago = Instant::now().checked_sub(REFUSED).unwrap();
-        for (answer, hopeless) in [
-            (says(Some(true)), true),
-            (says(Some(false)), false),
-            (says(None), false),
+        for (seen, hopeless) in [
+            (answer(Some(true)), true),
+            (answer(Some(false)), false),
+            (answer(None), false),
             (ShimAnswer::Silent("no answer".into()), false),
             (ShimAnswer::None, false),
         ] {
@@ -363,11 +363,11 @@ mod tests {
             observer
                 .lives
                 .insert(known.id.clone(), ProcessHistory { refused: Some(long_ago), ..ProcessHistory::default() });
-            let mut look = |answer| observer.one(&known, answer, false).0.hopeless.is_some();
-            assert_eq!((look(&answer), look(&says(Some(true)))), (hopeless, hopeless), "{hopeless}");
+            let mut is_hopeless = |answer| observer.one(&known, answer, false).0.hopeless.is_some();
+            assert_eq!((is_hopeless(&seen), is_hopeless(&answer(Some(true)))), (hopeless, hopeless), "{hopeless}");
         }
         let mut life = ProcessHistory { process: Some(1), refused: Some(long_ago), ..ProcessHistory::default() };
-        life.see(2, true);
+        life.observe(2, true);
         assert_eq!(life.refused, None, "that was another process");
     }
 
@@ -375,7 +375,7 @@ mod tests {
     fn a_shim_that_is_silent_is_where_it_was_for_a_while() {
         let began = Instant::now();
         let (mut life, second) = (ProcessHistory::default(), Duration::from_secs(1));
-        for (after, heard, in_group, silent) in [
+        for (after, answered, in_group, silent) in [
             (0, false, false, false),
             (1, true, true, false),
             (2, false, false, true),
@@ -386,7 +386,7 @@ mod tests {
             (34, true, false, false),
             (35, false, false, false),
         ] {
-            assert_eq!(life.is_silent(heard, in_group, began + second * after), silent, "{after} s");
+            assert_eq!(life.is_silent(answered, in_group, began + second * after), silent, "{after} s");
         }
     }
 
@@ -396,7 +396,7 @@ mod tests {
         for (process, alive, ends) in
             [(1, true, 0), (1, true, 0), (1, false, 1), (1, false, 1), (2, true, 1), (3, true, 2), (4, false, 4)]
         {
-            life.see(process, alive);
+            life.observe(process, alive);
             assert_eq!(life.ends, ends, "{process} {alive}");
         }
     }
@@ -405,13 +405,13 @@ mod tests {
     fn a_file_holds_what_it_holds_to_the_byte() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("a");
-        let look = || content(&path, |text| (text == "new\n").then_some(Version::New)).unwrap();
-        assert_eq!(look(), Content::Absent);
+        let read = || content(&path, |text| (text == "new\n").then_some(Version::New)).unwrap();
+        assert_eq!(read(), Content::Absent);
         for (bytes, holds) in
             [(&b"new\n"[..], Content::Holds(Version::New)), (b"new", Content::Other), (b"\xff", Content::Other)]
         {
             std::fs::write(&path, bytes).unwrap();
-            assert_eq!(look(), holds);
+            assert_eq!(read(), holds);
         }
     }
 }

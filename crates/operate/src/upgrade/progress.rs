@@ -1,5 +1,5 @@
-//! What a person reads meanwhile, on standard error: plain lines with the time since the beginning. A
-//! terminal that is gone is no reason to stop, so failures to write are passed over.
+//! Progress for the operator, on standard error: plain lines with the time since the beginning. A
+//! terminal that is gone is no reason to stop, so failures to write are ignored.
 
 use std::cell::{Cell, RefCell};
 use std::io::Write;
@@ -17,12 +17,12 @@ pub(crate) fn seconds(duration: Duration) -> String {
 pub struct Progress {
     began: Instant,
     waiting: RefCell<String>,
-    told: Cell<Option<Instant>>,
+    printed: Cell<Option<Instant>>,
 }
 
 impl Default for Progress {
     fn default() -> Self {
-        Self { began: Instant::now(), waiting: RefCell::default(), told: Cell::default() }
+        Self { began: Instant::now(), waiting: RefCell::default(), printed: Cell::default() }
     }
 }
 
@@ -44,11 +44,11 @@ impl Progress {
     /// What is waited for: at once if it is something else than before, else from time to time.
     pub fn waiting(&self, what: &str) {
         let same = *self.waiting.borrow() == what;
-        if same && self.told.get().is_some_and(|told| told.elapsed() < AGAIN) {
+        if same && self.printed.get().is_some_and(|printed| printed.elapsed() < AGAIN) {
             return;
         }
         self.line(&format!("     {what}"));
         self.waiting.replace(what.to_owned());
-        self.told.set(Some(Instant::now()));
+        self.printed.set(Some(Instant::now()));
     }
 }

@@ -1,7 +1,7 @@
 //! The position of an upgrade, on disk: `upgrade.json` in berth's directory, never in the kubelet's.
 //!
 //! It is replaced by a rename after a sync, so it is whole or the one before, and it holds both manifests
-//! themselves: what it goes back to cannot get lost apart from it. A lock on a file beside it keeps two runs from each
+//! themselves: what it goes back to cannot get lost apart from it. A lock on a file next to it keeps two runs from each
 //! other; it ends with the process, however that ends.
 
 use super::machine::{Position, Version};
@@ -128,7 +128,7 @@ impl Store {
         &self.path
     }
 
-    /// Where the manifest that was there is kept, from before the first change on: what an operator puts back who gives up
+    /// Where the manifest that was there is kept, from before the first change on: what an operator restores who gives up
     /// on berth.
     pub fn before(&self, state: &State) -> PathBuf {
         let name = state.canonical.file_name().unwrap_or_default().to_string_lossy();
@@ -265,8 +265,8 @@ pub(super) mod tests {
         store.save(&state()).unwrap();
         assert_eq!(store.load().unwrap(), Some(state()));
         assert_eq!(fs::metadata(store.path()).unwrap().permissions().mode() & 0o777, 0o600);
-        let told = interrupted(&directory).unwrap();
-        assert!(told.ends_with("began at 2026-05-04T03:02:01Z was interrupted in the step start-temporary"), "{told}");
+        let why = interrupted(&directory).unwrap();
+        assert!(why.ends_with("began at 2026-05-04T03:02:01Z was interrupted in the step start-temporary"), "{why}");
         store.remove().unwrap();
         store.remove().unwrap();
         assert_eq!(store.load().unwrap(), None);
@@ -285,10 +285,10 @@ pub(super) mod tests {
     fn what_is_not_understood_is_told() {
         let temp = tempfile::tempdir().unwrap();
         let store = Store::open(temp.path()).unwrap();
-        for (text, told) in [("{\"version\": 9}", "format 9"), ("{", "EOF"), ("{\"version\": 1}", "missing field")] {
+        for (text, part) in [("{\"version\": 9}", "format 9"), ("{", "EOF"), ("{\"version\": 1}", "missing field")] {
             fs::write(store.path(), text).unwrap();
             let error = store.load().unwrap_err().to_string();
-            assert!(error.contains(told) && error.contains("upgrade.json is not understood"), "{error}");
+            assert!(error.contains(part) && error.contains("upgrade.json is not understood"), "{error}");
         }
     }
 

@@ -38,7 +38,7 @@ struct Given {
     stops: u32,
     succeeds: bool,
     on_failure: OnFailure,
-    /// What was before cannot be put back; or it can, and the node's own gets ready after so many seconds, or never.
+    /// What was before cannot be put back; or it can, and the node's own gets ready after this many seconds, or never.
     restored: Option<Option<u32>>,
     /// In which second the operator ends it, and whether at once.
     end: Option<(u32, bool)>,
@@ -106,7 +106,7 @@ struct World {
     drained: bool,
     /// Seconds for which the node's own has been ready.
     own_ready: u32,
-    /// Seconds for which somebody was ready and clients were sent to the other.
+    /// Seconds for which one was ready and clients were sent to the other.
     dark: u32,
     steered: Option<u32>,
     unsteered: Option<u32>,
@@ -145,7 +145,7 @@ impl World {
         Some((self.processes, ready_in))
     }
 
-    /// It serves, whatever its probe says.
+    /// It serves, whatever its probe answers.
     fn temporary_serves(&self) -> bool {
         matches!(self.temporary, Some((_, 0)))
     }
@@ -242,13 +242,13 @@ impl World {
                 Action::Unsteer => {
                     let settled = seen.own.ready && self.own_ready >= 20;
                     let replaced = !seen.temporary.ready && seen.own.ready;
-                    let told = self.machine.outcome != BridgeOutcome::Done;
-                    assert!(settled || replaced || told, "{seen:?} {}", self.own_ready);
+                    let reported = self.machine.outcome != BridgeOutcome::Done;
+                    assert!(settled || replaced || reported, "{seen:?} {}", self.own_ready);
                     self.steering = false;
                     self.unsteered = Some(self.now);
                 }
                 Action::Drain => {
-                    assert!(!self.steering, "clients are sent to who ends");
+                    assert!(!self.steering, "clients are sent to an instance that ends");
                     let begun = self.unsteered.unwrap_or_default();
                     assert!(self.steered.is_none() || self.now >= begun + 5, "handshakes are cut");
                     (self.temporary, self.drained) = (None, true);
@@ -273,7 +273,7 @@ impl World {
         if self.machine.is_commanding() && self.command.is_none() {
             let steered = self.steered.unwrap();
             let seen = self.seen();
-            assert!(seen.temporary.ready && seen.steering, "nothing stands in for who is stopped, at {}", self.now);
+            assert!(seen.temporary.ready && seen.steering, "no other serves while one is stopped, at {}", self.now);
             assert!(self.now >= steered + 5, "handshakes that began before are cut");
             assert!(self.named() || self.now >= steered + 15, "the Service may be empty");
             self.command = Some(self.now);
@@ -296,18 +296,18 @@ impl World {
         self.steering && self.own.is_some_and(|(process, left)| left == 0 && self.machine.preferred() == Some(process))
     }
 
-    /// Whoever is ready gets the clients, once the first was steered, but for the time in which that is noticed. Of two that are, the
-    /// one that COMMAND has started.
-    fn look(&mut self) {
-        let told = self.machine.outcome != BridgeOutcome::Done;
+    /// The ready instance gets the clients, once the first was steered, but for the time in which that is noticed. Of two that are
+    /// ready, the one that COMMAND has started.
+    fn check(&mut self) {
+        let reported = self.machine.outcome != BridgeOutcome::Done;
         let own = matches!(self.own, Some((_, 0)));
         let is_first = self.own.is_some_and(|(process, _)| process == FIRST);
         assert!(!self.steering || !own || is_first || self.is_on_own(), "the old version answers at {}", self.now);
         let may_be_stopped = self.machine.step() == Step::Hold;
-        assert!(!(may_be_stopped && is_first && self.is_on_own()), "COMMAND may stop who serves, at {}", self.now);
+        assert!(!(may_be_stopped && is_first && self.is_on_own()), "COMMAND may stop the server, at {}", self.now);
         let served = if self.steering { self.is_on_own() || self.temporary_serves() } else { own };
         let other = if self.steering { own } else { self.temporary_serves() };
-        let counts = self.steered.is_some() && !told && !served && other;
+        let counts = self.steered.is_some() && !reported && !served && other;
         self.dark = if counts { self.dark + 1 } else { 0 };
         // Steering comes back with the first good answer.
         let slow = self.given.slow.map_or(0, |(_, long)| long);
@@ -319,7 +319,7 @@ impl World {
             if let Some(outcome) = self.act() {
                 return Some(outcome);
             }
-            self.look();
+            self.check();
             self.tick();
         }
         None
@@ -329,7 +329,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
 
-    /// `World::act` and `World::look` have the rules; here is how it ends.
+    /// `World::act` and `World::check` have the rules; this checks how it ends.
     #[test]
     fn clients_are_served_and_it_ends_well(given in given()) {
         let mut world = World::new(given.clone());
@@ -454,8 +454,8 @@ fn one_that_never_gets_ready_changes_nothing() {
         (Some(2), vec![10], "ended 8s after it was ready"),
     ] {
         let mut world = World::new(Given { start, deaths, ..calm(Fate::Stays) });
-        let Some(BridgeOutcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
-        assert!(said.contains(why), "{said}");
+        let Some(BridgeOutcome::NotBegun(reason)) = world.run(1000) else { panic!("it has begun") };
+        assert!(reason.contains(why), "{reason}");
         assert_eq!((world.steered, world.own), (None, Some((1, 0))));
     }
 }
@@ -464,8 +464,8 @@ fn one_that_never_gets_ready_changes_nothing() {
 fn one_that_ends_before_command_changes_nothing() {
     // Steered at 30.
     let mut world = World::new(Given { deaths: vec![32], ..calm(Fate::Stays) });
-    let Some(BridgeOutcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
-    assert!(said.contains("ended 2s after it was ready"), "{said}");
+    let Some(BridgeOutcome::NotBegun(reason)) = world.run(1000) else { panic!("it has begun") };
+    assert!(reason.contains("ended 2s after it was ready"), "{reason}");
     assert_eq!((world.command, world.unsteered, world.now), (None, Some(32), 37));
 }
 
@@ -474,8 +474,8 @@ fn command_does_not_begin_when_the_temporary_one_has_just_died() {
     // Held from 35; COMMAND is to begin at 38.
     let given = Given { asks: 3, deaths: vec![38], ..calm(Fate::Restarts(0)) };
     let mut world = World::new(given.clone());
-    let Some(BridgeOutcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
-    assert!(said.contains("the temporary kube-apiserver is not ready any more"), "{said}");
+    let Some(BridgeOutcome::NotBegun(reason)) = world.run(1000) else { panic!("it has begun") };
+    assert!(reason.contains("the temporary kube-apiserver is not ready any more"), "{reason}");
     assert_eq!((world.command, world.own), (None, Some((FIRST, 0))));
     // A slow answer is waited for, and so is one that was started again before.
     for (slow, deaths, asks, begins) in [(Some((38, 2)), vec![], 3, 40), (None, vec![36], 15, 50)] {
@@ -513,7 +513,7 @@ fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
     assert_eq!(world.command, None);
 }
 
-/// Its probes, by whoever, are answered by the temporary one meanwhile.
+/// All its probes are answered by the temporary one meanwhile.
 #[test]
 fn who_does_not_get_ready_is_told_while_command_runs() {
     let mut world = World::new(Given { command: 100, ..calm(Fate::NeverReady) });
@@ -569,7 +569,7 @@ fn who_vanishes_leaves_clients_on_the_bridge() {
         world.machine.command_abandoned("it went away");
         assert_eq!(world.run(2000), None);
         assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Hold, Some("it went away")));
-        // What is told at once has no trouble left.
+        // Trouble that was reported is gone at the end.
         world.machine.end(true).unwrap();
         assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Linger, None));
     }

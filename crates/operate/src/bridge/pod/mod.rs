@@ -123,7 +123,7 @@ impl RunningPod {
         let program = runtime::program(shim.as_ref());
         if program.is_none() {
             report.error(
-                "there is no runc and no crun, neither beside the container's shim nor on its PATH: install one, as the temporary \
+                "there is no runc and no crun, neither next to the container's shim nor on its PATH: install one, as the temporary \
                  kube-apiserver is run by it",
             );
         }
@@ -193,12 +193,12 @@ impl RunningPod {
                 Err(error) => format!("cannot be kept as it is: {error}"),
             };
             let instead = "the temporary kube-apiserver reads what COMMAND leaves there";
-            report.note(format!("{} {why}: {instead}", source.display()));
+            report.info(format!("{} {why}: {instead}", source.display()));
         }
         self.files.push(CopiedFile { path: self.manifest.clone(), mounted: None });
     }
 
-    /// The CA of its certificate, on the node: as kubeadm has it, beside the certificate.
+    /// The CA of its certificate, on the node: as kubeadm has it, next to the certificate.
     pub fn ca(&self, command: &[OsString]) -> Option<PathBuf> {
         let path = |flag| args::value(command, flag).map(Path::new);
         let (ca, certificate) = (path("--client-ca-file")?, path("--tls-cert-file")?);

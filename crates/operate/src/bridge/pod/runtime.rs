@@ -94,7 +94,7 @@ impl Shim {
 /// A container's specification.
 ///
 /// # Errors
-/// What was looked for.
+/// All places that were tried.
 pub async fn spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
     let mut tried = Vec::new();
     let usual = [

@@ -164,7 +164,7 @@ impl Spec {
 }
 
 impl Linux {
-    /// A pod's part of the processors is one among pods. In a cgroup next to those of all pods and of all services, it would be so
+    /// A pod's share of the CPUs is one among pods. In a cgroup next to those of all pods and of all services, it would be so
     /// small that a busy node starves it.
     fn forget_shares(&mut self) {
         let Some(resources) = self.rest.get_mut("resources") else { return };

@@ -424,11 +424,11 @@ fn what_is_put_into_a_files_place_is_not_waited_for() {
     let temp = tempfile::tempdir().unwrap();
     nix::unistd::mkfifo(&temp.path().join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let (directory, fifo) = (open(temp.path()), open(&temp.path().join("fifo")));
-    let (tell, told) = std::sync::mpsc::channel();
+    let (to, opened) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let _ = tell.send([tree::file(directory.as_fd(), c"fifo"), tree::file(fifo.as_fd(), c"")]);
+        let _ = to.send([tree::file(directory.as_fd(), c"fifo"), tree::file(fifo.as_fd(), c"")]);
     });
-    for opened in told.recv_timeout(std::time::Duration::from_secs(30)).expect("it waits") {
+    for opened in opened.recv_timeout(std::time::Duration::from_secs(30)).expect("it waits") {
         assert!(opened.unwrap_err().to_string().contains("no regular file"));
     }
 }

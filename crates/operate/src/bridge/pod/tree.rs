@@ -18,7 +18,7 @@ use std::path::Path;
 /// Directories in one another; more are not what a container image or a node's configuration has.
 const DEEPEST: usize = 100;
 
-/// What a name takes, with what is behind it but for its content, in bytes: more than any kernel needs.
+/// Size of a directory entry with its inode, without content, in bytes: more than any kernel needs.
 const ENTRY: u64 = 4096;
 
 /// Whether a program may do more than its user; the one extended attribute of files in images.
@@ -43,7 +43,7 @@ pub struct Size {
 /// The root of a process's file system.
 ///
 /// # Errors
-/// It has ended, or may not be looked into.
+/// It has ended, or may not be read.
 pub fn root_of(pid: i32) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(
         format!("/proc/{pid}/root"),
@@ -63,7 +63,7 @@ pub fn within(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
 /// What kind of a file an open path is.
 ///
 /// # Errors
-/// What statx(2) says.
+/// Those of statx(2).
 pub fn kind(of: &OwnedFd) -> io::Result<FileType> {
     Ok(FileType::from_raw_mode(about(of.as_fd(), c"")?.stx_mode.into()))
 }

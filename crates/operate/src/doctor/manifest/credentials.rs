@@ -16,7 +16,7 @@ const GRANT: &str = "`berth grant --write FILE` on the node, its directory mount
 
 impl Examiner<'_> {
     pub(super) fn credentials(&mut self, shim: &Berth<'_>) {
-        let Some((cluster, node_name)) = options::cluster(&shim.told) else { return };
+        let Some((cluster, node_name)) = options::cluster(&shim.parsed) else { return };
         let container = shim.container;
         let variable = |name: &str| container.variable(name).map_or(container.node().line, |variable| variable.line);
         if cluster == options::IN_CLUSTER {
@@ -69,7 +69,7 @@ impl Examiner<'_> {
         let (cause, fix) = if single || mount.text_of("subPath").is_some() {
             ("is mounted as a file or a subPath, which shows the old one for ever", "mount its directory as a whole")
         } else if mount.is_true("readOnly") {
-            ("is mounted read-only, and the shim renews the token beside it", "remove readOnly")
+            ("is mounted read-only, and the shim renews the token next to it", "remove readOnly")
         } else if container.on_node(kubeconfig).is_none() {
             ("is in no hostPath, so a token that the shim renews ends with the pod", GRANT)
         } else {

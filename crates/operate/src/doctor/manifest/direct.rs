@@ -10,7 +10,7 @@ use berth_shim::config::{DirectMode, is_steered};
 
 impl Examiner<'_> {
     pub(super) fn direct(&mut self, shim: &Berth<'_>) {
-        let mode = options::direct(&shim.told);
+        let mode = options::direct(&shim.parsed);
         if mode == DirectMode::Off {
             return;
         }
@@ -32,7 +32,7 @@ impl Examiner<'_> {
             let fix = format!("add {} to securityContext.capabilities.add of {name}", lacks.join(" and "));
             found(DIRECT_CAPABILITIES, cause, fix);
         }
-        let addresses: Vec<_> = options::listen(&shim.told).into_iter().map(|listen| listen.addr).collect();
+        let addresses: Vec<_> = options::listen(&shim.parsed).into_iter().map(|listen| listen.addr).collect();
         if !addresses.is_empty() && !addresses.iter().any(is_steered) {
             let said: Vec<_> = addresses.iter().map(ToString::to_string).collect();
             found(

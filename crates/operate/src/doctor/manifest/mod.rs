@@ -5,7 +5,7 @@ mod direct;
 mod volumes;
 
 use super::checks::*;
-use super::layout::{Berth, HOST_IP, Layout, Told, uid};
+use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
 use super::{Case, Check, Finding, options};
 use crate::manifest::inject::{self, Rule, Wrapping, judge};
 use crate::manifest::split;
@@ -73,14 +73,14 @@ impl Examiner<'_> {
 
     fn behind_berth(&mut self, layout: &Layout<'_>) {
         let serving = layout.serving();
-        let probe = serving.and_then(|berth| options::probe(&berth.told));
+        let probe = serving.and_then(|berth| options::probe(&berth.parsed));
         let wrapping = Wrapping::default();
         let wrapping = Wrapping {
             binary: layout.binary,
             words: 0,
             // What cannot be seen is not judged.
             credentials: probe.is_none_or(shows_itself),
-            drain: serving.and_then(|berth| options::drain(&berth.told)).unwrap_or(wrapping.drain),
+            drain: serving.and_then(|berth| options::drain(&berth.parsed)).unwrap_or(wrapping.drain),
         };
         // A shim for the whole node serves on when this apiserver stops, and leaves nothing.
         self.rules(wrapping, |rule| serving.is_some() || rule != Rule::PreStop);
@@ -135,19 +135,19 @@ impl Examiner<'_> {
     /// Errors that berth itself would report about its options.
     fn options(&mut self, berth: &Berth<'_>) {
         let (name, line) = (berth.container.name(), berth.container.node().line);
-        if matches!(berth.told, Told::Unseen) {
+        if matches!(berth.parsed, ParsedOptions::Unseen) {
             let cause = format!("options of berth in the container {name} come from a ConfigMap or Secret");
             self.found(NOT_CHECKED, line, cause, "write them into the manifest to have them checked");
             return;
         }
-        let mistakes = options::mistakes(&berth.told);
+        let mistakes = options::mistakes(&berth.parsed);
         for (check, mistakes) in [(WILDCARD_CLASH, mistakes.beside), (BERTH_OPTIONS, mistakes.others)] {
             for mistake in mistakes {
                 let (cause, fix) = split(&mistake);
                 self.found(check, line, format!("berth {} in {name}: {cause}", berth.command), fix);
             }
         }
-        let Some(place) = options::place(&berth.told) else { return };
+        let Some(place) = options::place(&berth.parsed) else { return };
         let unique = |id: &str| id.contains("metadata.uid") || id.contains("metadata.name");
         if let Some(id) = place.instance.as_deref().filter(|id| !unique(id)) {
             let line = berth.container.variable("BERTH_INSTANCE").map_or(line, |variable| variable.line);
@@ -172,14 +172,16 @@ impl Examiner<'_> {
     }
 
     fn same_place(&mut self, apiserver: &Berth<'_>, shim: &Berth<'_>) {
-        let (Some(own), Some(other)) = (options::place(&apiserver.told), options::place(&shim.told)) else { return };
+        let (Some(own), Some(other)) = (options::place(&apiserver.parsed), options::place(&shim.parsed)) else {
+            return;
+        };
         let run_dir = |place: &PlaceArgs| run_dir_of(place).to_owned();
         let mut differ = Vec::new();
         if own.listen.first() != other.listen.first() {
             differ.push("the berth (the first BERTH_LISTEN)");
         }
         // A shim with --backend or --discover does not look for an instance of this name.
-        let named = matches!(shim.told.command(), Some(PodCommand::Serve(serve))
+        let named = matches!(shim.parsed.command(), Some(PodCommand::Serve(serve))
             if serve.backend.is_none() && !serve.discover);
         if named && own.instance != other.instance {
             differ.push("the instance (BERTH_INSTANCE)");
@@ -213,7 +215,7 @@ impl Examiner<'_> {
     }
 
     fn privileged_port(&mut self, shim: &Berth<'_>) {
-        let ports = options::listen(&shim.told).into_iter().map(|listen| listen.addr.port());
+        let ports = options::listen(&shim.parsed).into_iter().map(|listen| listen.addr.port());
         let Some(port) = ports.min().filter(|port| *port < FIRST_UNPRIVILEGED) else { return };
         let capability = |list: &str, names: [&str; 2]| {
             let all = shim.container.node().at(&["securityContext", "capabilities", list]).map(YamlNode::items);
@@ -251,7 +253,7 @@ impl Examiner<'_> {
         }
         let asks = |probe: &&YamlNode| {
             let port = ["httpGet", "tcpSocket", "grpc"].into_iter().find_map(|kind| probe.at(&[kind, "port"]));
-            let shared = options::place(&shim.told).is_none_or(|place| {
+            let shared = options::place(&shim.parsed).is_none_or(|place| {
                 let port = port.and_then(YamlNode::text).unwrap_or_default();
                 place
                     .listen
@@ -303,7 +305,7 @@ impl Examiner<'_> {
                 AUTHENTICATION_CONFIG,
                 flag.line,
                 format!("whether {} lets the probe in cannot be seen in the manifest", flag.value),
-                format!("{fix}; on the node, --node looks into the file"),
+                format!("{fix}; on the node, --node checks the file"),
             ),
         }
     }

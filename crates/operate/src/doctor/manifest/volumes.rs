@@ -18,7 +18,7 @@ impl Examiner<'_> {
         let shim = layout.shim.as_ref().map(|(shim, _)| shim);
         let mut directories = Vec::new();
         for berth in [Some(&layout.apiserver), shim].into_iter().flatten() {
-            let Some(place) = options::place(&berth.told) else { continue };
+            let Some(place) = options::place(&berth.parsed) else { continue };
             let (run_dir, name, line) = (run_dir_of(place), berth.container.name(), berth.container.node().line);
             let mut wrong = |line, cause: String, fix: String| self.found(RUN_DIR_VOLUME, line, cause, fix);
             let Some(mount) = berth.container.mount_of(run_dir) else {
@@ -59,7 +59,7 @@ impl Examiner<'_> {
     pub(super) fn install(&mut self, layout: &Layout<'_>) {
         let apiserver = layout.apiserver.container;
         let uid = uid(apiserver);
-        let copy = layout.install.as_ref().and_then(|install| match install.told.command()? {
+        let copy = layout.install.as_ref().and_then(|install| match install.parsed.command()? {
             PodCommand::CopySelf(args) => Some((install.container, args)),
             _ => None,
         });
@@ -80,7 +80,7 @@ impl Examiner<'_> {
                 );
             }
         }
-        let Some(place) = options::place(&layout.apiserver.told) else { return };
+        let Some(place) = options::place(&layout.apiserver.parsed) else { return };
         let Some(mount) = apiserver.mount_of(run_dir_of(place)) else { return };
         let kind =
             apiserver.volume_of(mount).and_then(|volume| volume.at(&["hostPath", "type"])).and_then(YamlNode::text);

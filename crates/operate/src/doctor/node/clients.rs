@@ -2,7 +2,7 @@
 //! address of its node by default and a shim on those that it is given, so a client that dials another one is refused from
 //! the first switch on.
 //!
-//! [`Clients::gather`] looks at the node, and [`Clients::uncovered`] judges (pure), for `berth doctor` and `berth
+//! [`Clients::gather`] samples the node, and [`Clients::uncovered`] judges (pure), for `berth doctor` and `berth
 //! inject`.
 
 use super::super::Finding;

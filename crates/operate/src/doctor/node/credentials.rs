@@ -36,10 +36,10 @@ pub struct HeldCredentials {
 }
 
 impl Credentials {
-    /// Of the shim of a manifest, on a node whose files are below `root`. None: it has none from the node, or they may not be looked at.
+    /// Of the shim of a manifest, on a node whose files are below `root`. None: it has none from the node, or they may not be read.
     pub(super) fn gather(root: &Path, layout: &Layout<'_>) -> Option<Self> {
         let serving = layout.serving()?;
-        let (cluster, _) = options::cluster(&serving.told).filter(|(cluster, _)| *cluster != options::IN_CLUSTER)?;
+        let (cluster, _) = options::cluster(&serving.parsed).filter(|(cluster, _)| *cluster != options::IN_CLUSTER)?;
         let path = PathBuf::from(serving.container.on_node(cluster)?);
         let at = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
         let directory = path.parent()?;

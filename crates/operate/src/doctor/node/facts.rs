@@ -137,7 +137,7 @@ impl Facts {
             ..Self::default()
         };
         if let Some(layout) = Layout::of(manifest) {
-            facts.look_at(&layout, manifest, root);
+            facts.sample_layout(&layout, manifest, root);
         }
         facts
     }
@@ -155,11 +155,11 @@ impl Facts {
         self.clients.addresses().filter(|address| here(address) && covered(*address, &listen)).collect()
     }
 
-    fn look_at(&mut self, layout: &Layout<'_>, manifest: &Manifest, root: &Path) {
+    fn sample_layout(&mut self, layout: &Layout<'_>, manifest: &Manifest, root: &Path) {
         if let Some(path) = run_dir_on_node(layout) {
             let path = root.join(path.strip_prefix("/").unwrap_or(&path));
             match RunDir::usable(&path, Uid::from_raw(uid(layout.apiserver.container))) {
-                Ok(_) => self.look_into(&path),
+                Ok(_) => self.sample_run_dir(&path),
                 Err(error) => self.run_dir = Some(error),
             }
         }
@@ -175,7 +175,7 @@ impl Facts {
     }
 
     /// The shims of a run directory, and what is left of earlier ones.
-    fn look_into(&mut self, path: &Path) {
+    fn sample_run_dir(&mut self, path: &Path) {
         let Ok(node) = berth_node::snapshot::RunDirSnapshot::read(Some(path)) else { return };
         let Some((live, stale)) = leases(path) else { return };
         let live: Vec<_> = live.into_iter().map(|(_, lease)| lease).collect();
@@ -245,7 +245,7 @@ fn kind(path: &Path) -> Option<&'static str> {
 
 /// Where the shim of a manifest listens.
 pub(in super::super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
-    layout.serving().map(|serving| options::listen(&serving.told)).unwrap_or_default()
+    layout.serving().map(|serving| options::listen(&serving.parsed)).unwrap_or_default()
 }
 
 /// Ports by which clients reach kube-apiserver: the shim's, and its own where it was without berth.

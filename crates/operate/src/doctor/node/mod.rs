@@ -55,8 +55,8 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
             examiner.findings.extend(facts.uncovered(&listen).iter().filter_map(Uncovered::finding));
             examiner.holders(&listen, uid(serving.container));
             examiner.ephemeral_ports(&listen);
-            examiner.backlog(options::backlog(&serving.told));
-            examiner.direct(options::direct(&serving.told));
+            examiner.backlog(options::backlog(&serving.parsed));
+            examiner.direct(options::direct(&serving.parsed));
             let credentials = facts.credentials.iter();
             let uid = uid(serving.container);
             examiner.findings.extend(credentials.flat_map(|credentials| credentials.examine(uid)));
@@ -126,7 +126,7 @@ impl Examiner<'_> {
     /// Whether it can be used, and what is in it.
     fn run_dir(&mut self, layout: &Layout<'_>) {
         let apiserver = layout.apiserver.container;
-        let path = options::place(&layout.apiserver.told).and_then(|place| apiserver.on_node(run_dir_of(place)));
+        let path = options::place(&layout.apiserver.parsed).and_then(|place| apiserver.on_node(run_dir_of(place)));
         let Some(path) = path else { return };
         let uid = uid(apiserver);
         if let Some(error) = &self.facts.run_dir {
@@ -283,8 +283,8 @@ impl Examiner<'_> {
         if self.number("net.ipv4.tcp_migrate_req") == Some(1) {
             self.findings.push(MIGRATE_REQ.at(
                 "net.ipv4.tcp_migrate_req",
-                "the kernel moves what is queued on a listener that closes, and before a fix of 2026 it may not wake who \
-                 accepts it; berth hands listeners over itself and does not need it",
+                "the kernel moves what is queued on a listener that closes, and before a fix of 2026 it may not wake the \
+                 process that accepts it; berth hands listeners over itself and does not need it",
                 "sysctl -w net.ipv4.tcp_migrate_req=0",
             ));
         }
@@ -421,7 +421,7 @@ fn range(text: &str) -> Option<(u16, u16)> {
 
 /// Where the run directory is on the node.
 fn run_dir_on_node(layout: &Layout<'_>) -> Option<PathBuf> {
-    let place = options::place(&layout.apiserver.told)?;
+    let place = options::place(&layout.apiserver.parsed)?;
     layout.apiserver.container.on_node(run_dir_of(place)).map(PathBuf::from)
 }
 

@@ -58,7 +58,7 @@ impl Planner<'_> {
             }
         };
         let own = addresses.first().map_or(port, SocketAddr::port);
-        self.note_addresses(port, own, from_node);
+        self.add_address_notes(port, own, from_node);
         let mut variables = Vec::new();
         if from_node && !matches!(self.options.addresses, Addresses::Given(_)) {
             variables.push(parts::field("BERTH_HOST_IP", "status.hostIP"));
@@ -84,7 +84,7 @@ impl Planner<'_> {
         }
     }
 
-    fn note_addresses(&mut self, port: u16, own: u16, from_node: bool) {
+    fn add_address_notes(&mut self, port: u16, own: u16, from_node: bool) {
         if self.options.addresses == Addresses::OfManifest {
             if self.manifest.bound().is_none() {
                 self.notes.push(

@@ -62,7 +62,7 @@ impl Planner<'_> {
     }
 
     /// A note on the audit log: its name changes, which log shippers and retention have to follow.
-    pub(super) fn note_audit_log(&mut self) {
+    pub(super) fn add_audit_log_note(&mut self) {
         let Some(flag) = self.manifest.flag("audit-log-path").filter(|flag| !matches!(flag.value, "-" | "")) else {
             return;
         };

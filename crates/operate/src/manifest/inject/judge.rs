@@ -33,7 +33,7 @@ pub enum Rule {
     PreStop,
     /// The grace period is long enough.
     GracePeriod,
-    /// The probe is let in.
+    /// The probe is allowed.
     Anonymous,
 }
 
@@ -95,27 +95,27 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     let mut judge = Judge { planner: Planner::new(manifest, &options, wrapping), lapses: Vec::new() };
     // That the port is invalid is reported by the code that reads it.
     let port = manifest.secure_port().unwrap_or(6443);
-    judge.ask(Rule::HostNetwork, Planner::host_network);
-    judge.ask(Rule::Rollout, Planner::rollout);
+    judge.check(Rule::HostNetwork, Planner::host_network);
+    judge.check(Rule::Rollout, Planner::rollout);
     for flag in OWN {
-        judge.ask(Rule::OwnFiles, |planner| planner.file_of_its_own(flag));
+        judge.check(Rule::OwnFiles, |planner| planner.file_of_its_own(flag));
     }
-    let delay = judge.ask(Rule::ShutdownDelay, Planner::shutdown_delay);
+    let delay = judge.check(Rule::ShutdownDelay, Planner::shutdown_delay);
     for probe in PROBES {
-        judge.ask(Rule::Probe, |planner| planner.probe(probe, port));
-        judge.ask(Rule::ForeignProbe, |planner| planner.problems.extend(planner.foreign(probe, port)));
+        judge.check(Rule::Probe, |planner| planner.probe(probe, port));
+        judge.check(Rule::ForeignProbe, |planner| planner.problems.extend(planner.foreign(probe, port)));
         if manifest.apiserver().get(probe).is_some_and(asks_berth) {
-            judge.ask(Rule::Pace, |planner| {
+            judge.check(Rule::Pace, |planner| {
                 planner.pace(probe, &mut Map::new());
                 planner.patience(probe);
             });
         }
     }
-    judge.ask(Rule::Readiness, Planner::readiness);
-    judge.ask(Rule::Ports, Planner::ports);
-    judge.ask(Rule::PreStop, Planner::pre_stop);
-    judge.ask(Rule::GracePeriod, |planner| planner.grace(delay));
-    judge.ask(Rule::Anonymous, Planner::anonymous);
+    judge.check(Rule::Readiness, Planner::readiness);
+    judge.check(Rule::Ports, Planner::ports);
+    judge.check(Rule::PreStop, Planner::pre_stop);
+    judge.check(Rule::GracePeriod, |planner| planner.grace(delay));
+    judge.check(Rule::Anonymous, Planner::anonymous);
     judge.lapses
 }
 
@@ -125,15 +125,15 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// Asks for one thing. The edits that belong to it are one lapse together.
-    fn ask<T>(&mut self, rule: Rule, look: impl FnOnce(&mut Planner<'a>) -> T) -> T {
-        let answer = look(&mut self.planner);
+    /// Checks a rule. The edits that follow it are one lapse together.
+    fn check<T>(&mut self, rule: Rule, plan: impl FnOnce(&mut Planner<'a>) -> T) -> T {
+        let answer = plan(&mut self.planner);
         let (planner, lapses) = (&mut self.planner, &mut self.lapses);
         let manifest = planner.manifest;
         let edits = std::mem::take(&mut planner.edits);
         if let Some(first) = edits.first() {
-            let said: Vec<_> = edits.iter().map(|edit| said(manifest, edit)).collect();
-            let fix = format!("{} ({})", said.join(", "), first.reason);
+            let texts: Vec<_> = edits.iter().map(|edit| describe(manifest, edit)).collect();
+            let fix = format!("{} ({})", texts.join(", "), first.reason);
             lapses.push(Lapse { rule, line: manifest.line_of(&first.path), cause: rule.lack().to_owned(), fix });
         }
         let lapse = |line, message: &str| {
@@ -150,8 +150,8 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// An edit in words, with its path from the container or the pod on.
-fn said(manifest: &Manifest, edit: &Edit) -> String {
+/// An edit as text, with its path from the container or the pod on.
+fn describe(manifest: &Manifest, edit: &Edit) -> String {
     let style = Style { indented: true, sorted: false, json: false };
     let path = manifest.within(&edit.path);
     let list = |values: &[Value]| values.iter().map(|value| style.flow(value)).collect::<Vec<_>>().join(", ");

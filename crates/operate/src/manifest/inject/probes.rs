@@ -9,7 +9,7 @@ const KINDS: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
 
 /// What becomes of a probe of the shared port: the shim may not listen on localhost, and is shared if it does.
 const MISTAKEN: &str =
-    "the kubelet takes the other instance's answer for this one's, and kills this one where nobody answers";
+    "the kubelet takes the other instance's answer for this one's, and kills this one when nothing answers";
 
 impl Planner<'_> {
     /// Lets a probe that asks the shared port ask berth, as patiently as it asked before.
@@ -83,7 +83,7 @@ impl Planner<'_> {
         self.edit(self.container.key(name), Change::Set(new), "an update waits until the new instance is ready");
     }
 
-    /// The `exec` of a probe. It waits for its answer as long as the kubelet lets it, less a second in which the runtime
+    /// The `exec` of a probe. It waits for its answer as long as the kubelet allows, less a second in which the runtime
     /// starts it: under a storm of requests a shorter wait would have a live apiserver killed.
     fn asking(&self, probe: &str) -> Value {
         json!({"command": [self.wrapping.binary, what(probe), "--timeout", format!("{}s", self.seconds(probe) - 1)]})
@@ -104,7 +104,7 @@ impl Planner<'_> {
         self.edit(path, Change::Set(words.into()), reason);
     }
 
-    /// How long the kubelet lets a probe of berth run.
+    /// How long a probe of berth may run for the kubelet.
     fn seconds(&self, probe: &str) -> u64 {
         let timeout = self.manifest.apiserver().at(&[probe, "timeoutSeconds"]).map(YamlNode::value);
         timeout.and_then(|timeout| timeout.as_u64()).unwrap_or(LEAST).max(LEAST)

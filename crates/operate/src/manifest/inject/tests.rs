@@ -37,7 +37,7 @@ fn diff(old: &str, outcome: &Injection) -> String {
     notes + &TextDiff::from_lines(old, &outcome.text).unified_diff().to_string()
 }
 
-fn told(text: &str) -> Vec<String> {
+fn problems(text: &str) -> Vec<String> {
     inject(text, &options()).unwrap_err().iter().map(Problem::to_string).collect()
 }
 
@@ -212,7 +212,7 @@ fn every_problem_is_told_at_once_with_its_line() {
         .replace("ca-certs", "berth-run")
         .replace("    - --tls-cert-file=/etc/kubernetes/pki", "    - --anonymous-auth=false\n    - --tls-cert-file=/x")
         .replace("status: {}", "  terminationGracePeriodSeconds: long");
-    insta::assert_snapshot!(told(&text).join("\n"), @r"
+    insta::assert_snapshot!(problems(&text).join("\n"), @r"
     12: hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true
     96: berth-run is among the volumes already: rename it, berth needs the name
     35: --secure-port=no is no port: give one, such as 6443
@@ -225,8 +225,8 @@ fn every_problem_is_told_at_once_with_its_line() {
 #[test]
 fn shapes_that_cannot_be_put_behind_berth_are_refused() {
     let refused = |old: &str, new: &str, why: &str| {
-        let told = told(&kubeadm_with(old, new));
-        assert!(told.len() == 1 && told[0].contains(why), "{why} in {told:?}");
+        let problems = problems(&kubeadm_with(old, new));
+        assert!(problems.len() == 1 && problems[0].contains(why), "{why} in {problems:?}");
     };
     refused(
         "- kube-apiserver\n",
@@ -253,10 +253,10 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
     let text = kubeadm_with("- mountPath: /etc/ssl/certs", file)
         .replace("- --secure", "- --audit-log-path=/log/audit.log\n    - --secure");
     assert!(
-        told(&text)[0]
+        problems(&text)[0]
             .contains("is mounted as this one file, and each instance needs a file of its own: mount its directory"),
         "{:?}",
-        told(&text)
+        problems(&text)
     );
 }
 
@@ -265,8 +265,8 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
 fn a_program_that_asks_the_shared_port_for_a_probe_is_refused() {
     let probing = Probing { trusts: true, credentials: true, ..Probing::default() };
     let options = InjectOptions { probing, ..options() };
-    let told = inject(RKE2, &options).unwrap_err();
-    let lines = told.iter().map(|problem| {
+    let problems = inject(RKE2, &options).unwrap_err();
+    let lines = problems.iter().map(|problem| {
         let name = problem.message.split(' ').next().unwrap();
         assert!(problem.message.starts_with(&format!("{name} runs kubectl, which asks the shared port")), "{problem}");
         assert!(
@@ -277,7 +277,7 @@ fn a_program_that_asks_the_shared_port_for_a_probe_is_refused() {
         (name, problem.line)
     });
     assert_eq!(lines.collect::<Vec<_>>(), [("startupProbe", 84), ("livenessProbe", 44), ("readinessProbe", 64)]);
-    // The fix, and programs that do not name the port, which are told of.
+    // The fix, and programs that do not name the port, which are reported.
     let fixed = RKE2.replace(
         "      exec:\n        command:\n        - kubectl\n        - get\n        - --server=https://localhost:6443/\n",
         "      httpGet:\n        port: 6443\n      ignored:\n        command:\n",
@@ -317,7 +317,7 @@ fn words_that_name_the_shared_port_or_loopback_are_known() {
 #[test]
 fn a_native_sidecar_is_for_versions_that_have_them() {
     let with = |tag: &str| kubeadm_with("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"));
-    let refused = told(&with("v1.28.15"));
+    let refused = problems(&with("v1.28.15"));
     assert!(refused.len() == 1 && refused[0].ends_with("never start: give --sidecar plain"), "{refused:?}");
     assert!(refused[0].starts_with("42: kube-apiserver is v1.28, "), "{refused:?}");
     assert!(inject(&with("v1.28.15"), &InjectOptions { sidecar: Sidecar::Plain, ..options() }).is_ok());
@@ -387,7 +387,11 @@ fn a_manifest_that_is_injected_again_listens_where_it_did() {
     }
     let odd = inject(&on_node, &options()).unwrap().text;
     let odd = odd.replace("value: $(BERTH_HOST_IP):6443", "value: $(BERTH_HOST_IP):6443 127.0.0.1:6443");
-    assert!(told(&odd)[0].contains("cannot be kept unless they are given: give each as --listen"), "{:?}", told(&odd));
+    assert!(
+        problems(&odd)[0].contains("cannot be kept unless they are given: give each as --listen"),
+        "{:?}",
+        problems(&odd)
+    );
 }
 
 #[test]
@@ -412,11 +416,11 @@ fn variables_that_somebody_added_to_the_shim_are_kept() {
         for line in admin.lines() {
             assert!(patched.contains(line.trim()), "{line} in {patched}");
         }
-        let said = by_hand.replace("    - serve\n", "    - serve\n    - --admin=127.0.0.1:9464\n");
+        let changed = by_hand.replace("    - serve\n", "    - serve\n    - --admin=127.0.0.1:9464\n");
         assert!(
-            told(&said)[0].contains("is serve --admin=127.0.0.1:9464, which cannot be kept: write"),
+            problems(&changed)[0].contains("is serve --admin=127.0.0.1:9464, which cannot be kept: write"),
             "{:?}",
-            told(&said)
+            problems(&changed)
         );
     }
 }

@@ -19,12 +19,12 @@ fn holder(upgrade: &str, node: &str, changed: bool) -> Holder {
 #[derive(Debug, Clone, Copy)]
 enum Op {
     /// It reads the Lease; if none runs, one is started.
-    Look(usize),
+    Read(usize),
     /// What it decided is done.
     Write(usize),
     /// The same, and the answer is lost.
     Lose(usize),
-    /// It looks for as long as somebody else's lock may need to expire.
+    /// It reads for as long as another holder's lock may take to expire.
     Wait(usize),
     /// It is killed.
     Kill(usize),
@@ -79,12 +79,12 @@ impl World {
     fn apply(&mut self, op: Op) {
         match op {
             Op::Pass(seconds) => self.now += seconds,
-            Op::Look(node) => self.look(node),
+            Op::Read(node) => self.read(node),
             Op::Write(node) => self.write(node, true),
             Op::Lose(node) => self.write(node, false),
             Op::Wait(node) => {
                 for _ in 0..6 {
-                    self.look(node);
+                    self.read(node);
                     self.now += 9;
                 }
             }
@@ -108,7 +108,7 @@ impl World {
         }
     }
 
-    fn look(&mut self, at: usize) {
+    fn read(&mut self, at: usize) {
         let (now, time) = self.time();
         let node = &mut self.nodes[at];
         let process = node.process.get_or_insert_with(|| {
@@ -164,7 +164,7 @@ impl World {
 fn op() -> impl Strategy<Value = Op> {
     let node = 0usize..3;
     prop_oneof![
-        8 => node.clone().prop_map(Op::Look),
+        8 => node.clone().prop_map(Op::Read),
         8 => node.clone().prop_map(Op::Write),
         1 => node.clone().prop_map(Op::Lose),
         2 => node.clone().prop_map(Op::Wait),
@@ -189,19 +189,19 @@ proptest! {
         }
     }
 
-    /// Whatever went before, who goes on comes to the end, and then so does a new one.
+    /// After any history an upgrade that is resumed comes to its end, and then so does a new one.
     #[test]
     fn nobody_is_kept_out_for_good(ops in prop::collection::vec(op(), 0..100)) {
         let mut world = World::default();
         ops.into_iter().for_each(|op| world.apply(op));
         (0..3).for_each(|node| world.apply(Op::Kill(node)));
-        // Whose the lock is goes on first: nobody else can.
+        // The lock's holder goes on first: no other can.
         let holder = world.lease.as_ref().map(|lease| Holder::parse(lease).upgrade);
         let mut nodes = [0, 1, 2];
         nodes.sort_by_key(|node| world.nodes[*node].state != holder);
         for node in nodes.into_iter().chain(nodes) {
             let done = world.done;
-            for op in [Op::Wait(node), Op::Write(node), Op::Look(node), Op::Write(node), Op::Release(node), Op::Remove(node)] {
+            for op in [Op::Wait(node), Op::Write(node), Op::Read(node), Op::Write(node), Op::Release(node), Op::Remove(node)] {
                 world.apply(op);
             }
             prop_assert!(world.done > done, "node {node}: {world:#?}");
@@ -226,13 +226,13 @@ fn who_holds_it_is_told_with_the_fix() {
     let read = Holder::parse(&object);
     assert_eq!(read, Holder { since: "1970-01-01T00:00:01.000000Z".into(), ..holder("a", "cp-1", false) });
     let who = "node cp-1 since 1970-01-01T00:00:01Z (process 7 there: berth upgrade --manifest m)";
-    let told = read.refuses("cp-2");
-    assert!(told.ends_with(&format!("{who}: wait for it")), "{told}");
+    let message = read.refuses("cp-2");
+    assert!(message.ends_with(&format!("{who}: wait for it")), "{message}");
     let changed = Holder { changed: true, ..read };
-    let told = changed.refuses("cp-2");
+    let message = changed.refuses("cp-2");
     assert!(
-        told.contains(who) && told.contains("run `berth upgrade` on cp-1") && told.contains("--break-lock"),
-        "{told}"
+        message.contains(who) && message.contains("run `berth upgrade` on cp-1") && message.contains("--break-lock"),
+        "{message}"
     );
     assert!(changed.refuses("cp-1").contains("--backup-dir"));
     // What a later berth writes may mean anything.
@@ -243,7 +243,7 @@ fn lock(server: &Server, claim: Claim) -> Lock {
     Lock::new(&Client::new(&server.access).unwrap(), claim)
 }
 
-/// An API with a namespace, and all who ask it.
+/// An API with a namespace, and its server.
 async fn api() -> (Objects, Server) {
     let objects = Objects::default();
     objects.set(NAMESPACE_PATH, Some(json!({})));
@@ -258,7 +258,7 @@ async fn a_lock_is_taken_marked_and_released() {
     objects.set(NAMESPACE_PATH, None);
     let progress = Progress::default();
     let first = lock(&server, Claim::new(holder("a", "cp-1", false), false));
-    first.take(&progress).await.unwrap();
+    first.acquire(&progress).await.unwrap();
     assert!(objects.get(NAMESPACE_PATH).is_some(), "the namespace is made");
     assert!(!Holder::parse(&objects.get(PATH).unwrap()).changed);
     first.mark(&progress).await.unwrap();
@@ -266,15 +266,15 @@ async fn a_lock_is_taken_marked_and_released() {
     assert!(Holder::parse(&held).changed);
 
     let other = |break_lock| lock(&server, Claim::new(holder("b", "cp-2", false), break_lock));
-    let busy = other(false).take(&progress).await.unwrap_err();
+    let busy = other(false).acquire(&progress).await.unwrap_err();
     assert!(busy.to_string().contains("node cp-1 since"), "{busy}");
     // The same upgrade, gone on with.
-    lock(&server, Claim::new(holder("a", "cp-1", true), false)).take(&progress).await.unwrap();
+    lock(&server, Claim::new(holder("a", "cp-1", true), false)).acquire(&progress).await.unwrap();
     let again = objects.get(PATH).unwrap();
     assert_eq!(again["spec"]["acquireTime"], held["spec"]["acquireTime"]);
 
     let breaker = other(true);
-    breaker.take(&progress).await.unwrap();
+    breaker.acquire(&progress).await.unwrap();
     let broken = objects.get(PATH).unwrap();
     assert_eq!((Holder::parse(&broken).node.as_str(), &broken["spec"]["leaseTransitions"]), ("cp-2", &json!(1)));
     first.release(&progress).await;
@@ -289,15 +289,15 @@ async fn who_lives_is_believed_as_soon_as_it_is_seen() {
     let (objects, server) = api().await;
     let progress = Progress::default();
     let first = lock(&server, Claim::new(holder("a", "cp-1", false), false));
-    first.take(&progress).await.unwrap();
+    first.acquire(&progress).await.unwrap();
     let second = lock(&server, Claim::new(holder("b", "cp-2", false), false));
     let renew = async {
-        sleep(LOOK * 3 / 2).await;
-        first.take(&progress).await.unwrap();
+        sleep(RETRY * 3 / 2).await;
+        first.acquire(&progress).await.unwrap();
         std::future::pending::<()>().await;
     };
     let taken = tokio::select! {
-        taken = second.take(&progress) => taken,
+        taken = second.acquire(&progress) => taken,
         () = renew => unreachable!(),
     };
     assert!(taken.unwrap_err().to_string().ends_with("wait for it"));
@@ -310,7 +310,7 @@ async fn of_two_that_race_one_has_it() {
     let progress = Progress::default();
     let locks = [("a", "cp-1"), ("b", "cp-2")]
         .map(|(upgrade, node)| lock(&server, Claim::new(holder(upgrade, node, true), false)));
-    let (first, second) = tokio::join!(locks[0].take(&progress), locks[1].take(&progress));
+    let (first, second) = tokio::join!(locks[0].acquire(&progress), locks[1].acquire(&progress));
     assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
     let has = Holder::parse(&objects.get(PATH).unwrap()).node;
     assert_eq!(has, if first.is_ok() { "cp-1" } else { "cp-2" });
@@ -319,12 +319,12 @@ async fn of_two_that_race_one_has_it() {
 #[tokio::test]
 async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
     let progress = Progress::default();
-    for (status, told) in [("403 Forbidden", "403"), ("500 Internal Server Error", "500")] {
+    for (status, message) in [("403 Forbidden", "403"), ("500 Internal Server Error", "500")] {
         let server = serve_with(move |_| answer(status, r#"{"message": "no"}"#)).await;
-        let error = lock(&server, Claim::new(holder("a", "cp-1", false), false)).take(&progress).await.unwrap_err();
-        assert!(matches!(&error, LockError::Api(error) if error.to_string().contains(told)), "{error}");
+        let error = lock(&server, Claim::new(holder("a", "cp-1", false), false)).acquire(&progress).await.unwrap_err();
+        assert!(matches!(&error, LockError::Api(error) if error.to_string().contains(message)), "{error}");
     }
-    // Where somebody was seen, it is.
+    // Once a holder was seen, it is.
     let (objects, mut first) = (Objects::default(), true);
     objects.set(NAMESPACE_PATH, Some(json!({})));
     let held = Claim::new(holder("b", "cp-2", false), false).object(None, SystemTime::now());
@@ -333,7 +333,8 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
         true => objects.answer(request),
         false => answer("500 Internal Server Error", "no"),
     });
-    let error = lock(&server.await, Claim::new(holder("a", "cp-1", false), false)).take(&progress).await.unwrap_err();
+    let error =
+        lock(&server.await, Claim::new(holder("a", "cp-1", false), false)).acquire(&progress).await.unwrap_err();
     assert!(matches!(error, LockError::Busy { .. }), "{error}");
 }
 

@@ -91,7 +91,7 @@ pub enum Content {
 pub enum Hopeless {
     /// The kubelet cannot get an image.
     Image,
-    /// Its apiserver does not let its shim's probe in, answer after answer.
+    /// Its apiserver rejects its shim's probe, answer after answer.
     Probe,
 }
 
@@ -138,7 +138,7 @@ pub struct NodeObservation {
     /// Instances on this node but the temporary one.
     pub canonical: InstanceObservation,
     pub temporary: InstanceObservation,
-    /// Every address by which clients came before accepts them still; looked at in [`Step::Verify`].
+    /// Every address by which clients came before accepts them still; checked in [`Step::Verify`].
     pub reached: bool,
 }
 

@@ -58,8 +58,8 @@ fn given() -> impl Strategy<Value = Given> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
 
-    /// Someone serves at each moment (`World::tick`, `World::act`), and the end is one of two, or a halt
-    /// that says why and from which the same command goes on once the cause is fixed.
+    /// An instance serves at each moment (`World::tick`, `World::act`), and the end is one of two, or a halt
+    /// that reports why and from which the same command goes on once the cause is fixed.
     #[test]
     fn somebody_serves_and_it_ends_well(given in given()) {
         let mut world = World::new(given.clone());
@@ -98,7 +98,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
 
-    /// After a reboot nobody serves until the pods have started, and that is no version's failure.
+    /// After a reboot no instance serves until the pods have started, and that is no version's failure.
     #[test]
     fn a_reboot_undoes_nothing(
         reboot in reboot(),
@@ -238,7 +238,7 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     }
     assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Entered);
     assert_eq!(machine.position().step, Step::Withdraw);
-    // Told, but still there: it is stopped all the same, since the other one is in the group.
+    // Drained, but still there: it is stopped all the same, since the other one is in the group.
     let mut machine = Machine::new(Position { step: Step::StopOld, ..Position::begin() }, LIMITS, false);
     assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Drain(Slot::Canonical));
     machine.drained(true);
@@ -263,8 +263,8 @@ fn what_is_hopeless_is_not_waited_for() {
             assert_eq!(machine.next(&seen, Duration::ZERO), Action::Wait, "{step:?}");
             (seen.canonical.hopeless, seen.temporary.hopeless) = (Some(hopeless), Some(hopeless));
             assert_eq!(machine.next(&seen, Duration::from_secs(1)), Action::Entered, "{step:?}");
-            let Position { step: now, target, why: told } = machine.position().clone();
-            assert_eq!((now, target, told.as_deref()), (back, Version::Old, Some(why)));
+            let Position { step: now, target, why: reported } = machine.position().clone();
+            assert_eq!((now, target, reported.as_deref()), (back, Version::Old, Some(why)));
         }
     }
 }

@@ -19,12 +19,12 @@ pub(super) enum Fate {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
-    /// Gets ready when the time is over.
+    /// Gets ready when the time has passed.
     Starting(u32),
     Ready(u32),
-    /// Ended; starts again when the time is over.
+    /// Ended; starts again when the time has passed.
     Down(u32),
-    /// Ends when the time is over.
+    /// Ends when the time has passed.
     Stopping(u32),
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Given {
     pub(super) same: bool,
     /// Each pod has a shim; else there is one for the node.
     pub(super) drains: bool,
-    /// The kubelet says of an image that it cannot get it.
+    /// The kubelet reports that it cannot get an image.
     pub(super) journal: bool,
     /// Seconds until the kubelet sees a change, until a process is ready, and until one has ended.
     pub(super) lag: u32,
@@ -84,10 +84,10 @@ pub(super) struct World {
     pub(super) processes: u64,
     /// Seconds that have gone by.
     pub(super) now: u32,
-    /// Nobody need serve: it has rebooted, and no pod is ready yet or not all stay so.
+    /// No instance need serve: it has rebooted, and no pod is ready yet or not all stay so.
     pub(super) dark: bool,
-    /// Each slot's shim said last that its instance is in the group.
-    pub(super) said: [bool; 2],
+    /// Each slot's shim last reported its instance in the group.
+    pub(super) reported: [bool; 2],
 }
 
 impl World {
@@ -111,7 +111,7 @@ impl World {
             processes: 1,
             now: 0,
             dark: false,
-            said: [true, false],
+            reported: [true, false],
         }
     }
 
@@ -150,7 +150,7 @@ impl World {
             alive: pod.is_some(),
             drains: self.given.drains && pod.is_some(),
             in_group: self.in_group(slot) && !silent,
-            silent: silent && self.said[slot],
+            silent: silent && self.reported[slot],
             process: pod.filter(|pod| !matches!(pod.life, Life::Down(_))).map(|pod| pod.process),
             ends: self.ends[slot],
             hopeless: self.pods[slot]
@@ -182,9 +182,9 @@ impl World {
             Action::Remove(slot) => {
                 let at = *slot as usize;
                 assert!(self.files[at].is_some());
-                // That it got ready while its shim is silent, and was not before, nobody can know.
-                let unsaid = self.is_silent(at) && !self.said[at];
-                assert!(!self.in_group(at) || self.in_group(1 - at) || unsaid, "the last ready one is removed");
+                // That it got ready while its shim is silent, and was not before, cannot be known.
+                let unreported = self.is_silent(at) && !self.reported[at];
+                assert!(!self.in_group(at) || self.in_group(1 - at) || unreported, "the last ready one is removed");
                 self.files[at] = None;
                 self.unknown_for[at] = self.given.lag;
             }
@@ -203,7 +203,7 @@ impl World {
     fn tick(&mut self) {
         for at in 0..self.pods.len() {
             if !self.is_silent(at) {
-                self.said[at] = self.in_group(at);
+                self.reported[at] = self.in_group(at);
             }
         }
         self.now += 1;
@@ -251,7 +251,7 @@ impl World {
         let good = [temporary, canonical, back] == [Fate::Good; 3];
         self.dark &= !(good && (self.in_group(0) || self.in_group(1)));
         let serves = self.in_group(0) || self.in_group(1) || self.dark;
-        assert!(serves, "nobody serves: {:?}", self.pods);
+        assert!(serves, "no instance serves: {:?}", self.pods);
     }
 
     /// Runs berth until it ends, and again wherever it is killed.
