@@ -342,7 +342,7 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
 #[tokio::test]
 async fn no_shim_may_touch_it() {
     let (_, mut server) = api().await;
-    lock(&server, Claim::new(holder("a", "cp-1", false), false)).take(&Progress::default()).await.unwrap();
+    lock(&server, Claim::new(holder("a", "cp-1", false), false)).acquire(&Progress::default()).await.unwrap();
     let asked: Vec<_> = std::iter::from_fn(|| server.asked.try_recv().ok()).map(|(request, _)| request).collect();
     let namespace =
         |path: &str| path.split_once("/namespaces/")?.1.split(['/', '?', ' ']).next().map(ToOwned::to_owned);
