@@ -134,6 +134,18 @@ impl Node {
         self.dir.path().join(name)
     }
 
+    /// What waits, for a shell, until [`go`](Self::go). Where the writer of the line before is late to close its end, the next reader
+    /// reads that: it waits again.
+    fn wait(&self) -> String {
+        let go = self.path("go");
+        nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        format!("until read -r line < {}; do :; done", go.display())
+    }
+
+    fn go(&self) {
+        std::fs::write(self.path("go"), "\n").unwrap();
+    }
+
     /// The command line of its kube-apiserver.
     fn own(&self) -> String {
         format!(
@@ -368,16 +380,14 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
         let before = node.own_pid();
         let load = node.load();
         load.more(50);
-        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let run =
-            format!("echo runs; read -r line < {}; sh {}", node.path("go").display(), node.path("restart").display());
+        let run = format!("echo runs; {}; sh {}", node.wait(), node.path("restart").display());
         let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
         bridge.logs("may be replaced now");
         bridge.prints("runs");
         load.more(150);
         let steered = node.status();
         assert_eq!(steered["steering"], true);
-        std::fs::write(node.path("go"), "\n").unwrap();
+        node.go();
         bridge.logs("COMMAND is done");
         bridge.logs("waiting until");
         let status = bridge.ended();
@@ -410,9 +420,8 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
 #[test]
 fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_again() {
     on_a_node(|node| {
-        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let versions = ["v1.34.0", "v1.35.0", "v1.36.0"];
-        let wait = format!("read -r line < {}", node.path("go").display());
+        let wait = node.wait();
         let start = |version: &&str| {
             let options = format!(" --stand-in-version={version} --shutdown-delay-duration=1h >> ");
             format!("{}\n{wait}", node.start().replacen(" >> ", &options, 1))
@@ -442,17 +451,17 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
             // It goes on although the bridge has ended.
             kept.push(std::net::TcpStream::connect(NODE).unwrap());
             if version != versions[2] {
-                std::fs::write(node.path("go"), "\n").unwrap();
+                node.go();
                 // The temporary one's.
                 let old = || node.status()["connections_old"].as_u64().unwrap();
                 let before = old();
                 answers("v1.33.0");
                 assert!(old() > before, "what the old version gets is counted");
-                std::fs::write(node.path("go"), "\n").unwrap();
+                node.go();
             }
         }
         let daemon = node.daemon();
-        std::fs::write(node.path("go"), "\n").unwrap();
+        node.go();
         assert!(bridge.ended().success(), "{}", bridge.log());
         load.more(50);
         none_lost(load);
@@ -594,9 +603,8 @@ fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
 #[test]
 fn one_that_does_not_get_ready_is_reported_while_command_runs() {
     on_a_node(|node| {
-        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let bad = node.start().replacen(" stand-in ", " stand-in --no-such-flag ", 1);
-        let wait = format!("read -r line < {}", node.path("go").display());
+        let wait = node.wait();
         let run = format!(". {}\n{bad}\n{wait}\n{}\n", node.path("stop").display(), node.start());
         let mut bridge = Running::start(&mut node.fast_bridge("", &["sh", "-c", &run]));
         bridge.logs("the node's own kube-apiserver has not been ready for 30s");
@@ -604,7 +612,7 @@ fn one_that_does_not_get_ready_is_reported_while_command_runs() {
         assert_eq!((&status["command"], &status["own"]["late"]), (&true.into(), &true.into()), "{status}");
         let (_, out, _) = output_of(&mut node.part("status"));
         assert!(out.contains("not ready: "), "{out}");
-        std::fs::write(node.path("go"), "\n").unwrap();
+        node.go();
         assert!(bridge.ended().success(), "{}", bridge.log());
     });
 }
@@ -827,9 +835,8 @@ fn a_caller_that_ends_before_command_leaves_no_bridge() {
 #[test]
 fn a_temporary_instance_that_is_killed_is_replaced() {
     on_a_node(|node| {
-        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let mut bridge =
-            Running::start(node.bridge("", &["sh", "-c", "echo runs; read -r line < go"]).current_dir(&node.dir));
+        let run = format!("echo runs; {}", node.wait());
+        let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
         bridge.prints("runs");
         let load = node.load();
         load.more(50);
@@ -849,7 +856,7 @@ fn a_temporary_instance_that_is_killed_is_replaced() {
         gone(node.own_pid().try_into().unwrap());
         node.start_own();
         node.answers();
-        std::fs::write(node.path("go"), "\n").unwrap();
+        node.go();
         assert!(bridge.ended().success(), "{}", bridge.log());
     });
 }
@@ -1014,8 +1021,7 @@ fn clients_that_dial_localhost_are_named_before() {
 #[test]
 fn of_two_that_begin_at_once_one_is_refused() {
     on_a_node(|node| {
-        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let run = format!("read -r line < {}", node.path("go").display());
+        let run = node.wait();
         let bridge = |directory: &str| {
             let mut command = berth(["bridge", "--settle=50ms", "--speedup=20", "--probe-timeout=10s", "--state-dir"]);
             command.arg(node.path(directory)).args(["--command", &node.own(), "--probe-ca"]).arg(&node.certs.ca_file);
@@ -1029,7 +1035,7 @@ fn of_two_that_begin_at_once_one_is_refused() {
         assert!(status.code() == Some(69) && log.contains("another bridge is on"), "{log}");
         let begun = &mut both[1 - refused];
         begun.logs("may be replaced now");
-        std::fs::write(node.path("go"), "\n").unwrap();
+        node.go();
         node.stop_own();
         node.start_own();
         assert!(begun.ended().success(), "{}", begun.log());
