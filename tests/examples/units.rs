@@ -91,10 +91,10 @@ fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) -> Su
 
 /// The recipes of template units, wherever they are: what a reboot starts is what was enabled.
 pub(crate) fn a_reboot_starts_the_new_version() -> Result<Completion, Failed> {
-    let guide = std::fs::read_to_string(root().join("docs/operating.md"))?;
+    let guide = std::fs::read_to_string(root().join("docs/layouts.md"))?;
     let texts = examples("@.service").into_iter().map(|name| (example(&name), name));
     let mut recipes = 0;
-    for (text, name) in texts.chain([(guide, "docs/operating.md".to_owned())]) {
+    for (text, name) in texts.chain([(guide, "docs/layouts.md".to_owned())]) {
         let commands = text.lines().filter_map(|line| line.trim_start_matches(['#', ' ']).strip_prefix("systemctl "));
         let commands: Vec<_> = commands.filter(|command| command.contains('@')).collect();
         let [started, stopped] = commands[..] else { return Err(format!("{name}: {commands:?}").into()) };
