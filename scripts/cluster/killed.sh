@@ -119,8 +119,8 @@ instance() {
 last_told() { grep '^{' "$work/$1.log" | tail -n 1; }
 told() { last_told "$1" | jq -e "$2"; }
 bridge_is() { "$BERTH" bridge status --json 2>/dev/null | jq -e "$1" >/dev/null; }
-# is_gone PROCESS: or it waits to be collected
-is_gone() { [[ ! -e /proc/$1 ]] || grep -qs '^State:.Z' "/proc/$1/status"; }
+# is_gone PROCESS: or it waits to be collected. Until its last thread has ended, its sockets are open.
+is_gone() { [[ ! -e /proc/$1 ]] || [[ $(awk '$1 == "State:" || $1 == "Threads:" { print $2 }' "/proc/$1/status" 2>/dev/null | xargs) == @(|"Z 1") ]]; }
 # is_ended DAEMON: a bridge relays open connections for a while after its end, which is cut short here
 is_ended() {
     "$BERTH" bridge status >/dev/null 2>&1 || "$BERTH" bridge end --now >/dev/null 2>&1 || :
