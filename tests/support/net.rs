@@ -342,5 +342,5 @@ pub(crate) fn unread(local: SocketAddr) -> u64 {
 
 /// The inodes of the sockets that listen on an address.
 pub(crate) fn listening(address: SocketAddr) -> Vec<u64> {
-    proc_net::listeners_at(address).unwrap().into_iter().map(|entry| entry.inode).collect()
+    berth_os::sock_diag::listeners_at(address).unwrap().into_iter().map(|entry| entry.inode).collect()
 }

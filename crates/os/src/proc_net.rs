@@ -1,6 +1,6 @@
 //! Which process holds a port, from /proc, so that the error of a failed bind can name it.
 //!
-//! For messages, `berth doctor` and the number of foreign listeners: no decision of a shim depends on it.
+//! For messages and `berth doctor`: no decision of a shim depends on it. Listeners alone are cheaper by [`super::sock_diag`].
 
 use crate::file::found;
 use nix::unistd::Uid;
@@ -43,30 +43,14 @@ pub struct NamedProcess {
     pub name: String,
 }
 
-/// The listening sockets with this port in this thread's network namespace.
-///
-/// A socket that is bound and does not listen is not there: the kernel does not show it.
+/// All sockets in this thread's network namespace that have a file or wait for what is left of a connection.
 ///
 /// # Errors
 /// /proc/net/tcp cannot be read. A missing tcp6 means that there is no IPv6.
-pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
-    let mut found = read_tables(read_listeners)?;
-    found.retain(|entry| entry.local.port() == port);
-    Ok(found)
-}
-
-/// As [`listeners`], those with this address. Only the table of its family is read: for IPv4 that is cheap
-/// however many connections there are. For IPv6 the kernel walks over every IPv4 connection to find the end of the
-/// listeners.
-pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
-    let mut found = read_listeners(TABLES[usize::from(address.is_ipv6())])?;
-    found.retain(|entry| entry.local == address);
-    Ok(found)
-}
-
-/// All sockets in this thread's network namespace that have a file or wait for what is left of a connection.
 pub fn sockets() -> io::Result<Vec<Entry>> {
-    read_tables(|table| entries(table)?.collect())
+    let mut all: Vec<_> = entries(TABLES[0])?.collect::<io::Result<_>>()?;
+    all.extend(found(entries(TABLES[1]).and_then(Iterator::collect::<io::Result<Vec<_>>>))?.into_iter().flatten());
+    Ok(all)
 }
 
 /// The first process found that has the socket with this inode. None if it is in another PID
@@ -94,7 +78,8 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
 /// Whether a process has a socket that listens on this address, in its network namespace.
 pub fn listens(pid: i32, address: SocketAddr) -> bool {
     let table = format!("/proc/{pid}/net/{}", if address.is_ipv6() { "tcp6" } else { "tcp" });
-    let listeners = read_listeners(&table).unwrap_or_default().into_iter();
+    // The kernel shows listeners first, and no more is read.
+    let listeners = entries(&table).into_iter().flatten().flatten().take_while(|entry| entry.state == LISTEN);
     let inodes: HashSet<_> = listeners.filter(|entry| entry.local == address).map(|entry| entry.inode).collect();
     procfs::process::Process::new(pid).is_ok_and(|process| sockets_of(&process).any(|inode| inodes.contains(&inode)))
 }
@@ -193,19 +178,6 @@ impl fmt::Display for Owner {
     }
 }
 
-/// What `read` finds in the tables of both families. A missing tcp6 means that there is no IPv6.
-fn read_tables(read: impl Fn(&str) -> io::Result<Vec<Entry>>) -> io::Result<Vec<Entry>> {
-    let mut entries = read(TABLES[0])?;
-    entries.extend(found(read(TABLES[1]))?.into_iter().flatten());
-    Ok(entries)
-}
-
-/// The listening sockets of a table. The kernel shows them first, and no more is read.
-fn read_listeners(table: &str) -> io::Result<Vec<Entry>> {
-    let is_listening = |entry: &io::Result<Entry>| entry.as_ref().map_or(true, |entry| entry.state == LISTEN);
-    entries(table)?.take_while(is_listening).collect()
-}
-
 /// Lines that are no entries are skipped, as the heading is.
 fn entries(table: &str) -> io::Result<impl Iterator<Item = io::Result<Entry>>> {
     let lines = BufReader::new(fs::File::open(table)?).lines();
@@ -231,6 +203,7 @@ pub fn parse_line(line: &str) -> Option<Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sock_diag;
     use proptest::prelude::*;
     use std::net::TcpListener;
 
@@ -273,9 +246,10 @@ mod tests {
         for local in ["127.83.1.2:0", "[::1]:0"] {
             let Ok(socket) = TcpListener::bind(local) else { continue };
             let bound = socket.local_addr().unwrap();
-            let found = listeners(bound.port()).unwrap();
+            let found = sockets().unwrap();
             let entry = found.iter().find(|entry| entry.local == bound).unwrap();
-            assert_eq!(listeners_at(bound).unwrap(), [*entry]);
+            assert_eq!(sock_diag::listeners_at(bound).unwrap(), [*entry]);
+            assert_eq!(sock_diag::listeners(bound.port()).unwrap(), [*entry]);
             assert_eq!(entry.uid, Uid::effective().as_raw());
             assert_eq!(process_of(entry.inode).unwrap().pid, std::process::id() as i32);
             assert!(explain(bound).contains("without SO_REUSEPORT"));

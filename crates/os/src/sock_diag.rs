@@ -1,14 +1,16 @@
-//! IPv4 TCP sockets by sock_diag(7), in this thread's network namespace. It needs no privilege, and unlike /proc/net/tcp it can
-//! filter by port and state, and shows a socket's options.
+//! TCP sockets by sock_diag(7), in this thread's network namespace. It needs no privilege, and unlike /proc/net/tcp it can
+//! filter by port and state, and shows a socket's options. For listeners alone the kernel does not walk over its table of
+//! connections, which has 262,144 buckets on a node of 24 GiB, and is read to its end where there are few of them.
 //!
 //! The crate netlink-packet-sock-diag would be of use for little more than a reply's header: it does not know
 //! INET_DIAG_SOCKOPT, and brings three more crates. Offsets and numbers here are those of linux/netlink.h and
 //! linux/inet_diag.h.
 
-use crate::proc_net::{ESTABLISHED, LISTEN};
+use crate::file::found;
+use crate::proc_net::{ESTABLISHED, Entry, LISTEN};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read as _};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 /// State of a connection whose peer has sent FIN (TCP_CLOSE_WAIT in the kernel's tcp_states.h).
@@ -30,6 +32,9 @@ const DATAGRAM: usize = 32 * 1024;
 
 /// Longest wait for a reply, with all attempts: the calling thread may have to renew a lease each second.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The same for a list of listeners, which is short: only a process that gets no CPU waits.
+const LISTENERS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often a listing is repeated when the kernel's tables change meanwhile.
 const ATTEMPTS: usize = 4;
@@ -64,8 +69,9 @@ pub fn connections(port: u16, addresses: &[Ipv4Addr]) -> io::Result<Connections>
     let any = addresses.is_empty() || addresses.contains(&Ipv4Addr::UNSPECIFIED);
     let is_asked_for = |ip: &Ipv4Addr| if any { !ip.is_loopback() } else { addresses.contains(ip) };
     let mut counted = Connections::default();
-    for connection in sockets(port, &[ESTABLISHED, CLOSE_WAIT])? {
-        if connection.local.port() != port || !is_asked_for(connection.local.ip()) {
+    for connection in sockets(libc::AF_INET, port, &[ESTABLISHED, CLOSE_WAIT], PATIENCE)? {
+        let IpAddr::V4(ip) = connection.local.ip() else { continue };
+        if connection.local.port() != port || !is_asked_for(&ip) {
             continue;
         }
         match connection.is_marked {
@@ -88,37 +94,69 @@ pub fn connections(port: u16, addresses: &[Ipv4Addr]) -> io::Result<Connections>
 pub fn accept_queue(listener: SocketAddrV4) -> io::Result<Option<AcceptQueue>> {
     // A request for this one socket would return the one that gets the next client: a wildcard's, or the one that a BPF
     // program chooses.
-    let queues = sockets(listener.port(), &[LISTEN])?.into_iter().filter(|socket| socket.local == listener);
+    let queues = sockets(libc::AF_INET, listener.port(), &[LISTEN], PATIENCE)?
+        .into_iter()
+        .filter(|socket| socket.local == listener.into());
     Ok(queues.map(|socket| socket.queue).reduce(|sum, queue| AcceptQueue {
         waiting: sum.waiting.saturating_add(queue.waiting),
         limit: sum.limit.saturating_add(queue.limit),
     }))
 }
 
+/// The listening sockets with this port. A socket that is bound and does not listen is not there: the kernel does not show it.
+///
+/// # Errors
+/// As [`connections`], without `Unsupported`.
+pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
+    let list = |family| sockets(family, port, &[LISTEN], LISTENERS_PATIENCE);
+    let mut listeners = list(libc::AF_INET)?;
+    // None for a kernel without IPv6.
+    listeners.extend(found(list(libc::AF_INET6))?.into_iter().flatten());
+    Ok(listeners.iter().filter(|socket| socket.local.port() == port).map(ListedSocket::listener).collect())
+}
+
+/// As [`listeners`], those with this address.
+pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
+    let family = if address.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
+    let listeners = sockets(family, address.port(), &[LISTEN], LISTENERS_PATIENCE)?;
+    Ok(listeners.iter().filter(|socket| socket.local == address).map(ListedSocket::listener).collect())
+}
+
 /// A socket in a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
-    local: SocketAddrV4,
+struct ListedSocket {
+    local: SocketAddr,
+    uid: u32,
+    inode: u32,
     /// Of a listener. (For a connection the kernel has numbers of bytes in its place.)
     queue: AcceptQueue,
     /// None if the kernel does not show it.
     is_marked: Option<bool>,
 }
 
+impl ListedSocket {
+    fn listener(&self) -> Entry {
+        let unspecified =
+            if self.local.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let remote = SocketAddr::new(unspecified, 0);
+        Entry { local: self.local, remote, state: LISTEN, uid: self.uid, inode: self.inode.into() }
+    }
+}
+
 /// One datagram of a reply.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ReplyPart {
-    sockets: Vec<Entry>,
+    sockets: Vec<ListedSocket>,
     is_last: bool,
     /// The kernel's tables changed: the whole reply may lack some sockets, or have some twice.
     is_inconsistent: bool,
 }
 
-/// The sockets with this local port, of every port for 0, that are in one of these states.
-fn sockets(port: u16, states: &[u8]) -> io::Result<Vec<Entry>> {
-    let by = Instant::now() + PATIENCE;
+/// The sockets of a family with this local port, of every port for 0, that are in one of these states.
+fn sockets(family: i32, port: u16, states: &[u8], patience: Duration) -> io::Result<Vec<ListedSocket>> {
+    let by = Instant::now() + patience;
     for _ in 0..ATTEMPTS {
-        if let Some(sockets) = dump(port, states, by)? {
+        if let Some(sockets) = dump(family, port, states, by)? {
             return Ok(sockets);
         }
     }
@@ -126,19 +164,18 @@ fn sockets(port: u16, states: &[u8]) -> io::Result<Vec<Entry>> {
 }
 
 /// None if the reply is inconsistent.
-fn dump(port: u16, states: &[u8], by: Instant) -> io::Result<Option<Vec<Entry>>> {
+fn dump(family: i32, port: u16, states: &[u8], by: Instant) -> io::Result<Option<Vec<ListedSocket>>> {
     // One request per socket: everything it receives is the reply.
     let protocol = Protocol::from(libc::NETLINK_SOCK_DIAG);
     let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(protocol))?;
-    socket.send(&request(port, states))?;
+    socket.send(&request(family, port, states))?;
     let mut buffer = vec![0; DATAGRAM];
     let (mut sockets, mut is_inconsistent) = (Vec::new(), false);
     loop {
         let left = by.saturating_duration_since(Instant::now());
         // The system takes a timeout below a microsecond for none.
         if left < Duration::from_millis(1) {
-            let why = format!("the kernel did not list its sockets within {PATIENCE:?}");
-            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the kernel did not list its sockets in time"));
         }
         socket.set_read_timeout(Some(left))?;
         let length = match socket.read(&mut buffer) {
@@ -156,7 +193,7 @@ fn dump(port: u16, states: &[u8], by: Instant) -> io::Result<Option<Vec<Entry>>>
 }
 
 /// A struct nlmsghdr and a struct inet_diag_req_v2.
-fn request(port: u16, states: &[u8]) -> [u8; REQUEST] {
+fn request(family: i32, port: u16, states: &[u8]) -> [u8; REQUEST] {
     let mut request = [0; REQUEST];
     let mut put = |at: usize, bytes: &[u8]| {
         for (to, from) in request.iter_mut().skip(at).zip(bytes) {
@@ -166,7 +203,7 @@ fn request(port: u16, states: &[u8]) -> [u8; REQUEST] {
     put(0, &(REQUEST as u32).to_ne_bytes());
     put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     put(6, &((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
-    put(HEADER, &[libc::AF_INET as u8, libc::IPPROTO_TCP as u8]);
+    put(HEADER, &[family as u8, libc::IPPROTO_TCP as u8]);
     put(HEADER + 4, &states.iter().fold(0, |set, state| set | 1_u32 << state).to_ne_bytes());
     put(HEADER + 8, &port.to_be_bytes());
     request
@@ -224,14 +261,15 @@ fn error_in(body: &[u8]) -> Option<Option<io::Error>> {
 }
 
 /// A struct inet_diag_msg and its attributes.
-fn entry(body: &[u8]) -> Option<Entry> {
+fn entry(body: &[u8]) -> Option<ListedSocket> {
     let [family] = field(body, 0)?;
-    if i32::from(family) != libc::AF_INET {
-        return None;
-    }
-    let port = u16::from_be_bytes(field(body, 4)?);
-    let local = SocketAddrV4::new(Ipv4Addr::from(field::<4>(body, 8)?), port);
-    let [waiting, limit] = [56, 60].map(|at| field(body, at).map(u32::from_ne_bytes));
+    let ip: IpAddr = match i32::from(family) {
+        libc::AF_INET => field::<4>(body, 8)?.into(),
+        libc::AF_INET6 => field::<16>(body, 8)?.into(),
+        _ => return None,
+    };
+    let local = SocketAddr::new(ip, u16::from_be_bytes(field(body, 4)?));
+    let [waiting, limit, uid, inode] = [56, 60, 64, 68].map(|at| field(body, at).map(u32::from_ne_bytes));
     let queue = AcceptQueue { waiting: waiting?, limit: limit? };
     let (mut attributes, mut is_marked) = (body.get(72..)?, None);
     while !attributes.is_empty() {
@@ -241,7 +279,7 @@ fn entry(body: &[u8]) -> Option<Entry> {
             is_marked = Some(value.get(1)? & BIND_ADDRESS_NO_PORT != 0);
         }
     }
-    Some(Entry { local, queue, is_marked })
+    Some(ListedSocket { local, uid: uid?, inode: inode?, queue, is_marked })
 }
 
 fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -264,7 +302,7 @@ mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use proptest::prelude::*;
     use std::io::Write as _;
-    use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+    use std::net::{Shutdown, TcpListener, TcpStream};
     use std::os::fd::AsFd as _;
 
     const NODE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -429,7 +467,7 @@ mod tests {
     /// However much there is to be listed, and however often.
     #[test]
     fn an_answer_is_not_waited_for_beyond_its_time() {
-        let late = dump(PORT, &[LISTEN], Instant::now()).map(drop);
+        let late = dump(libc::AF_INET, PORT, &[LISTEN], Instant::now()).map(drop);
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
@@ -471,13 +509,17 @@ mod tests {
     }
 
     /// As the kernel reports it, between attributes that were not requested.
-    fn encoded(entry: &Entry) -> Vec<u8> {
+    fn encoded(entry: &ListedSocket) -> Vec<u8> {
         let mut body = vec![0; 72];
-        body[0] = libc::AF_INET as u8;
         body[4..6].copy_from_slice(&entry.local.port().to_be_bytes());
-        body[8..12].copy_from_slice(&entry.local.ip().octets());
-        body[56..60].copy_from_slice(&entry.queue.waiting.to_ne_bytes());
-        body[60..64].copy_from_slice(&entry.queue.limit.to_ne_bytes());
+        let (family, ip) = match entry.local.ip() {
+            IpAddr::V4(ip) => (libc::AF_INET, ip.octets().to_vec()),
+            IpAddr::V6(ip) => (libc::AF_INET6, ip.octets().to_vec()),
+        };
+        body[0] = family as u8;
+        body[8..8 + ip.len()].copy_from_slice(&ip);
+        let figures = [entry.queue.waiting, entry.queue.limit, entry.uid, entry.inode];
+        body[56..].copy_from_slice(figures.map(u32::to_ne_bytes).as_flattened());
         body.extend(attribute(8, &[3]));
         if let Some(is_marked) = entry.is_marked {
             let others = !BIND_ADDRESS_NO_PORT;
@@ -490,15 +532,16 @@ mod tests {
         message(SOCK_DIAG_BY_FAMILY.into(), libc::NLM_F_MULTI, &body)
     }
 
-    fn any_entry() -> impl Strategy<Value = Entry> {
-        any::<(u32, u16, u32, u32, Option<bool>)>().prop_map(|(ip, port, waiting, limit, is_marked)| Entry {
-            local: SocketAddrV4::new(ip.into(), port),
-            queue: AcceptQueue { waiting, limit },
-            is_marked,
-        })
+    fn any_entry() -> impl Strategy<Value = ListedSocket> {
+        any::<(IpAddr, u16, [u32; 4], Option<bool>)>().prop_map(
+            |(ip, port, [waiting, limit, uid, inode], is_marked)| {
+                let queue = AcceptQueue { waiting, limit };
+                ListedSocket { local: SocketAddr::new(ip, port), uid, inode, queue, is_marked }
+            },
+        )
     }
 
-    fn answer(sockets: &[Entry]) -> Vec<u8> {
+    fn answer(sockets: &[ListedSocket]) -> Vec<u8> {
         let mut answer: Vec<u8> = sockets.iter().flat_map(encoded).collect();
         answer.extend(message(libc::NLMSG_DONE, libc::NLM_F_MULTI, &0_i32.to_ne_bytes()));
         answer

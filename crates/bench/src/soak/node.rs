@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use berth_node::ipc;
 use berth_node::ipc::wire::Status;
 use berth_node::terms::Phase;
-use berth_os::proc_net;
+use berth_os::sock_diag;
 use nix::sys::signal::Signal;
 use procfs::process::FDTarget;
 use std::collections::HashSet;
@@ -116,7 +116,7 @@ impl Node {
     }
 
     pub(super) fn listeners(&self) -> usize {
-        proc_net::listeners_at(self.listen).unwrap_or_default().len()
+        sock_diag::listeners_at(self.listen).unwrap_or_default().len()
     }
 
     pub(super) async fn end(mut self) {

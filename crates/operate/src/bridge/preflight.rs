@@ -15,7 +15,7 @@ use berth_os::file::found;
 use berth_os::namespaces::is_shared_with;
 use berth_os::proc_net::{self, ESTABLISHED, Entry, Owner};
 use berth_os::process::{HeldProcess, ProcessAttributes, raise_hard_file_limit};
-use berth_os::{netdevice, seqpacket, socket};
+use berth_os::{netdevice, seqpacket, sock_diag, socket};
 use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::Probe;
 use berth_shim::{limits, steering};
@@ -211,7 +211,7 @@ struct Listening {
 
 impl Listening {
     fn on(port: u16, report: &mut Report) -> Self {
-        let Some(mut node) = report.ok("/proc/net/tcp: ", proc_net::listeners(port)) else {
+        let Some(mut node) = report.ok("the listening sockets (sock_diag): ", sock_diag::listeners(port)) else {
             return Self::default();
         };
         // What dials localhost is never steered.

@@ -1,7 +1,7 @@
 //! Probes both instances periodically. The node's own is dialled from loopback, which is never steered.
 
 use berth_node::terms::Speedup;
-use berth_os::proc_net;
+use berth_os::sock_diag;
 use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::Probe;
 use std::net::SocketAddr;
@@ -56,6 +56,6 @@ pub async fn follow(
 
 /// Inode of the listener on a port, on other addresses than those of loopback.
 fn listener(port: u16) -> Option<u64> {
-    let all = proc_net::listeners(port).unwrap_or_default();
+    let all = sock_diag::listeners(port).unwrap_or_default();
     all.into_iter().filter(|entry| !entry.local.ip().is_loopback()).map(|entry| entry.inode).min()
 }

@@ -5,7 +5,7 @@ use super::machine::Action;
 use super::peers::lock;
 use crate::accept::Accepting;
 use berth_node::terms::Cookie;
-use berth_os::{proc_net, socket};
+use berth_os::{proc_net, sock_diag, socket};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -194,7 +194,7 @@ impl Group {
             lock(&self.published).held.values().filter_map(|(_, listener)| socket::inode(listener.as_fd())).collect();
         let addresses = self.machine.addresses().iter();
         let inodes =
-            addresses.flat_map(|address| proc_net::listeners_at(*address).unwrap_or_default()).map(|it| it.inode);
+            addresses.flat_map(|address| sock_diag::listeners_at(*address).unwrap_or_default()).map(|it| it.inode);
         let unknown: BTreeSet<_> = inodes.filter(|inode| !guards.contains(inode)).collect();
         let foreign = unknown.intersection(&self.listeners.unknown).count();
         let before = self.shared.metrics.foreign_listeners.set(i64::try_from(foreign).unwrap_or(i64::MAX));
