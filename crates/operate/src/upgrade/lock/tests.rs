@@ -283,6 +283,15 @@ async fn a_lock_is_taken_marked_and_released() {
     assert_eq!(objects.get(PATH), None);
 }
 
+/// An upgrade that is done ends, whatever the cluster answers.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_fails_is_given_up() {
+    let server = serve_with(|_| answer("503 Service Unavailable", "{}")).await;
+    let began = tokio::time::Instant::now();
+    lock(&server, Claim::new(holder("a", "cp-1", true), false)).release(&Progress::default()).await;
+    assert!(began.elapsed() >= RELEASE);
+}
+
 /// One that had changed nothing: whether it lives is seen, and as soon as it is, that is the answer.
 #[tokio::test]
 async fn who_lives_is_believed_as_soon_as_it_is_seen() {

@@ -629,7 +629,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(250)))]
 
     #[test]
     fn every_order_of_events_keeps_the_invariants(events in prop::collection::vec(event(), 1..120)) {
