@@ -25,9 +25,11 @@ fn at(line: &str, tmp: &Path, args: &[&str]) -> Child {
     let mut child = rehearse(tmp, args).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     assert!(lines.any(|said| said.unwrap().contains(line)));
+    if processes(&tmp.display().to_string()).is_empty() {
+        panic!("it has ended: {:?} {:#?}", child.wait(), lines.collect::<Vec<_>>());
+    }
     // Read on, so that it never waits for a reader.
     std::thread::spawn(move || lines.for_each(drop));
-    assert!(!processes(&tmp.display().to_string()).is_empty());
     child
 }
 
