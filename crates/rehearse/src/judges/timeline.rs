@@ -14,7 +14,7 @@ pub(super) const TIMELINE: Judge = Judge { judge, ..JUDGE };
 const STEPS: u64 = 200;
 
 /// Lengths of a step from which the first that makes few enough is taken, in ms.
-const LENGTHS: [u64; 9] = [50, 100, 200, 250, 500, 1_000, 2_000, 5_000, 10_000];
+const LENGTHS: [u64; 7] = [50, 250, 500, 1_000, 2_000, 5_000, 10_000];
 
 /// What was lost, allowed or ended is added by its judge.
 fn judge(case: &mut Case<'_>, ran: &mut Ran) {
