@@ -82,6 +82,11 @@ fn looks_right(browser: &mut Browser, shown: &str, scheme: &str, report: &Report
     );
     assert_eq!(browser.value(&crossed), "", "{shown}");
 
+    // A kernel setting is a word.
+    let broken = "[...document.querySelectorAll('dl.mono dt')].filter(e => { const words = document.createRange(); \
+        words.selectNodeContents(e); return words.getClientRects().length > 1 }).map(e => e.textContent).join()";
+    assert_eq!(browser.value(broken), "", "{shown}");
+
     // Text is not smaller than can be read.
     let small = "Math.min(99, ...[...document.querySelectorAll('.plots text')].filter(t => t.getBoundingClientRect().height > 0) \
         .map(t => t.getBoundingClientRect().height))";
