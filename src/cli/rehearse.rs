@@ -104,6 +104,9 @@ pub struct RehearseArgs {
     /// Rehearse through each of these, one after the other; the exit status is that of --via's
     #[arg(long, env = "BERTH_REHEARSE_COMPARE", value_name = "LIST", value_parser = compared_names(), value_delimiter = ',', help_heading = COMPARISON)]
     pub compare: Vec<String>,
+    /// Print all figures, not only those that matter most
+    #[arg(long, short, env = "BERTH_REHEARSE_VERBOSE", help_heading = OUTPUT)]
+    pub verbose: bool,
     /// Write all results here, as JSON
     #[arg(long, env = "BERTH_REHEARSE_JSON", value_name = "FILE", help_heading = OUTPUT)]
     pub json: Option<PathBuf>,

@@ -26,7 +26,7 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     })?;
     let outcome = outcome.map_err(mistaken)?;
     // Files are written even if standard output cannot be.
-    let exit = finish(&plan, &outcome);
+    let exit = finish(&plan, &outcome, args.verbose);
     if args.json.is_none() && args.report.is_none() {
         return exit;
     }
@@ -47,7 +47,7 @@ fn again(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
 }
 
 /// Prints the results of a rehearsal, also of one that was aborted.
-fn finish(plan: &Plan, outcome: &Rehearsed) -> anyhow::Result<Exit> {
+fn finish(plan: &Plan, outcome: &Rehearsed, verbose: bool) -> anyhow::Result<Exit> {
     let mut text = String::new();
     let runs: Vec<_> = outcome.runs.iter().filter_map(|run| Some((run.via, run.ran()?))).collect();
     for (via, ran) in &runs {
@@ -55,13 +55,13 @@ fn finish(plan: &Plan, outcome: &Rehearsed) -> anyhow::Result<Exit> {
             text.push_str(&format!("\nvia {via}\n\n"));
         }
         match outcome.failed.iter().find(|(failed, _)| failed == via) {
-            None => text.push_str(&table::render(ran)),
+            None => text.push_str(&table::render(ran, verbose)),
             Some((_, why)) if *via != plan.via => text.push_str(&format!("no verdict: {why}\n")),
             Some(_) => {}
         }
     }
     if runs.len() > 1 {
-        text.push_str(&format!("\n{}", table::compare(&runs)));
+        text.push_str(&format!("\n{}", table::compare(&runs, verbose)));
     }
     print(&text)?;
     outcome.aborted.iter().for_each(print_stderr);

@@ -1,6 +1,7 @@
 //! What can be lost.
 
 use super::data::Tally;
+use super::report::format;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -46,8 +47,13 @@ fn place(tally: &Tally) -> Option<usize> {
 }
 
 /// What one loss of a tally's kind is called.
-pub(crate) fn one(tally: &Tally) -> &str {
+fn one(tally: &Tally) -> &str {
     place(tally).map_or(&tally.text, |place| NAMES[place].1)
+}
+
+/// A tally in words.
+pub(crate) fn words(tally: &Tally) -> String {
+    format::of(tally.count, one(tally), &tally.text)
 }
 
 impl Loss {

@@ -5,9 +5,9 @@ use Place::{Compared, Page, Table, Tile};
 /// Where a row is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In the table on standard output.
+    /// In the whole table on standard output (`--verbose`).
     Table,
-    /// Large, at the head of a page.
+    /// What matters most: large at the head of a page, and in the short table on standard output.
     Tile,
     /// Where runs are compared, in a column each.
     Compared,
@@ -52,9 +52,13 @@ impl Row {
         Self::at(&[Table, Compared], name, value, note)
     }
 
-    /// At the head of a page, too.
+    /// What matters most.
     pub(crate) fn main(name: impl Into<String>, value: impl Into<String>, note: impl Into<String>) -> Self {
         Self::at(&[Table, Tile, Compared], name, value, note)
+    }
+
+    pub(crate) fn is_in(&self, place: Place) -> bool {
+        self.places.contains(&place)
     }
 }
 
@@ -110,6 +114,6 @@ pub(crate) struct Section {
 impl Section {
     /// Its rows that are drawn in one place.
     pub(crate) fn rows(&self, place: Place) -> impl Iterator<Item = &Row> {
-        self.rows.iter().filter(move |row| row.places.contains(&place))
+        self.rows.iter().filter(move |row| row.is_in(place))
     }
 }

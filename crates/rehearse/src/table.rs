@@ -5,10 +5,10 @@ use super::judges;
 use super::section::{Place, Row};
 use std::fmt::Write;
 
-/// The table and one line of verdict below.
-pub fn render(ran: &Ran) -> String {
-    let mut text = String::new();
-    for Row { name, value, note, .. } in judges::sections(ran).iter().flat_map(|section| section.rows(Place::Table)) {
+/// The table, whole or what matters most, and one line of verdict below.
+pub fn render(ran: &Ran, verbose: bool) -> String {
+    let (mut text, place) = (String::new(), if verbose { Place::Table } else { Place::Tile });
+    for Row { name, value, note, .. } in judges::sections(ran).iter().flat_map(|section| section.rows(place)) {
         let line = format!("{name:<32}{value:>10}   {note}");
         let _ = writeln!(text, "{}", line.trim_end());
     }
@@ -43,12 +43,13 @@ pub fn render(ran: &Ran) -> String {
 }
 
 /// Runs side by side, a column each.
-pub fn compare(runs: &[(Via, &Ran)]) -> String {
+pub fn compare(runs: &[(Via, &Ran)], verbose: bool) -> String {
     let line = |name: &str, cells: &mut dyn Iterator<Item = String>| {
         cells.fold(format!("{name:<32}"), |line, cell| format!("{line}{cell:>14}")) + "\n"
     };
+    let place = if verbose { Place::Compared } else { Place::Tile };
     let header = line("", &mut runs.iter().map(|(via, _)| via.to_string()));
-    let rows = judges::compared(&runs.iter().map(|(_, ran)| Some(*ran)).collect::<Vec<_>>());
+    let rows = judges::compared(&runs.iter().map(|(_, ran)| Some(*ran)).collect::<Vec<_>>(), place);
     let cell = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
     rows.into_iter().fold(header, |text, (name, cells)| text + &line(&name, &mut cells.into_iter().map(cell)))
 }
@@ -89,17 +90,17 @@ mod tests {
             },
             ..Ran::default()
         };
-        insta::assert_snapshot!(render(&ran), @r#"
+        insta::assert_snapshot!(render(&ran, true), @r#"
         requests                             2,134   1,031 on a new connection
         lost                                     0
         longest wait                         38 ms   median 1.2 ms, 99 % within 9.9 ms
         longest time without an answer        0 ms
         x509 errors                              0
-        streams ended by the instance           16   closed as it shut down (normal); of the control 3 of 8
+        streams ended by the instance           16   closed as it shut down (normal); of those straight to it 3 of 8
         rejected by the instance                 0   503 or 429 while it shut down
         watch events                           820   no write missed or duplicated
         informers                                2   of 3 hold exactly what was written
-        lists again                              0   0 after 410: their revision was older than the instance (--settle)
+        relists                                  0   0 after 410 Gone: their resourceVersion was older than the instance (--settle)
         connections on old                     600   v1.35.4
         connections on new                     431   v1.36.3
         x509 errors of apiservers                4   in their logs: one met another's certificate
@@ -108,6 +109,17 @@ mod tests {
         note: old had to be killed
         verdict: nothing was lost
         "#);
+        let short = Ran { figures: Figures { endpoint_gap_ms: None, ..ran.figures.clone() }, ..ran };
+        insta::assert_snapshot!(render(&short, false), @r"
+        requests                             2,134   1,031 on a new connection
+        lost                                     0
+        longest wait                         38 ms   median 1.2 ms, 99 % within 9.9 ms
+        longest time without an answer        0 ms
+        watch events                           820   no write missed or duplicated
+
+        note: old had to be killed
+        verdict: nothing was lost
+        ");
     }
 
     #[test]
@@ -123,20 +135,17 @@ mod tests {
             },
             ..Ran::default()
         };
-        insta::assert_snapshot!(render(&ran), @r#"
+        insta::assert_snapshot!(render(&ran, true), @r#"
         requests                                12   0 on a new connection
-        lost                                     5
-          connections reset                      2
-          streams cut                            1
-          watch events missed                    2
+        lost                                     5   2 connections reset, 1 stream cut, 2 watch events missed
         longest wait                        15.0 s   median 0 ms, 99 % within 0 ms
         longest time without an answer        0 ms
         x509 errors                              0
-        streams ended by the instance            0   closed as it shut down (normal); of the control 0 of 0
+        streams ended by the instance            0   closed as it shut down (normal); of those straight to it 0 of 0
         rejected by the instance                 0   503 or 429 while it shut down
         watch events                             0   with gaps
         informers                                0   of 0 hold exactly what was written
-        lists again                              0   0 after 410: their revision was older than the instance (--settle)
+        relists                                  0   0 after 410 Gone: their resourceVersion was older than the instance (--settle)
         connections on old                       0
         connections on new                       0
 
@@ -169,7 +178,7 @@ mod tests {
             away: vec![away],
             ..Ran::default()
         };
-        let text = render(&ran);
+        let text = render(&ran, true);
         let rows: Vec<_> = text.lines().filter(|line| line.contains("lost at") || line.contains("out of")).collect();
         insta::assert_snapshot!(rows.join("\n"), @r"
         lost at Service kubernetes               2   of 1,200 (300 new), 30 more allowed, longest wait 15.0 s
@@ -189,7 +198,7 @@ mod tests {
             ..Storm::default()
         };
         let row = |storm: &Storm| {
-            let text = render(&Ran { storm: Some(storm.clone()), ..Ran::default() });
+            let text = render(&Ran { storm: Some(storm.clone()), ..Ran::default() }, false);
             text.lines().find(|line| line.contains("storm")).unwrap().to_owned()
         };
         let all = row(&storm);
@@ -201,7 +210,7 @@ mod tests {
             ..Gate::default()
         };
         let at_gate = |full| {
-            let text = render(&Ran { gate: Some(gate(full)), ..Ran::default() });
+            let text = render(&Ran { gate: Some(gate(full)), ..Ran::default() }, true);
             text.lines().find(|line| line.contains("gate")).unwrap().to_owned()
         };
         insta::assert_snapshot!([all, row(&storm), at_gate(0), at_gate(4)].join("\n"), @r"
@@ -219,13 +228,21 @@ mod tests {
             verdict: Verdict { lost: vec![Loss::Refused.tally(refused)], ..Verdict::default() },
             ..Ran::default()
         };
-        insta::assert_snapshot!(compare(&[(Via::PortSharing, &ran(1_234)), (Via::Berth, &ran(0))]), @r"
+        let runs = [(Via::PortSharing, &ran(1_234)), (Via::Berth, &ran(0))];
+        insta::assert_snapshot!(compare(&runs, false), @r"
+                                          port-sharing         berth
+        requests                                     0             0
+        lost                                     1,234             0
+        longest wait                              0 ms          0 ms
+        longest time without an answer            0 ms          0 ms
+        ");
+        insta::assert_snapshot!(compare(&runs, true), @r"
                                           port-sharing         berth
         requests                                     0             0
         new connections                          1,031         1,031
         lost                                     1,234             0
         longest wait                              0 ms          0 ms
-        99 % within                               0 ms          0 ms
+        99th percentile                           0 ms          0 ms
         longest time without an answer            0 ms          0 ms
         x509 errors                                  0             0
         streams ended by the instance                0             0
@@ -233,8 +250,8 @@ mod tests {
         watch events missed or duplicated             0             0
         watches cut                                  0             0
         watches cut as promises allow                0             0
-        lists again                                  0             0
-        got 410                                      0             0
+        relists                                      0             0
+        of those after 410 Gone                      0             0
         ");
     }
 }

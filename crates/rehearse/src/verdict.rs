@@ -3,7 +3,7 @@
 //! **Lost** is a new connection that was refused, reset, or not answered within
 //! 15 s of being dialled, or a stream that ended before its instance ended it.
 
-use super::data::{Ran, Tally, Verdict};
+use super::data::{Ran, Verdict};
 use super::loss;
 use super::report::format;
 use std::collections::BTreeMap;
@@ -58,8 +58,7 @@ pub(crate) fn summary(ran: &Ran) -> String {
         broken => format!(" {}.", format::of(broken, "promise was broken", "promises were broken")),
     };
     if verdict.lost() > 0 {
-        let words = |tally: &Tally| format::of(tally.count, loss::one(tally), &tally.text);
-        let lost = verdict.lost.iter().map(words).collect::<Vec<_>>().join(", ");
+        let lost = verdict.lost.iter().map(loss::words).collect::<Vec<_>>().join(", ");
         return format!("Of {requests}, {connections} of them on a new connection: {lost}.{broke}");
     }
     if let Some(objection) = verdict.objections.first() {

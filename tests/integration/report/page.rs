@@ -51,7 +51,7 @@ fn a_clean_run_begins_with_its_verdict() {
     let page = render(&report(vec![run(&Model::clean(Via::Berth))]));
     let heading = page.split_once("</h1>").unwrap().0.rsplit_once('>').unwrap().1;
     assert_eq!(heading, "Nothing was lost");
-    for text in ["All of 2,", "old v1.33.4 → new v1.34.1", "net.ipv4.tcp_migrate_req", "--seed=7", "Make it again"] {
+    for text in ["All of 2,", "old v1.33.4 → new v1.34.1", "net.ipv4.tcp_migrate_req", "--seed=7", "Run it again"] {
         assert!(page.contains(text), "{text}");
     }
     assert!(!page.contains("Side by side") && !page.contains("class=\"sign cross\""));
@@ -237,7 +237,7 @@ fn what_was_seen_other_figures_the_requests_is_shown() {
     for text in [
         "connections straight to old",
         "large answers read slowly",
-        "lists again of watches and informers</th><td class=\"number\">5<",
+        "relists of watches and informers</th><td class=\"number\">5<",
         "older than the instance</th><td class=\"number\">4<",
         "errors in the apiservers' logs",
         "Service kubernetes empty, from ",

@@ -23,7 +23,8 @@ use crate::data::{Period, Ran};
 use crate::event::EventKind;
 use crate::plan::Plan;
 use crate::record::Record;
-use crate::section::{Place::Compared, Section};
+use crate::section::Place::{self, Compared};
+use crate::section::Section;
 use crate::stamp::Stamp;
 use crate::verdict::summary;
 use std::collections::HashSet;
@@ -99,12 +100,12 @@ pub(crate) fn sections(ran: &Ran) -> Vec<Section> {
     JUDGES.iter().map(|judge| (judge.section)(ran)).collect()
 }
 
-/// Runs side by side: a name, and a value for each run that has one.
-pub(crate) fn compared(runs: &[Option<&Ran>]) -> Vec<(String, Vec<Option<String>>)> {
+/// Runs side by side: a name, and a value for each run that has one, of the rows that are drawn in `place` too.
+pub(crate) fn compared(runs: &[Option<&Ran>], place: Place) -> Vec<(String, Vec<Option<String>>)> {
     let mut rows: Vec<(String, Vec<Option<String>>)> = Vec::new();
     for (index, run) in runs.iter().enumerate() {
         let sections = run.map(sections).unwrap_or_default();
-        for row in sections.iter().flat_map(|section| section.rows(Compared)) {
+        for row in sections.iter().flat_map(|section| section.rows(Compared)).filter(|row| row.is_in(place)) {
             let place = rows.iter().position(|(name, _)| *name == row.name).unwrap_or_else(|| {
                 rows.push((row.name.clone(), vec![None; runs.len()]));
                 rows.len() - 1

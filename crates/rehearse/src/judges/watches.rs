@@ -66,15 +66,15 @@ fn section(ran: &Ran) -> Section {
         Row::compared("watches cut as promises allow", cut(|gap| gap.allowed)),
         Row::table("informers", count(whole), format!("of {} hold exactly what was written", informers().count())),
         Row::both(
-            "lists again",
+            "relists",
             again.clone(),
-            format!("{expired} after 410: their revision was older than the instance (--settle)"),
+            format!("{expired} after 410 Gone: their resourceVersion was older than the instance (--settle)"),
         ),
-        Row::compared("got 410", expired.clone()),
+        Row::compared("of those after 410 Gone", expired.clone()),
     ];
     if figures.relists > 0 {
-        rows.push(Row::page("lists again of watches and informers", again));
-        rows.push(Row::page("of those after 410: a revision older than the instance", expired));
+        rows.push(Row::page("relists of watches and informers", again));
+        rows.push(Row::page("of those after 410 Gone: a resourceVersion older than the instance", expired));
     }
     let row = |i: &Informer| {
         let counts = [i.written, i.held, i.missing, i.stale, i.duplicated, i.relists, i.expired];
@@ -82,7 +82,7 @@ fn section(ran: &Ran) -> Section {
     };
     let grid = Grid {
         title: "Informers",
-        columns: &["Client", "Written", "Held at the end", "Missing", "Stale", "Duplicated", "Lists again", "410"],
+        columns: &["Client", "Written", "Held at the end", "Missing", "Stale", "Duplicated", "Relists", "410 Gone"],
         rows: ran.informers.iter().map(row).collect(),
         note: "Clients that list, watch and list again, against the objects that were written. Those named quiet follow what nothing \
                writes meanwhile: only bookmarks give them a revision that a newer instance knows. They show which clients list again.",

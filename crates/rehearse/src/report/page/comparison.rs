@@ -6,13 +6,14 @@ use crate::data::{Ran, Run, RunOutcome};
 use crate::judges;
 use crate::report::format;
 use crate::report::plot::{self, Frame};
+use crate::section::Place;
 use maud::{Markup, html};
 
 pub(super) fn section(runs: &[Run]) -> Markup {
     let made: Vec<&Ran> = runs.iter().filter_map(Run::ran).collect();
     let frame = Frame::of(&made);
     let most = made.iter().map(|ran| plot::most_a_second(ran)).fold(0.0, f64::max);
-    let rows = judges::compared(&runs.iter().map(Run::ran).collect::<Vec<_>>());
+    let rows = judges::compared(&runs.iter().map(Run::ran).collect::<Vec<_>>(), Place::Compared);
     html! {
         section.comparison aria-labelledby="comparison" {
             h2 #comparison { "Side by side" }

@@ -124,7 +124,7 @@ fn environment(environment: &Environment, seed: Option<u64>) -> Markup {
                             dt { "CPUs" } dd { (environment.cpus) " × " (environment.cpu_model) }
                         }
                         dt { "Memory" } dd { (format::bytes(environment.memory_bytes)) }
-                        dt { "Open files" } dd { "up to " (format::count(environment.open_files_limit)) }
+                        dt { "Open files (ulimit -n)" } dd { (format::count(environment.open_files_limit)) }
                     }
                 }
                 @if !environment.programs.is_empty() || seed.is_some() {
@@ -150,7 +150,7 @@ fn environment(environment: &Environment, seed: Option<u64>) -> Markup {
 fn command(report: &Report) -> Markup {
     html! {
         section aria-labelledby="again" {
-            h2 #again { "Make it again" }
+            h2 #again { "Run it again" }
             pre.command tabindex="0" aria-label="Command" { code { (report.command.shell) } }
         }
     }

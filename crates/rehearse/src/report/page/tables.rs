@@ -47,8 +47,8 @@ pub(super) fn all(ran: &Ran, id: &str) -> Markup {
     answers.push(("ended by the instance".to_owned(), counts(&timeline.ended_by_instance)));
     answers.push(("allowed by a promise".to_owned(), counts(&timeline.allowed)));
     let waits = [
-        ("half within", &timeline.wait_p50_ms),
-        ("99 % within", &timeline.wait_p99_ms),
+        ("median", &timeline.wait_p50_ms),
+        ("99th percentile", &timeline.wait_p99_ms),
         ("longest", &timeline.wait_max_ms),
     ]
     .map(|(name, values)| (name.to_owned(), waits(values)));
@@ -57,12 +57,12 @@ pub(super) fn all(ran: &Ran, id: &str) -> Markup {
         div.tables {
             h3 { "The numbers of these plots" }
             (by_step("answers", "Answers and losses", &answers))
-            (by_step("waits", "Waits", &waits.into()))
+            (by_step("waits", "Latency", &waits.into()))
             @for numbers in sections.iter().filter_map(|section| section.numbers.as_ref()) {
                 @let columns = numbers.columns.iter().map(|(name, values)| (name.clone(), counts(values))).collect();
                 (by_step(numbers.id, numbers.title, &columns))
             }
-            (by_step("connections", "Kept connections and watches", &by_key("open on ", &timeline.open_connections, str::to_owned)))
+            (by_step("connections", "Keep-alive connections and watches", &by_key("open on ", &timeline.open_connections, str::to_owned)))
             @if !ran.watches.is_empty() {
                 (folded(id, "watches", "Watches", &lanes(&ran.watches)))
                 (by_step("watches-by-step", "Watches by instance", &by_key("watches on ", &plot::on_instances(ran), str::to_owned)))
@@ -82,7 +82,7 @@ fn folded(id: &str, name: &str, title: &str, table: &Markup) -> Markup {
 }
 
 fn lanes(watches: &[Watch]) -> Markup {
-    let columns = ["Watch", "Events", "Missed", "Duplicated", "Lists again", "410", "Noticed at", "On", "Gaps"];
+    let columns = ["Watch", "Events", "Missed", "Duplicated", "Relists", "410 Gone", "Noticed at", "On", "Gaps"];
     let row = |watch: &Watch| {
         let counts = [watch.events, watch.missed, watch.duplicated, watch.relists, watch.expired].map(count);
         let flaws: Vec<_> = watch.flaws.iter().map(|flaw| moment(flaw.at_ms)).collect();

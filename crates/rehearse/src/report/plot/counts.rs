@@ -90,7 +90,7 @@ pub(super) fn axis(ticks: &[f64], y: &Scale, text: impl Fn(f64) -> String) -> Ma
 /// Open connections over time.
 pub(super) fn connections(view: &View<'_>) -> Markup {
     let stack = stack(view.run, &view.run.timeline.open_connections);
-    let title = "Kept connections and watches, by instance";
+    let title = "Open keep-alive connections and watches, by instance";
     let most = totals(&stack).into_iter().fold(0.0, f64::max);
     let ends = &view.run.timeline.ended_by_instance;
     let desc = format!(

@@ -11,8 +11,8 @@ const SHORTEST_MS: f64 = 0.1;
 pub(super) fn plot(view: &View<'_>) -> Markup {
     let run = view.run;
     let lines = [
-        ("p50", "half within", &run.timeline.wait_p50_ms),
-        ("p99", "99 % within", &run.timeline.wait_p99_ms),
+        ("p50", "median", &run.timeline.wait_p50_ms),
+        ("p99", "99th percentile", &run.timeline.wait_p99_ms),
         ("max", "longest", &run.timeline.wait_max_ms),
     ];
     let keys = lines.map(|(class, text, _)| Key { look: Look::Line(class), text: text.to_owned() });
@@ -25,7 +25,7 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
         format::wait(run.figures.wait_p99_ms),
         format::wait(run.figures.wait_max_ms)
     );
-    view.draw(("Time from due to answered", &desc), &keys, 120.0, |top, bottom| {
+    view.draw(("Latency, from when a request was due", &desc), &keys, 120.0, |top, bottom| {
         let y = Scale::log((10_f64.powf(least), 10_f64.powf(most)), (bottom, top));
         let ticks: Vec<f64> = (least as i32..=most as i32).map(|power| 10_f64.powi(power)).collect();
         let edges = view.frame.edges(run);

@@ -28,7 +28,7 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
     let shown = shown(&run.watches);
     let all = shown.len() == run.watches.len();
     let title = match all {
-        true => "Watches, a lane each".to_owned(),
+        true => "Watches, a row each".to_owned(),
         false => {
             format!("{} of {} watches: those with the worst gaps", shown.len(), format::count(run.watches.len() as u64))
         }
