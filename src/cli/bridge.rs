@@ -84,7 +84,7 @@ pub struct BridgeStartArgs {
     /// Serve /metrics, /livez, /readyz and /status of the bridge by HTTP here [default: off]
     #[arg(long, env = "BERTH_BRIDGE_ADMIN", value_name = "ADDR:PORT")]
     pub admin: Option<String>,
-    /// Check what is needed, print the steps, and do nothing
+    /// Check what is needed, print the steps, and do nothing; COMMAND may be left out
     #[arg(long, env = "BERTH_DRY_RUN")]
     pub dry_run: bool,
     /// Divide the times that no option sets

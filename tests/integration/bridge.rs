@@ -1010,7 +1010,8 @@ fn clients_that_dial_localhost_are_named_before() {
         assert!(code == Some(0) && !err.contains("never steered"), "{err}");
         let _client = std::net::TcpStream::connect("127.0.0.1:6443").unwrap();
         let _steered = std::net::TcpStream::connect(NODE).unwrap();
-        let (code, _, err) = output_of(&mut node.bridge("--dry-run", &["true"]));
+        let (code, steps, err) = output_of(&mut node.bridge("--dry-run", &[]));
+        assert!(steps.contains("\n4  run COMMAND\n"), "{steps}");
         let named =
             format!("(pid {}) reaches kube-apiserver at 127.0.0.1:6443, which is never steered", std::process::id());
         assert!(code == Some(0) && err.contains(&named), "{err}");
@@ -1089,6 +1090,8 @@ fn every_mistake_is_reported_at_once() {
     ] {
         assert!(err.contains(part), "{part} is not in {err}");
     }
+    let (_, _, err) = output_of(berth(mistaken).arg("--dry-run"));
+    assert!(err.contains("--port 0") && !err.contains("nothing to run"), "{err}");
     let (code, _, err) = output_of(&mut berth(["bridge", "--probe=tcp", "--command", "k --secure-port", "--", "true"]));
     assert!(code == Some(64) && err.contains("--secure-port"), "{err}");
 }

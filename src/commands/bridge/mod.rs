@@ -173,8 +173,10 @@ fn plan(options: BridgeOptions) -> anyhow::Result<BridgePlan> {
 /// Checks the options.
 fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOptions, Mistakes> {
     let mut checks = Checks::default();
-    if run.is_some_and(<[_]>::is_empty) {
-        checks.wrong("there is nothing to run: give COMMAND after --, or begin with `berth bridge start`");
+    if run.is_some_and(<[_]>::is_empty) && !args.dry_run {
+        checks.wrong(
+            "there is nothing to run: give COMMAND after --, or begin with `berth bridge start` (--dry-run needs none)",
+        );
     }
     if let Some(program) = run.and_then(<[_]>::first)
         && find(program).is_none()
@@ -228,10 +230,11 @@ fn steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
     let Limits { ready, settle, speedup } = options.limits;
     let (ready, settle, overlap) =
         (format_duration(ready), format_duration(settle), format_duration(speedup.of(OVERLAP)));
-    let run = run.map_or_else(
-        || "leave it until `berth bridge end`".to_owned(),
-        |run| format!("run {}", run.join(" ".as_ref()).display()),
-    );
+    let run = match run {
+        None => "leave it until `berth bridge end`".to_owned(),
+        Some([]) => "run COMMAND".to_owned(),
+        Some(run) => format!("run {}", run.join(" ".as_ref()).display()),
+    };
     let argv = plan.argv.join(" ".as_ref());
     vec![
         format!("start a temporary kube-apiserver on {temporary}, as uid {}: {}", plan.like.uid, argv.display()),
