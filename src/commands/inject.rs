@@ -123,12 +123,8 @@ impl Target {
 
     /// Prints or writes the new text, and keeps the original if there is one to be kept.
     fn write_out(&self, old: &str, new: &str, edits: &[Edit], original: Option<&str>) -> anyhow::Result<Exit> {
-        if self.diff || self.write {
-            for edit in edits {
-                print_stderr(edit);
-            }
-        }
         if self.diff {
+            edits.iter().for_each(print_stderr);
             let name = self.name();
             let name = name.trim_start_matches('/');
             let (before, after) = (format!("a/{name}"), format!("b/{name}"));
@@ -153,6 +149,9 @@ impl Target {
                 "note: a kubelet that runs this file restarts kube-apiserver now, and clients are refused until it is ready: --write \
                  --bridge prevents that (Linux 5.9)",
             );
+        }
+        if !self.diff && !edits.is_empty() {
+            print_stderr(format_args!("{} changes, see --diff", edits.len()));
         }
         if let Some(original) = original {
             let path = self.backups.keep(&self.path, original, new).map_err(unavailable)?;

@@ -117,7 +117,12 @@ fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
     assert_eq!(names(&node.directory()), ["kube-apiserver.yaml"]);
     let backup = node.backups().join(&names(&node.backups())[0]);
     assert!(done.err.contains(&format!("the original is {}", backup.display())), "{}", done.err);
-    assert!(done.err.contains("clients are refused until it is ready: --write --bridge prevents that"), "{}", done.err);
+    // What is to be decided comes first.
+    let printed_in =
+        |part: &str| done.err.lines().position(|line| line.contains(part)).unwrap_or_else(|| panic!("{}", done.err));
+    let refused = printed_in("clients are refused until it is ready: --write --bridge prevents that");
+    assert_eq!(printed_in(" changes, see --diff"), refused + 1);
+    assert!(!done.err.contains("spec.containers"), "{}", done.err);
     assert_eq!(fs::read_to_string(backup).unwrap(), KUBEADM);
 
     let again = node.berth("inject", &["--write"]);
