@@ -75,7 +75,7 @@ impl From<Exit> for ExitCode {
 /// Prints a line on standard error. That it cannot be written, to a closed pipe for example, is ignored: `eprintln!`
 /// would panic.
 fn print_stderr(line: impl Display) {
-    let _ = writeln!(io::stderr(), "berth: {line}");
+    let _ = writeln!(io::stderr(), "berth: {}", berth_os::plain(line.to_string()));
 }
 
 /// Standard output cannot be written.

@@ -36,6 +36,27 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
     words.into_iter().map(|(words, status)| (berth(words.iter().map(named)), status)).collect()
 }
 
+/// The system's words are there, and not its numbers.
+#[test]
+#[cfg(all(feature = "operate", feature = "rehearse"))]
+fn a_file_that_is_not_there_is_named() {
+    let missing = "/nonexistent/file";
+    for words in [
+        &["doctor", missing][..],
+        &["inject", "--image=a", missing],
+        &["upgrade", "--manifests-dir", missing],
+        &["bridge", "--manifest", missing, "--", "true"],
+        &["serve", "--listen=127.0.0.1:6443", "--instance=a", "--probe-ca", missing],
+        &["status", "--cluster", "--kubeconfig", missing],
+        &["rehearse", "--report", missing],
+        &["copy-self", missing],
+    ] {
+        let (code, log) = end(&mut berth(words));
+        assert!(code > Some(0) && log.contains("No such file or directory"), "{words:?}: {log}");
+        assert!(log.contains("/nonexistent/") && !log.contains("os error"), "{words:?}: {log}");
+    }
+}
+
 /// One that has no reader any more.
 fn closed() -> Stdio {
     pipe().unwrap().1.into()

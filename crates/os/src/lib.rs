@@ -27,3 +27,26 @@ pub fn awaitable(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>
     // SAFETY: an OwnedFd is open, and the same, until the AsyncFd drops it.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }
+
+/// A message without the numbers that Rust puts behind the system's own words: " (os error 2)".
+pub fn plain(message: String) -> String {
+    match message.split_once(" (os error ") {
+        Some((before, rest)) => plain(before.to_owned() + rest.split_once(')').map_or("", |(_, after)| after)),
+        None => message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_says_has_no_numbers() {
+        let missing = io::Error::from_raw_os_error(2);
+        assert_eq!(
+            plain(format!("a: {missing}: b ({missing})")),
+            "a: No such file or directory: b (No such file or directory)"
+        );
+        assert_eq!(plain("all is well".into()), "all is well");
+    }
+}

@@ -187,7 +187,7 @@ pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, Stri
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
             Err(format!("it does not answer within {}", humantime::format_duration(patience)))
         }
-        Err(error) => Err(format!("the request failed: {error}")),
+        Err(error) => Err(berth_os::plain(format!("the request failed: {error}"))),
     }
 }
 

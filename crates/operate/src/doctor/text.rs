@@ -74,9 +74,9 @@ fn style(severity: Severity) -> &'static str {
     }
 }
 
-/// Text from files, without control characters that would affect the terminal.
+/// Text from files and the system, without control characters that would affect the terminal.
 fn printable(text: &str) -> String {
-    text.replace(char::is_control, "\u{fffd}")
+    berth_os::plain(text.replace(char::is_control, "\u{fffd}"))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Progress for the operator, on standard error: plain lines with the time since the beginning. A
 //! terminal that is gone is no reason to stop, so failures to write are ignored.
 
+use berth_os::plain;
 use std::cell::{Cell, RefCell};
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -33,12 +34,12 @@ impl Progress {
 
     /// A line with the time.
     pub fn line(&self, what: &str) {
-        let _ = writeln!(std::io::stderr(), "{:6.1} s  {what}", self.elapsed().as_secs_f64());
+        let _ = writeln!(std::io::stderr(), "{:6.1} s  {}", self.elapsed().as_secs_f64(), plain(what.to_owned()));
     }
 
     /// A line that belongs to the one before.
     pub fn more(&self, what: &str) {
-        let _ = writeln!(std::io::stderr(), "          {what}");
+        let _ = writeln!(std::io::stderr(), "          {}", plain(what.to_owned()));
     }
 
     /// What is waited for: at once if it is something else than before, else from time to time.

@@ -349,7 +349,7 @@ async fn timed<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) -> A
 }
 
 fn fail(result: &'static str, words: String) -> Answer {
-    Answer { seen: Observation::Fail, result, words }
+    Answer { seen: Observation::Fail, result, words: berth_os::plain(words) }
 }
 
 #[cfg(test)]
