@@ -14,6 +14,7 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 /// Version of the JSON form.
@@ -37,7 +38,7 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
             let text = if args.json {
                 json(&Document { version: VERSION, instances: rows })?
             } else {
-                table(&rows, SystemTime::now())
+                table(&rows, &node.path, SystemTime::now())
             };
             if !again(args, &text).await? {
                 return Ok(Exit::Ok);
@@ -153,11 +154,14 @@ struct Document {
     instances: Vec<Row>,
 }
 
-fn table(rows: &[Row], now: SystemTime) -> String {
+fn table(rows: &[Row], run_dir: &Path, now: SystemTime) -> String {
     const HEAD: [&str; 10] =
         ["BERTH", "INSTANCE", "SHIM", "APISERVER", "ADDRESS", "VERSION", "NOW", "TOTAL", "SINCE", "LAST PROBE"];
     if rows.is_empty() {
-        return "no berth on this node\n".into();
+        return format!(
+            "no berth on this node: none is in {} (--run-dir names another directory)\n",
+            run_dir.display()
+        );
     }
     let mut text = align(HEAD, rows.iter().map(|row| row.cells(now)));
     for remark in [fail_open, foreign_listeners, crowd, direct_path] {
@@ -300,7 +304,7 @@ a of 10.0.0.5:6443: direct path on, 8412 connections steered, 64 open on this no
 b of 10.0.0.5:6443: direct path off (a sibling steers), 0 connections steered, 64 open on this node; always relayed: [fd00::5]:6443
 c of 10.0.0.5:6443: direct path off (there are several instances: c and d), 5 connections steered
 ";
-        assert_eq!(table(&rows, now), expected);
+        assert_eq!(table(&rows, Path::new("/run/berth"), now), expected);
     }
 
     #[test]

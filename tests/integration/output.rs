@@ -1,6 +1,6 @@
 //! What each command does where its output cannot be written: the reader has closed the pipe, or the disk is full.
 
-use crate::support::process::berth;
+use crate::support::process::{berth, output_of};
 use std::fs::{File, OpenOptions};
 use std::io::{Write, pipe};
 use std::path::Path;
@@ -34,6 +34,12 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
         word => word.to_owned(),
     };
     words.into_iter().map(|(words, status)| (berth(words.iter().map(named)), status)).collect()
+}
+
+#[test]
+fn a_status_of_nothing_names_where_it_looked() {
+    let (_, out, _) = output_of(&mut berth(["status", "--run-dir", "/nonexistent"]));
+    assert_eq!(out, "no berth on this node: none is in /nonexistent (--run-dir names another directory)\n");
 }
 
 /// The system's words are there, and not its numbers.
