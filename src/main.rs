@@ -11,7 +11,7 @@ fn main() -> ExitCode {
     let cli = match berth::cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            return berth::commands::explain(&error);
+            return berth::commands::explain(error);
         }
     };
     // A panic is a bug; sysexits has a status for that. Those of a connection end only that connection.

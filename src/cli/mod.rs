@@ -98,4 +98,7 @@ pub enum Command {
     StandIn(StandInArgs),
     /// Write man pages or shell completions
     Generate(GenerateArgs),
+    /// Print version
+    #[command(short_flag = 'v')]
+    Version,
 }

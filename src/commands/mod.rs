@@ -8,6 +8,8 @@ use anyhow::Context;
 use berth_options::PodCommand;
 use berth_options::check::Mistakes;
 use berth_options::log::{LogArgs, LogFormat, LogLevel};
+use clap::CommandFactory;
+use clap::error::{ContextKind, ContextValue};
 use serde::Serialize;
 use std::fmt::{self, Display};
 use std::io::{self, Write};
@@ -223,14 +225,47 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         #[cfg(feature = "rehearse")]
         Command::StandIn(args) => rehearse::stand_in(&args),
         Command::Generate(args) => generate::run(&args),
+        Command::Version => print(&Cli::command().render_version()),
     };
     ended(result)
 }
 
 /// Prints clap's message instead of running a subcommand: a mistake, the help or the version.
-pub fn explain(error: &clap::Error) -> ExitCode {
+pub fn explain(mut error: clap::Error) -> ExitCode {
+    if let Some(tip) = tip(&error) {
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
     let result = error.print().and_then(|()| io::stdout().flush());
     if error.use_stderr() { Exit::Usage.into() } else { ended(printed(result).map(|_| Exit::Ok)) }
+}
+
+/// What was meant by a command line that is wrong in a usual way.
+fn tip(error: &clap::Error) -> Option<String> {
+    let context = |kind| error.get(kind).map(ToString::to_string);
+    let wrong = context(ContextKind::InvalidSubcommand).or_else(|| context(ContextKind::InvalidArg))?;
+    if wrong.starts_with("--topology ") {
+        let via = context(ContextKind::InvalidValue)?;
+        return ["haproxy", "port-sharing", "none"]
+            .contains(&&*via)
+            .then(|| format!("{via} is no topology, but what clients go through: berth rehearse --via {via}"));
+    }
+    let usage = context(ContextKind::Usage)?;
+    let mut command = usage.split_whitespace().skip(2).take_while(|word| word.starts_with(char::is_alphabetic));
+    match (command.next()?, command.next()) {
+        _ if wrong.starts_with('-') => None,
+        #[cfg(all(feature = "operate", feature = "rehearse"))]
+        ("bridge", None) if !<crate::cli::BridgeAction as clap::Subcommand>::has_subcommand(&wrong) => {
+            let mut words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+            words.insert(words.iter().position(|word| *word == wrong)?, "--".into());
+            Some(format!("COMMAND goes after --: {}", berth_rehearse::data::Command::new(words).shell))
+        }
+        ("upgrade", None) if wrong.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit()) => Some(format!(
+            "berth chooses no version, but takes the new manifest: berth upgrade --manifest FILE; on a node without berth: \
+             berth bridge -- kubeadm upgrade apply {wrong}"
+        )),
+        ("upgrade", None) => Some(format!("a manifest is given as --manifest {wrong}")),
+        _ => None,
+    }
 }
 
 fn ended(result: anyhow::Result<Exit>) -> ExitCode {

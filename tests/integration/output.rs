@@ -36,6 +36,45 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
     words.into_iter().map(|(words, status)| (berth(words.iter().map(named)), status)).collect()
 }
 
+/// Wrong command lines that many type: which words are wrong, and what is printed of the right ones.
+#[test]
+#[cfg(all(feature = "operate", feature = "rehearse"))]
+fn a_usual_mistake_gets_the_right_command_line() {
+    let wrong: [(&[&str], &str); 8] = [
+        (
+            &["bridge", "kubeadm", "upgrade", "apply", "--etcd-upgrade=false"],
+            " bridge -- kubeadm upgrade apply --etcd-upgrade=false\n",
+        ),
+        (
+            &["bridge", "--settle", "10s", "sh", "-c", "kubeadm upgrade"],
+            " bridge --settle 10s -- sh -c 'kubeadm upgrade'\n",
+        ),
+        (
+            &["upgrade", "v1.36.3"],
+            "berth upgrade --manifest FILE; on a node without berth: berth bridge -- kubeadm upgrade apply v1.36.3\n",
+        ),
+        (&["upgrade", "next.yaml"], "--manifest next.yaml\n"),
+        (&["rehearse", "--topology", "haproxy"], "--via haproxy"),
+        (&["bridge", "start", "kubeadm"], ""),
+        (&["bridge", "--settle", "10s", "start"], ""),
+        (&["rehearse", "--topology", "other"], ""),
+    ];
+    for (words, right) in wrong {
+        let (code, log) = end(&mut berth(words));
+        let tip = log.lines().find_map(|line| line.strip_prefix("  tip: ")).map(|tip| format!("{tip}\n"));
+        assert_eq!((code, tip.is_some()), (Some(64), !right.is_empty()), "{words:?}: {log}");
+        assert!(tip.unwrap_or_default().contains(right), "{words:?}: {log}");
+    }
+}
+
+#[test]
+fn the_version_is_a_command_an_option_and_a_letter() {
+    for word in ["version", "-v", "-V", "--version"] {
+        let (code, out, _) = output_of(&mut berth([word]));
+        assert_eq!((code, out), (Some(0), concat!("berth ", env!("CARGO_PKG_VERSION"), "\n").into()), "{word}");
+    }
+}
+
 #[test]
 fn a_status_of_nothing_names_where_it_looked() {
     let (_, out, _) = output_of(&mut berth(["status", "--run-dir", "/nonexistent"]));
