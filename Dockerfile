@@ -5,6 +5,8 @@
 FROM docker.io/library/rust:1.95.0-slim-bookworm AS build
 WORKDIR /src
 COPY . .
+ARG REVISION
+ENV BERTH_REVISION=$REVISION
 RUN directory=$(scripts/static.sh) && install -D "$directory/berth" /image/berth
 
 FROM scratch

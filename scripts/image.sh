@@ -94,7 +94,7 @@ pack() {
 # labels CREATED: one a line
 labels() {
     local revision repository
-    revision=$(git -C "$root" describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null) || revision=
+    revision=$(revision)
     repository=$(about repository)
     printf '%s\n' title=berth "description=$(about description)" "version=$(about version)" "licenses=$(about license)" \
         "created=$1" ${revision:+"revision=$revision"} ${repository:+"source=$repository"}

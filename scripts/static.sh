@@ -2,8 +2,8 @@
 # usage: scripts/static.sh [--target TRIPLE] [CARGO_OPTION...]
 #
 # Builds a static berth, with the profile dist, and prints the directory that it is in: berth inject, serve and the
-# like, without berth rehearse. The bytes depend on the sources, Rust, the C compiler and the C library,
-# not on directories.
+# like, without berth rehearse. The bytes depend on the sources, their revision, Rust, the C compiler and the C
+# library, not on directories.
 #
 #   --target TRIPLE   another target of this machine's kernel and architecture, such as
 #                     x86_64-unknown-linux-musl (Rust's own; needs a musl-gcc)
@@ -11,6 +11,7 @@
 #   --help            this text
 #
 # Variables:
+#   BERTH_REVISION     what the metric berth_build_info names as its revision, if not git's commit
 #   CARGO, RUSTC       the commands, if not those on PATH
 #   CARGO_HOME, CARGO_TARGET_DIR
 #                      as Cargo reads them (~/.cargo, target)
@@ -52,7 +53,7 @@ main() {
     "$CARGO" fetch --locked --target "$target" >&2 ||
         unavailable "the dependencies cannot be had; Cargo's reason is above"
     # With --target these flags leave build scripts and macros alone, which could not be static.
-    CARGO_ENCODED_RUSTFLAGS=$(flags | paste -sd $'\x1f') \
+    BERTH_REVISION=$(revision) CARGO_ENCODED_RUSTFLAGS=$(flags | paste -sd $'\x1f') \
         "$CARGO" build --locked --profile dist --target "$target" --target-dir "$target_dir" "${options[@]}" >&2 ||
         die $EX_SOFTWARE "cargo build failed; the reason is above"
     printf '%s\n' "$target_dir/$target/dist"

@@ -29,6 +29,15 @@ epoch() {
 # iso SECONDS: that time as OCI and CycloneDX write it
 iso() { date -u -d "@$1" +%Y-%m-%dT%H:%M:%SZ; }
 
+# revision: of the sources: BERTH_REVISION, or git's; nothing where there is neither
+revision() {
+    if [[ -n ${BERTH_REVISION:-} ]]; then
+        echo "$BERTH_REVISION"
+    else
+        git -C "$root" describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null || true
+    fi
+}
+
 # committed OPTION: dies if there is more than what a clone would have
 committed() {
     [[ -z $(git -C "$root" status --porcelain) ]] || die $EX_USAGE "$1 is of what is committed: commit first"
