@@ -10,7 +10,8 @@ use berth_node::ipc::wire::{DirectStatus, GateStatus, InstanceStatus, LongestQue
 use berth_node::registry::instance::Record;
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
-use serde::Serialize;
+use serde::ser::Error as _;
+use serde::{Serialize, Serializer};
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -70,13 +71,17 @@ struct Row {
     record: Option<Record>,
     /// Whether the recorded process lives.
     running: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "shown")]
     shim: Option<Status>,
     /// The error of the request for the status.
     #[serde(skip_serializing_if = "Option::is_none")]
     silent: Option<String>,
     #[serde(skip)]
     socket: bool,
+}
+
+fn shown<S: Serializer>(shim: &Option<Status>, to: S) -> Result<S::Ok, S::Error> {
+    shim.as_ref().map(Status::shown).transpose().map_err(S::Error::custom)?.serialize(to)
 }
 
 impl Row {

@@ -287,7 +287,7 @@ fn ready_live_and_status() {
     assert_eq!(shown["berth"], node.listen.to_string());
     assert_eq!(shown["shim"]["state"], "joined");
     assert_eq!(shown["shim"]["connections_open"], 1);
-    assert_eq!(shown["shim"]["instances"][0]["standing"], "ready");
+    assert_eq!(shown["shim"]["instances"][0]["health"], "ready");
 
     let (status, out, _) = node.ask(&["ready", "--instance", "b"]);
     assert_eq!(status, Some(1));

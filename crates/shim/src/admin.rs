@@ -97,7 +97,7 @@ async fn answer(shim: &Shared, request: &Request<Incoming>) -> Response<Full<Byt
             Ok(()) => response(StatusCode::OK, TEXT, "ok\n".into()),
             Err(why) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{why}\n")),
         },
-        "/status" => match serde_json::to_string_pretty(&shim.all_status().await) {
+        "/status" => match shim.all_status().await.and_then(|all| serde_json::to_string_pretty(&all)) {
             Ok(json) => response(StatusCode::OK, "application/json", json + "\n"),
             Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
         },

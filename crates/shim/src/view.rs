@@ -9,13 +9,14 @@ use berth_node::terms::{InstanceHealth, Phase};
 use berth_os::clock;
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
+use serde_json::Value;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Every live shim of a berth: the JSON of `/status`.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Shims {
     pub(crate) version: u32,
-    pub(crate) shims: Vec<Status>,
+    pub(crate) shims: Vec<Value>,
     pub(crate) silent: Vec<Silent>,
 }
 
@@ -39,16 +40,16 @@ impl Shared {
     }
 
     /// How every live shim of the berth is, the own first.
-    pub(crate) async fn all_status(&self) -> Shims {
-        let mut all = Shims { version: wire::VERSION, shims: vec![self.status()], silent: Vec::new() };
+    pub(crate) async fn all_status(&self) -> serde_json::Result<Shims> {
+        let mut all = Shims { version: wire::VERSION, shims: vec![self.status().shown()?], silent: Vec::new() };
         for (instance, reply) in self.ask_siblings(Ask::Status).await {
             match reply {
-                Ok(Reply::Status(status)) => all.shims.push(*status),
+                Ok(Reply::Status(status)) => all.shims.push(status.shown()?),
                 Ok(_) => all.silent.push(Silent { instance, why: "unexpected reply".into() }),
                 Err(why) => all.silent.push(Silent { instance, why }),
             }
         }
-        all
+        Ok(all)
     }
 
     /// Whether another shim of the berth listens now: this one may have hung since the last announcement. One that does not

@@ -7,6 +7,7 @@
 use crate::instance::InstanceId;
 use crate::terms::{Announce, Cookie, InstanceHealth, Phase, ShimId};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::net::SocketAddr;
 
 pub const VERSION: u32 = 1;
@@ -80,7 +81,7 @@ pub enum Reply {
     Refused(String),
 }
 
-/// The status of a shim. Also the JSON of `/status` and `berth status --json`.
+/// The status of a shim. [`Status::shown`] makes the JSON of `/status` and `berth status --json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     pub version: u32,
@@ -200,6 +201,22 @@ pub struct InstanceStatus {
 }
 
 impl Status {
+    /// With the words of metrics and log: version 1 of the messages has `dry` and `standing` for what these call `refusing` and
+    /// `health`.
+    ///
+    /// # Errors
+    /// None that is known: no map in it has keys that are not text.
+    pub fn shown(&self) -> serde_json::Result<Value> {
+        let mut json = serde_json::to_value(self)?;
+        json["state"] = self.state.as_str().into();
+        let instances = json["instances"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
+        for (instance, of) in instances.zip(&self.instances) {
+            instance.remove("standing");
+            instance.insert("health".into(), of.health.as_str().into());
+        }
+        Ok(json)
+    }
+
     /// Whether the own instance is ready and the shim listens, or why not, in one line.
     pub fn ready(&self) -> Result<(), String> {
         let own = self.instances.iter().find(|instance| instance.own);
@@ -335,6 +352,19 @@ mod tests {
         let [now, later] = [update, &later].map(|update| parse_update(update.as_bytes()).unwrap());
         let announce = Announce { phase: Phase::Waiting, ..now.announce };
         assert_eq!(later, Update { announce, ..now });
+    }
+
+    #[test]
+    fn a_status_is_shown_in_the_words_of_the_metrics() {
+        let wire = r#"{"version":1,"berth":"10.0.0.5:6443","listen":[],"instance":"a","discover":false,"shim_version":"0.1.0",
+            "pid":1,"state":"dry","since":"","connections_open":0,"connections_pending":0,"connections_total":0,"held":0,
+            "fail_open":false,"foreign_listeners":0,"blocked":false,"instances":[{"instance":"a","address":"127.1.2.3:6443",
+            "own":true,"standing":"failing","since":"","last_probe":""}]}"#;
+        let status: Status = serde_json::from_str(wire).unwrap();
+        let sent: Value = serde_json::from_str(wire).unwrap();
+        assert_eq!(serde_json::to_value(&status).unwrap(), sent, "version 1 stays as it is");
+        let shown = wire.replace("dry", "refusing").replace("standing", "health");
+        assert_eq!(status.shown().unwrap(), serde_json::from_str::<Value>(&shown).unwrap());
     }
 
     #[test]
