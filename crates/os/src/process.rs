@@ -90,16 +90,28 @@ pub fn cpu_seconds() -> f64 {
 /// not show is left out.
 pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
     let mut all = Vec::new();
-    if let Ok(statm) = Process::myself().and_then(|own| own.statm()) {
-        all.push(("process_resident_memory_bytes", "Resident memory", (statm.resident * procfs::page_size()) as f64));
+    if let Ok(own) = Process::myself() {
+        if let Ok(statm) = own.statm() {
+            let help = "Resident memory of the shim's process, in bytes";
+            all.push(("process_resident_memory_bytes", help, (statm.resident * procfs::page_size()) as f64));
+        }
+        if let (Ok(stat), Ok(boot)) = (own.stat(), procfs::boot_time_secs()) {
+            let help = "Start of the shim's process, in seconds since 1970";
+            let start = boot as f64 + stat.starttime as f64 / procfs::ticks_per_second() as f64;
+            all.push(("process_start_time_seconds", help, start));
+        }
     }
     // Not by procfs, which counts the directory that is being read on some kernels and not on others.
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
         // One of them is the directory that is being read.
-        all.push(("process_open_fds", "Open file descriptors", open.count().saturating_sub(1) as f64));
+        all.push((
+            "process_open_fds",
+            "Open file descriptors of the shim's process",
+            open.count().saturating_sub(1) as f64,
+        ));
     }
     if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        all.push(("process_max_fds", "Most file descriptors", soft as f64));
+        all.push(("process_max_fds", "Most file descriptors that the shim's process may have", soft as f64));
     }
     all
 }

@@ -24,6 +24,12 @@ use tokio::sync::{Semaphore, watch};
 /// Lines of the log that were dropped, because it was not read or could not be written.
 pub static LOG_LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
 
+/// The commit that this was built from: scripts/static.sh sets it.
+const REVISION: &str = match option_env!("BERTH_REVISION") {
+    Some(revision) if !revision.is_empty() => revision,
+    _ => "unknown",
+};
+
 /// The counters of one worker's connections, on their own cache lines: mostly its thread alone writes them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -253,6 +259,9 @@ struct Sums {
 
 impl Collector for Sums {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let build = [("version", berth_node::VERSION), ("revision", REVISION)];
+        let help = "1, labeled by the version of the shim and the commit that it was built from";
+        family(&mut to, "berth_build_info", help, MetricType::Gauge, [(build, ConstGauge::new(1_u64))])?;
         let sum = |of: fn(&WorkerStats) -> u64| sum(&self.workers, of);
         gauge(&mut to, "berth_connections_open", "Connections now", sum(|w| w.open.load(Relaxed)))?;
         let help = "Connections that wait for the first byte of an instance";
