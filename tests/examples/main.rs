@@ -25,6 +25,7 @@ fn main() -> ExitCode {
         trial("a_reboot_starts_the_new_version", units::a_reboot_starts_the_new_version),
         trial("systemd_takes_the_units", units::systemd_takes_the_units),
         trial("metrics_that_are_named_exist", monitoring::metrics_that_are_named_exist),
+        trial("metrics_follow_conventions", monitoring::metrics_follow_conventions),
         trial("the_dashboard_is_whole", monitoring::the_dashboard_is_whole),
         trial("alerts_fire_when_they_should", monitoring::alerts_fire_when_they_should),
         trial("several_addresses_answer", addresses::several_addresses_answer),

@@ -1,5 +1,6 @@
 //! Rules and dashboard: whether what they name exists in the metrics of a shim, and whether alerts fire.
 
+use crate::support::metrics::follow_conventions;
 use crate::support::net::{Backend, client_hello, connect, echo, free_address, ping};
 use crate::support::process::{Running, berth};
 use crate::support::tls::Ca;
@@ -10,20 +11,21 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// Families that the dashboard leaves out, and why.
 const LEFT_OUT: [&str; 0] = [];
 
 /// What only a bridge's shim has; its own test looks for them.
-const OF_A_BRIDGE: [&str; 3] = ["berth_bridge_seconds", "berth_steering_on", "berth_steering_connections_total"];
+const OF_A_BRIDGE: [&str; 3] =
+    ["berth_bridge_start_time_seconds", "berth_steering_on", "berth_steering_connections_total"];
 
 /// What only a shim with a direct path has, which needs capabilities; `crates/shim/src/direct/tests.rs` looks for them.
 const OF_A_DIRECT_PATH: [&str; 3] =
     ["berth_direct_on", "berth_direct_connections_total", "berth_direct_connections_open"];
 
 /// Labels of which a page always has all values.
-const WHOLE: [&str; 5] = ["outcome", "state", "direction", "kind", "result"];
+const WHOLE: [&str; 6] = ["outcome", "state", "health", "direction", "kind", "result"];
 
 pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
     let page = page();
@@ -70,7 +72,28 @@ pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// What a shim answers that has joined and relayed.
+pub(crate) fn metrics_follow_conventions() -> Result<Completion, Failed> {
+    let page = page();
+    follow_conventions(&page);
+    let tests = example("monitoring/rules.test.yaml");
+    let wrong: Vec<_> =
+        selected(&tests, "le").into_iter().filter(|le| !page.contains(&format!("le=\"{le}\""))).collect();
+    assert!(wrong.is_empty(), "rules.test.yaml has buckets that a shim does not have: {wrong:?}");
+    let promtool = match promtool() {
+        Ok(path) => path,
+        Err(ignored) => return Ok(ignored),
+    };
+    let mut command = Command::new(promtool);
+    let piped = command.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn()?;
+    child.stdin.take().unwrap().write_all(page.as_bytes())?;
+    let output = child.wait_with_output()?;
+    // Of what it only advises against it complains with status 3.
+    assert!(output.status.success() && text(&output).is_empty(), "{}\n{page}", text(&output));
+    Ok(Completion::Completed)
+}
+
+/// The metrics of a shim that has joined and relayed.
 fn page() -> String {
     let (dir, admin, listen) = (tempfile::tempdir().unwrap(), free_address(), free_address());
     let backend = Backend::new().serve(echo);
@@ -93,7 +116,9 @@ fn page() -> String {
         let mut page = String::new();
         stream.read_to_string(&mut page).unwrap();
         let parts = ["berth_lease_renewals_total{shim=\"a\",result=\"ok\"} 1", "result=\"unreachable\""];
-        parts.iter().all(|part| page.contains(part)).then_some(page)
+        let (head, page) = page.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains("text/plain; version=0.0.4"), "{head}");
+        parts.iter().all(|part| page.contains(part)).then(|| page.to_owned())
     })
 }
 
@@ -106,7 +131,6 @@ fn families(page: &str) -> Vec<(String, String)> {
 /// How the samples of a family are called.
 fn samples(name: &str, kind: &str) -> impl Iterator<Item = String> {
     let ends: &[&str] = match kind {
-        "counter" => &["_total"],
         "histogram" => &["_bucket", "_count", "_sum"],
         _ => &[""],
     };
@@ -130,6 +154,15 @@ fn selected<'a>(text: &'a str, label: &str) -> Vec<&'a str> {
         }
     }
     values
+}
+
+fn promtool() -> Result<PathBuf, Completion> {
+    std::env::var_os("PROMTOOL").map_or_else(|| need("promtool"), |path| Ok(path.into()))
+}
+
+/// What a program printed.
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
 }
 
 pub(crate) fn the_dashboard_is_whole() -> Result<Completion, Failed> {
@@ -160,18 +193,14 @@ pub(crate) fn the_dashboard_is_whole() -> Result<Completion, Failed> {
 }
 
 pub(crate) fn alerts_fire_when_they_should() -> Result<Completion, Failed> {
-    let promtool = match std::env::var_os("PROMTOOL") {
-        Some(path) => PathBuf::from(path),
-        None => match need("promtool") {
-            Ok(path) => path,
-            Err(ignored) => return Ok(ignored),
-        },
+    let promtool = match promtool() {
+        Ok(path) => path,
+        Err(ignored) => return Ok(ignored),
     };
     let directory = root().join("examples/monitoring");
     let run = |directory: &Path, arguments: &[&str]| -> Result<Output, Failed> {
         Ok(Command::new(&promtool).args(arguments).current_dir(directory).output()?)
     };
-    let text = |output: &Output| String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
     for arguments in [&["check", "config", "scrape.yaml"][..], &["test", "rules", "rules.test.yaml"]] {
         let output = run(&directory, arguments)?;
         assert!(output.status.success(), "promtool {arguments:?}: {}", text(&output));

@@ -1,6 +1,7 @@
 //! `berth bridge`, on a node in a network namespace of its own, whose kube-apiserver is a simulated apiserver that knows nothing of berth.
 
 use crate::support::load::{Load, Record};
+use crate::support::metrics::follow_conventions;
 use crate::support::process::{Running, berth, gone, output_of};
 use crate::support::stopped::Stopped;
 use crate::support::{eventually, skipped};
@@ -512,10 +513,11 @@ fn the_temporary_instance_runs_as_the_running_one() {
         for part in [
             "berth_steering_on{shim=\"bridge\"} 1\n",
             "berth_steering_connections_total{shim=\"bridge\",result=\"steered\"} ",
-            "berth_bridge_seconds{shim=\"bridge\"} ",
+            "berth_bridge_start_time_seconds{shim=\"bridge\"} ",
         ] {
             assert!(metrics.contains(part), "{part} is not in {metrics}");
         }
+        follow_conventions(metrics.split_once("\r\n\r\n").unwrap().1);
         let status = node.status();
         let pid = i32::try_from(status["temporary"]["pid"].as_u64().unwrap()).unwrap();
         let (own, temporary) = (ProcessAttributes::of(node.own_pid()).unwrap(), ProcessAttributes::of(pid).unwrap());

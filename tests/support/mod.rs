@@ -7,6 +7,7 @@
 
 pub(crate) mod cluster;
 pub(crate) mod load;
+pub(crate) mod metrics;
 pub(crate) mod net;
 pub(crate) mod process;
 pub(crate) mod shim;

@@ -32,7 +32,7 @@ const HEAD: Duration = Duration::from_secs(5);
 const CONNECTED: Duration = Duration::from_secs(10);
 const LAST_ANSWER: Duration = Duration::from_secs(5);
 
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The server, listening and not yet answering.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ async fn answer(shim: &Shared, request: &Request<Incoming>) -> Response<Full<Byt
         return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".into());
     }
     match request.uri().path() {
-        "/metrics" => response(StatusCode::OK, OPENMETRICS, shim.all_metrics().await),
+        "/metrics" => response(StatusCode::OK, METRICS, shim.all_metrics().await),
         "/livez" => response(StatusCode::OK, TEXT, "ok\n".into()),
         "/readyz" => match shim.status().ready() {
             Ok(()) => response(StatusCode::OK, TEXT, "ok\n".into()),

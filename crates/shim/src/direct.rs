@@ -486,11 +486,14 @@ impl Collector for DirectMetrics {
             let now = self.0.now();
             (matches!(now.path, Path::On(_)), now.opened())
         };
-        gauge(&mut to, "berth_direct_on", "1 while this shim steers new connections to the instance", u64::from(on))?;
-        counter(&mut to, "berth_direct_connections", "Connections that this shim steered to the instance", opened)?;
+        let help = "1 while this shim steers new connections to kube-apiserver, past its relay";
+        gauge(&mut to, "berth_direct_on", help, u64::from(on))?;
+        let help = "Connections that this shim steered to kube-apiserver, past its relay";
+        counter(&mut to, "berth_direct_connections", help, opened)?;
         // They are the node's, so only the shim that steers exports them.
         if on && let Ok(open) = self.0.open() {
-            gauge(&mut to, "berth_direct_connections_open", "Connections on the direct path now", open)?;
+            let help = "Connections on the node's direct path that are open";
+            gauge(&mut to, "berth_direct_connections_open", help, open)?;
         }
         Ok(())
     }

@@ -8,12 +8,14 @@ use crate::relay::outcome::Outcome;
 use berth_node::instance::InstanceId;
 use berth_node::terms::{InstanceHealth, Phase};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeMetric};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeMetric, MetricEncoder,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use std::fmt;
 use std::sync::Arc;
@@ -91,8 +93,8 @@ impl Metrics {
     ) -> Self {
         let workers: Vec<_> = (0..workers).map(|_| Arc::<WorkerStats>::default()).collect();
         let held = Arc::new(Semaphore::new(held_limit));
-        // Loopback connects take some 20 µs; 10 µs to 5 s.
-        let connect_seconds = Histogram::new(exponential_buckets(1e-5, 3.0, 13));
+        // Loopback connects take some 20 µs.
+        let connect_seconds = Histogram::new([1e-5, 3e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0]);
         let (probes, accept_errors, renewals) = <(Counters<1>, Counters<1>, Counters<1>)>::default();
         let (handover, cluster_requests) = <(Counters<2>, Counters<2>)>::default();
         let (foreign_listeners, siblings_unconnected) = <(Gauge, Gauge)>::default();
@@ -105,29 +107,33 @@ impl Metrics {
         for result in ["ok", "blocked", "failed"] {
             begin(&renewals, [("result", result)]);
         }
-        for (phase, result) in [
+        for (step, result) in [
             ("connect", "refused"),
             ("connect", "conflict"),
             ("listen", "failed"),
             ("accept", "failed"),
             ("pass", "failed"),
         ] {
-            begin(&handover, [("phase", phase), ("result", result)]);
+            begin(&handover, [("step", step), ("result", result)]);
         }
         // Each shim's page has all shims of the berth: this label tells them apart.
         // (`instance` is Prometheus' own name for a target.)
         let label = ("shim".into(), instance.as_str().to_owned().into());
         let mut registry = Registry::with_labels(std::iter::once(label));
-        registry.register("berth_backend_connect_seconds", "Time to connect to an instance", connect_seconds.clone());
-        registry.register("berth_probe", "Probes by result", probes.clone());
-        registry.register("berth_accept_errors", "Failed accepts by kind", accept_errors.clone());
-        registry.register("berth_lease_renewals", "Renewals of the own lease by result", renewals.clone());
-        registry.register("berth_handover", "Steps of the handover by result", handover.clone());
-        let help = "Live siblings without a connection for longer than a lease";
+        let help = "Time that a connect to kube-apiserver took, in seconds";
+        registry.register("berth_backend_connect_seconds", help, connect_seconds.clone());
+        registry.register("berth_probes", "Probes of kube-apiserver, by result", probes.clone());
+        let help = "Client connections that could not be accepted, by kind of error; client is harmless";
+        registry.register("berth_accept_errors", help, accept_errors.clone());
+        let help = "Renewals of the shim's lease in the run directory, by result";
+        registry.register("berth_lease_renewals", help, renewals.clone());
+        let help = "Steps by which shims hand listeners and connections over, by result";
+        registry.register("berth_handover_steps", help, handover.clone());
+        let help = "Other shims of the node that live, and that this one cannot reach for longer than a lease";
         registry.register("berth_siblings_unconnected", help, siblings_unconnected.clone());
-        let help = "Requests to the cluster's API by result";
+        let help = "Requests to the Kubernetes API for the Service kubernetes and for Leases, by result";
         registry.register("berth_cluster_requests", help, cluster_requests.clone());
-        let help = "Listeners on the berth's addresses that are no shim's";
+        let help = "Listeners of other programs on the shim's port, which get a share of new connections";
         registry.register("berth_foreign_listeners", help, foreign_listeners.clone());
         let sums = Sums { workers: workers.clone(), held: held.clone(), held_limit, table, phase };
         registry.register_collector(Box::new(sums));
@@ -160,8 +166,8 @@ impl Metrics {
 
     /// Counts a step of the handover (connect, guard, listen, accept, refuse, close, pass, take, or a state) and
     /// whether it was `ok`, or how it failed.
-    pub(crate) fn handed_over(&self, phase: &'static str, result: &'static str) {
-        self.handover.get_or_create(&[("phase", phase), ("result", result)]).inc();
+    pub(crate) fn handed_over(&self, step: &'static str, result: &'static str) {
+        self.handover.get_or_create(&[("step", step), ("result", result)]).inc();
     }
 
     /// Counts a renewal of the lease: `ok`, `blocked` (a thread gave no sign of life), `failed`.
@@ -215,14 +221,17 @@ impl Metrics {
     }
 }
 
-/// Merges the pages of several shims: each family once, with the samples of all.
+/// Merges the pages of several shims to one in Prometheus' text form: each family once, with the samples of all. Of heads that
+/// differ, since a sibling is of another version, the first counts. Shims write OpenMetrics, where a counter's heads lack `_total`.
 pub fn merge(pages: &[String]) -> String {
-    let mut families: Vec<(&str, Vec<&str>, Vec<&str>)> = Vec::new();
+    type Heads<'a> = Vec<(&'a str, &'a str)>;
+    let mut families: Vec<(&str, Heads<'_>, Vec<&str>)> = Vec::new();
     for page in pages {
         let mut at = None;
         for line in page.lines().filter(|line| !line.is_empty() && *line != "# EOF") {
-            let head = line.strip_prefix("# ").and_then(|head| head.split(' ').nth(1));
-            if let Some(name) = head {
+            let mut words = line.strip_prefix("# ").unwrap_or_default().splitn(3, ' ');
+            let head = words.next().zip(words.next()).zip(words.next());
+            if let Some(((_, name), _)) = head {
                 at = Some(families.iter().position(|(known, ..)| *known == name).unwrap_or_else(|| {
                     families.push((name, Vec::new(), Vec::new()));
                     families.len() - 1
@@ -231,15 +240,18 @@ pub fn merge(pages: &[String]) -> String {
             // A sample before any head is of no family: a page that no shim wrote.
             let Some((_, heads, samples)) = at.and_then(|at| families.get_mut(at)) else { continue };
             match head {
-                Some(_) if heads.contains(&line) => {}
-                Some(_) => heads.push(line),
+                Some(((keyword, _), _)) if heads.iter().any(|(known, _)| *known == keyword) => {}
+                Some(((keyword, _), text)) => heads.push((keyword, text)),
                 None => samples.push(line),
             }
         }
     }
-    let lines = families.iter().flat_map(|(_, heads, samples)| heads.iter().chain(samples));
-    let mut text: String = lines.flat_map(|line| [line, "\n"]).collect();
-    text.push_str("# EOF\n");
+    let mut text = String::new();
+    for (name, heads, samples) in &families {
+        let end = if heads.contains(&("TYPE", "counter")) { "_total" } else { "" };
+        heads.iter().for_each(|&(keyword, rest)| text.extend(["# ", keyword, " ", name, end, " ", rest, "\n"]));
+        samples.iter().for_each(|&sample| text.extend([sample, "\n"]));
+    }
     text
 }
 
@@ -263,46 +275,57 @@ impl Collector for Sums {
         let help = "1, labeled by the version of the shim and the commit that it was built from";
         family(&mut to, "berth_build_info", help, MetricType::Gauge, [(build, ConstGauge::new(1_u64))])?;
         let sum = |of: fn(&WorkerStats) -> u64| sum(&self.workers, of);
-        gauge(&mut to, "berth_connections_open", "Connections now", sum(|w| w.open.load(Relaxed)))?;
-        let help = "Connections that wait for the first byte of an instance";
+        let open = sum(|w| w.open.load(Relaxed));
+        gauge(&mut to, "berth_connections_open", "Client connections that are open", open)?;
+        let help = "Open client connections that have sent something and wait for kube-apiserver's first byte";
         gauge(&mut to, "berth_connections_pending", help, sum(|w| w.pending.load(Relaxed)))?;
-        let help = "Connections that went on to another instance before the first byte";
+        let help = "Connects to another kube-apiserver, or once more, for a client that had no answer yet";
         counter(&mut to, "berth_replays", help, sum(|w| w.replays.load(Relaxed)))?;
-        counter(
-            &mut to,
-            "berth_log_lines_dropped",
-            "Lines of the log that were dropped",
-            LOG_LINES_DROPPED.load(Relaxed),
-        )?;
+        let help = "Lines of the log that were dropped, since standard error was not read or could not be written";
+        counter(&mut to, "berth_log_lines_dropped", help, LOG_LINES_DROPPED.load(Relaxed))?;
         let held = self.held_limit - self.held.available_permits();
-        gauge(&mut to, "berth_held_clients", "Clients that wait", held as u64)?;
+        gauge(&mut to, "berth_held_clients", "Clients that wait because no kube-apiserver is ready", held as u64)?;
 
         let workers = &self.workers;
         let ended = |outcome| workers.iter().map(|w| w.ended[outcome as usize].load(Relaxed)).sum::<u64>();
         let ended = Outcome::ALL.map(|outcome| ([("outcome", outcome.as_str())], ConstCounter::new(ended(outcome))));
-        family(&mut to, "berth_connections", "Connections by how they ended", MetricType::Counter, ended)?;
+        let help = "Client connections that ended, by outcome";
+        family(&mut to, "berth_connections", help, MetricType::Counter, ended)?;
         let bytes = [("up", sum(|w| w.bytes_up.load(Relaxed))), ("down", sum(|w| w.bytes_down.load(Relaxed)))];
         let bytes = bytes.map(|(direction, count)| ([("direction", direction)], ConstCounter::new(count)));
-        family(&mut to, "berth_bytes", "Bytes relayed", MetricType::Counter, bytes)?;
+        let help = "Bytes relayed, by direction: up is from clients to kube-apiserver";
+        family(&mut to, "berth_bytes", help, MetricType::Counter, bytes)?;
         let now = self.phase.borrow().0;
         let states = Phase::ALL.map(|phase| ([("state", phase.as_str())], ConstGauge::new(u64::from(phase == now))));
-        family(&mut to, "berth_shim_state", "1 for the state that the shim is in", MetricType::Gauge, states)?;
+        let help = "1 for the state that the shim is in, 0 for the others";
+        family(&mut to, "berth_shim_state", help, MetricType::Gauge, states)?;
         let table = self.table.borrow().clone();
-        let states = table.instances.iter().flat_map(|instance| {
+        let healths = table.instances.iter().flat_map(|instance| {
             InstanceHealth::ALL.map(|health| {
-                let labels = [("apiserver", instance.id.as_str()), ("state", health.as_str())];
+                let labels = [("apiserver", instance.id.as_str()), ("health", health.as_str())];
                 (labels, ConstGauge::new(u64::from(instance.health() == health)))
             })
         });
-        family(&mut to, "berth_instance_state", "1 for the state it is in", MetricType::Gauge, states)?;
+        let help = "1 for the health of kube-apiserver by its probes, 0 for the others";
+        family(&mut to, "berth_instance_health", help, MetricType::Gauge, healths)?;
 
         let cpu = berth_os::process::cpu_seconds();
-        counter(&mut to, "process_cpu_seconds", "CPU time, user and system", cpu)?;
+        counter(&mut to, "process_cpu_seconds", "CPU time of the shim's process, in seconds", cpu)?;
         for (name, help, value) in berth_os::process::usage() {
             gauge(&mut to, name, help, value)?;
         }
         Ok(())
     }
+}
+
+/// Begins a family. As in a [`Registry`], its help becomes a sentence.
+pub(crate) fn describe<'s>(
+    to: &'s mut DescriptorEncoder<'_>,
+    name: &'s str,
+    help: &str,
+    of: MetricType,
+) -> Result<MetricEncoder<'s>, fmt::Error> {
+    to.encode_descriptor(name, &format!("{help}."), None, of)
 }
 
 pub(crate) fn family<'a, const LABELS: usize>(
@@ -312,26 +335,21 @@ pub(crate) fn family<'a, const LABELS: usize>(
     of: MetricType,
     samples: impl IntoIterator<Item = ([(&'a str, &'a str); LABELS], impl EncodeMetric)>,
 ) -> fmt::Result {
-    let mut family = to.encode_descriptor(name, help, None, of)?;
+    let mut family = describe(to, name, help, of)?;
     samples.into_iter().try_for_each(|(labels, sample)| sample.encode(family.encode_family(&labels)?))
 }
 
-pub(crate) fn gauge<N: EncodeGaugeValue>(
-    to: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    value: N,
-) -> fmt::Result {
-    ConstGauge::new(value).encode(to.encode_descriptor(name, help, None, MetricType::Gauge)?)
+pub fn gauge(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: impl EncodeGaugeValue) -> fmt::Result {
+    ConstGauge::new(value).encode(describe(to, name, help, MetricType::Gauge)?)
 }
 
-pub(crate) fn counter<N: EncodeCounterValue>(
+pub(crate) fn counter(
     to: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
-    value: N,
+    value: impl EncodeCounterValue,
 ) -> fmt::Result {
-    ConstCounter::new(value).encode(to.encode_descriptor(name, help, None, MetricType::Counter)?)
+    ConstCounter::new(value).encode(describe(to, name, help, MetricType::Counter)?)
 }
 
 #[cfg(test)]
@@ -345,17 +363,28 @@ mod tests {
             let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
             Metrics::new(&instance.parse().unwrap(), 2, 8, writer.subscribe(), phase, Vec::new()).encode()
         };
-        let merged = merge(&[page("a"), page("b")]);
-        assert_eq!(merged.matches("# TYPE berth_connections_open gauge").count(), 1, "{merged}");
-        assert!(
-            merged.contains("berth_connections_open{shim=\"a\"} 0\nberth_connections_open{shim=\"b\"} 0"),
-            "{merged}"
-        );
-        assert!(merged.contains("berth_replays_total{shim=\"a\"} 0"), "{merged}");
+        // A sibling of another version, which explains its metrics in its own words.
+        let help = "# HELP berth_replays ";
+        let other = page("b").replace(help, &format!("{help}Formerly: "));
+        assert!(other.contains("Formerly: "));
+        let merged = merge(&[page("a"), other]);
+        assert!(!merged.contains("Formerly: "), "{merged}");
+        assert_eq!(merged.matches("# TYPE berth_connections_open gauge\n").count(), 1, "{merged}");
+        for part in [
+            "berth_connections_open{shim=\"a\"} 0\nberth_connections_open{shim=\"b\"} 0\n",
+            "# TYPE berth_replays_total counter\nberth_replays_total{shim=\"a\"} 0\nberth_replays_total{shim=\"b\"} 0\n",
+        ] {
+            assert!(merged.contains(part), "{merged}");
+        }
+        // The processes of siblings are told apart.
+        for shim in ["a", "b"] {
+            let process = format!("\nprocess_start_time_seconds{{shim=\"{shim}\"}} ");
+            assert_eq!(merged.matches(&process).count(), 1, "{merged}");
+        }
         for (state, is) in [("waiting", 0), ("joined", 1), ("left", 0), ("refusing", 0)] {
             assert!(merged.contains(&format!("berth_shim_state{{shim=\"a\",state=\"{state}\"}} {is}\n")), "{merged}");
         }
-        assert!(merged.ends_with("# EOF\n") && merged.matches("# EOF").count() == 1);
-        assert_eq!(merge(&["nonsense\n".into()]), "# EOF\n");
+        assert!(!merged.contains("# EOF"), "{merged}");
+        assert_eq!(merge(&["nonsense\n".into()]), "");
     }
 }

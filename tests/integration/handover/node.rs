@@ -251,14 +251,14 @@ impl Shim {
 
     /// A counter of the handover.
     #[track_caller]
-    pub(crate) fn counted(&self, phase: &str, result: &str) -> u64 {
-        self.metric("berth_handover_total", &[("phase", phase), ("result", result)])
+    pub(crate) fn counted(&self, step: &str, result: &str) -> u64 {
+        self.metric("berth_handover_steps_total", &[("step", step), ("result", result)])
     }
 
     /// Waits for a counter of the handover.
     #[track_caller]
-    pub(crate) fn until_counted(&self, phase: &str, least: u64) {
-        eventually(&format!("{phase} at {least}"), || (self.counted(phase, "ok") >= least).then_some(()));
+    pub(crate) fn until_counted(&self, step: &str, least: u64) {
+        eventually(&format!("{step} at {least}"), || (self.counted(step, "ok") >= least).then_some(()));
     }
 
     /// Stops it, and waits until it stands still.

@@ -24,14 +24,12 @@ use berth_shim::app::{self, Bound};
 use berth_shim::backend::probe::{Probe, ProbeConfig};
 use berth_shim::config::{Config, Listen, Place, Preferred};
 use berth_shim::drain::Stop;
+use berth_shim::metrics::gauge;
 use berth_shim::steering::{Purpose, Steering, SteeringMetrics};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Unit;
+use prometheus_client::encoding::DescriptorEncoder;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -42,7 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
@@ -188,7 +186,7 @@ struct Bridge {
     started: Option<Instant>,
     steering: Arc<Steering>,
     /// When new connections first went to the bridge.
-    since: Arc<OnceLock<Instant>>,
+    since: Arc<OnceLock<SystemTime>>,
     /// The shim's listeners, while they may be steered to.
     listeners: Vec<OwnedFd>,
     /// Whether they listen and are in the program's map.
@@ -202,7 +200,7 @@ struct Bridge {
     preferred: watch::Sender<Option<u64>>,
     /// Connections that the temporary instance had received when the preferred process was first ready.
     old: Option<u64>,
-    phase: watch::Receiver<(Phase, std::time::SystemTime)>,
+    phase: watch::Receiver<(Phase, SystemTime)>,
     status: watch::Sender<BridgeStatus>,
     _asking: JoinSet<()>,
     service: Option<Keeping>,
@@ -355,7 +353,10 @@ impl Bridge {
                 Action::Finish(outcome) => self.publish_outcome(outcome, open()),
                 Action::Start | Action::Drain | Action::Wait => {}
             }
-            if !warned && self.since.get().is_some_and(|since| since.elapsed() >= LONG) && draining.is_none() {
+            if !warned
+                && self.since.get().is_some_and(|since| since.elapsed().is_ok_and(|on| on >= LONG))
+                && draining.is_none()
+            {
                 warned = true;
                 tracing::warn!(
                     "the bridge has been on for 30 minutes: it is for a piece of work; `berth bridge end` ends it"
@@ -475,7 +476,7 @@ impl Bridge {
         }
         self.given = true;
         self.steering.on();
-        self.since.get_or_init(Instant::now);
+        self.since.get_or_init(SystemTime::now);
         tracing::info!(port = self.plan.port, "new connections go to the temporary kube-apiserver");
         Ok(())
     }
@@ -631,15 +632,16 @@ impl Bridge {
 /// What a bridge adds to the metrics of its shim.
 #[derive(Debug)]
 struct BridgeMetrics {
-    since: Arc<OnceLock<Instant>>,
+    since: Arc<OnceLock<SystemTime>>,
 }
 
 impl Collector for BridgeMetrics {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Time since new connections first went to the bridge; 0 before";
-        let seconds = self.since.get().map_or(0.0, |since| since.elapsed().as_secs_f64());
-        let metric = to.encode_descriptor("berth_bridge", help, Some(&Unit::Seconds), MetricType::Gauge)?;
-        ConstGauge::new(seconds).encode(metric)
+        let Some(since) = self.since.get().and_then(|since| since.duration_since(UNIX_EPOCH).ok()) else {
+            return Ok(());
+        };
+        let help = "When new connections first went to the bridge, in seconds since 1970";
+        gauge(&mut to, "berth_bridge_start_time_seconds", help, since.as_secs_f64())
     }
 }
 

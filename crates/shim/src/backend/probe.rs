@@ -73,7 +73,7 @@ impl ProbeConfig {
 pub struct Answer {
     /// For rise and fall.
     pub seen: Observation,
-    /// The label of the metric `berth_probe_total{result}`.
+    /// The label of the metric `berth_probes_total{result}`.
     pub result: &'static str,
     /// What happened and, if it is bad, the fix.
     pub words: String,

@@ -2,13 +2,13 @@
 
 use super::queue::Class;
 use super::{Gate, Refused};
-use crate::metrics::{family, gauge};
+use crate::metrics::{describe, family, gauge};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::histogram::Histogram;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -23,10 +23,10 @@ pub(super) struct GateCounters {
 
 impl GateCounters {
     pub(super) fn new() -> Self {
-        // A handshake takes 1 to 3 ms of a processor; 0.1 ms to 26 s.
-        let handshakes = Histogram::new(exponential_buckets(1e-4, 4.0, 10));
-        // 1 ms to 16 s.
-        let waits = Class::ALL.map(|_| Histogram::new(exponential_buckets(1e-3, 4.0, 8)));
+        // A handshake takes 1 to 3 ms of a CPU, and counts for 5 s at most.
+        let handshakes = Histogram::new([0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]);
+        // Nobody waits for longer than 15 s.
+        let waits = Class::ALL.map(|_| Histogram::new([0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0]));
         Self { handshakes, waits, dropped: Default::default() }
     }
 
@@ -49,33 +49,24 @@ pub(crate) struct GateMetrics(pub(crate) Arc<Gate>);
 impl Collector for GateMetrics {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let (now, counters) = (self.0.status(), &self.0.counters);
-        gauge(
-            &mut to,
-            "berth_gate_openings",
-            "TLS handshakes in flight: clients whose first bytes an instance has not answered",
-            now.openings,
-        )?;
-        gauge(&mut to, "berth_gate_openings_limit", "Most TLS handshakes that may be in flight", now.limit)?;
+        let help =
+            "TLS handshakes in flight: clients that have sent something and that kube-apiserver has not answered";
+        gauge(&mut to, "berth_gate_openings", help, now.openings)?;
+        let help = "Most TLS handshakes that may be in flight; 0 before the first client";
+        gauge(&mut to, "berth_gate_openings_limit", help, now.limit)?;
         let waiting =
             Class::ALL.map(|class| ([("class", class.as_str())], ConstGauge::new(self.0.waiting(class) as u64)));
-        family(&mut to, "berth_gate_waiting", "Clients that wait for their turn", MetricType::Gauge, waiting)?;
+        let help = "Clients that wait at the gate for their turn, by class";
+        family(&mut to, "berth_gate_waiting", help, MetricType::Gauge, waiting)?;
         let dropped = |why: Refused| ConstCounter::new(counters.dropped[why as usize].load(Relaxed));
         let dropped = Refused::ALL.map(|why| ([("reason", why.as_str())], dropped(why)));
-        family(&mut to, "berth_gate_dropped", "Clients that waited and got no turn", MetricType::Counter, dropped)?;
-        let help = "Time from a client's first bytes to an instance's";
-        counters.handshakes.encode(to.encode_descriptor(
-            "berth_gate_opening_seconds",
-            help,
-            None,
-            MetricType::Histogram,
-        )?)?;
+        let help = "Clients that waited at the gate and got no turn, by reason";
+        family(&mut to, "berth_gate_dropped", help, MetricType::Counter, dropped)?;
+        let help = "Time from a client's first bytes to kube-apiserver's, in seconds; 5 at most";
+        let handshakes = describe(&mut to, "berth_gate_opening_seconds", help, MetricType::Histogram)?;
+        counters.handshakes.encode(handshakes)?;
         let waits = Class::ALL.map(|class| ([("class", class.as_str())], counters.waits[class as usize].clone()));
-        family(
-            &mut to,
-            "berth_gate_wait_seconds",
-            "Seconds that clients queued at the gate",
-            MetricType::Histogram,
-            waits,
-        )
+        let help = "Time that clients waited at the gate for their turn, in seconds, by class";
+        family(&mut to, "berth_gate_wait_seconds", help, MetricType::Histogram, waits)
     }
 }

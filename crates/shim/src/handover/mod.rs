@@ -310,8 +310,8 @@ impl Group {
         }
     }
 
-    fn count(&self, phase: &'static str, result: &'static str) {
-        self.shared.metrics.handed_over(phase, result);
+    fn count(&self, step: &'static str, result: &'static str) {
+        self.shared.metrics.handed_over(step, result);
     }
 }
 

@@ -149,12 +149,12 @@ pub struct SteeringMetrics(pub Arc<Steering>);
 
 impl Collector for SteeringMetrics {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "1 while new connections are steered";
+        let help = "1 while new connections to the port are steered to the bridge";
         gauge(&mut to, "berth_steering_on", help, u64::from(self.0.is_steering()))?;
         let Counters { steered, passed, failed } = self.0.counters();
         let results = [("steered", steered), ("passed", passed), ("failed", failed)];
         let results = results.map(|(result, count)| ([("result", result)], ConstCounter::new(count)));
-        let help = "New connections to a port that is steered, by result";
+        let help = "New connections to the port that is steered, by result; passed is to the port's own listener";
         family(&mut to, "berth_steering_connections", help, MetricType::Counter, results)
     }
 }
