@@ -74,6 +74,9 @@ impl Asked<'_> {
         if !flags.anonymous_auth && !self.connection.known {
             return failure(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized", "");
         }
+        if !server.has_roles() && !self.resource.is_probe() {
+            return failure(StatusCode::FORBIDDEN, "Forbidden", "forbidden: RBAC: clusterroles not found", "");
+        }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
         let fixed = match &self.resource {
             Resource::Unknown => {
@@ -92,7 +95,7 @@ impl Asked<'_> {
                 let text = if server.life.terminating.is_cancelled() {
                     "[-]shutdown failed: reason withheld\nreadyz check failed\n"
                 } else {
-                    "[-]poststarthook/stand-in-start-delay failed: not finished\nreadyz check failed\n"
+                    "[-]poststarthook/rbac/bootstrap-roles failed: reason withheld\nreadyz check failed\n"
                 };
                 return objects::text(StatusCode::INTERNAL_SERVER_ERROR, text);
             }

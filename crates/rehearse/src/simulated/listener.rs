@@ -6,7 +6,7 @@
 use super::api;
 use super::connection::Connection;
 use super::flags::Flags;
-use super::life::Life;
+use super::life::{Life, SERVES_AFTER};
 use super::server::Server;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -33,9 +33,11 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Pause after an accept error that will not go away by itself.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Accepts until the life is closing. The listener is closed then whatever waits in its queue:
+/// Accepts when it serves, until the life is closing. The listener is closed then whatever waits in its queue:
 /// the kernel resets that, as it does to kube-apiserver's.
 pub(super) async fn accept(server: Arc<Server>, listener: TcpListener, tls: TlsAcceptor) {
+    let queued = tokio::time::sleep(SERVES_AFTER.min(server.flags.start_delay));
+    let _ = server.life.closing.run_until_cancelled(queued).await;
     let mut id = 0;
     loop {
         let accepted = tokio::select! {

@@ -2,7 +2,7 @@
 //!
 //! What it is for: to be started, loaded and stopped by `berth run` exactly as the real one is, on a
 //! machine that has none. So flags (`flags`), phases on SIGTERM (`life`, `listener`) and the API
-//! (`api`) behave as kube-apiserver's do; objects come from the rehearsal's store
+//! (`api`) behave as kube-apiserver's do, in its start (`loopback`), too; objects come from the rehearsal's store
 //! (`store_client`), as kube-apiserver's come from etcd, and their changes since its start are kept for watches (`cache`). Beyond the real one, it reports to the
 //! rehearsal which connections it ended itself (`connection`), which only it knows.
 //!
@@ -15,6 +15,7 @@ mod connection;
 mod flags;
 mod life;
 mod listener;
+mod loopback;
 mod objects;
 mod request;
 mod server;
@@ -26,6 +27,8 @@ use super::stamp::Stamp;
 use cache::Cache;
 use flags::Flags;
 use life::{DRAIN, LINGER, Life};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use server::Server;
 use std::fs::OpenOptions;
 use std::io;
@@ -59,6 +62,7 @@ pub fn run(args: &[String]) -> u8 {
 async fn live(flags: Flags) -> io::Result<()> {
     let mut stop = Stop::new()?;
     let tls = listener::tls(&flags)?;
+    let own = CertificateDer::from_pem_file(&flags.tls_cert_file).map_err(io::Error::other)?;
     if let Some(path) = &flags.audit_log_path {
         let open = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
         open.map_err(|e| io::Error::other(format!("failed to open {}: {e}", path.display())))?;
@@ -76,8 +80,11 @@ async fn live(flags: Flags) -> io::Result<()> {
     server.store.mark(MarkKind::Listening, Stamp::now()).await;
 
     let ready = async {
+        let hooks = async {
+            tokio::join!(tokio::time::sleep(server.flags.start_delay), loopback::reach_itself(address, &own));
+        };
         // Before its probe passes: no client may see it ready before it has reported that.
-        life.start(server.flags.start_delay, || server.store.mark(MarkKind::Ready, Stamp::now())).await;
+        life.start(hooks, || server.store.mark(MarkKind::Ready, Stamp::now())).await;
         std::future::pending::<()>().await;
     };
     tokio::select! {

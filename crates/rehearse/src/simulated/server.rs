@@ -3,10 +3,11 @@
 use super::cache::Cache;
 use super::connection::Connection;
 use super::flags::Flags;
-use super::life::Life;
+use super::life::{Life, ROLES_AFTER};
 use super::store_client::StoreClient;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use tokio_util::task::TaskTracker;
 
 /// What all connections share.
@@ -16,6 +17,7 @@ pub(super) struct Server {
     pub(super) store: StoreClient,
     pub(super) cache: Arc<Cache>,
     pub(super) life: Life,
+    began: Instant,
     open: Mutex<HashMap<u64, Arc<Connection>>>,
     /// One task a connection.
     pub(super) tasks: TaskTracker,
@@ -23,7 +25,13 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn new(flags: Flags, store: StoreClient, cache: Arc<Cache>, life: Life) -> Self {
-        Self { flags, store, cache, life, open: Mutex::default(), tasks: TaskTracker::new() }
+        let (began, open, tasks) = (Instant::now(), Mutex::default(), TaskTracker::new());
+        Self { flags, store, cache, life, began, open, tasks }
+    }
+
+    /// Whether RBAC knows its roles.
+    pub(super) fn has_roles(&self) -> bool {
+        self.began.elapsed() >= self.flags.start_delay.min(ROLES_AFTER)
     }
 
     pub(super) fn opened(&self, id: u64, connection: &Arc<Connection>) {
