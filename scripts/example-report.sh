@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # usage: scripts/example-report.sh [--help]
 #
-# Rehearses an upgrade of simulated apiservers through HAProxy, a shared port, nothing at all and berth,
-# with two faults, and writes examples/report.html. Takes about two minutes; needs haproxy in PATH, and
-# cargo if BERTH is not given.
+# Rehearses an upgrade between the two newest kube-apiservers of tests/kube-apiserver, which it builds if they are
+# not there, through HAProxy, a shared port, nothing at all and berth, with two faults, and writes
+# examples/report.html. Takes about six minutes; needs haproxy in PATH, and cargo if BERTH is not given.
 #
 # Variables:
 #   BERTH   the berth to run; built for release with cargo if not given
@@ -21,12 +21,19 @@ readonly MOST_BYTES=540000
 main() {
     parse_options -- "$@"
     command -v haproxy >/dev/null || unavailable "no haproxy in PATH: install it, the page compares with it"
+    # What the environment names is of one version alone.
+    unset KUBE_APISERVER KUBECTL
+    need_versions
     need_program BERTH berth
     cd "$root"
 
     # In a directory of its own, so that the command on the page is what anyone would type.
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
+    mkdir "$work/old" "$work/new"
+    ln -s "$OLD_KUBE_APISERVER" "$work/old/kube-apiserver"
+    ln -s "$KUBE_APISERVER" "$work/new/kube-apiserver"
+    ln -s "$ETCD" "$work/etcd"
     local status=0
     rehearse || status=$?
     ((status <= 1)) || exit "$status"
@@ -40,8 +47,9 @@ main() {
 rehearse() (
     clean_environment
     cd "$work"
-    "$BERTH" rehearse --compare haproxy,port-sharing,none --fault bad-flag,kill-shim --watches 4 --slow-readers 2 --seed 7 \
-        --report report.html
+    "$BERTH" rehearse --netns --old old/kube-apiserver --new new/kube-apiserver --etcd ./etcd \
+        --compare haproxy,port-sharing,none --fault bad-flag,kill-shim --watches 4 --slow-readers 2 --seed 7 \
+        --shutdown-watch-termination-grace-period 10s --report report.html
 )
 
 # Nothing of this machine's names and directories may be in the page.

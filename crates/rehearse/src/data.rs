@@ -110,6 +110,9 @@ pub enum RunOutcome {
 pub struct Ran {
     /// How long the load lasted.
     pub load_ms: u64,
+    /// Its apiservers are simulated ones, which are part of berth.
+    #[serde(default)]
+    pub simulated: bool,
     /// In the order in which they were started.
     pub instances: Vec<Instance>,
     /// What was lost.
@@ -356,8 +359,7 @@ pub struct Figures {
     pub slow_reads: u64,
     /// Connections that failed because a certificate was not the right one.
     pub x509_errors: u64,
-    /// Lines of apiservers' logs that report a certificate that they do not trust; none: simulated
-    /// ones write no such lines.
+    /// Lines of apiservers' logs that report a certificate that they do not trust; none: not known.
     pub logged_x509_errors: Option<u64>,
     /// Time for which the Service `kubernetes` named no address: the sum of [`Ran::endpoint_gaps`].
     pub endpoint_gap_ms: Option<f64>,
@@ -565,6 +567,11 @@ impl Verdict {
 }
 
 impl Ran {
+    /// What was upgraded.
+    pub(crate) fn apiservers(&self) -> &'static str {
+        if self.simulated { "simulated apiservers" } else { "real kube-apiservers" }
+    }
+
     /// All that promises under faults allowed to be lost.
     pub fn allowed(&self) -> u64 {
         self.promises.iter().flat_map(|promise| &promise.allowed).map(|tally| tally.count).sum()

@@ -91,7 +91,7 @@ mod tests {
             ..Ran::default()
         };
         insta::assert_snapshot!(render(&ran, true), @r#"
-        requests                             2,134   1,031 on a new connection
+        requests                             2,134   1,031 on a new connection, to real kube-apiservers
         lost                                     0
         longest wait                         38 ms   median 1.2 ms, 99 % within 9.9 ms
         longest time without an answer        0 ms
@@ -136,7 +136,7 @@ mod tests {
             ..Ran::default()
         };
         insta::assert_snapshot!(render(&ran, true), @r#"
-        requests                                12   0 on a new connection
+        requests                                12   0 on a new connection, to real kube-apiservers
         lost                                     5   2 connections reset, 1 stream cut, 2 watch events missed
         longest wait                        15.0 s   median 0 ms, 99 % within 0 ms
         longest time without an answer        0 ms

@@ -68,6 +68,7 @@ pub(crate) fn run(model: &Model) -> Run {
     let share = |name: &str| timeline.answered[name].iter().sum::<u64>() * 100 / 187;
     let ran = Ran {
         load_ms: model.load_ms,
+        simulated: true,
         instances: ["old", "new"].map(|name| Instance { name: name.into(), version: version(name).into() }).into(),
         verdict: Verdict {
             held,

@@ -51,7 +51,8 @@ fn a_clean_run_begins_with_its_verdict() {
     let page = render(&report(vec![run(&Model::clean(Via::Berth))]));
     let heading = page.split_once("</h1>").unwrap().0.rsplit_once('>').unwrap().1;
     assert_eq!(heading, "Nothing was lost");
-    for text in ["All of 2,", "old v1.33.4 → new v1.34.1", "net.ipv4.tcp_migrate_req", "--seed=7", "Run it again"] {
+    let what = "simulated apiservers · old v1.33.4 → new v1.34.1";
+    for text in ["All of 2,", what, "net.ipv4.tcp_migrate_req", "--seed=7", "Run it again"] {
         assert!(page.contains(text), "{text}");
     }
     assert!(!page.contains("Side by side") && !page.contains("class=\"sign cross\""));
@@ -80,7 +81,7 @@ fn what_promises_allow_is_not_hidden() {
     let RunOutcome::Ran(ran) = &mut allowed.outcome else { unreachable!() };
     ran.promises = vec![Promise { held: true, ..promises()[1].clone() }];
     let page = render(&report(vec![allowed]));
-    assert!(page.contains("Every promise was kept") && page.contains("and 3 that a promise allows"));
+    assert!(page.contains("Nothing but what faults may cost was lost") && page.contains("and 3 that a promise allows"));
     assert!(!page.contains("Nothing was lost</h1>"));
 }
 
@@ -153,6 +154,8 @@ fn three_are_compared_and_a_peer_that_is_missing_is_named() {
         assert!(page.contains(text), "{text}");
     }
     assert!((1..=3).all(|n| page.contains(&format!("id=\"run-{n}\""))));
+    // First the one that the page is about.
+    assert!(page.contains("<a href=\"#run-1\">berth</a>"));
 }
 
 #[test]

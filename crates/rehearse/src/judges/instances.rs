@@ -19,7 +19,7 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     let Case { record, plan, .. } = case;
     let Ran { figures, verdict, .. } = ran;
     let untrusted = record.events.iter().filter(|event| event.what == EventKind::UntrustedCertificate).count();
-    figures.logged_x509_errors = (!plan.old.is_simulated()).then_some(untrusted as u64);
+    figures.logged_x509_errors = Some(untrusted as u64);
     let mut nodes: BTreeMap<Option<&str>, Vec<&str>> = BTreeMap::new();
     for player in record.players.iter().filter(|player| player.serves) {
         nodes.entry(player.node.as_deref()).or_default().push(&player.name);
@@ -40,6 +40,7 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
         name: name.clone(),
         version: version.clone().unwrap_or_default(),
     };
+    ran.simulated = plan.old.is_simulated();
     ran.instances = record.players.iter().map(instance).collect();
     ran.control_streams = control(record);
 }
@@ -93,7 +94,7 @@ fn section(ran: &Ran) -> Section {
     let mut rows: Vec<Row> = ran.instances.iter().map(served).collect();
     if let Some(errors) = ran.figures.logged_x509_errors {
         let note = "in their logs: one met another's certificate";
-        rows.push(Row::table("x509 errors of apiservers", count(errors), note));
+        rows.push(Row::both("x509 errors of apiservers", count(errors), note));
         rows.push(Row::page("certificate errors in the apiservers' logs", count(errors)));
     }
     for (instance, control) in &ran.control_streams {

@@ -111,7 +111,7 @@ fn section(ran: &Ran) -> Section {
     let lost = lost.collect::<Vec<_>>().join(", ");
     let new = count(figures.new_connections);
     let mut rows = vec![
-        Row::main("requests", count(figures.requests), format!("{new} on a new connection")),
+        Row::main("requests", count(figures.requests), format!("{new} on a new connection, to {}", ran.apiservers())),
         Row::compared("new connections", new),
         Row::main("lost", count(verdict.lost()), lost),
     ];

@@ -1,6 +1,6 @@
 //! The machine that a report was made on, as `/proc` has it, and the programs' own versions.
 
-use crate::data::{Environment, Program, Run};
+use crate::data::{Environment, Instance, Program, Run};
 use crate::plan::{Plan, Via};
 use nix::sys::resource::{Resource, getrlimit};
 use procfs::{CpuInfo, Current as _, Meminfo};
@@ -47,7 +47,9 @@ pub(super) fn programs(plan: &Plan, runs: &[Run]) -> Vec<Program> {
     let mut seen = BTreeSet::new();
     let known = runs.iter().filter_map(Run::ran).flat_map(|ran| &ran.instances).filter(|i| !i.version.is_empty());
     let new = known.filter(|instance| seen.insert(instance.name.as_str()));
-    let apiservers = new.map(|instance| Program { role: instance.name.clone(), version: instance.version.clone() });
+    let kind = if plan.old.is_simulated() { " (simulated)" } else { "" };
+    let version = |instance: &Instance| instance.version.clone() + kind;
+    let apiservers = new.map(|instance| Program { role: instance.name.clone(), version: version(instance) });
     let kube_proxy = plan.nodes.as_ref();
     let kube_proxy = kube_proxy.and_then(|nodes| ask("kube-proxy", nodes.kube_proxy.as_os_str(), "--version"));
     let etcd = plan.etcd.as_ref().and_then(|program| ask("etcd", program.as_os_str(), "--version"));

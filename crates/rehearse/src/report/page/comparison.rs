@@ -9,15 +9,18 @@ use crate::report::plot::{self, Frame};
 use crate::section::Place;
 use maud::{Markup, html};
 
-pub(super) fn section(runs: &[Run]) -> Markup {
-    let made: Vec<&Ran> = runs.iter().filter_map(Run::ran).collect();
+pub(super) fn section(runs: &[&Run]) -> Markup {
+    let made: Vec<&Ran> = runs.iter().filter_map(|run| run.ran()).collect();
     let frame = Frame::of(&made);
     let most = made.iter().map(|ran| plot::most_a_second(ran)).fold(0.0, f64::max);
-    let rows = judges::compared(&runs.iter().map(Run::ran).collect::<Vec<_>>(), Place::Compared);
+    let rows = judges::compared(&runs.iter().map(|run| run.ran()).collect::<Vec<_>>(), Place::Compared);
     html! {
         section.comparison aria-labelledby="comparison" {
             h2 #comparison { "Side by side" }
-            p.quiet { "The same rehearsal, one way after the other, on one scale." }
+            p.quiet {
+                "The same rehearsal" @if let Some(ran) = made.first() { " with " (ran.apiservers()) } ", one way after the other, on one scale."
+                @if made.iter().any(|ran| !ran.promises.is_empty()) { " Faults of a shim are injected only where there is one, or a proxy." }
+            }
             div.scroll tabindex="0" role="region" aria-labelledby="comparison" {
                 table.compare {
                     thead {
@@ -56,7 +59,7 @@ pub(super) fn section(runs: &[Run]) -> Markup {
 }
 
 /// Whether several runs go the same way.
-fn same_way(runs: &[Run], run: &Run) -> bool {
+fn same_way(runs: &[&Run], run: &Run) -> bool {
     runs.iter().filter(|other| other.via == run.via).count() > 1
 }
 

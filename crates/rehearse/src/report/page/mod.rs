@@ -21,6 +21,9 @@ const POLICY: &str =
 
 pub fn render(report: &Report) -> String {
     let main = main_run(report);
+    // First the one that the page is about.
+    let mut runs: Vec<&Run> = report.runs.iter().collect();
+    runs.sort_by_key(|run| run.via != Via::Berth);
     let state = State::of_report(report, main);
     let page = html! {
         (DOCTYPE)
@@ -39,10 +42,10 @@ pub fn render(report: &Report) -> String {
                 (patterns())
                 (header(report))
                 main {
-                    (hero(report, main, &state))
-                    @if report.runs.len() > 1 { (comparison::section(&report.runs)) }
-                    @for (index, run) in report.runs.iter().enumerate() {
-                        (run::section(run, index, report.runs.len() > 1))
+                    (hero(report, &runs, main, &state))
+                    @if runs.len() > 1 { (comparison::section(&runs)) }
+                    @for (index, run) in runs.iter().enumerate() {
+                        (run::section(run, index, runs.len() > 1))
                     }
                     (environment(&report.environment, report.seed))
                     (command(report))
@@ -81,7 +84,7 @@ fn header(report: &Report) -> Markup {
     }
 }
 
-fn hero(report: &Report, main: Option<(&Run, &Ran)>, state: &State) -> Markup {
+fn hero(report: &Report, runs: &[&Run], main: Option<(&Run, &Ran)>, state: &State) -> Markup {
     html! {
         section.hero.(state.class()) aria-labelledby="verdict" {
             (state.shape())
@@ -97,9 +100,9 @@ fn hero(report: &Report, main: Option<(&Run, &Ran)>, state: &State) -> Markup {
                 @if let Some((run, ran)) = main {
                     p.quiet { (run::what(run, ran)) }
                 }
-                @if report.runs.len() > 1 {
+                @if runs.len() > 1 {
                     ul.others aria-label="The other ways" {
-                        @for (index, run) in report.runs.iter().enumerate().filter(|(_, run)| main.is_none_or(|(main, _)| !std::ptr::eq(main, *run))) {
+                        @for (index, run) in runs.iter().enumerate().filter(|(_, run)| main.is_none_or(|(main, _)| !std::ptr::eq(main, **run))) {
                             li { a href={ "#run-" (index + 1) } { (run.via.words()) } " " (State::of_run(run).badge()) }
                         }
                     }

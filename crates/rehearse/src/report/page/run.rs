@@ -37,7 +37,7 @@ pub(super) fn section(run: &Run, index: usize, several: bool) -> Markup {
 pub(super) fn what(run: &Run, ran: &Ran) -> String {
     let names = ran.instances.iter().map(|i| plot::named(ran, &i.name)).collect::<Vec<_>>().join(" → ");
     let load = format!("{} of load", format::wait(ran.load_ms as f64));
-    let words = [names, run.topology.clone(), load];
+    let words = [ran.apiservers().to_owned(), names, run.topology.clone(), load];
     words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" · ")
 }
 

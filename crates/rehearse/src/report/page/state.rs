@@ -48,7 +48,7 @@ impl State {
     pub(super) fn headline(&self) -> String {
         let words = match self.kind {
             StateKind::Clean => "Nothing was lost".to_owned(),
-            StateKind::Kept => "Every promise was kept".to_owned(),
+            StateKind::Kept => "Nothing but what faults may cost was lost".to_owned(),
             StateKind::Lost(count) => format!("{} lost", format::count(count)),
             StateKind::Broken => "A promise was broken".to_owned(),
             StateKind::ProvesNothing => "This run proves nothing".to_owned(),
@@ -69,7 +69,7 @@ impl State {
     pub(super) fn word(&self) -> String {
         match self.kind {
             StateKind::Clean => "nothing lost".to_owned(),
-            StateKind::Kept => "promises kept".to_owned(),
+            StateKind::Kept => "nothing lost but by faults".to_owned(),
             StateKind::Lost(count) => format!("{} lost", format::count(count)),
             StateKind::Broken => "promise broken".to_owned(),
             StateKind::ProvesNothing => "proves nothing".to_owned(),
