@@ -217,7 +217,7 @@ fn program(paths: &str, name: &str) -> Result<String, String> {
 fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
     let Binaries { old, new, etcd } = binaries;
     let output = Command::new(env!("CARGO_BIN_EXE_berth"))
-        .args(["rehearse", "--verbose", "--netns", "--rate=100", "--clients=8", "--watches=200"])
+        .args(["rehearse", "--verbose", "--netns", "--rate=100", "--clients=8", "--watches=200", "--compare=berth"])
         .arg("--shutdown-watch-termination-grace-period=10s")
         .args(["--old", &old.path, "--new", &new.path, "--etcd", etcd])
         .stdin(Stdio::null())

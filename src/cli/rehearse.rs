@@ -61,6 +61,9 @@ pub struct RehearseArgs {
     /// How long both serve before the old one goes, as `berth upgrade --settle` [default: --phase]
     #[arg(long, env = "BERTH_REHEARSE_SETTLE", value_name = "DURATION", help_heading = TIMES)]
     pub settle: Option<String>,
+    /// How long a simulated apiserver that replaces another listens before it is ready: a real one takes 8 to 10 s
+    #[arg(long, env = "BERTH_REHEARSE_START_DELAY", default_value = "8s", value_name = "DURATION", help_heading = TIMES)]
+    pub start_delay: String,
     /// Time from SIGTERM to SIGKILL, as a pod's or a unit's [default: 30s beyond the shutdown delay]
     #[arg(long, env = "BERTH_REHEARSE_STOP_GRACE", value_name = "DURATION", help_heading = TIMES)]
     pub stop_grace: Option<String>,
@@ -101,8 +104,8 @@ pub struct RehearseArgs {
     /// What clients go through
     #[arg(long, env = "BERTH_REHEARSE_VIA", default_value = "berth", value_name = "VIA", value_parser = via_names(), help_heading = COMPARISON)]
     pub via: String,
-    /// Rehearse through each of these, one after the other; the exit status is that of --via's
-    #[arg(long, env = "BERTH_REHEARSE_COMPARE", value_name = "LIST", value_parser = compared_names(), value_delimiter = ',', help_heading = COMPARISON)]
+    /// Rehearse through each of these, one after the other, and at last through --via, whose result is the exit status
+    #[arg(long, env = "BERTH_REHEARSE_COMPARE", default_value = "none", value_name = "LIST", value_parser = compared_names(), value_delimiter = ',', help_heading = COMPARISON)]
     pub compare: Vec<String>,
     /// Print all figures, not only those that matter most
     #[arg(long, short, env = "BERTH_REHEARSE_VERBOSE", help_heading = OUTPUT)]

@@ -1,7 +1,7 @@
 //! `berth rehearse` as a user runs it.
 
 use crate::support::in_memory;
-use crate::support::process::{processes, rehearsed};
+use crate::support::process::{processes, rehearsal, rehearsed};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const BOUND: Duration = Duration::from_secs(60);
 
 fn rehearse(tmp: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    let mut command = rehearsal(env!("CARGO_BIN_EXE_berth"));
     // Settings of the environment must not reach the instances.
     command.env("TMPDIR", tmp).env("BERTH_LISTEN", "nonsense").env("BERTH_PROBE_CA", "/nonexistent");
     command.arg("rehearse").args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -219,7 +219,7 @@ fn a_shim_that_hangs_in_calm_and_then_its_apiserver() {
 
 #[test]
 fn other_ways_are_compared_and_do_not_decide() {
-    let said = held(&["--compare=haproxy,port-sharing,none,berth"]);
+    let said = held(&["--compare=haproxy,port-sharing,none,berth", "--start-delay=3s"]);
     let columns = if Command::new("haproxy").arg("-v").output().is_ok() {
         "       haproxy  port-sharing          none         berth"
     } else {
@@ -227,9 +227,11 @@ fn other_ways_are_compared_and_do_not_decide() {
         "  port-sharing          none         berth"
     };
     assert!(said.contains(columns), "{said}");
-    // One apiserver after the other cannot but refuse.
-    let none = said.split("via none").last().unwrap();
-    assert!(none.lines().any(|line| line.starts_with("lost ") && line.contains(" refused")), "{said}");
+    // One apiserver after the other cannot but refuse, and what listens before it is ready answers 403.
+    for (via, lost) in [("port-sharing", "error status"), ("none", "error status"), ("none", "refused")] {
+        let table = said.split(&format!("\nvia {via}\n")).last().unwrap().split("verdict: ").next().unwrap();
+        assert!(table.contains(lost) && table.contains(", to simulated apiservers"), "{via}: {lost}: {said}");
+    }
 }
 
 #[test]

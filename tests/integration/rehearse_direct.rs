@@ -1,6 +1,6 @@
 //! `berth rehearse --direct` as a user runs it.
 
-use crate::support::process::rehearsed;
+use crate::support::process::{rehearsal, rehearsed};
 use crate::support::{in_memory, skipped};
 use serde_json::Value;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 const SHORT: [&str; 3] = ["--rate=30", "--seed=7", "--speedup=5"];
 
 fn rehearse(program: &str, before: &[&str], tmp: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(program);
+    let mut command = rehearsal(program);
     command.args(before).arg("rehearse").args(SHORT).args(args).env("TMPDIR", tmp);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command

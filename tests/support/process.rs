@@ -22,6 +22,14 @@ pub(crate) fn berth<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>
     command
 }
 
+/// A program for rehearsals that do not last longer than they must, unless options say otherwise: through berth alone, with
+/// simulated apiservers that are ready at once.
+pub(crate) fn rehearsal(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env("BERTH_REHEARSE_COMPARE", "berth").env("BERTH_REHEARSE_START_DELAY", "0s");
+    command
+}
+
 /// The exit status of a rehearsal that proves nothing, as the machine was too busy for it, and how often one is made.
 const PROVES_NOTHING: i32 = 75;
 const TRIES: u32 = 5;

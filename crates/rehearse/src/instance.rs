@@ -16,6 +16,8 @@ pub(crate) struct InstanceSpec {
     pub(crate) apiserver: Apiserver,
     /// What its `/version` should be.
     pub(crate) version: String,
+    /// From listening to ready, of a simulated one.
+    pub(crate) start_delay: Duration,
     /// What is wrong with it from the start.
     pub(crate) fault: Option<Fault>,
 }
@@ -45,11 +47,11 @@ impl InstanceSpec {
 
     /// Flags by which it fails. A real apiserver has none to start slowly; it is stopped for a while.
     fn spoil(&self, speedup: Speedup) -> Option<OsString> {
-        let delay = |time: &str| OsString::from(format!("--stand-in-start-delay={time}"));
+        let delay = |time: Duration| OsString::from(format!("--stand-in-start-delay={}ms", time.as_millis()));
         match (self.fault?, self.apiserver.is_simulated()) {
             (Fault::BadFlag, _) => Some("--no-such-flag".into()),
-            (Fault::NeverReady, true) => Some(delay("1h")),
-            (Fault::SlowStart, true) => Some(delay(&format!("{}ms", speedup.of(SLOW).as_millis()))),
+            (Fault::NeverReady, true) => Some(delay(Duration::from_secs(60 * 60))),
+            (Fault::SlowStart, true) => Some(delay(self.start_delay + speedup.of(SLOW))),
             _ => None,
         }
     }
@@ -79,6 +81,7 @@ impl InstanceSpec {
                 flags.push(("etcd-servers", store));
                 flags.push(("stand-in-name", (&self.name).into()));
                 flags.push(("stand-in-version", (&self.version).into()));
+                flags.push(("stand-in-start-delay", millis(self.start_delay)));
             }
             Apiserver::Command { .. } => {
                 match self.fault {

@@ -133,7 +133,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
         progress::print(&format!("removed {}, left by a rehearsal that was killed", left.display()));
     }
     available(plan, plan.via).await.map_err(Error::Unavailable)?;
-    for &via in &plan.runs {
+    for (index, &via) in plan.runs.iter().enumerate() {
         let topology = plan.topology.to_string();
         if let Err(why) = available(plan, via).await {
             progress::print(&format!("skipped: {why}"));
@@ -143,7 +143,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
         let context = Context::new(plan, via);
         let mut stages = Stages::new(&context)?;
         if plan.runs.len() > 1 {
-            progress::print(&format!("\nvia {via}"));
+            progress::print(&format!("\nvia {via}: run {} of {}", index + 1, plan.runs.len()));
         }
         let ended = tokio::select! {
             ended = caught(script::play(&context, &mut stages)) => ended,

@@ -111,7 +111,7 @@ mod tests {
         "#);
         let short = Ran { figures: Figures { endpoint_gap_ms: None, ..ran.figures.clone() }, ..ran };
         insta::assert_snapshot!(render(&short, false), @r"
-        requests                             2,134   1,031 on a new connection
+        requests                             2,134   1,031 on a new connection, to real kube-apiservers
         lost                                     0
         longest wait                         38 ms   median 1.2 ms, 99 % within 9.9 ms
         longest time without an answer        0 ms

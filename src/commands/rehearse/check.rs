@@ -50,6 +50,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut timing = Timing {
         phase,
         settle: settle.unwrap_or(phase),
+        start_delay: checks.duration("--start-delay", &args.start_delay, Duration::ZERO),
         grace: grace.map_or(GRACE + shutdown.delay, |text| checks.duration("--stop-grace", text, Duration::ZERO)),
         hold: checks.duration("--hold", &args.hold, Duration::ZERO),
         speedup: args.speedup,
@@ -58,6 +59,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     if !(old.is_simulated() && new.is_simulated()) {
         timing.ready_within = REAL_READY_WITHIN;
     }
+    timing.ready_within += timing.start_delay;
     let seed = args.seed.as_deref().map(|text| checks.number("--seed", text, 0..=u64::MAX));
     let load = LoadPlan {
         rate: checks.number("--rate", &args.rate, RATE),
@@ -318,6 +320,7 @@ mod tests {
             ("--shutdown-watch-termination-grace-period", "2m"),
             ("--phase", "x"),
             ("--settle", "x"),
+            ("--start-delay", "x"),
             ("--stop-grace", "x"),
             ("--hold", "-1s"),
             ("--rate", "0"),
@@ -347,7 +350,8 @@ mod tests {
         assert_eq!(plan.timing.grace, Duration::from_millis(31_500));
         assert_eq!(plan.timing.settle, plan.timing.phase);
         assert_eq!(typed(&["--settle=75s"]).unwrap().timing.settle, Duration::from_secs(75));
-        assert_eq!((plan.topology, plan.runs), (Topology::Sidecar, vec![Via::Berth]));
+        assert_eq!((plan.topology, plan.runs), (Topology::Sidecar, vec![Via::None, Via::Berth]));
+        assert_eq!(typed(&["--compare=berth"]).unwrap().runs, [Via::Berth]);
 
         let plan = typed(&["--compare=haproxy,none,haproxy", "--fault=hang,bad-flag", "--seed=7"]).unwrap();
         assert_eq!(plan.runs, [Via::Haproxy, Via::None, Via::Berth]);

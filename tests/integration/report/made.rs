@@ -11,7 +11,7 @@ fn a_rehearsal_leaves_data_and_a_page() {
     let dir = in_memory();
     let (json, html) = (dir.path().join("report.json"), dir.path().join("report.html"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
-    command.args(["rehearse", "--phase=1s", "--seed=7", "--watches=3"]);
+    command.args(["rehearse", "--phase=1s", "--seed=7", "--watches=3", "--compare=berth", "--start-delay=0s"]);
     command.arg(format!("--json={}", json.display())).arg(format!("--report={}", html.display()));
     command.env("TMPDIR", dir.path()).env("BERTH_REHEARSE_CLIENTS", "4").stdin(Stdio::null());
     let status = rehearsed(&mut command).unwrap().status;

@@ -117,6 +117,8 @@ pub struct Timing {
     pub phase: Duration,
     /// Load while both serve, before the old one is stopped or anything goes wrong.
     pub settle: Duration,
+    /// From listening to ready, of a simulated apiserver that replaces another.
+    pub start_delay: Duration,
     /// How long an upgrade that fails is waited for.
     pub failing: Duration,
     /// Bound for an instance to get ready and joined.
@@ -172,6 +174,7 @@ impl Default for Timing {
         Self {
             phase: Duration::from_secs(3),
             settle: Duration::from_secs(3),
+            start_delay: Duration::ZERO,
             failing: Duration::from_secs(4),
             ready_within: Duration::from_secs(20),
             grace: GRACE,

@@ -179,7 +179,10 @@ fn instance(plan: &Plan, node: Option<&str>, upgrades: u32) -> InstanceSpec {
     let (side, apiserver) = if new { (NEW, &plan.new) } else { (OLD, &plan.old) };
     let side = node.map_or_else(|| side.to_owned(), |node| format!("{node}-{side}"));
     let name = if upgrades < 2 { side } else { format!("{side}-{}", upgrades / 2 + 1) };
-    InstanceSpec { name, apiserver: apiserver.clone(), version: plan.versions[usize::from(new)].clone(), fault: None }
+    let version = plan.versions[usize::from(new)].clone();
+    // The first serves when the rehearsal begins.
+    let start_delay = if upgrades > 0 { plan.timing.start_delay } else { Duration::ZERO };
+    InstanceSpec { name, apiserver: apiserver.clone(), version, start_delay, fault: None }
 }
 
 /// The instance of an upgrade that fails.
@@ -236,7 +239,12 @@ impl Play<'_> {
         }
         self.joined(new).await?;
         slow.inspect(|place| self.log_fault_end(*place));
-        sleep(self.context.plan.timing.settle).await;
+        if alone {
+            let took = self.ready(new).await?;
+            self.print(&format!("{} is ready after {took:.1?}", new.name));
+        } else {
+            sleep(self.context.plan.timing.settle).await;
+        }
         for fault in faults.iter().filter(|fault| **fault != Fault::SlowStart) {
             self.harm(old, new, *fault).await?;
         }
@@ -262,10 +270,15 @@ impl Play<'_> {
     /// Waits until the first instance is ready, whatever joined means: what its start loses is not what
     /// an upgrade loses.
     async fn first(&mut self, old: &InstanceSpec) -> Result<(), Error> {
-        let (monitor, within) = (&self.monitor, self.context.plan.timing.ready_within);
-        self.stage.until(&old.name, "ready", within, async |_| monitor.is_ready().await).await?;
+        self.ready(old).await?;
         self.check_version(old).await;
         Ok(())
+    }
+
+    /// Waits until the one instance is ready that is there; how long that took.
+    async fn ready(&mut self, alone: &InstanceSpec) -> Result<Duration, Error> {
+        let (monitor, within) = (&self.monitor, self.context.plan.timing.ready_within);
+        self.stage.until(&alone.name, "ready", within, async |_| monitor.is_ready().await).await
     }
 
     async fn service_back(&self) {

@@ -553,8 +553,13 @@ mod tests {
         let mut stages = Stages::new(&Context::new(&plan, Via::Berth)).unwrap();
         let stage = stages.front();
         let dir = stage.setting.dir.clone();
-        let old =
-            InstanceSpec { name: "old".into(), apiserver: Apiserver::default(), version: "v1".into(), fault: None };
+        let old = InstanceSpec {
+            name: "old".into(),
+            apiserver: Apiserver::default(),
+            version: "v1".into(),
+            start_delay: Duration::ZERO,
+            fault: None,
+        };
         stage.start(&old, true).await.unwrap();
         let error = stage.joined("old", Duration::from_secs(30)).await.unwrap_err().to_string();
         assert!(error.contains("old ended before it was ready (exit status: ") && error.contains("listen"), "{error}");
