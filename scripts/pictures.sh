@@ -30,7 +30,7 @@ declare -rx WIDTH=120
 # In pixels: a column of the font, a line, the margin, and the bar above the text.
 readonly COLUMN=7.2 LINE=18 MARGIN=16 BAR=28
 # The lines that are less than the others: the phases, by their seconds; what is not berth's; the heading.
-readonly -A MUTED=([rehearse]='[0-9] s  ' [bridge]='^($|[^ ]| +\[)' [status]='^BERTH ')
+readonly -A MUTED=([rehearse]='^ *[0-9.]+ s  ' [bridge]='^($|[^ ]| +\[)' [status]='^BERTH ')
 
 main() {
     local name status

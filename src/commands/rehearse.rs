@@ -52,7 +52,7 @@ fn finish(plan: &Plan, outcome: &Rehearsed, verbose: bool) -> anyhow::Result<Exi
     let runs: Vec<_> = outcome.runs.iter().filter_map(|run| Some((run.via, run.ran()?))).collect();
     for (via, ran) in &runs {
         if plan.runs.len() > 1 {
-            text.push_str(&format!("\nvia {via}\n\n"));
+            text.push_str(&format!("\n{}\n\n", via.way()));
         }
         match outcome.failed.iter().find(|(failed, _)| failed == via) {
             None => text.push_str(&table::render(ran, verbose)),

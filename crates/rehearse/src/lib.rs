@@ -143,7 +143,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
         let context = Context::new(plan, via);
         let mut stages = Stages::new(&context)?;
         if plan.runs.len() > 1 {
-            progress::print(&format!("\nvia {via}: run {} of {}", index + 1, plan.runs.len()));
+            progress::print(&format!("\nrun {} of {}, {}", index + 1, plan.runs.len(), via.way()));
         }
         let ended = tokio::select! {
             ended = caught(script::play(&context, &mut stages)) => ended,

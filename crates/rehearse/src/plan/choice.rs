@@ -53,6 +53,16 @@ impl Via {
             Self::None => "no proxy",
         }
     }
+
+    /// How clients come to an instance.
+    pub fn way(self) -> &'static str {
+        match self {
+            Self::Berth => "through berth",
+            Self::Haproxy => "through HAProxy",
+            Self::PortSharing => "with port sharing",
+            Self::None => "without berth or a proxy",
+        }
+    }
 }
 
 /// Which processes an instance has, and which of them gets SIGTERM when.

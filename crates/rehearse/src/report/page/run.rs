@@ -2,7 +2,7 @@
 
 use super::state::{self, State};
 use super::tables;
-use crate::data::{MarkKind, Ran, Run, RunOutcome, Tally, Via, count_of};
+use crate::data::{MarkKind, Ran, Run, RunOutcome, Tally, count_of};
 use crate::judges;
 use crate::report::format;
 use crate::report::plot::{self, Frame};
@@ -67,11 +67,7 @@ fn tile(Row { name, value, note, .. }: &Row) -> Markup {
 }
 
 fn title(run: &Run) -> String {
-    match run.via {
-        Via::Berth | Via::Haproxy => format!("Through {}", run.via.words()),
-        Via::PortSharing => "With port sharing".to_owned(),
-        Via::None => "Without berth or a proxy".to_owned(),
-    }
+    format::capital(run.via.way())
 }
 
 fn objections(ran: &Ran) -> Markup {

@@ -57,11 +57,7 @@ impl State {
         };
         match self.via {
             None => words,
-            Some(Via::Berth | Via::Haproxy) => {
-                format!("{words} through {}", self.via.map_or("", Via::words))
-            }
-            Some(Via::PortSharing) => format!("{words} with port sharing"),
-            Some(Via::None) => format!("{words} without berth or a proxy"),
+            Some(via) => format!("{words} {}", via.way()),
         }
     }
 
