@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # usage: scripts/pictures.sh [--help] [NAME...]
 #
-# Runs what each NAME says and draws what it printed into docs/NAME.svg, if it ended well. The picture is of a terminal of 120 columns.
+# Runs what each NAME says and draws what it printed into docs/NAME.svg, if it ended well. The picture is of a terminal of 120 columns, of
+# status of 140.
 #
 #   rehearse   berth rehearse, with simulated apiservers; less than a minute
 #   bridge     berth bridge -- kubeadm upgrade apply, on a node of scripts/cluster.sh; some ten minutes
@@ -23,10 +24,9 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # shellcheck source=scripts/node/outside.sh
 . "$root/scripts/node/outside.sh"
-# Widths are counted in characters, not in bytes.
+# Lengths are counted in characters, not in bytes.
 export LC_ALL=C.UTF-8
 readonly NAMES=(rehearse bridge status)
-declare -rx WIDTH=120
 # In pixels: a column of the font, a line, the margin, and the bar above the text.
 readonly COLUMN=7.2 LINE=18 MARGIN=16 BAR=28
 # The lines that are less than the others: the phases, by their seconds; what is not berth's; the heading.
@@ -36,12 +36,12 @@ main() {
     local name status
     parse_options "ARGUMENT=$(one_of "${NAMES[@]}")" -- "$@"
     need_program BERTH berth
-    export BERTH PRINTED
+    export BERTH PRINTED WIDTH
     cd "$root"
     work=$(mktemp -d -t berth-pictures.XXXXXX)
     trap 'rm -rf -- "$work"' EXIT
     for name in "${arguments[@]:-${NAMES[@]}}"; do
-        PRINTED=$work/$name status=0
+        PRINTED=$work/$name WIDTH=120 status=0
         "print_$name" || status=$?
         ((!status)) || {
             cat "$PRINTED" >&2 || :
@@ -66,6 +66,8 @@ print_bridge() {
 print_status() {
     need_image
     export IMAGE ARCHIVE
+    # A row is longer than the usual terminal.
+    WIDTH=140
     on_a_node status_there both_serve
 }
 
