@@ -60,7 +60,7 @@ print_rehearse() {
 
 print_bridge() {
     need_tools script
-    on_a_node bridge_there && leave_out 6
+    on_a_node bridge_there && leave_out 3
 }
 
 print_status() {
@@ -81,7 +81,7 @@ bridge_there() {
     printf '#!/bin/sh\nexec %s "$@" --yes --ignore-preflight-errors all\n' "$PROGRAMS/$NEW/kubeadm" >/usr/bin/kubeadm
     # As long as it takes anybody.
     unset BERTH_SETTLE
-    { echo "\$ $shown" && script --quiet --return --command "stty columns $WIDTH && $shown" /dev/null | tr -d '\r'; } >"$PRINTED"
+    { echo "\$ $shown" && script --quiet --return --command "stty columns $WIDTH && $shown" /dev/null | sed $'s/\e\\[[0-9;]*m//g; s/\r//'; } >"$PRINTED"
 }
 
 # shellcheck disable=SC2317

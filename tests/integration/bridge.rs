@@ -609,7 +609,7 @@ fn one_that_does_not_get_ready_is_reported_while_command_runs() {
         let wait = node.wait();
         let run = format!(". {}\n{bad}\n{wait}\n{}\n", node.path("stop").display(), node.start());
         let mut bridge = Running::start(&mut node.fast_bridge("", &["sh", "-c", &run]));
-        bridge.logs("the node's own kube-apiserver has not been ready for 30s");
+        bridge.logs("the node's own kube-apiserver has not been ready for 1m");
         let status = node.status();
         assert_eq!((&status["command"], &status["own"]["late"]), (&true.into(), &true.into()), "{status}");
         let (_, out, _) = output_of(&mut node.part("status"));

@@ -105,7 +105,7 @@ pub struct OwnStatus {
     /// What is steered goes to it while it is ready.
     #[serde(default)]
     pub preferred: bool,
-    /// COMMAND runs or has ended, and it has not been ready for 30 s.
+    /// COMMAND runs or has ended, and it has not been ready for a minute.
     #[serde(default)]
     pub late: bool,
     pub probe: String,
