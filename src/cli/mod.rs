@@ -36,7 +36,6 @@ pub use rehearse::{RehearseArgs, StandInArgs};
     name = "berth",
     version,
     max_term_width = 100,
-    propagate_version = true,
     mut_args(no_environment_value),
     mut_subcommands(no_environment_values),
     after_help = "Exit status: 0 done, 1 no (not ready, something was lost), 64 wrong command line or \
@@ -64,9 +63,20 @@ fn no_environment_values(command: clap::Command) -> clap::Command {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Commands that run in a pod.
-    #[command(flatten)]
-    InPod(PodCommand),
+    /// Replace or restart this node's kube-apiserver while a temporary one serves, with nothing lost
+    #[cfg(feature = "operate")]
+    #[command(after_help = BRIDGE_STATUS)]
+    Bridge(Box<BridgeArgs>),
+    /// Upgrade or restart the kube-apiserver of a static pod, with nothing lost
+    #[cfg(feature = "operate")]
+    #[command(after_help = UPGRADE_STATUS)]
+    Upgrade(Box<UpgradeArgs>),
+    /// Rehearse an upgrade under load on this machine, and report what was lost
+    #[cfg(feature = "rehearse")]
+    Rehearse(Box<RehearseArgs>),
+    /// Check whether a kube-apiserver's manifest and its node allow an upgrade that loses nothing
+    #[cfg(feature = "operate")]
+    Doctor(DoctorArgs),
     /// Show the berths and apiservers on this node
     Status(StatusArgs),
     /// Put the kube-apiserver of a manifest behind berth
@@ -75,23 +85,12 @@ pub enum Command {
     /// Take berth out of a manifest again
     #[cfg(feature = "operate")]
     Eject(ManifestArgs),
-    /// Check whether a kube-apiserver's manifest and its node allow an upgrade that loses nothing
-    #[cfg(feature = "operate")]
-    Doctor(DoctorArgs),
-    /// Upgrade or restart the kube-apiserver of a static pod, with nothing lost
-    #[cfg(feature = "operate")]
-    #[command(after_help = UPGRADE_STATUS)]
-    Upgrade(Box<UpgradeArgs>),
-    /// Replace or restart this node's kube-apiserver while a temporary one serves, with nothing lost
-    #[cfg(feature = "operate")]
-    #[command(after_help = BRIDGE_STATUS)]
-    Bridge(Box<BridgeArgs>),
     /// Create least-privilege credentials for the shims of a node
     #[cfg(feature = "operate")]
     Grant(Box<GrantArgs>),
-    /// Rehearse an upgrade under load on this machine, and report what was lost
-    #[cfg(feature = "rehearse")]
-    Rehearse(Box<RehearseArgs>),
+    /// Commands that run in a pod.
+    #[command(flatten)]
+    InPod(PodCommand),
     /// A small apiserver with kube-apiserver's flags and phases, for rehearsals and tests
     #[cfg(feature = "rehearse")]
     #[command(hide = true, disable_version_flag = true)]

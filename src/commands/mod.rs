@@ -252,20 +252,27 @@ fn tip(error: &clap::Error) -> Option<String> {
     let usage = context(ContextKind::Usage)?;
     let mut command = usage.split_whitespace().skip(2).take_while(|word| word.starts_with(char::is_alphabetic));
     match (command.next()?, command.next()) {
+        ("upgrade", None) if wrong == "--version" => Some(upgrade_of("VERSION")),
         _ if wrong.starts_with('-') => None,
-        #[cfg(all(feature = "operate", feature = "rehearse"))]
+        #[cfg(feature = "operate")]
         ("bridge", None) if !<crate::cli::BridgeAction as clap::Subcommand>::has_subcommand(&wrong) => {
             let mut words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
             words.insert(words.iter().position(|word| *word == wrong)?, "--".into());
-            Some(format!("COMMAND goes after --: {}", berth_rehearse::data::Command::new(words).shell))
+            Some(format!("COMMAND goes after --: {}", shell_words::join(words)))
         }
-        ("upgrade", None) if wrong.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit()) => Some(format!(
-            "berth chooses no version, but takes the new manifest: berth upgrade --manifest FILE; on a node without berth: \
-             berth bridge -- kubeadm upgrade apply {wrong}"
-        )),
+        ("upgrade", None) if wrong.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit()) => {
+            Some(upgrade_of(&wrong))
+        }
         ("upgrade", None) => Some(format!("a manifest is given as --manifest {wrong}")),
         _ => None,
     }
+}
+
+fn upgrade_of(version: &str) -> String {
+    format!(
+        "berth chooses no version, but takes the new manifest: berth upgrade --manifest FILE; on a node without berth: \
+         berth bridge -- kubeadm upgrade apply {version}"
+    )
 }
 
 fn ended(result: anyhow::Result<Exit>) -> ExitCode {

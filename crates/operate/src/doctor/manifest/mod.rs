@@ -52,7 +52,7 @@ impl Examiner<'_> {
                 names.dedup();
                 let fix = format!(
                     "`berth inject FILE --image IMAGE --diff` shows the {} changes that put it behind berth (of {}), \
-                     and --write makes them",
+                     and --write makes them; an upgrade without them is checked by `berth bridge --dry-run`",
                     edits.len(),
                     names.join(", ")
                 );
