@@ -85,7 +85,7 @@ pub struct ManifestArgs {
     #[arg(long, env = "BERTH_WRITE")]
     pub write: bool,
     /// Write it under `berth bridge`, which needs Linux 5.9: a temporary kube-apiserver serves until the one of the new manifest does, and
-    /// nothing is lost. `inject` writes nothing if `berth doctor --node` finds an error
+    /// nothing is lost. Nothing is written if `berth doctor --node` finds an error
     #[arg(long, env = "BERTH_BRIDGE", requires = "write")]
     pub bridge: bool,
     /// Print what changes, not the whole result

@@ -252,7 +252,7 @@ fn tip(error: &clap::Error) -> Option<String> {
     let usage = context(ContextKind::Usage)?;
     let mut command = usage.split_whitespace().skip(2).take_while(|word| word.starts_with(char::is_alphabetic));
     match (command.next()?, command.next()) {
-        ("upgrade", None) if wrong == "--version" => Some(upgrade_of("VERSION")),
+        ("upgrade", None) if ["--version", "apply", "node"].contains(&&*wrong) => Some(upgrade_of("VERSION")),
         _ if wrong.starts_with('-') => None,
         #[cfg(feature = "operate")]
         ("bridge", None) if !<crate::cli::BridgeAction as clap::Subcommand>::has_subcommand(&wrong) => {
@@ -271,7 +271,7 @@ fn tip(error: &clap::Error) -> Option<String> {
 fn upgrade_of(version: &str) -> String {
     format!(
         "berth chooses no version, but takes the new manifest: berth upgrade --manifest FILE; on a node without berth: \
-         berth bridge -- kubeadm upgrade apply {version}"
+         berth bridge -- kubeadm upgrade apply {version} --etcd-upgrade=false"
     )
 }
 

@@ -549,7 +549,7 @@ fn the_temporary_instance_runs_as_the_running_one() {
         assert!(code == Some(0) && told.last().unwrap()["outcome"] == "done", "{err}");
         gone(pid.try_into().unwrap());
         let (status, _, err) = output_of(&mut node.part("end"));
-        assert!(status == Some(69) && err.contains("there is no bridge"), "{err}");
+        assert!(status == Some(69) && err.contains("no bridge is on in"), "{err}");
     });
 }
 
@@ -875,7 +875,7 @@ fn what_a_daemon_that_was_killed_left_is_removed_by_the_end() {
     }
     let temp = tempfile::tempdir().unwrap();
     let (code, _, err) = output_of(berth(["bridge", "end", "--state-dir"]).arg(temp.path()));
-    assert!(code == Some(69) && err.contains("there is no bridge"), "{err}");
+    assert!(code == Some(69) && err.contains("no bridge is on in"), "{err}");
     assert!(!left.exists());
 }
 

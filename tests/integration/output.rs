@@ -40,7 +40,7 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
 #[test]
 #[cfg(all(feature = "operate", feature = "rehearse"))]
 fn a_usual_mistake_gets_the_right_command_line() {
-    let wrong: [(&[&str], &str); 9] = [
+    let wrong: [(&[&str], &str); 10] = [
         (
             &["bridge", "kubeadm", "upgrade", "apply", "--etcd-upgrade=false"],
             " bridge -- kubeadm upgrade apply '--etcd-upgrade=false'\n",
@@ -51,9 +51,10 @@ fn a_usual_mistake_gets_the_right_command_line() {
         ),
         (
             &["upgrade", "v1.36.3"],
-            "berth upgrade --manifest FILE; on a node without berth: berth bridge -- kubeadm upgrade apply v1.36.3\n",
+            "berth upgrade --manifest FILE; on a node without berth: berth bridge -- kubeadm upgrade apply v1.36.3 --etcd-upgrade=false\n",
         ),
-        (&["upgrade", "--version", "v1.36.3"], "kubeadm upgrade apply VERSION\n"),
+        (&["upgrade", "--version", "v1.36.3"], "kubeadm upgrade apply VERSION --etcd-upgrade=false\n"),
+        (&["upgrade", "apply", "v1.36.3"], "kubeadm upgrade apply VERSION --etcd-upgrade=false\n"),
         (&["upgrade", "next.yaml"], "--manifest next.yaml\n"),
         (&["rehearse", "--topology", "haproxy"], "--via haproxy"),
         (&["bridge", "start", "kubeadm"], ""),

@@ -138,7 +138,7 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
 
 fn none(directory: &Path) -> anyhow::Error {
     unavailable(format!(
-        "there is no bridge in {} (--state-dir): begin one with `berth bridge start`",
+        "no bridge is on in {} (--state-dir): one that ended leaves its logs there; `berth bridge start` begins one",
         directory.display()
     ))
 }

@@ -516,14 +516,14 @@ fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
 /// All its probes are answered by the temporary one meanwhile.
 #[test]
 fn who_does_not_get_ready_is_told_while_command_runs() {
-    let mut world = World::new(Given { command: 100, ..calm(Fate::NeverReady) });
+    let mut world = World::new(Given { command: 200, ..calm(Fate::NeverReady) });
     // Stopped at 40.
-    world.run(69);
+    world.run(99);
     assert!(!world.machine.own_is_late());
-    world.run(72);
+    world.run(102);
     assert!(world.machine.is_commanding() && world.machine.own_is_late());
     world.own = world.process(0);
-    world.run(73);
+    world.run(103);
     assert!(!world.machine.own_is_late());
 }
 
