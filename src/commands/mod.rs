@@ -245,9 +245,13 @@ fn tip(error: &clap::Error) -> Option<String> {
     let wrong = context(ContextKind::InvalidSubcommand).or_else(|| context(ContextKind::InvalidArg))?;
     if wrong.starts_with("--topology ") {
         let via = context(ContextKind::InvalidValue)?;
-        return ["haproxy", "port-sharing", "none"]
-            .contains(&&*via)
-            .then(|| format!("{via} is no topology, but what clients go through: berth rehearse --via {via}"));
+        let option = match &*via {
+            "haproxy" | "none" => "--via",
+            // It is only compared with.
+            "port-sharing" => "--compare",
+            _ => return None,
+        };
+        return Some(format!("{via} is no topology, but what clients go through: berth rehearse {option} {via}"));
     }
     let usage = context(ContextKind::Usage)?;
     let mut command = usage.split_whitespace().skip(2).take_while(|word| word.starts_with(char::is_alphabetic));

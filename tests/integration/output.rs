@@ -40,7 +40,7 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
 #[test]
 #[cfg(all(feature = "operate", feature = "rehearse"))]
 fn a_usual_mistake_gets_the_right_command_line() {
-    let wrong: [(&[&str], &str); 10] = [
+    let wrong: [(&[&str], &str); 11] = [
         (
             &["bridge", "kubeadm", "upgrade", "apply", "--etcd-upgrade=false"],
             " bridge -- kubeadm upgrade apply '--etcd-upgrade=false'\n",
@@ -57,6 +57,7 @@ fn a_usual_mistake_gets_the_right_command_line() {
         (&["upgrade", "apply", "v1.36.3"], "kubeadm upgrade apply VERSION --etcd-upgrade=false\n"),
         (&["upgrade", "next.yaml"], "--manifest next.yaml\n"),
         (&["rehearse", "--topology", "haproxy"], "--via haproxy"),
+        (&["rehearse", "--topology", "port-sharing"], "--compare port-sharing"),
         (&["bridge", "start", "kubeadm"], ""),
         (&["bridge", "--settle", "10s", "start"], ""),
         (&["rehearse", "--topology", "other"], ""),
