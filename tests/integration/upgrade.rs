@@ -4,7 +4,7 @@
 
 use crate::stand_in::STAND_IN;
 use crate::support::cluster::Cluster;
-use crate::support::net::{client_hello, connect, free_address, ping};
+use crate::support::net::{client_hello, connect, free_address, fresh_ip, ping};
 use crate::support::process::{Running, berth, output_of};
 use crate::support::{eventually, in_memory};
 use berth_cluster::service::slice_path;
@@ -467,7 +467,8 @@ fn an_address_that_is_given_up_is_not_waited_for() {
     let node = Node::new("v1");
     let _kubelet = Kubelet::start(&node);
     node.until_joined();
-    let other = TcpListener::bind(("127.0.0.1", node.listen.port())).unwrap();
+    // Not of 127.0.0.1, from whose ports other tests dial.
+    let other = TcpListener::bind((fresh_ip(), node.listen.port())).unwrap();
     let _client = TcpStream::connect(other.local_addr().unwrap()).unwrap();
     let (code, _, log) = output_of(&mut node.upgrade(&[]));
     assert!(code == Some(1) && log.contains("error[client-address]"), "{code:?} {log}");
