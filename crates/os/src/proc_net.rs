@@ -5,7 +5,7 @@
 use crate::file::found;
 use nix::unistd::Uid;
 use procfs::net::TcpNetEntries;
-use procfs::process::{FDTarget, all_processes};
+use procfs::process::{FDTarget, Process, all_processes};
 use procfs::{FromBufReadSI as _, current_system_info};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -53,8 +53,8 @@ pub fn sockets() -> io::Result<Vec<Entry>> {
     Ok(all)
 }
 
-/// The first process found that has the socket with this inode. None if it is in another PID
-/// namespace or may not be inspected.
+/// The first process found that has the socket with this inode, or its parent, if it is about to become another program and has the
+/// parent's files until then. None if it is in another PID namespace or may not be inspected.
 pub fn process_of(inode: u64) -> Option<NamedProcess> {
     processes_of(&HashSet::from([inode])).remove(&inode)
 }
@@ -65,7 +65,11 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
     for process in all_processes().into_iter().flatten().flatten() {
         let mut named = None;
         for inode in sockets_of(&process).filter(|inode| inodes.contains(inode)) {
-            let named = named.get_or_insert_with(|| NamedProcess { pid: process.pid, name: name_of(&process) });
+            let named = named.get_or_insert_with(|| {
+                let holder = before_fork(&process, inode);
+                let holder = holder.as_ref().unwrap_or(&process);
+                NamedProcess { pid: holder.pid, name: name_of(holder) }
+            });
             found.entry(inode).or_insert_with(|| named.clone());
             if found.len() == inodes.len() {
                 return found;
@@ -75,24 +79,31 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
     found
 }
 
+/// The process that this one is a fork of, until it executes another program.
+fn before_fork(process: &Process, inode: u64) -> Option<Process> {
+    let parent = Process::new(process.stat().ok()?.ppid).ok()?;
+    let is_same = parent.exe().ok()? == process.exe().ok()? && sockets_of(&parent).any(|of| of == inode);
+    is_same.then_some(parent)
+}
+
 /// Whether a process has a socket that listens on this address, in its network namespace.
 pub fn listens(pid: i32, address: SocketAddr) -> bool {
     let table = format!("/proc/{pid}/net/{}", if address.is_ipv6() { "tcp6" } else { "tcp" });
     // The kernel shows listeners first, and no more is read.
     let listeners = entries(&table).into_iter().flatten().flatten().take_while(|entry| entry.state == LISTEN);
     let inodes: HashSet<_> = listeners.filter(|entry| entry.local == address).map(|entry| entry.inode).collect();
-    procfs::process::Process::new(pid).is_ok_and(|process| sockets_of(&process).any(|inode| inodes.contains(&inode)))
+    Process::new(pid).is_ok_and(|process| sockets_of(&process).any(|inode| inodes.contains(&inode)))
 }
 
 /// Inodes of a process's sockets; none if it may not be inspected.
-fn sockets_of(process: &procfs::process::Process) -> impl Iterator<Item = u64> {
+fn sockets_of(process: &Process) -> impl Iterator<Item = u64> {
     process.fd().into_iter().flatten().filter_map(|fd| match fd.ok()?.target {
         FDTarget::Socket(inode) => Some(inode),
         _ => None,
     })
 }
 
-fn name_of(process: &procfs::process::Process) -> String {
+fn name_of(process: &Process) -> String {
     process.stat().map_or(String::new(), |stat| stat.comm.replace(char::is_control, "?"))
 }
 
@@ -205,7 +216,9 @@ mod tests {
     use super::*;
     use crate::sock_diag;
     use proptest::prelude::*;
+    use std::io::{Read as _, Write as _};
     use std::net::TcpListener;
+    use std::os::unix::process::CommandExt as _;
 
     fn address(text: &str) -> SocketAddr {
         text.parse().unwrap()
@@ -257,6 +270,30 @@ mod tests {
             assert!(other.contains("needs the same effective uid"));
         }
         assert_eq!(process_of(0), None);
+    }
+
+    #[test]
+    fn a_child_that_is_about_to_become_another_program_is_not_named() {
+        let socket = TcpListener::bind("127.83.1.2:0").unwrap();
+        let bound = socket.local_addr().unwrap();
+        let ((mut forked, mut tell), (mut wait, mut go_on)) = (io::pipe().unwrap(), io::pipe().unwrap());
+        let mut command = std::process::Command::new("true");
+        // SAFETY: it makes system calls only.
+        unsafe {
+            command.pre_exec(move || {
+                tell.write_all(&std::process::id().to_ne_bytes())?;
+                wait.read_exact(&mut [0])
+            })
+        };
+        let child = std::thread::spawn(move || command.status());
+        let mut pid = [0; 4];
+        forked.read_exact(&mut pid).unwrap();
+        let inode = sock_diag::listeners_at(bound).unwrap()[0].inode;
+        let child_process = Process::new(i32::from_ne_bytes(pid)).unwrap();
+        assert!(sockets_of(&child_process).any(|of| of == inode));
+        assert_eq!(before_fork(&child_process, inode).unwrap().pid, std::process::id() as i32);
+        go_on.write_all(&[0]).unwrap();
+        assert!(child.join().unwrap().unwrap().success());
     }
 
     #[test]
