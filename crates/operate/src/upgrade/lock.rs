@@ -11,7 +11,6 @@
 
 use super::progress::Progress;
 use crate::grant::objects;
-use crate::wait::until;
 use berth_cluster::client::found;
 use berth_cluster::lease::{Expiry, RENEWAL, lease_object};
 use berth_cluster::service::MANAGER;
@@ -280,7 +279,13 @@ impl Lock {
 
     pub async fn release(&self, progress: &Progress) {
         let claim = self.claim.lock().await;
-        let removed = until(RELEASE, RETRY, async || self.remove(&claim.me.upgrade).await, Result::is_ok).await;
+        let began = Instant::now();
+        let removed = loop {
+            match self.remove(&claim.me.upgrade).await {
+                Err(_) if began.elapsed() < RELEASE => sleep(RETRY).await,
+                removed => break removed,
+            }
+        };
         if let Err(error) = removed {
             progress.line(&format!("warning: the cluster's lock cannot be released: {error}"));
             progress.more(&format!(

@@ -2,8 +2,8 @@
 //! terminal that is gone is no reason to stop, so failures to write are ignored.
 
 use berth_os::plain;
-use std::cell::{Cell, RefCell};
 use std::io::Write;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time between two lines on the same wait.
@@ -17,13 +17,13 @@ pub(crate) fn seconds(duration: Duration) -> String {
 #[derive(Debug)]
 pub struct Progress {
     began: Instant,
-    waiting: RefCell<String>,
-    printed: Cell<Option<Instant>>,
+    /// The last wait that was printed, and when.
+    waiting: Mutex<Option<(String, Instant)>>,
 }
 
 impl Default for Progress {
     fn default() -> Self {
-        Self { began: Instant::now(), waiting: RefCell::default(), printed: Cell::default() }
+        Self { began: Instant::now(), waiting: Mutex::default() }
     }
 }
 
@@ -44,12 +44,11 @@ impl Progress {
 
     /// What is waited for: at once if it is something else than before, else from time to time.
     pub fn waiting(&self, what: &str) {
-        let same = *self.waiting.borrow() == what;
-        if same && self.printed.get().is_some_and(|printed| printed.elapsed() < AGAIN) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.as_ref().is_some_and(|(last, printed)| last == what && printed.elapsed() < AGAIN) {
             return;
         }
         self.line(&format!("     {what}"));
-        self.waiting.replace(what.to_owned());
-        self.printed.set(Some(Instant::now()));
+        *waiting = Some((what.to_owned(), Instant::now()));
     }
 }
