@@ -2,7 +2,7 @@
 //! from outside, and `berth rehearse` from one minor version to the next. And `scripts/manifests.sh`: a real
 //! kubeadm and kube-apiserver that take what `berth inject` writes. And `scripts/kubelet.sh`: a real kubelet with
 //! containerd that runs such pods, and what berth does to them meanwhile. And `scripts/cluster.sh`: a whole cluster of kubeadm's that
-//! is upgraded under `berth bridge`, and without. And `berth grant` and the lock of
+//! is upgraded under `berth bridge`, and without. And three members of etcd, `berth grant` and the lock of
 //! `berth upgrade`, and bridges of nodes of IPv6 (`e2e/`). And `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances
 //! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and which clients are relayed.
 //!
@@ -10,6 +10,9 @@
 //! cannot be run (they need root, some tools, and binaries that are there already) they count as ignored and print why. Rust's own
 //! harness can decide that only at compile time, so this one has its own.
 
+#[cfg(feature = "operate")]
+#[path = "e2e/etcd.rs"]
+mod etcd;
 #[cfg(feature = "operate")]
 #[path = "e2e/grant.rs"]
 mod grant;
@@ -66,6 +69,11 @@ fn main() -> ExitCode {
             Some(why) => Ok(Completion::ignored_with(why)),
             None => run("scripts/direct.sh", &[]).map(|()| Completion::Completed),
         }
+    }));
+    #[cfg(feature = "operate")]
+    trials.push(Trial::ignorable_test("members_of_a_real_etcd", || match newest() {
+        Err(why) => Ok(Completion::ignored_with(why)),
+        Ok((_, etcd)) => etcd::members_of_a_real_etcd(&etcd).map(|()| Completion::Completed),
     }));
     #[cfg(feature = "operate")]
     trials.push(Trial::ignorable_test("rbac_of_a_real_kube_apiserver", || match binaries() {

@@ -1,6 +1,7 @@
 //! `berth bridge`.
 
 use berth_node::terms::Speedup;
+use berth_operate::bridge::etcd::EtcdMode;
 use berth_operate::bridge::machine::OnFailure;
 use berth_options::probe::ProbeArgs;
 use clap::{Args, Subcommand};
@@ -77,6 +78,9 @@ pub struct BridgeStartArgs {
     /// What happens when COMMAND fails, or the node's own kube-apiserver does not come back
     #[arg(long, env = "BERTH_BRIDGE_ON_FAILURE", default_value = "stay", value_name = "WHAT", value_enum)]
     pub on_failure: OnFailure,
+    /// Which etcd the temporary kube-apiserver uses, where one of its members is on this node
+    #[arg(long, env = "BERTH_BRIDGE_ETCD", default_value = "auto", value_name = "WHICH", value_enum)]
+    pub etcd: EtcdMode,
     /// Keeps the Service `kubernetes` whole while COMMAND restarts kube-apiserver, as an admin
     /// [default: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]

@@ -10,6 +10,7 @@ use berth_rehearse::log::Recorder;
 use berth_rehearse::store::Store;
 use berth_rehearse::{certs, store_server};
 use berth_shim::steering::self_test;
+use berth_testing::etcd::{self, Members};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::{Pid, getsid};
@@ -45,7 +46,7 @@ struct Node {
 #[derive(Clone, Copy)]
 struct Kind {
     has_ipv4: bool,
-    /// What its kube-apiserver is given about addresses.
+    /// What its kube-apiserver is given about addresses, and for the node's directory DIR.
     flags: &'static str,
     /// Where clients dial it.
     at: &'static str,
@@ -153,7 +154,7 @@ impl Node {
             "{} stand-in {} --secure-port=6443 --stand-in-name=own --etcd-servers=unix://{} --tls-cert-file={} \
              --tls-private-key-file={} --client-ca-file={} --audit-log-path={}",
             env!("CARGO_BIN_EXE_berth"),
-            self.kind.flags,
+            self.kind.flags.replace("DIR", &self.dir.path().display().to_string()),
             self.path("store").display(),
             self.certs.cert_file("own").display(),
             self.certs.key_file("own").display(),
@@ -1042,6 +1043,79 @@ fn of_two_that_begin_at_once_one_is_refused() {
         node.stop_own();
         node.start_own();
         assert!(begun.ended().success(), "{}", begun.log());
+    });
+}
+
+/// One whose events are in an etcd of three members, of which it has the first.
+const ETCD: Kind = Kind {
+    flags: "--bind-address=0.0.0.0 --etcd-servers-overrides=/events#https://127.0.0.1:2379 --etcd-cafile=DIR/etcd-ca.crt",
+    ..IPV4
+};
+
+/// Starts the members, on threads that end with the test.
+fn etcd_of(node: &Node) -> Arc<std::sync::Mutex<Members>> {
+    let (up, is_up) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        block_on(async {
+            let all =
+                ["127.0.0.1", "127.0.0.2", "127.0.0.3"].map(|ip| (SocketAddr::new(ip.parse().unwrap(), 2379), ip));
+            let (members, servers) = etcd::start(&all).await;
+            up.send((members, servers[0].access.ca.clone())).unwrap();
+            std::future::pending::<()>().await;
+        });
+    });
+    let (members, ca) = is_up.recv().unwrap();
+    std::fs::write(node.path("etcd-ca.crt"), ca).unwrap();
+    members
+}
+
+#[test]
+fn of_an_etcd_of_several_members_the_temporary_one_uses_the_others() {
+    on_a_node_of(ETCD, |node| {
+        let members = etcd_of(node);
+        let load = node.load();
+        load.more(20);
+        let run = format!("echo runs; {}; sh {}", node.wait(), node.path("restart").display());
+        let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
+        bridge.logs("the temporary kube-apiserver uses member cp-2 (2) at https://127.0.0.2:2379 and member cp-3");
+        bridge.logs("etcd: the cluster's lock is not held without --kubeconfig");
+        bridge.prints("runs");
+        assert_eq!(members.lock().unwrap().transfers, ["2"], "the leadership is moved before COMMAND");
+        let pid = node.status()["temporary"]["pid"].as_u64().unwrap();
+        let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+        let others = "\0--etcd-servers-overrides=/events#https://127.0.0.2:2379;https://127.0.0.3:2379\0";
+        assert!(command.contains(others), "{command}");
+        members.lock().unwrap().stopped = vec![1, 3];
+        bridge.logs("etcd: member cp-3 (3) does not answer");
+        let (_, status, _) = output_of(&mut node.part("status"));
+        assert!(status.contains("etcd            member cp-3 (3) does not answer"), "{status}");
+        node.go();
+        assert!(bridge.ended().success(), "{}", bridge.log());
+        none_lost(load);
+        // With one stopped, another bridge would leave none.
+        members.lock().unwrap().stopped = vec![3];
+        let (code, _, err) = output_of(&mut node.bridge("--dry-run", &["true"]));
+        assert_eq!(code, Some(69), "{err}");
+        for part in ["etcd: member cp-3 (3) cannot be used", "of 3 voters 2 must serve", "--etcd own"] {
+            assert!(err.contains(part), "{part} is not in {err}");
+        }
+        let (code, plan, err) = output_of(&mut node.bridge("--dry-run --etcd=own", &["true"]));
+        assert!(code == Some(0) && plan.contains("=/events#https://127.0.0.1:2379 "), "{plan}{err}");
+    });
+}
+
+#[test]
+fn command_does_not_begin_when_too_few_members_of_etcd_are_left() {
+    on_a_node_of(ETCD, |node| {
+        let members = etcd_of(node);
+        let before = node.own_pid();
+        let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
+        bridge.logs("a temporary kube-apiserver starts");
+        members.lock().unwrap().stopped.push(2);
+        assert_eq!(bridge.ended().code(), Some(69), "{}", bridge.log());
+        assert!(bridge.log().contains("not begun: etcd: member cp-2 (2) cannot be used"), "{}", bridge.log());
+        assert_eq!(node.own_pid(), before);
+        node.answers();
     });
 }
 

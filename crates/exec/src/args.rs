@@ -89,6 +89,11 @@ pub fn value<'a>(argv: &'a [OsString], flag: &str) -> Option<&'a OsStr> {
     occurrences(argv, flag).last().map(|(_, value)| value)
 }
 
+/// All values of a flag that takes one, in order: those of a list add up.
+pub fn values<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = &'a OsStr> {
+    occurrences(argv, flag).map(|(_, value)| value)
+}
+
 /// Gives a flag this value, as the last argument before a bare `--`, and removes others that it has.
 pub fn set(argv: &mut Vec<OsString>, flag: &str, value: &OsStr) {
     let spans: Vec<_> = occurrences(argv, flag).map(|(span, _)| span).collect();

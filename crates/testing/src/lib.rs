@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod etcd;
+
 use berth_cluster::Access;
 use berth_cluster::kubeconfig::Token;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -12,6 +14,7 @@ use rustls::{RootCertStore, ServerConfig};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -47,27 +50,56 @@ pub async fn serve(answer: String) -> Server {
 /// # Panics
 /// Where it cannot be set up: a test fails then.
 pub async fn serve_with(answer: impl FnMut(&str) -> String + Send + 'static) -> Server {
+    let mut server = serve_as(&authority(), ([127, 0, 0, 1], 0).into(), "127.0.0.1", answer).await;
+    server.access.server += "/k";
+    server
+}
+
+/// A CA.
+///
+/// # Panics
+/// Where it cannot be made: a test fails then.
+#[must_use]
+pub fn authority() -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-    let issue = |name: &str| {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        (params.signed_by(&key, &ca).unwrap().pem(), key.serialize_pem())
-    };
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
+/// A certificate of this CA for this name, and its key, in PEM form.
+///
+/// # Panics
+/// Where it cannot be made: a test fails then.
+#[must_use]
+pub fn issue(ca: &CertifiedIssuer<'static, KeyPair>, name: &str) -> (String, String) {
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    (params.signed_by(&key, ca).unwrap().pem(), key.serialize_pem())
+}
+
+/// As [`serve_with`], at an address, with a certificate of this CA for this name.
+///
+/// # Panics
+/// Where it cannot be set up: a test fails then.
+pub async fn serve_as(
+    ca: &CertifiedIssuer<'static, KeyPair>,
+    address: SocketAddr,
+    name: &str,
+    answer: impl FnMut(&str) -> String + Send + 'static,
+) -> Server {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
     roots.add(ca.der().clone()).unwrap();
     let clients = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone());
     let clients = clients.allow_unauthenticated().build().unwrap();
-    let (certificate, key) = issue("127.0.0.1");
+    let (certificate, key) = issue(ca, name);
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
     let config = builder.with_client_cert_verifier(clients).with_single_cert(chain, key).unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = format!("https://{}/k", listener.local_addr().unwrap());
+    let listener = TcpListener::bind(address).await.unwrap();
+    let server = format!("https://{}", listener.local_addr().unwrap());
     let (asks, asked) = mpsc::unbounded_channel();
     let answer = Arc::new(Mutex::new(answer));
     tokio::spawn(async move {
@@ -88,7 +120,7 @@ pub async fn serve_with(answer: impl FnMut(&str) -> String + Send + 'static) -> 
             });
         }
     });
-    let (certificate, key) = issue("admin");
+    let (certificate, key) = issue(ca, "admin");
     let ca = ca.pem().into_bytes();
     let client = Some((certificate.into_bytes(), key.into_bytes()));
     Server { access: Access { server, ca, client, token: Some(Token::Text("t0ken".into())), server_name: None }, asked }

@@ -129,6 +129,7 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     if let Some(why) = &status.service {
         line("service", format!("{why}; {LOST}"));
     }
+    status.etcd.iter().for_each(|note| line("etcd", note.clone()));
     for log in &status.logs {
         line("log", log.display().to_string());
     }

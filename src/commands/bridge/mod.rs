@@ -214,6 +214,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
             port,
             limits: Limits { ready, settle, speedup: args.speedup },
             on_failure: args.on_failure,
+            etcd: args.etcd,
             finds_ca: is_pod && probe.kind == ProbeKind::Https && probe.ca.is_none() && !args.probe.probe_insecure,
             probe: probe.with_files(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned())),
             directory,

@@ -9,6 +9,7 @@ use berth_operate::upgrade::progress::Progress;
 use berth_os::signals::Signals;
 use humantime::format_duration;
 use nix::sys::signal::Signal;
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -62,6 +63,8 @@ pub(super) struct Watcher {
     /// The last steering error printed: one may end and occur again.
     steering_error: Option<String>,
     late: bool,
+    /// What was printed of etcd.
+    etcd: BTreeSet<String>,
     /// How it ended while COMMAND ran.
     over: Option<BridgeOutcome>,
     signals: Signals,
@@ -77,6 +80,7 @@ impl Watcher {
             preferred: None,
             steering_error: None,
             late: false,
+            etcd: BTreeSet::new(),
             over: None,
             signals: Signals::new(&SIGNALS)?,
         })
@@ -177,6 +181,11 @@ impl Watcher {
             self.last_lines(own);
         }
         self.late = own.late;
+        for note in &status.etcd {
+            if self.etcd.insert(note.clone()) {
+                self.line(&format!("etcd: {note}"));
+            }
+        }
         if status.outcome == Some(BridgeOutcome::Done) {
             self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
         }

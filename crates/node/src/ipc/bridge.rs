@@ -75,6 +75,9 @@ pub struct BridgeStatus {
     /// While the node's own may be replaced: why the Service `kubernetes` is not kept, although it should be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
+    /// What the operator should know of etcd's members, in sentences.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub etcd: Vec<String>,
     /// Connections through the bridge that are open.
     pub connections_open: u64,
     /// New connections that were steered.

@@ -2,6 +2,7 @@
 //!
 //! A bridge ends with this process: the kernel removes the steering, whose descriptor is here, and kills the temporary instance.
 
+use super::etcd::keeping;
 use super::instance::{self, Template};
 use super::machine::{Action, BridgeObservation, Machine, OwnObservation, TemporaryObservation};
 use super::plan::BridgePlan;
@@ -204,6 +205,7 @@ struct Bridge {
     status: watch::Sender<BridgeStatus>,
     _asking: JoinSet<()>,
     service: Option<Keeping>,
+    etcd: Option<keeping::Keeping>,
     /// Reads and writes of the node's files, on threads of their own: a disk may be slow.
     work: JoinSet<FinishedWork>,
     /// The last lines of the own container's log, and when they are read again; none: a read is under way.
@@ -265,6 +267,7 @@ impl Bridge {
             log: Vec::new(),
             log_due: Some(Instant::now()),
             wanted: None,
+            etcd: plan.etcd.start([plan.temporary.into(), plan.own], speedup),
             service: plan.service.clone().map(|service| service.at([plan.temporary.into(), plan.own]).start()),
             plan,
         };
@@ -301,6 +304,9 @@ impl Bridge {
                 gone.get_or_insert_with(Instant::now);
             }
             let seen = self.seen(served.is_some() || late(gone, speedup.of(ENDING)), is_alive());
+            if let Some(why) = self.etcd.as_ref().and_then(|etcd| etcd.state().refused) {
+                self.machine.refuse(&why);
+            }
             let action = self.machine.next(&seen, began.elapsed());
             let preferred = self.machine.preferred();
             self.preferred.send_if_modified(|current| std::mem::replace(current, preferred) != preferred);
@@ -335,8 +341,11 @@ impl Bridge {
                     tracing::info!("new connections go to the node's own listener");
                     continue;
                 }
+                Action::Prepare => self.etcd.iter().for_each(keeping::Keeping::prepare),
                 Action::Drain if draining.is_none() => {
                     draining = Some(Instant::now());
+                    // Other nodes may follow.
+                    self.etcd = None;
                     self.leave_service().await;
                     // Close our duplicates: an open listener would queue connections that nothing accepts.
                     self.listeners.clear();
@@ -442,6 +451,7 @@ impl Bridge {
             temporary: TemporaryObservation { running, ready, ends: self.ends },
             own: OwnObservation { process: own.listener, ready: own.ready },
             steering: self.given && self.steering.is_steering(),
+            prepared: self.etcd.as_ref().is_none_or(|etcd| etcd.state().prepared),
             named: self.service.as_ref().is_none_or(|service| service.kept().is_ok()),
             drained: served && !running,
         }
@@ -610,6 +620,7 @@ impl Bridge {
                     },
                 },
                 service: self.unkept(),
+                etcd: self.etcd.as_ref().map(|etcd| etcd.state().notes).unwrap_or_default(),
                 connections_open: open,
                 connections_steered: self.steering.counters().steered,
                 connections_old: self.old.map_or(0, |before| old - before),
@@ -618,7 +629,7 @@ impl Bridge {
             // Changed counters alone are not reported.
             let key = |status: &BridgeStatus| {
                 let BridgeStatus { step, steering, command, trouble, temporary, own, service, .. } = status;
-                let reported = (trouble.clone(), status.steering_error.clone(), service.is_some());
+                let reported = (trouble.clone(), status.steering_error.clone(), service.is_some(), status.etcd.clone());
                 let own = (own.listener, own.ready, own.preferred, own.late);
                 (*step, *steering, *command, reported, temporary.pid, temporary.ready, own)
             };

@@ -79,6 +79,8 @@ pub struct BridgeObservation {
     pub steering: bool,
     /// The Service kubernetes names the node, or is not kept.
     pub named: bool,
+    /// What [`Action::Prepare`] wants is done, or there is nothing to do.
+    pub prepared: bool,
     /// The temporary instance and its connections have ended, as [`Action::Drain`] wants it.
     pub drained: bool,
 }
@@ -95,6 +97,8 @@ pub enum Action {
     Steer,
     /// New connections go to the node's own.
     Unsteer,
+    /// COMMAND is to begin: prepare etcd for it.
+    Prepare,
     /// Begin to restore the files that the node's own instance is started from.
     Restore,
     /// The shim leaves, then the temporary instance ends.
@@ -299,6 +303,18 @@ impl Machine {
         }
     }
 
+    /// COMMAND must not begin, and why.
+    pub fn refuse(&mut self, why: &str) {
+        match self.step {
+            Step::Start | Step::Settle => self.give_up(why),
+            Step::Overlap => {
+                self.outcome = BridgeOutcome::NotBegun(why.into());
+                self.enter(Step::Linger);
+            }
+            _ => {}
+        }
+    }
+
     pub fn next(&mut self, seen: &BridgeObservation, now: Duration) -> Action {
         self.process = seen.own.process;
         self.first = self.first.or(self.process);
@@ -337,6 +353,7 @@ impl Machine {
         match self.step {
             Step::Overlap if elapsed < self.overlap() => Action::Wait,
             Step::Overlap if elapsed < self.limits.speedup.of(NAMED) && !seen.named => Action::Wait,
+            Step::Overlap if !seen.prepared => Action::Prepare,
             Step::Overlap => self.enter(Step::Hold),
             Step::Restore => match std::mem::take(&mut self.restores) {
                 true => Action::Restore,

@@ -10,6 +10,7 @@
 //! | [`surroundings`] | other conditions on the node that prevent it |
 //! | [`instance`] | the temporary instance: its arguments, and what it takes from the running one |
 //! | [`pod`] | the same where the running one is in a static pod |
+//! | [`etcd`] | of which members the temporary instance makes use, while this node's own may be away |
 //! | [`machine`] | the steps: from observations to the next action. Pure |
 //! | [`probe`] | probes of both instances, past the steering |
 //! | [`drive`] | the daemon |
@@ -20,6 +21,7 @@
 
 pub mod cgroup;
 pub mod drive;
+pub mod etcd;
 pub mod instance;
 pub mod logs;
 pub mod machine;

@@ -1,5 +1,6 @@
 //! What the operator wants of a bridge, and a bridge that can be built.
 
+use super::etcd::{EtcdMode, EtcdPlan};
 use super::machine::{Limits, OnFailure};
 use super::pod::RunningPod;
 use crate::service::ServiceKeeper;
@@ -26,6 +27,7 @@ pub struct BridgeOptions {
     pub port: Option<u16>,
     pub limits: Limits,
     pub on_failure: OnFailure,
+    pub etcd: EtcdMode,
     /// How both instances are probed.
     pub probe: ProbeConfig,
     /// No CA was given, nor that there shall be none: it is taken from the pod's arguments.
@@ -64,6 +66,7 @@ pub struct BridgePlan {
     pub pod: Option<RunningPod>,
     /// The node's address in the Service, where it can be kept.
     pub service: Option<ServiceKeeper>,
+    pub etcd: EtcdPlan,
     /// Notes for the operator that do not prevent the bridge.
     pub notes: Vec<String>,
 }

@@ -1,5 +1,6 @@
 //! Whether this node can be bridged: all that is missing is reported at once, and nothing is changed.
 
+use super::etcd::{self, EtcdMode, EtcdPlan};
 use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::pod::{self, RunningPod};
 use super::{LOCK, instance, surroundings};
@@ -98,7 +99,8 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     };
     // kube-apiserver takes this for none, too.
     let advertised = args::advertised(&command).filter(|ip| !ip.is_unspecified());
-    let own = own_address(&addresses, advertised, binds_ipv6(&command), &netdevice::addresses().unwrap_or_default());
+    let of_node = netdevice::addresses().unwrap_or_default();
+    let own = own_address(&addresses, advertised, binds_ipv6(&command), &of_node);
     let named = SocketAddr::new(advertised.unwrap_or(own), port);
     let own = SocketAddr::new(own, port);
     let source: IpAddr = if own.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
@@ -111,6 +113,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     }
     probe(&options, own, source, &mut report).await;
     let service = service(&options, own, named, &mut report).await;
+    let etcd = etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
     let (Some((temporary, listen)), Some(instance), []) = (place, instance, &report.errors()[..]) else {
         return Err(Refusal::Unavailable(report.errors()));
     };
@@ -118,6 +121,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     let like_it = Some(&like).filter(|_| !in_container);
     let argv = instance::arguments(&command, like_it, temporary, own.ip(), &instance, &options.directory);
     let mut argv = argv.map_err(|error| Refusal::usage(vec![format!("--command: {error}")]))?;
+    etcd.rewrite(&mut argv);
     let audit = match &pod {
         Some(pod) => pod.keep_audit_log(&mut argv, &options.directory),
         None => audit_log(&argv),
@@ -143,6 +147,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
         command,
         pod,
         service,
+        etcd,
         notes,
     };
     Ok(plan)
@@ -437,6 +442,24 @@ async fn service(
         None => report.info(format!("{why}; {LOST}")),
     }
     None
+}
+
+/// The etcds whose other members serve, and what the cluster's lock is asked with.
+async fn etcd(
+    options: &BridgeOptions,
+    command: &[OsString],
+    of_node: &[IpAddr],
+    pod: Option<&RunningPod>,
+    report: &mut Report,
+) -> EtcdPlan {
+    if options.etcd == EtcdMode::Own {
+        return EtcdPlan::default();
+    }
+    let on_node = |path: &Path| pod.and_then(|pod| pod.on_node(path)).unwrap_or_else(|| path.to_owned());
+    let clusters = etcd::examine(command, of_node, on_node, report).await;
+    // What is wrong with it is reported where the Service needs it.
+    let lock = given_or_admin(options.kubeconfig.as_deref()).and_then(|path| Client::from_kubeconfig(path).ok());
+    EtcdPlan { clusters, lock, needs_lock: options.kubeconfig.is_some() }
 }
 
 /// Addresses of loopback for the temporary instance and for the bridge's listeners, on one port.

@@ -121,7 +121,7 @@ impl Flags {
 const SWITCHES: [&str; 3] = ["shutdown-send-retry-after", "permit-port-sharing", "anonymous-auth"];
 
 /// Names of the flags that take a value.
-const FLAGS: [&str; 17] = [
+const FLAGS: [&str; 19] = [
     "bind-address",
     "secure-port",
     "advertise-address",
@@ -129,6 +129,8 @@ const FLAGS: [&str; 17] = [
     "tls-private-key-file",
     "client-ca-file",
     "etcd-servers",
+    "etcd-servers-overrides",
+    "etcd-cafile",
     "endpoint-reconciler-type",
     "shutdown-delay-duration",
     "shutdown-watch-termination-grace-period",
@@ -163,6 +165,8 @@ impl Flags {
             "client-ca-file" => self.client_ca_file = path(value),
             "anonymous-auth" => self.anonymous_auth = truth()?,
             "etcd-servers" => self.etcd_servers = value.into(),
+            // It has one store.
+            "etcd-servers-overrides" | "etcd-cafile" => {}
             // It writes no Service.
             "advertise-address" => {
                 ip()?;

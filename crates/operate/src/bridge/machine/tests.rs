@@ -30,6 +30,8 @@ struct Given {
     unstartable: Option<u32>,
     /// Seconds from when new connections go to the bridge until the Service names the node; none: it never does.
     named: Option<u32>,
+    /// Seconds that preparing etcd takes, and whether COMMAND may begin then.
+    prepares: (u32, bool),
     own: Fate,
     /// Seconds in the step hold until COMMAND is to begin.
     asks: u32,
@@ -57,7 +59,7 @@ fn given() -> impl Strategy<Value = Given> {
         prop::option::of((0..300u32, 1..30u32)),
         prop::option::weighted(0.2, 0..300u32),
     );
-    let named = prop::option::weighted(0.9, 0..30u32);
+    let named = (prop::option::weighted(0.9, 0..30u32), (0..20u32, prop::bool::weighted(0.9)));
     let on_failure = prop_oneof![Just(OnFailure::Stay), Just(OnFailure::Restore), Just(OnFailure::End)];
     let end = prop::option::weighted(0.3, (0..300u32, any::<bool>()));
     let restored = prop::option::weighted(0.8, prop::option::weighted(0.8, 0..60u32));
@@ -65,7 +67,7 @@ fn given() -> impl Strategy<Value = Given> {
     (temporary, (fate, named), command, prop::bool::weighted(0.8), (on_failure, restored), end).prop_map(
         |(
             (start, deaths, slow, unstartable),
-            (own, named),
+            (own, (named, prepares)),
             (asks, command, stops),
             succeeds,
             (on_failure, restored),
@@ -76,6 +78,7 @@ fn given() -> impl Strategy<Value = Given> {
             slow,
             unstartable,
             named,
+            prepares,
             own,
             asks,
             command,
@@ -110,6 +113,8 @@ struct World {
     dark: u32,
     steered: Option<u32>,
     unsteered: Option<u32>,
+    /// In which second etcd was to be prepared.
+    prepares: Option<u32>,
     /// In which second COMMAND is to begin, and in which it began.
     asked: Option<u32>,
     command: Option<u32>,
@@ -133,6 +138,7 @@ impl World {
             dark: 0,
             steered: None,
             unsteered: None,
+            prepares: None,
             asked: None,
             command: None,
             before: None,
@@ -164,12 +170,19 @@ impl World {
             },
             steering: self.steering,
             named: self.named(),
+            prepared: self.prepared() == Some(true),
             drained: self.drained,
         }
     }
 
     fn named(&self) -> bool {
         self.steered.zip(self.given.named).is_some_and(|(steered, after)| self.now >= steered + after)
+    }
+
+    /// Whether COMMAND may begin, once that is known.
+    fn prepared(&self) -> Option<bool> {
+        let (takes, may) = self.given.prepares;
+        self.prepares.filter(|begun| self.now >= begun + takes).map(|_| may)
     }
 
     fn tick(&mut self) {
@@ -211,15 +224,20 @@ impl World {
     /// What the machine wants, until it waits. What may not be is asserted here.
     fn act(&mut self) -> Option<BridgeOutcome> {
         loop {
+            if self.prepared() == Some(false) {
+                self.machine.refuse("too few");
+            }
             let seen = self.seen();
             let action = self.machine.next(&seen, Duration::from_secs(self.now.into()));
-            if !matches!(action, Action::Wait | Action::Drain) {
+            if !matches!(action, Action::Wait | Action::Prepare | Action::Drain) {
                 self.acts.push(action.clone());
                 assert!(self.acts.len() < 10_000, "it goes round in circles: {:?}", &self.acts[9_990..]);
             }
             match action {
                 Action::Wait if self.asks() => {}
                 Action::Wait => break,
+                Action::Prepare if self.prepares.is_none() => self.prepares = Some(self.now),
+                Action::Prepare => break,
                 Action::Entered => {}
                 Action::Start => {
                     assert!(self.temporary.is_none(), "it runs already");
@@ -275,6 +293,7 @@ impl World {
             let seen = self.seen();
             assert!(seen.temporary.ready && seen.steering, "no other serves while one is stopped, at {}", self.now);
             assert!(self.now >= steered + 5, "handshakes that began before are cut");
+            assert_eq!(self.prepared(), Some(true));
             assert!(self.named() || self.now >= steered + 15, "the Service may be empty");
             self.command = Some(self.now);
             self.before = self.own.map(|(process, _)| process);
@@ -372,6 +391,7 @@ fn calm(own: Fate) -> Given {
         slow: None,
         unstartable: None,
         named: Some(0),
+        prepares: (0, true),
         own,
         asks: 0,
         command: 10,
@@ -434,6 +454,27 @@ fn command_waits_until_the_service_names_the_node_but_not_for_ever() {
         assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
         assert_eq!((world.steered, world.command), (Some(30), Some(begins)));
     }
+}
+
+#[test]
+fn command_waits_until_etcd_is_prepared_and_never_begins_if_that_fails() {
+    let mut world = World::new(Given { prepares: (7, true), ..calm(Fate::Restarts(0)) });
+    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+    assert_eq!((world.steered, world.prepares, world.command), (Some(30), Some(35), Some(42)));
+    let mut world = World::new(Given { prepares: (7, false), ..calm(Fate::Restarts(0)) });
+    assert_eq!(world.run(3000), Some(BridgeOutcome::NotBegun("too few".into())));
+    assert_eq!((world.command, world.unsteered, world.now, world.own), (None, Some(42), 47, Some((FIRST, 0))));
+    // Nothing is steered yet.
+    let mut world = World::new(calm(Fate::Restarts(0)));
+    world.run(5);
+    world.machine.refuse("another node has the lock");
+    let Some(BridgeOutcome::NotBegun(why)) = world.run(3000) else { panic!("it has begun") };
+    assert_eq!((why.as_str(), world.steered), ("another node has the lock", None));
+    // COMMAND runs: what holds it back comes too late.
+    let mut world = World::new(calm(Fate::Restarts(0)));
+    world.run(40);
+    world.machine.refuse("too late");
+    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
 }
 
 #[test]

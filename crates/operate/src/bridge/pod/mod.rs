@@ -198,12 +198,17 @@ impl RunningPod {
         self.files.push(CopiedFile { path: self.manifest.clone(), mounted: None });
     }
 
+    /// Where on the node a file of the container is.
+    pub fn on_node(&self, path: &Path) -> Option<PathBuf> {
+        self.spec.on_node(path).map(|(_, on_node)| on_node)
+    }
+
     /// The CA of its certificate, on the node: as kubeadm has it, next to the certificate.
     pub fn ca(&self, command: &[OsString]) -> Option<PathBuf> {
         let path = |flag| args::value(command, flag).map(Path::new);
         let (ca, certificate) = (path("--client-ca-file")?, path("--tls-cert-file")?);
         let beside = ca.parent() == certificate.parent();
-        self.spec.on_node(ca).filter(|_| beside).map(|(_, on_node)| on_node)
+        self.on_node(ca).filter(|_| beside)
     }
 
     /// The bridge's copy of a file of the node; that file itself, if there is none.

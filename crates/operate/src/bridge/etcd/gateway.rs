@@ -1,0 +1,223 @@
+//! etcd's JSON gateway (v3.5 and v3.6), by HTTPS with the client certificate of a kube-apiserver: the calls, and their answers.
+//!
+//! In these, numbers of 64 bits are strings, and a field with its default value is left out.
+
+use super::members::{Answer, Sample};
+use berth_cluster::{Access, Client};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+/// Longest time that an answer may take; for one that waits for another leader: etcd itself gives up after 7 s.
+const PATIENCE: Duration = Duration::from_secs(2);
+const MOVING: Duration = Duration::from_secs(10);
+
+/// How long members may take to apply what one of them had applied, and time between two looks.
+const CATCH_UP: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// A member of an etcd.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Member {
+    pub id: u64,
+    /// Empty as long as it has not started.
+    pub name: String,
+    pub client_urls: Vec<String>,
+    pub is_learner: bool,
+}
+
+impl Member {
+    /// Text for people.
+    pub fn describe(&self) -> String {
+        let name = if self.name.is_empty() { "without a name" } else { &self.name };
+        format!("member {name} ({:x})", self.id)
+    }
+}
+
+/// The members, as one of them knows them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MemberList {
+    pub cluster: u64,
+    /// Who answered.
+    pub by: u64,
+    pub members: Vec<Member>,
+}
+
+impl MemberList {
+    /// None if it is no such answer.
+    pub fn parse(answer: &Value) -> Option<Self> {
+        let member = |value: &Value| Member {
+            id: number(&value["ID"]),
+            name: text(&value["name"]),
+            client_urls: list(&value["clientURLs"]).iter().map(text).filter(|url| !url.is_empty()).collect(),
+            is_learner: value["isLearner"] == true,
+        };
+        let [cluster, by] = header(answer)?;
+        let members: Vec<_> = list(&answer["members"]).iter().map(member).collect();
+        let ids: BTreeSet<_> = members.iter().map(|member| member.id).collect();
+        let whole = !members.is_empty() && ids.len() == members.len() && !ids.contains(&0);
+        whole.then_some(Self { cluster, by, members })
+    }
+}
+
+/// The state of a member.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Status {
+    pub cluster: u64,
+    pub member: u64,
+    /// What it has applied.
+    pub revision: u64,
+    /// 0: it knows none.
+    pub leader: u64,
+    /// What it reports about itself.
+    pub errors: Vec<String>,
+}
+
+impl Status {
+    /// None if it is no such answer.
+    pub fn parse(answer: &Value) -> Option<Self> {
+        let [cluster, member] = header(answer)?;
+        let (revision, leader) = (number(&answer["header"]["revision"]), number(&answer["leader"]));
+        let errors = list(&answer["errors"]).iter().map(text).filter(|error| !error.is_empty()).collect();
+        Some(Self { cluster, member, revision, leader, errors })
+    }
+}
+
+/// The alarms that are on: members and kinds. None if it is no such answer.
+pub fn alarms(answer: &Value) -> Option<Vec<(u64, String)>> {
+    header(answer)?;
+    let alarms = list(&answer["alarms"]).iter().map(|alarm| (number(&alarm["memberID"]), text(&alarm["alarm"])));
+    Some(alarms.filter(|(_, kind)| !kind.is_empty() && kind != "NONE").collect())
+}
+
+/// The IDs of the cluster and of the member that answers.
+fn header(answer: &Value) -> Option<[u64; 2]> {
+    let ids = ["cluster_id", "member_id"].map(|field| number(&answer["header"][field]));
+    (!ids.contains(&0)).then_some(ids)
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().or_else(|| value.as_str()?.parse().ok()).unwrap_or_default()
+}
+
+/// It may end in a line of a log or of a terminal.
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).take(500).collect()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// A client of all members of an etcd.
+#[derive(Debug, Clone)]
+pub struct Gateway(Arc<Access>);
+
+impl Gateway {
+    /// With the CA of the members' certificates, and a client certificate and its key, all in PEM form.
+    pub fn new(ca: Vec<u8>, client: Option<(Vec<u8>, Vec<u8>)>) -> Self {
+        Self(Arc::new(Access { ca, client, ..Access::default() }))
+    }
+
+    /// What the members' certificates are checked against.
+    pub fn ca(&self) -> &[u8] {
+        &self.0.ca
+    }
+
+    /// # Errors
+    /// There is no answer, or another; with the URL.
+    pub async fn members(&self, url: &str) -> Result<MemberList, String> {
+        // As it knows them itself: this is answered without a leader, too.
+        self.parsed(url, "/v3/cluster/member/list", &json!({}), MemberList::parse).await
+    }
+
+    /// # Errors
+    /// As [`Self::members`].
+    pub async fn status(&self, url: &str) -> Result<Status, String> {
+        self.parsed(url, "/v3/maintenance/status", &json!({}), Status::parse).await
+    }
+
+    /// Moves the leadership from the member at this URL to another.
+    ///
+    /// # Errors
+    /// As [`Self::members`].
+    pub async fn transfer_leadership(&self, url: &str, to: u64) -> Result<(), String> {
+        let asks = json!({"targetID": to.to_string()});
+        self.ask(url, "/v3/maintenance/transfer-leadership", &asks, MOVING).await.map(drop)
+    }
+
+    /// What there is to know of an etcd before the member at this URL goes away. Takes some seconds where a member does not answer or is
+    /// behind.
+    ///
+    /// # Errors
+    /// As [`Self::members`].
+    pub async fn sample(&self, own: &str) -> Result<Sample, String> {
+        let list = self.members(own).await?;
+        let status = self.status(own).await?;
+        let asks = json!({"action": "GET"});
+        let alarms = self.parsed(own, "/v3/maintenance/alarm", &asks, alarms).await;
+        let others: Vec<_> = list.members.iter().filter(|member| member.id != list.by).cloned().collect();
+        let first = self.answers(&others).await;
+        let applied = first.values().flatten().map(|answer| answer.status.revision).chain([status.revision]);
+        let revision = applied.max().unwrap_or_default();
+        let began = Instant::now();
+        let answers = loop {
+            let answers = self.answers(&others).await;
+            let have_caught_up = answers.values().flatten().all(|answer| answer.status.revision >= revision);
+            if have_caught_up || began.elapsed() >= CATCH_UP {
+                break answers;
+            }
+            sleep(AGAIN).await;
+        };
+        Ok(Sample { list, leader: status.leader, alarms, revision, answers })
+    }
+
+    /// What each answers at one of its URLs, by ID.
+    pub async fn answers(&self, members: &[Member]) -> BTreeMap<u64, Result<Answer, String>> {
+        let mut asking = JoinSet::new();
+        for member in members {
+            let (gateway, member) = (self.clone(), member.clone());
+            asking.spawn(async move { (member.id, gateway.answer(&member).await) });
+        }
+        let mut answers = BTreeMap::new();
+        while let Some(answered) = asking.join_next().await {
+            answers.extend(answered);
+        }
+        answers
+    }
+
+    async fn answer(&self, member: &Member) -> Result<Answer, String> {
+        let mut tried = Vec::new();
+        for url in &member.client_urls {
+            match self.status(url).await {
+                Ok(status) if status.member == member.id => return Ok(Answer { url: url.clone(), status }),
+                Ok(status) => tried.push(format!("{url}: member {:x} answers there", status.member)),
+                Err(why) => tried.push(why),
+            }
+        }
+        Err(tried.join("; "))
+    }
+
+    async fn parsed<T>(
+        &self,
+        url: &str,
+        path: &str,
+        asks: &Value,
+        parse: impl Fn(&Value) -> Option<T>,
+    ) -> Result<T, String> {
+        let answer = self.ask(url, path, asks, PATIENCE).await?;
+        parse(&answer).ok_or_else(|| format!("{url}: unexpected reply to {path}: is it an etcd v3.5 or newer?"))
+    }
+
+    async fn ask(&self, url: &str, path: &str, asks: &Value, patience: Duration) -> Result<Value, String> {
+        let access = Access { server: url.to_owned(), ..(*self.0).clone() };
+        let client = Client::new(&access).map_err(|mistake| format!("{url}: {mistake}"))?;
+        client.with_patience(patience).post(path, asks).await.map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+//! The members of etcd while a bridge is on: the cluster's lock, a check and the move of the leadership before COMMAND, and what changes
+//! afterwards. A task beside the daemon's loop, which may wait seconds for an answer.
+
+use super::gateway::Member;
+use super::members::{Choice, Sample, changes};
+use super::{Cluster, EtcdPlan};
+use crate::upgrade::journal::node_name;
+use crate::upgrade::lock::{Claim, Holder, Lock, LockError};
+use crate::upgrade::pod::draw_uid;
+use crate::upgrade::progress::Progress;
+use berth_cluster::Client;
+use berth_node::terms::Speedup;
+use berth_options::cluster::host_name;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+/// Time between two looks at the others.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// What is not avoided without the cluster's lock.
+const UNLOCKED: &str = "nothing keeps another control-plane node from being under a bridge or upgraded meanwhile, with which etcd would \
+                        lose its majority";
+
+/// What has come of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EtcdState {
+    /// COMMAND may begin.
+    pub prepared: bool,
+    /// Why it may not, and never will under this bridge.
+    pub refused: Option<String>,
+    /// What the operator should know, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// Goes on until this is dropped.
+#[derive(Debug)]
+pub struct Keeping {
+    prepare: watch::Sender<bool>,
+    state: watch::Receiver<EtcdState>,
+}
+
+impl Keeping {
+    /// COMMAND is to begin: checks the members again, and moves the leadership away.
+    pub fn prepare(&self) {
+        self.prepare.send_if_modified(|wanted| !std::mem::replace(wanted, true));
+    }
+
+    pub fn state(&self) -> EtcdState {
+        self.state.borrow().clone()
+    }
+}
+
+impl EtcdPlan {
+    /// Asks these instances for the cluster's lock. None if there is nothing to be done.
+    #[must_use]
+    pub fn start(&self, instances: [SocketAddr; 2], speedup: Speedup) -> Option<Keeping> {
+        let (prepare, wanted) = watch::channel(false);
+        let (to, state) = watch::channel(EtcdState::default());
+        let clusters = self.clusters.clone();
+        if clusters.is_empty() {
+            return None;
+        }
+        let lock = self.lock.clone().map(|client| client.at(instances));
+        let needs_lock = self.needs_lock;
+        tokio::spawn(async move {
+            let progress = Progress::default();
+            let lock = match acquired(lock.as_ref(), needs_lock, &progress).await {
+                Ok(lock) => Some(lock),
+                Err(Missing::Refused(why)) => {
+                    to.send_modify(|state| state.refused = Some(why));
+                    return;
+                }
+                Err(Missing::Unlocked(why)) => {
+                    publish(&to, &[format!("{why}: {UNLOCKED}")]);
+                    None
+                }
+            };
+            let keep = keep(&clusters, wanted, &to, speedup.of(LOOK));
+            match lock {
+                None => keep.await,
+                Some(lock) => {
+                    tokio::select! {
+                        () = keep => {}
+                        () = lock.keep(&progress) => {}
+                    }
+                    lock.release(&progress).await;
+                }
+            }
+        });
+        Some(Keeping { prepare, state })
+    }
+}
+
+/// Why there is no lock.
+enum Missing {
+    /// Another has it, or an operator wants it.
+    Refused(String),
+    Unlocked(String),
+}
+
+/// The lock as one has it that has changed nothing: it is lost when it is not renewed, so that a bridge that was killed blocks no other node.
+/// While its member is away, the check of the members does.
+async fn acquired(client: Option<&Client>, needs_lock: bool, progress: &Progress) -> Result<Lock, Missing> {
+    let client =
+        client.ok_or_else(|| Missing::Unlocked("the cluster's lock is not held without --kubeconfig".into()))?;
+    let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    let me = Holder {
+        upgrade: draw_uid().map_err(|error| Missing::Refused(error.to_string()))?.to_string(),
+        node: node_name(Path::new("/proc")).unwrap_or_else(host_name),
+        process: std::process::id().to_string(),
+        command: words.join(" "),
+        changed: false,
+        since: String::new(),
+    };
+    let lock = Lock::new(client, Claim::new(me, false));
+    match lock.acquire(progress).await {
+        Ok(()) => Ok(lock),
+        Err(LockError::Api(error)) if needs_lock => Err(Missing::Refused(format!("--kubeconfig: {error}: {UNLOCKED}"))),
+        Err(LockError::Api(error)) => Err(Missing::Unlocked(error.to_string())),
+        Err(busy) => Err(Missing::Refused(busy.to_string())),
+    }
+}
+
+async fn keep(clusters: &[Cluster], mut wanted: watch::Receiver<bool>, to: &watch::Sender<EtcdState>, pause: Duration) {
+    if wanted.wait_for(|wanted| *wanted).await.is_err() {
+        return;
+    }
+    let mut said = to.borrow().notes.clone();
+    for cluster in clusters {
+        match cluster.prepare().await {
+            Ok(notes) => said.extend(notes),
+            Err(why) => {
+                to.send_modify(|state| state.refused = Some(why));
+                return;
+            }
+        }
+    }
+    publish(to, &said);
+    to.send_modify(|state| state.prepared = true);
+    loop {
+        tokio::select! {
+            dropped = wanted.changed() => if dropped.is_err() { return },
+            () = sleep(pause) => {}
+        }
+        let mut notes = said.clone();
+        for cluster in clusters {
+            notes.extend(cluster.look().await);
+        }
+        publish(to, &notes);
+    }
+}
+
+fn publish(to: &watch::Sender<EtcdState>, notes: &[String]) {
+    let before: BTreeSet<_> = to.borrow().notes.iter().cloned().collect();
+    notes.iter().filter(|note| !before.contains(*note)).for_each(|note| tracing::warn!("etcd: {note}"));
+    to.send_if_modified(|state| std::mem::replace(&mut state.notes, notes.to_vec()) != notes);
+}
+
+impl Cluster {
+    /// The last thing before COMMAND. What the operator should know.
+    ///
+    /// # Errors
+    /// The others are not a majority any more.
+    async fn prepare(&self) -> Result<Vec<String>, String> {
+        let sample = self.gateway.sample(&self.own).await.map_err(|why| format!("etcd: {why}"))?;
+        let others = match sample.choose() {
+            Ok(Choice::Others(others)) => others,
+            Ok(Choice::Alone) => return Err("etcd has no other member any more: begin again".into()),
+            Err(why) => return Err(format!("etcd: {}", why.join("; "))),
+        };
+        let is_used = |id: u64| others.members.iter().any(|(member, _)| member.id == id);
+        if let Some((lost, _)) = self.others.members.iter().find(|(member, _)| !is_used(member.id)) {
+            let why = others.left_out.join("; ");
+            return Err(format!("etcd: {}, which is used, cannot be any more ({why}): begin again", lost.describe()));
+        }
+        let mut notes = changes(&self.list.members, &sample.list.members);
+        notes.extend(self.move_leadership(&sample).await.err());
+        Ok(notes)
+    }
+
+    /// Spares the cluster an election, where this node's member leads.
+    async fn move_leadership(&self, sample: &Sample) -> Result<(), String> {
+        let Some((to, _)) = self.others.members.first().filter(|_| sample.leader == self.list.by) else {
+            return Ok(());
+        };
+        let moved = self.gateway.transfer_leadership(&self.own, to.id).await;
+        moved.map_err(|why| format!("this node's member stays the leader until it stops: {why}"))?;
+        tracing::info!(to = to.describe(), "etcd's leadership was moved away from this node's member");
+        Ok(())
+    }
+
+    /// What is not as it was when COMMAND began.
+    async fn look(&self) -> Vec<String> {
+        let members: Vec<Member> = self.others.members.iter().map(|(member, _)| member.clone()).collect();
+        let answers = self.gateway.answers(&members).await;
+        let describe =
+            |id: &u64| members.iter().find(|member| member.id == *id).map(Member::describe).unwrap_or_default();
+        let silent = answers.iter().filter_map(|(id, answer)| {
+            Some(format!("{} does not answer, and there is no reserve: {}", describe(id), answer.as_ref().err()?))
+        });
+        let mut notes: Vec<_> = silent.collect();
+        if let Some(answer) = answers.values().flatten().next() {
+            if answer.status.leader == self.list.by {
+                notes.push("this node's member leads again".into());
+            }
+            let listed = self.gateway.members(&answer.url).await;
+            let now = listed.map(|list| changes(&self.list.members, &list.members)).unwrap_or_default();
+            notes.extend(now.into_iter().map(|what| format!("{what}: the bridge goes on with those that it uses")));
+        }
+        let ca = self.ca.clone();
+        let read = tokio::task::spawn_blocking(move || std::fs::read(ca)).await;
+        if let Ok(Ok(ca)) = read
+            && ca != self.gateway.ca()
+        {
+            notes.push(format!("{} was changed: the bridge goes on with what it was", self.ca.display()));
+        }
+        notes
+    }
+}

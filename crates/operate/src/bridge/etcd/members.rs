@@ -1,0 +1,146 @@
+//! Which members of an etcd a kube-apiserver can use while this node's own member is away. Pure.
+//!
+//! The others must be a majority of all voters without it: else nothing is written, and no read is answered that asks for the latest state.
+
+use super::gateway::{Member, MemberList, Status};
+use std::collections::BTreeMap;
+
+/// What a bridge costs that leaves etcd alone.
+pub const OWN: &str = "or give --etcd own: the temporary kube-apiserver then uses this node's member, and requests that need etcd time out \
+                       while COMMAND restarts that, in kubeadm's own upgrade of etcd for some 47 s";
+
+/// What was seen of an etcd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// As this node's own member knows them.
+    pub list: MemberList,
+    /// 0: it knows none.
+    pub leader: u64,
+    /// Members and kinds; without a leader they cannot be read.
+    pub alarms: Result<Vec<(u64, String)>, String>,
+    /// What some member had applied before the others were asked.
+    pub revision: u64,
+    /// Of the others, by ID.
+    pub answers: BTreeMap<u64, Result<Answer, String>>,
+}
+
+/// What a member answers, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub url: String,
+    pub status: Status,
+}
+
+/// Who serves while this node's own member is away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Choice {
+    /// There is no other.
+    Alone,
+    Others(Others),
+}
+
+/// Members that are a majority without this node's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Others {
+    /// With the URL at which each answers.
+    pub members: Vec<(Member, String)>,
+    /// Which others are not used, and why.
+    pub left_out: Vec<String>,
+}
+
+impl Sample {
+    /// # Errors
+    /// All that is missing, with what helps.
+    pub fn choose(&self) -> Result<Choice, Vec<String>> {
+        let MemberList { by, members, .. } = &self.list;
+        let others: Vec<_> = members.iter().filter(|member| member.id != *by).collect();
+        if others.is_empty() {
+            return Ok(Choice::Alone);
+        }
+        let (mut usable, mut left_out) = (Vec::new(), Vec::new());
+        for member in others {
+            match self.usable(member) {
+                Ok(url) => usable.push((member.clone(), url.to_owned())),
+                Err(why) => left_out.push(format!("{} {why}", member.describe())),
+            }
+        }
+        let voters = members.iter().filter(|member| !member.is_learner).count();
+        let needed = voters / 2 + 1;
+        let mut why = self.troubles();
+        if why.is_empty() && usable.len() >= needed {
+            return Ok(Choice::Others(Others { members: usable, left_out }));
+        }
+        why.extend(left_out);
+        why.push(format!(
+            "of {voters} voters {needed} must serve while this node's member is away, and {} of the others can: wait until they do, \
+             {OWN}",
+            usable.len()
+        ));
+        Err(why)
+    }
+
+    /// What is wrong with all of them.
+    fn troubles(&self) -> Vec<String> {
+        if self.leader == 0 {
+            return vec!["this node's member knows no leader: see that it reaches the peer URLs of the others".into()];
+        }
+        let find = |id: u64| self.list.members.iter().find(|member| member.id == id);
+        let alarm = |(id, kind): &(u64, String)| {
+            let member = find(*id).map_or_else(|| format!("member {id:x}"), Member::describe);
+            format!("{member} has the alarm {kind}: remove its cause, then `etcdctl alarm disarm`")
+        };
+        match &self.alarms {
+            Ok(alarms) => alarms.iter().map(alarm).collect(),
+            Err(why) => vec![format!("its alarms cannot be read: {why}: see this node's etcd's log")],
+        }
+    }
+
+    /// The URL at which another member can be used.
+    fn usable(&self, member: &Member) -> Result<&str, String> {
+        if member.name.is_empty() {
+            return Err(format!("has not started: start its etcd, or `etcdctl member remove {:x}`", member.id));
+        }
+        if member.is_learner {
+            return Err(format!("is no voter yet: `etcdctl member promote {:x}`", member.id));
+        }
+        let Answer { url, status } = match self.answers.get(&member.id) {
+            Some(Ok(answer)) => answer,
+            Some(Err(why)) if !why.is_empty() => {
+                return Err(format!(
+                    "cannot be used: {why}: see its etcd's log, and that its certificate is for this address"
+                ));
+            }
+            _ => return Err("has no client URL: give its etcd --advertise-client-urls".into()),
+        };
+        let wrong = |what: String| Err(format!("at {url} {what}"));
+        if status.cluster != self.list.cluster || status.member != member.id {
+            return wrong("answers for another etcd: correct its --advertise-client-urls".into());
+        }
+        if !status.errors.is_empty() {
+            return wrong(format!("reports {}: see its etcd's log", status.errors.join(", ")));
+        }
+        if status.leader == 0 {
+            return wrong("knows no leader: see that it reaches the peer URLs of the others".into());
+        }
+        if status.revision < self.revision {
+            let (its, all) = (status.revision, self.revision);
+            return wrong(format!("is at revision {its}, and others at {all}: wait until it has caught up"));
+        }
+        Ok(url)
+    }
+}
+
+/// What has become of the members since, in sentences.
+pub fn changes(before: &[Member], now: &[Member]) -> Vec<String> {
+    let find = |all: &[Member], id: u64| all.iter().find(|member| member.id == id).cloned();
+    let gone =
+        before.iter().filter(|was| find(now, was.id).is_none()).map(|was| format!("{} was removed", was.describe()));
+    let others = now.iter().filter_map(|is| match find(before, is.id) {
+        None => Some(format!("{} was added", is.describe())),
+        Some(was) => (was != *is).then(|| format!("{} was changed", is.describe())),
+    });
+    gone.chain(others).collect()
+}
+
+#[cfg(test)]
+mod tests;

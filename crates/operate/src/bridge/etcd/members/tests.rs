@@ -1,0 +1,170 @@
+use super::*;
+use proptest::prelude::*;
+
+fn member(id: u64) -> Member {
+    Member { id, name: format!("cp-{id}"), client_urls: vec![format!("https://10.0.0.{id}:2379")], is_learner: false }
+}
+
+fn answer(id: u64) -> Answer {
+    let status = Status { cluster: 77, member: id, revision: 100, leader: 1, errors: Vec::new() };
+    Answer { url: format!("https://10.0.0.{id}:2379"), status }
+}
+
+/// All is well with this many; asked at the first.
+fn sample(members: u64) -> Sample {
+    Sample {
+        list: MemberList { cluster: 77, by: 1, members: (1..=members).map(member).collect() },
+        leader: 1,
+        alarms: Ok(Vec::new()),
+        revision: 100,
+        answers: (2..=members).map(|id| (id, Ok(answer(id)))).collect(),
+    }
+}
+
+/// The others' IDs, and how many were left out.
+fn chosen(sample: &Sample) -> Option<(Vec<u64>, usize)> {
+    match sample.choose() {
+        Ok(Choice::Others(others)) => {
+            Some((others.members.iter().map(|(member, _)| member.id).collect(), others.left_out.len()))
+        }
+        _ => None,
+    }
+}
+
+#[test]
+fn the_others_are_used_where_they_are_a_majority() {
+    assert_eq!(sample(1).choose(), Ok(Choice::Alone));
+    assert_eq!(sample(2).choose().unwrap_err().len(), 1);
+    assert_eq!(chosen(&sample(3)), Some((vec![2, 3], 0)));
+    assert_eq!(chosen(&sample(5)), Some((vec![2, 3, 4, 5], 0)));
+    // One of five may be missing.
+    let mut five = sample(5);
+    five.answers.insert(4, Err("https://10.0.0.4:2379: no answer in 2s".into()));
+    assert_eq!(chosen(&five), Some((vec![2, 3, 5], 1)));
+    five.answers.insert(5, Err("https://10.0.0.5:2379: no answer in 2s".into()));
+    assert_eq!(chosen(&five), None);
+    // Four have no more to lose than three.
+    let mut four = sample(4);
+    assert_eq!(chosen(&four), Some((vec![2, 3, 4], 0)));
+    four.list.members[3].is_learner = true;
+    assert_eq!(chosen(&four), Some((vec![2, 3], 1)));
+}
+
+#[test]
+fn all_that_is_missing_is_named_at_once() {
+    type Break = fn(&mut Sample);
+    let broken: [(Break, &str); 9] = [
+        (|it| it.list.members[2].name.clear(), "has not started: start its etcd, or `etcdctl member remove 3`"),
+        (|it| it.list.members[2].is_learner = true, "is no voter yet: `etcdctl member promote 3`"),
+        (
+            |it| drop(it.answers.insert(3, Err("TLS handshake failed".into()))),
+            "cannot be used: TLS handshake failed: see",
+        ),
+        (|it| drop(it.answers.insert(3, Err(String::new()))), "has no client URL"),
+        (|it| set(it, |status| status.cluster = 78), "answers for another etcd"),
+        (|it| set(it, |status| status.errors.push("memory".into())), "reports memory"),
+        (|it| set(it, |status| status.leader = 0), "knows no leader"),
+        (|it| set(it, |status| status.revision = 99), "is at revision 99, and others at 100: wait"),
+        (
+            |it| it.alarms = Ok(vec![(3, "NOSPACE".into())]),
+            "has the alarm NOSPACE: remove its cause, then `etcdctl alarm disarm`",
+        ),
+    ];
+    fn set(sample: &mut Sample, change: fn(&mut Status)) {
+        change(&mut sample.answers.get_mut(&3).unwrap().as_mut().unwrap().status);
+    }
+    for (change, why) in broken {
+        let mut three = sample(3);
+        change(&mut three);
+        let all = three.choose().unwrap_err();
+        assert!(all[0].contains(" (3) ") && all[0].contains(why), "{all:?}");
+        assert!(all.last().unwrap().contains("--etcd own"), "{all:?}");
+    }
+    let mut three = sample(3);
+    three.answers.clear();
+    assert_eq!(three.choose().unwrap_err().len(), 3);
+    for (leader, why) in [(1, "its alarms cannot be read: no answer in 2s"), (0, "this node's member knows no leader")]
+    {
+        let three = Sample { leader, alarms: Err("no answer in 2s".into()), ..sample(3) };
+        let all = three.choose().unwrap_err();
+        assert!(all.len() == 2 && all[0].starts_with(why), "{all:?}");
+        assert_eq!(Sample { list: sample(1).list, ..three }.choose(), Ok(Choice::Alone));
+    }
+    // One that has left the list is named by its number.
+    let mut three = sample(3);
+    three.alarms = Ok(vec![(255, "CORRUPT".into())]);
+    assert!(three.choose().unwrap_err()[0].starts_with("member ff has the alarm CORRUPT"));
+}
+
+#[test]
+fn what_has_changed_is_told() {
+    let before = sample(3).list.members;
+    assert_eq!(changes(&before, &before), Vec::<String>::new());
+    let mut now = vec![member(1), member(3), member(4)];
+    now[1].client_urls.clear();
+    let told = ["member cp-2 (2) was removed", "member cp-3 (3) was changed", "member cp-4 (4) was added"];
+    assert_eq!(changes(&before, &now), told);
+}
+
+prop_compose! {
+    fn anything()(
+        members in prop::collection::btree_map(1u64..9, (any::<bool>(), any::<bool>(), 0..9u8, 98u64..102), 0..8),
+        alarms in prop::collection::vec((1u64..9, "[A-Z]{1,8}".prop_map(String::from)), 0..2),
+        by in 1u64..9,
+    ) -> Sample {
+        let mut sample = Sample { alarms: Ok(alarms), ..sample(0) };
+        sample.list.by = by;
+        for (id, (learner, started, odd, revision)) in members {
+            let mut member = member(id);
+            member.is_learner = learner && odd > 3;
+            if !started && odd > 4 {
+                member.name.clear();
+            }
+            sample.list.members.push(member);
+            let mut answer = answer(id);
+            answer.status.revision = revision;
+            match odd {
+                0 => answer.status.cluster = 1,
+                1 => answer.status.leader = 0,
+                2 => answer.status.errors.push("x".into()),
+                3 => answer.status.member = 1,
+                _ => {}
+            }
+            sample.answers.insert(id, if odd == 8 { Err("silent".into()) } else { Ok(answer) });
+        }
+        sample
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
+
+    /// A temporary kube-apiserver gets only members that serve, a majority of all voters, and not this node's own; and what is refused has a
+    /// cause in each other member, or an alarm.
+    #[test]
+    fn only_a_majority_that_serves_is_used(sample in anything()) {
+        let list = &sample.list;
+        let voters = list.members.iter().filter(|member| !member.is_learner).count();
+        let serves = |member: &Member| {
+            let Some(Ok(answer)) = sample.answers.get(&member.id) else { return false };
+            let Status { cluster, member: id, revision, leader, errors } = &answer.status;
+            member.id != list.by && !member.is_learner && !member.name.is_empty() && (*cluster, *id) == (77, member.id)
+                && *revision >= 100 && *leader != 0 && errors.is_empty()
+        };
+        let all: Vec<_> = list.members.iter().filter(|member| serves(member)).map(|member| member.id).collect();
+        let others = list.members.iter().filter(|member| member.id != list.by).count();
+        let no_alarm = sample.alarms == Ok(Vec::new());
+        match sample.choose() {
+            Ok(Choice::Alone) => prop_assert_eq!(others, 0),
+            Ok(Choice::Others(chosen)) => {
+                let ids: Vec<_> = chosen.members.iter().map(|(member, _)| member.id).collect();
+                prop_assert!(no_alarm && 2 * ids.len() > voters);
+                prop_assert_eq!((&ids, ids.len() + chosen.left_out.len()), (&all, others));
+            }
+            Err(why) => {
+                prop_assert!(!no_alarm || 2 * all.len() <= voters);
+                prop_assert_eq!(why.len(), sample.alarms.as_ref().map_or(0, Vec::len) + (others - all.len()) + 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! etcd under a bridge: COMMAND may restart this node's member too.
+//!
+//! A member that stops takes requests for 7 s more and answers none. So where others are a majority without it, the temporary
+//! kube-apiserver knows only those. An etcd of which no member is on this node needs none of this.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`servers`] | the etcds that a kube-apiserver's arguments name. Pure |
+//! | [`members`] | which members can be used while this node's own is away. Pure |
+//! | [`gateway`] | etcd's JSON gateway: calls and answers |
+//! | [`keeping`] | while the bridge is on: the cluster's lock, the leadership, and what changes |
+
+pub mod gateway;
+pub mod keeping;
+pub mod members;
+pub mod servers;
+
+use crate::report::Report;
+use berth_cluster::Client;
+use berth_cluster::kubeconfig::Place;
+use berth_exec::args;
+use gateway::{Gateway, MemberList};
+use members::{Choice, Others};
+use servers::Urls;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+/// Which etcd the temporary kube-apiserver uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum EtcdMode {
+    /// Of several members the others, which must be a majority without this node's
+    #[default]
+    Auto,
+    /// The node's own, as the running one does: requests that need it time out while COMMAND restarts it
+    Own,
+}
+
+/// An etcd with a member on this node, whose others serve while the bridge is on.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    gateway: Gateway,
+    /// Where the CA of its members' certificates is.
+    ca: PathBuf,
+    /// As in the arguments, and which of them is this node's.
+    urls: Urls,
+    own: String,
+    list: MemberList,
+    others: Others,
+}
+
+/// What a bridge does about etcd.
+#[derive(Debug, Default)]
+pub struct EtcdPlan {
+    pub clusters: Vec<Cluster>,
+    /// For the cluster's lock, and whether there is no bridge without it: a kubeconfig was given.
+    pub lock: Option<Client>,
+    pub needs_lock: bool,
+}
+
+impl EtcdPlan {
+    /// Lets a kube-apiserver use the others.
+    pub fn rewrite(&self, argv: &mut Vec<OsString>) {
+        let others = |cluster: &Cluster| cluster.others.members.iter().map(|(_, url)| url.clone()).collect();
+        let instead: BTreeMap<_, _> =
+            self.clusters.iter().map(|cluster| (cluster.urls.clone(), others(cluster))).collect();
+        servers::replace(argv, &instead);
+    }
+}
+
+/// Finds the etcds of a running kube-apiserver that have a member here and others. `on_node` is where a file is that an argument names.
+pub async fn examine(
+    command: &[OsString],
+    node: &[IpAddr],
+    on_node: impl Fn(&Path) -> PathBuf,
+    report: &mut Report,
+) -> Vec<Cluster> {
+    let mut clusters = Vec::new();
+    for urls in servers::named(command) {
+        let Some(own) = of_node(&urls, node).await else { continue };
+        let asked = match gateway(command, &on_node) {
+            Ok((gateway, ca)) => gateway.sample(&own).await.map(|sample| (gateway, ca, sample)),
+            Err(why) => Err(why),
+        };
+        let (gateway, ca, sample) = match asked {
+            Ok(asked) => asked,
+            Err(why) => {
+                report.info(format!(
+                    "the etcd on this node was not asked for its members: {why}; requests that need it time out while COMMAND restarts it"
+                ));
+                continue;
+            }
+        };
+        match sample.choose() {
+            Ok(Choice::Alone) => {}
+            Ok(Choice::Others(others)) => {
+                let used: Vec<_> =
+                    others.members.iter().map(|(member, url)| format!("{} at {url}", member.describe())).collect();
+                let left_out = others.left_out.iter().map(|why| format!("; {why}")).collect::<String>();
+                report.info(format!(
+                    "etcd: the temporary kube-apiserver uses {}, not this node's member{left_out}",
+                    used.join(" and ")
+                ));
+                clusters.push(Cluster { gateway, ca, urls, own, list: sample.list, others });
+            }
+            Err(all) => all.into_iter().for_each(|why| report.error(format!("etcd: {why}"))),
+        }
+    }
+    clusters
+}
+
+/// The URL that is of this node, if one is.
+async fn of_node(urls: &Urls, node: &[IpAddr]) -> Option<String> {
+    for url in urls {
+        let Some((host, port)) = place(url) else { continue };
+        let is_here = |ip: IpAddr| ip.is_loopback() || node.contains(&ip);
+        let found = tokio::net::lookup_host((host.as_str(), port)).await;
+        if found.is_ok_and(|mut found| found.any(|address| is_here(address.ip()))) {
+            return Some(url.clone());
+        }
+    }
+    None
+}
+
+/// Without TLS, etcd is where it would be with it.
+fn place(url: &str) -> Option<(String, u16)> {
+    let secure = url.replacen("http://", "https://", 1);
+    Place::parse(&secure).ok().map(|place| (place.host, place.port))
+}
+
+/// With the certificates of the kube-apiserver, and where its CA is.
+fn gateway(command: &[OsString], on_node: impl Fn(&Path) -> PathBuf) -> Result<(Gateway, PathBuf), String> {
+    let path = |flag| args::value(command, flag).map(|path| on_node(Path::new(path)));
+    let read = |path: &PathBuf| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
+    let ca = path("--etcd-cafile").ok_or("kube-apiserver has no --etcd-cafile")?;
+    let client = match (path("--etcd-certfile"), path("--etcd-keyfile")) {
+        (Some(certificate), Some(key)) => Some((read(&certificate)?, read(&key)?)),
+        _ => None,
+    };
+    Ok((Gateway::new(read(&ca)?, client), ca))
+}
+
+#[cfg(test)]
+mod tests;

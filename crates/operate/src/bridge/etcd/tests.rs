@@ -1,0 +1,264 @@
+//! Against three small servers that answer as members do.
+
+use super::keeping::Keeping;
+use super::*;
+use crate::upgrade::lock::{self, Claim, Holder, Lock};
+use berth_node::terms::Speedup;
+use berth_testing::etcd::Members;
+use berth_testing::{Objects, Server, etcd, serve_with};
+use serde_json::json;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Longer than anything takes that does not hang.
+const HANG: Duration = Duration::from_secs(30);
+
+/// Looks come at once.
+const FAST: &str = "1000";
+
+/// A node with the first of some members, and what its kube-apiserver is started with.
+struct Node {
+    etcd: Arc<Mutex<Members>>,
+    servers: Vec<Server>,
+    dir: tempfile::TempDir,
+    command: Vec<OsString>,
+}
+
+impl Node {
+    async fn new(members: usize) -> Self {
+        Self::with(members, "127.0.0.1").await
+    }
+
+    /// The certificate of the last member is for another name.
+    async fn with(members: usize, last: &str) -> Self {
+        let mut all = vec![(([127, 0, 0, 1], 0).into(), "127.0.0.1"); members];
+        all[members - 1].1 = last;
+        let (etcd, servers) = etcd::start(&all).await;
+        let dir = tempfile::tempdir().unwrap();
+        let (certificate, key) = servers[0].access.client.clone().unwrap();
+        for (name, text) in [("ca", servers[0].access.ca.clone()), ("crt", certificate), ("key", key)] {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        let mut node = Self { etcd, servers, dir, command: Vec::new() };
+        let file = |name: &str| node.dir.path().join(name).display().to_string();
+        node.command = vec![
+            "kube-apiserver".into(),
+            format!("--etcd-servers={}", node.url(1)).into(),
+            format!("--etcd-cafile={}", file("ca")).into(),
+            format!("--etcd-certfile={}", file("crt")).into(),
+            format!("--etcd-keyfile={}", file("key")).into(),
+        ];
+        node
+    }
+
+    fn url(&self, member: usize) -> String {
+        self.servers[member - 1].access.server.clone()
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Members)) {
+        change(&mut self.etcd.lock().unwrap());
+    }
+
+    async fn examine(&self) -> (Vec<Cluster>, Report) {
+        let mut report = Report::default();
+        let clusters = examine(&self.command, &[], Path::to_owned, &mut report).await;
+        (clusters, report)
+    }
+
+    /// A bridge's plan, where that is not refused.
+    async fn plan(&self) -> EtcdPlan {
+        let (clusters, report) = self.examine().await;
+        assert_eq!(report.errors(), Vec::<String>::new());
+        EtcdPlan { clusters, ..EtcdPlan::default() }
+    }
+}
+
+fn start(plan: &EtcdPlan) -> Keeping {
+    let nowhere = "127.0.0.1:1".parse().unwrap();
+    plan.start([nowhere; 2], FAST.parse::<Speedup>().unwrap()).unwrap()
+}
+
+/// The state, once it is as wanted.
+async fn state(keeping: &Keeping, wanted: impl Fn(&keeping::EtcdState) -> bool) -> keeping::EtcdState {
+    let come = async {
+        loop {
+            let state = keeping.state();
+            if wanted(&state) {
+                return state;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(HANG, come).await.unwrap_or_else(|_| panic!("{:?}", keeping.state()))
+}
+
+#[tokio::test]
+async fn of_three_members_the_two_others_are_used() {
+    let mut node = Node::new(3).await;
+    // The last one is behind for a moment.
+    node.set(|etcd| etcd.revisions = vec![100, 90, 90]);
+    let plan = node.plan().await;
+    let mut argv = node.command.clone();
+    argv.push(format!("--etcd-servers-overrides=/events#{}", node.url(1)).into());
+    plan.rewrite(&mut argv);
+    let text = argv.join(" ".as_ref()).into_string().unwrap();
+    let (second, third) = (node.url(2), node.url(3));
+    assert!(text.contains(&format!("--etcd-servers={second},{third} ")), "{text}");
+    assert!(text.ends_with(&format!("--etcd-servers-overrides=/events#{second};{third}")), "{text}");
+    while let Ok((_, certificates)) = node.servers[1].asked.try_recv() {
+        assert_eq!(certificates, 1, "kube-apiserver's own is shown");
+    }
+}
+
+#[tokio::test]
+async fn one_member_or_an_external_etcd_needs_nothing() {
+    let mut node = Node::new(1).await;
+    let (clusters, report) = node.examine().await;
+    assert!(clusters.is_empty() && report.errors().is_empty() && report.notes().is_empty());
+    for (servers, note) in [
+        ("https://192.0.2.1:2379,https://192.0.2.2:2379", None),
+        ("http://127.0.0.1:2379", Some("is no URL such as https")),
+        ("https://127.0.0.1:1", Some("cannot connect")),
+        ("unix:///run/kine.sock", None),
+    ] {
+        node.command[1] = format!("--etcd-servers={servers}").into();
+        let (clusters, report) = node.examine().await;
+        assert!(clusters.is_empty() && report.errors().is_empty());
+        let notes = report.notes().concat();
+        assert!(note.map_or(notes.is_empty(), |text| notes.contains(text)), "{servers}: {notes}");
+    }
+    node.command[1] = format!("--etcd-servers={}", node.url(1)).into();
+    node.command.remove(2);
+    let notes = node.examine().await.1.notes().concat();
+    assert!(notes.contains("no --etcd-cafile"), "{notes}");
+}
+
+#[tokio::test]
+async fn too_few_others_are_refused_and_each_is_named() {
+    let node = Node::new(3).await;
+    node.set(|etcd| etcd.stopped.push(2));
+    let (clusters, report) = node.examine().await;
+    let errors = report.errors();
+    assert!(
+        clusters.is_empty()
+            && errors[0].contains("member cp-2 (2) cannot be used")
+            && errors[0].contains("server stopped"),
+        "{errors:?}"
+    );
+    assert!(errors[1].contains("of 3 voters 2 must serve") && errors[1].contains("--etcd own"), "{errors:?}");
+    // At its URL, this node's own answers; and a certificate for another address.
+    let node = Node::new(3).await;
+    let own = node.url(1);
+    node.set(|etcd| etcd.list[2]["clientURLs"] = json!([own]));
+    let errors = node.examine().await.1.errors();
+    assert!(errors[0].contains("member 1 answers there"), "{errors:?}");
+    let node = Node::with(3, "127.0.0.9").await;
+    let errors = node.examine().await.1.errors();
+    assert!(errors[0].contains("TLS handshake failed") && errors[0].contains("127.0.0.9"), "{errors:?}");
+}
+
+#[tokio::test]
+async fn the_leadership_is_moved_before_command_and_what_changes_is_told() {
+    let node = Node::new(3).await;
+    let plan = node.plan().await;
+    let keeping = start(&plan);
+    let unlocked = state(&keeping, |state| !state.notes.is_empty()).await;
+    assert!(!unlocked.prepared && unlocked.notes[0].contains("the cluster's lock is not held"));
+    keeping.prepare();
+    let prepared = state(&keeping, |state| state.prepared).await;
+    assert_eq!(node.etcd.lock().unwrap().transfers, ["2"]);
+    assert_eq!(prepared.notes, unlocked.notes);
+    let fourth = json!({"ID": "4", "name": "cp-4"});
+    node.set(|etcd| (etcd.leader, etcd.stopped) = (1, vec![1, 3]));
+    node.set(|etcd| etcd.list.push(fourth));
+    fs::write(node.dir.path().join("ca"), "another").unwrap();
+    let notes = state(&keeping, |state| state.notes.len() == 5).await.notes[1..].join("\n");
+    for told in ["cp-3 (3) does not answer", "leads again", "cp-4 (4) was added", "ca was changed: the bridge goes on"]
+    {
+        assert!(notes.contains(told), "{notes}");
+    }
+    // It is over by itself.
+    node.set(|etcd| (etcd.leader, etcd.stopped) = (2, vec![1]));
+    state(&keeping, |state| state.notes.len() == 3 && state.prepared).await;
+}
+
+#[tokio::test]
+async fn the_others_are_looked_at_again_before_command() {
+    let node = Node::new(3).await;
+    let plan = node.plan().await;
+    let keeping = start(&plan);
+    node.set(|etcd| etcd.stopped.push(3));
+    keeping.prepare();
+    let refused = state(&keeping, |state| state.refused.is_some()).await;
+    assert!(!refused.prepared && refused.refused.unwrap().contains("member cp-3 (3) cannot be used"));
+    assert!(node.etcd.lock().unwrap().transfers.is_empty(), "nothing is moved in vain");
+    // Of five, a majority is not enough: kube-apiserver was started with all four.
+    let node = Node::new(5).await;
+    let plan = node.plan().await;
+    let keeping = start(&plan);
+    node.set(|etcd| etcd.stopped.push(4));
+    keeping.prepare();
+    let refused = state(&keeping, |state| state.refused.is_some()).await.refused.unwrap();
+    assert!(refused.contains("member cp-4 (4), which is used, cannot be any more"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_leadership_that_stays_is_told_and_no_failure() {
+    let node = Node::new(3).await;
+    let plan = node.plan().await;
+    node.set(|etcd| etcd.is_stubborn = true);
+    let keeping = start(&plan);
+    keeping.prepare();
+    let notes = state(&keeping, |state| state.prepared).await.notes;
+    assert!(notes[1].contains("stays the leader until it stops") && notes[1].contains("timed out"), "{notes:?}");
+    // Another leads already: that one is not asked.
+    node.set(|etcd| (etcd.is_stubborn, etcd.leader) = (false, 3));
+    let keeping = start(&plan);
+    keeping.prepare();
+    assert_eq!(state(&keeping, |state| state.prepared).await.notes.len(), 1);
+    assert!(node.etcd.lock().unwrap().transfers.is_empty());
+    let refused = plan.clusters[0].gateway.transfer_leadership(&node.url(2), 3).await;
+    assert!(refused.unwrap_err().contains("etcdserver: not leader"));
+}
+
+#[tokio::test]
+async fn the_clusters_lock_is_held_until_the_end() {
+    let node = Node::new(3).await;
+    let cluster = Objects::default();
+    let objects = cluster.clone();
+    let api = serve_with(move |request| objects.answer(request)).await;
+    let client = Client::new(&api.access).unwrap();
+    let at = api.access.server.trim_start_matches("https://").trim_end_matches("/k").parse().unwrap();
+    let plan = EtcdPlan { lock: Some(client.clone()), ..node.plan().await };
+    let start = || plan.start([at; 2], FAST.parse().unwrap()).unwrap();
+    let keeping = start();
+    keeping.prepare();
+    let held = state(&keeping, |state| state.prepared).await;
+    assert_eq!(held.notes, Vec::<String>::new());
+    let lease = Holder::parse(&cluster.get(lock::PATH).unwrap());
+    assert!(!lease.changed, "it expires where a bridge is killed: {lease:?}");
+    drop(keeping);
+    timeout(HANG, async {
+        while cluster.get(lock::PATH).is_some() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .unwrap();
+    // Another node is upgraded.
+    let other = Holder { upgrade: "u".into(), node: "cp-2".into(), changed: true, ..lease };
+    Lock::new(&client, Claim::new(other, false)).acquire(&Default::default()).await.unwrap();
+    let refused = state(&start(), |state| state.refused.is_some()).await.refused.unwrap();
+    assert!(refused.contains("the cluster's lock: node cp-2"), "{refused}");
+    // No API: only where it was asked for.
+    let nowhere = |needs_lock| {
+        let at = "127.0.0.1:1".parse().unwrap();
+        let plan = EtcdPlan { clusters: plan.clusters.clone(), lock: plan.lock.clone(), needs_lock };
+        plan.start([at; 2], FAST.parse().unwrap()).unwrap()
+    };
+    let unlocked = state(&nowhere(false), |state| !state.notes.is_empty()).await;
+    assert!(unlocked.refused.is_none() && unlocked.notes[0].contains("nothing keeps another"), "{unlocked:?}");
+    let refused = state(&nowhere(true), |state| state.refused.is_some()).await.refused.unwrap();
+    assert!(refused.starts_with("--kubeconfig: "), "{refused}");
+}
