@@ -2,7 +2,7 @@
 //! from outside, and `berth rehearse` from one minor version to the next. And `scripts/manifests.sh`: a real
 //! kubeadm and kube-apiserver that take what `berth inject` writes. And `scripts/kubelet.sh`: a real kubelet with
 //! containerd that runs such pods, and what berth does to them meanwhile. And `scripts/cluster.sh`: a whole cluster of kubeadm's that
-//! is upgraded under `berth bridge`, and without. And three members of etcd, `berth grant` and the lock of
+//! is upgraded under `berth bridge`, and without. And etcd under a bridge, `berth grant` and the lock of
 //! `berth upgrade`, and bridges of nodes of IPv6 (`e2e/`). And `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances
 //! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and which clients are relayed.
 //!
@@ -13,6 +13,9 @@
 #[cfg(feature = "operate")]
 #[path = "e2e/etcd.rs"]
 mod etcd;
+#[cfg(feature = "operate")]
+#[path = "e2e/etcd_members.rs"]
+mod etcd_members;
 #[cfg(feature = "operate")]
 #[path = "e2e/grant.rs"]
 mod grant;
@@ -73,7 +76,7 @@ fn main() -> ExitCode {
     #[cfg(feature = "operate")]
     trials.push(Trial::ignorable_test("members_of_a_real_etcd", || match newest() {
         Err(why) => Ok(Completion::ignored_with(why)),
-        Ok((_, etcd)) => etcd::members_of_a_real_etcd(&etcd).map(|()| Completion::Completed),
+        Ok((_, etcd)) => etcd_members::members_of_a_real_etcd(&etcd).map(|()| Completion::Completed),
     }));
     #[cfg(feature = "operate")]
     trials.push(Trial::ignorable_test("rbac_of_a_real_kube_apiserver", || match binaries() {
@@ -84,6 +87,13 @@ fn main() -> ExitCode {
     trials.push(Trial::ignorable_test("lock_of_a_real_cluster", || match binaries() {
         Err(why) => Ok(Completion::ignored_with(why)),
         Ok(binaries) => lock::lock_of_a_cluster(&binaries.new.path, &binaries.etcd).map(|()| Completion::Completed),
+    }));
+    #[cfg(feature = "operate")]
+    trials.push(Trial::ignorable_test("etcd_is_replaced_under_a_bridge", || {
+        match obstacle_to_direct().map_or_else(newest, Err) {
+            Err(why) => Ok(Completion::ignored_with(why)),
+            Ok((new, etcd)) => etcd::replaced(&new.path, &etcd).map(|()| Completion::Completed),
+        }
     }));
     #[cfg(feature = "operate")]
     trials.push(Trial::ignorable_test("bridges_of_nodes_of_ipv6", || {

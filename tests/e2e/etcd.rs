@@ -1,125 +1,286 @@
-//! Three real members of etcd: which are used under a bridge, and who leads.
+//! etcd under `berth bridge`, one member, with a real kube-apiserver: it is replaced, and it, the temporary one and the bridge are killed
+//! at each step. What a client numbered and was told is written is there in the end.
 
+use crate::grant::Cluster;
 use crate::support::eventually;
-use berth_operate::bridge::etcd::gateway::Gateway;
-use berth_operate::bridge::etcd::{EtcdPlan, examine};
-use berth_operate::report::Report;
-use berth_testing::{authority, issue};
+use crate::support::process::{berth, gone, output_of};
+use berth_cluster::{Access, Client};
 use libtest_mimic::Failed;
-use std::ffi::OsString;
-use std::fs::{self, File};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// Addresses of the members, each with etcd's usual ports.
-const MEMBERS: [&str; 3] = ["127.79.0.1", "127.79.0.2", "127.79.0.3"];
+/// The node's address, which is steered.
+const NODE: &str = "10.77.0.1";
 
-struct Member(Child);
+/// Kills at each of the steps, if the environment does not name another number.
+const ROUNDS: &str = "BERTH_TEST_ETCD_ROUNDS";
 
-impl Drop for Member {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+/// How long a request may take, as a handshake of client-go may.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// At which step what gets SIGKILL.
+#[derive(Debug, Clone, Copy)]
+enum Kill {
+    /// The node's own while it serves; it is started again at once.
+    Own,
+    /// The temporary one while the node's own stops.
+    TemporaryEarly,
+    /// The temporary one while it serves.
+    Temporary,
+    /// The node's own while it waits for the data, or just has it.
+    OwnBack,
+    /// The bridge, with the temporary one, while that serves.
+    Bridge,
+    /// The bridge while the node's own comes back.
+    BridgeLate,
 }
 
-fn start(etcd: &str, dir: &Path, ip: &str) -> Result<Member, Failed> {
-    let (clients, peers) = (format!("https://{ip}:2379"), format!("http://{ip}:2380"));
-    let all: Vec<_> = MEMBERS.iter().map(|ip| format!("{ip}=http://{ip}:2380")).collect();
-    let file = |name: &str| dir.join(name).display().to_string();
-    let mut command = Command::new(etcd);
-    // As kubeadm starts it, but that members ask each other without TLS: from loopback their certificates would not do.
-    for (flag, value) in [
-        ("name", ip),
-        ("data-dir", &file(&format!("data-{ip}"))),
-        ("listen-client-urls", &clients),
-        ("advertise-client-urls", &clients),
-        ("listen-peer-urls", &peers),
-        ("initial-advertise-peer-urls", &peers),
-        ("initial-cluster", &all.join(",")),
-        ("client-cert-auth", "true"),
-        ("trusted-ca-file", &file("ca.crt")),
-        ("cert-file", &file(&format!("{ip}.crt"))),
-        ("key-file", &file(&format!("{ip}.key"))),
-    ] {
-        command.arg(format!("--{flag}={value}"));
-    }
-    let log = File::options().create(true).append(true).open(dir.join(format!("{ip}.log")))?;
-    command.arg("--unsafe-no-fsync").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    Ok(Member(command.spawn()?))
-}
+const KILLS: [Kill; 6] =
+    [Kill::Own, Kill::TemporaryEarly, Kill::Temporary, Kill::OwnBack, Kill::Bridge, Kill::BridgeLate];
 
-pub(crate) fn members_of_a_real_etcd(etcd: &str) -> Result<(), Failed> {
-    let temp = tempfile::tempdir()?;
-    let ca = authority();
-    let file = |name: &str| -> PathBuf { temp.path().join(name) };
-    fs::write(file("ca.crt"), ca.pem())?;
-    for name in MEMBERS.iter().copied().chain(["client"]) {
-        let (certificate, key) = issue(&ca, name);
-        fs::write(file(&format!("{name}.crt")), certificate)?;
-        fs::write(file(&format!("{name}.key")), key)?;
-    }
-    let mut members = MEMBERS.map(|ip| start(etcd, temp.path(), ip).map(Some));
-    let url = |at: usize| format!("https://{}:2379", MEMBERS[at]);
-    let read = |name: &str| fs::read(file(name));
-    let gateway = Gateway::new(read("ca.crt")?, Some((read("client.crt")?, read("client.key")?)));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let leads = |at: usize| {
-        let status = runtime.block_on(gateway.status(&url(at))).ok()?;
-        Some((status.leader, status.leader == status.member)).filter(|(leader, _)| *leader != 0)
-    };
-    for at in 0..3 {
-        eventually("a leader", || leads(at));
-    }
-    // The one that leads is this node's.
-    let own = (0..3).find(|at| leads(*at).is_some_and(|(_, leads)| leads)).ok_or("nobody leads")?;
-    let (id, _) = leads(own).ok_or("it leads no more")?;
-    let flag = |name: &str, value: String| OsString::from(format!("--{name}={value}"));
-    let path = |name: &str| file(name).display().to_string();
-    let mut command = vec![
-        "kube-apiserver".into(),
-        flag("etcd-servers", url(own)),
-        flag("etcd-cafile", path("ca.crt")),
-        flag("etcd-certfile", path("client.crt")),
-        flag("etcd-keyfile", path("client.key")),
-    ];
-    let examined = || {
-        let mut report = Report::default();
-        let clusters = runtime.block_on(examine(&command, &[], Path::to_owned, &mut report));
-        (EtcdPlan { clusters, ..EtcdPlan::default() }, report.errors())
-    };
-    let (plan, errors) = examined();
-    assert_eq!(errors, Vec::<String>::new());
-    let _runs = runtime.enter();
-    let keeping = plan.start(["127.0.0.1:1".parse()?; 2], Default::default()).ok_or("it has no others")?;
-    keeping.prepare();
-    let state = eventually("the leadership elsewhere", || {
-        runtime.block_on(tokio::time::sleep(std::time::Duration::from_millis(20)));
-        Some(keeping.state()).filter(|state| state.prepared)
-    });
-    assert_eq!((state.refused, state.notes.len()), (None, 1), "only that there is no lock: {:?}", state.notes);
-    assert_eq!(leads(own).map(|(_, leads)| leads), Some(false));
-    // With one of the others stopped there is no majority without this node's.
-    let other = (own + 1) % 3;
-    drop(members[other].as_mut().map(Option::take));
-    let (_, errors) = examined();
-    // And maybe, until there is another, without a leader.
-    for part in
-        [format!("member {} (", MEMBERS[other]), "of 3 voters 2 must serve while this node's member is away".into()]
-    {
-        assert!(errors.iter().any(|error| error.contains(&part)), "{part} is not in {errors:?}");
-    }
-    members[other] = start(etcd, temp.path(), MEMBERS[other]).map(Some);
-    let (mut plan, _) = eventually("its return", || Some(examined()).filter(|(_, errors)| errors.is_empty()));
-    // It works without this node's.
-    drop(members[own].as_mut().map(Option::take));
-    std::mem::take(&mut plan).rewrite(&mut command);
-    let servers: Vec<_> = (0..3).filter(|at| *at != own).map(url).collect();
-    let orders =
-        [[0, 1], [1, 0]].map(|order| flag("etcd-servers", order.map(|at: usize| servers[at].clone()).join(",")));
-    assert!(orders.contains(command.last().ok_or("no command")?), "{command:?}");
-    for at in [1, 2] {
-        eventually("another leader", || leads((own + at) % 3).filter(|(leader, _)| *leader != id));
-    }
+pub(crate) fn replaced(apiserver: &str, etcd: &str) -> Result<(), Failed> {
+    std::thread::scope(|scope| {
+        let node = scope.spawn(|| -> Result<(), String> {
+            unshare(CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string())?;
+            for command in ["link set lo up", "addr add 10.77.0.1/32 dev lo"] {
+                let added = Command::new("ip").args(command.split(' ')).status();
+                assert!(added.is_ok_and(|it| it.success()), "{command}");
+            }
+            on_the_node(apiserver, etcd).map_err(|failed| format!("{failed:?}"))
+        });
+        node.join().unwrap_or_else(|_| Err("it panicked".into()))
+    })?;
     Ok(())
+}
+
+fn on_the_node(apiserver: &str, etcd: &str) -> Result<(), Failed> {
+    let temp = tempfile::tempdir()?;
+    let flags = [format!("--advertise-address={NODE}"), "--service-cluster-ip-range=10.99.0.0/24".into()];
+    let mut cluster = Cluster::start_on(temp.path(), apiserver, etcd, [127, 0, 0, 1].into(), &flags)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(cluster.ready())?;
+    let access = Access { server: format!("https://{NODE}:6443"), ..Access::read(&cluster.admin)? };
+    let client = Client::new(&access).map_err(|error| error.to_string())?.with_patience(PATIENCE);
+    let bridge = Bridge { directory: temp.path().join("bridge") };
+
+    // The control: without a bridge.
+    let writer = Writer::start("control", &client);
+    writer.more();
+    cluster.stop_etcd(Signal::SIGTERM);
+    let away = Instant::now();
+    eventually("a request that is lost", || (!writer.failed().is_empty()).then_some(()));
+    cluster.start_etcd();
+    let control = writer.end();
+    println!("without a bridge: {} writes failed, {:.1} s", control.failed.len(), away.elapsed().as_secs_f64());
+
+    runtime.block_on(cluster.ready())?;
+    bridge.start(&cluster, temp.path());
+    // A clean hand-over: nothing is lost.
+    let writer = Writer::start("clean", &client);
+    for _ in 0..rounds() {
+        writer.more();
+        cluster.stop_etcd(Signal::SIGTERM);
+        bridge.reaches("temporary");
+        writer.more();
+        cluster.start_etcd();
+        bridge.reaches("own");
+    }
+    writer.more();
+    let clean = writer.end();
+    println!(
+        "replaced: {} writes, {} failed, longest {:?}; pauses of {} ms",
+        clean.written.len(),
+        clean.failed.len(),
+        clean.longest,
+        bridge.status()["etcd"]["pauses"]
+    );
+    if !clean.failed.is_empty() {
+        return Err(format!("lost: {:?}\n{}", clean.failed, bridge.logs()).into());
+    }
+
+    let writer = Writer::start("kills", &client);
+    for kill in (0..rounds()).flat_map(|_| KILLS) {
+        writer.more();
+        bridge.kill_at(kill, &mut cluster, temp.path());
+        println!("{kill:?}: {} written, {} failed", writer.written(), writer.failed().len());
+    }
+    writer.more();
+    let kills = writer.end();
+    let (code, _, err) = output_of(&mut bridge.command("end"));
+    assert_eq!(code, Some(0), "{err}");
+
+    let listed = runtime.block_on(client.get(MAPS))?;
+    let there: BTreeSet<_> =
+        listed["items"].as_array().into_iter().flatten().filter_map(|map| map["metadata"]["name"].as_str()).collect();
+    for written in [control, clean, kills].iter().flat_map(|record| &record.written) {
+        if !there.contains(written.as_str()) {
+            return Err(format!("{written} was written, and is not there").into());
+        }
+    }
+    println!("all that was written is there: {} of {}", there.len(), there.len());
+    Ok(())
+}
+
+fn rounds() -> usize {
+    std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1)
+}
+
+struct Bridge {
+    directory: PathBuf,
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        output_of(self.command("end").arg("--now"));
+    }
+}
+
+impl Bridge {
+    fn command(&self, part: &str) -> Command {
+        let mut command = berth(["bridge", part, "--state-dir"]);
+        command.arg(&self.directory);
+        command
+    }
+
+    fn start(&self, cluster: &Cluster, certificates: &Path) {
+        let mut start = self.command("start");
+        start.args(["--settle=1s", "--command", &cluster.command, "--kubeconfig"]).arg(&cluster.admin);
+        let (code, _, err) = output_of(start.arg("--probe-ca").arg(certificates.join("ca.crt")));
+        assert_eq!(code, Some(0), "{err}");
+    }
+
+    fn status(&self) -> Value {
+        let (_, out, _) = output_of(self.command("status").arg("--json"));
+        serde_json::from_str(&out).unwrap_or_default()
+    }
+
+    fn logs(&self) -> String {
+        let read = |name: &str| std::fs::read_to_string(self.directory.join(name)).unwrap_or_default();
+        ["bridge.log", "etcd.log"].map(read).join("\n")
+    }
+
+    fn reaches(&self, step: &str) {
+        eventually(step, || (self.status()["etcd"]["step"] == step).then_some(()));
+    }
+
+    fn kill(&self, pid: &Value) {
+        let pid = pid.as_i64().and_then(|pid| i32::try_from(pid).ok());
+        if let Some(pid) = pid {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            gone(pid.unsigned_abs());
+        }
+    }
+
+    fn kill_at(&self, kill: Kill, cluster: &mut Cluster, certificates: &Path) {
+        match kill {
+            Kill::Own => cluster.stop_etcd(Signal::SIGKILL),
+            Kill::TemporaryEarly => {
+                cluster.stop_etcd(Signal::SIGTERM);
+                let pid = eventually("the temporary etcd", || self.status()["etcd"]["pid"].as_i64());
+                self.kill(&pid.into());
+                self.reaches("temporary");
+            }
+            _ => {
+                cluster.stop_etcd(Signal::SIGTERM);
+                self.reaches("temporary");
+            }
+        }
+        match kill {
+            Kill::Own | Kill::TemporaryEarly => cluster.start_etcd(),
+            Kill::Temporary => {
+                self.kill(&self.status()["etcd"]["pid"]);
+                self.reaches("temporary");
+                cluster.start_etcd();
+            }
+            Kill::OwnBack => {
+                cluster.start_etcd();
+                eventually("its return", || (self.status()["etcd"]["step"] != "temporary").then_some(()));
+                cluster.stop_etcd(Signal::SIGKILL);
+                cluster.start_etcd();
+            }
+            Kill::Bridge => {
+                self.kill(&self.status()["pid"]);
+                cluster.start_etcd();
+                self.start(cluster, certificates);
+            }
+            Kill::BridgeLate => {
+                cluster.start_etcd();
+                eventually("its return", || (self.status()["etcd"]["step"] != "temporary").then_some(()));
+                self.kill(&self.status()["pid"]);
+                self.start(cluster, certificates);
+            }
+        }
+        self.reaches("own");
+    }
+}
+
+/// What came of a writer's requests.
+#[derive(Default, Clone)]
+struct Record {
+    written: Vec<String>,
+    failed: Vec<String>,
+    longest: Duration,
+}
+
+/// A client that numbers what it writes, each on a new connection.
+struct Writer {
+    record: Arc<Mutex<Record>>,
+    ends: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Writer {
+    fn start(name: &'static str, client: &Client) -> Self {
+        let (record, ends) = (Arc::<Mutex<Record>>::default(), Arc::<AtomicBool>::default());
+        let (to, over, client) = (record.clone(), ends.clone(), client.clone());
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            for number in 0.. {
+                if over.load(Relaxed) {
+                    return;
+                }
+                let map = format!("{name}-{number}");
+                let began = Instant::now();
+                let answer = runtime.block_on(client.post(MAPS, &json!({"metadata": {"name": map}})));
+                let mut record = to.lock().unwrap();
+                record.longest = record.longest.max(began.elapsed());
+                match answer {
+                    Ok(_) => record.written.push(map),
+                    Err(error) => record.failed.push(format!("{map} after {:?}: {error}", began.elapsed())),
+                }
+            }
+        });
+        Self { record, ends, thread }
+    }
+
+    fn written(&self) -> usize {
+        self.record.lock().unwrap().written.len()
+    }
+
+    fn failed(&self) -> Vec<String> {
+        self.record.lock().unwrap().failed.clone()
+    }
+
+    /// Waits until it has written some more.
+    fn more(&self) {
+        let more = self.written() + 10;
+        eventually("10 more writes", || (self.written() >= more).then_some(()));
+    }
+
+    fn end(self) -> Record {
+        self.ends.store(true, Relaxed);
+        self.thread.join().unwrap();
+        Arc::into_inner(self.record).and_then(|record| record.into_inner().ok()).unwrap_or_default()
+    }
 }

@@ -12,7 +12,7 @@ use berth_operate::upgrade::lock;
 use hyper::StatusCode;
 use libtest_mimic::Failed;
 use nix::sys::signal::{Signal, kill};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -64,7 +64,8 @@ pub(crate) struct Cluster {
     /// What the apiserver is started with, for a shell.
     pub(crate) command: String,
     apiserver: Option<Running>,
-    _etcd: Running,
+    etcd_command: Vec<String>,
+    pub(crate) etcd: Option<Running>,
 }
 
 impl Cluster {
@@ -85,18 +86,7 @@ impl Cluster {
         flags: &[String],
     ) -> Result<Self, Failed> {
         let address = SocketAddr::from((ip, 6443));
-        let (store, peers) = (format!("http://{ip}:2379"), format!("http://{ip}:2380"));
-        let etcd = Running::start(Command::new(etcd).args([
-            "--name=grant",
-            &format!("--data-dir={}", dir.join("etcd").display()),
-            &format!("--listen-client-urls={store}"),
-            &format!("--advertise-client-urls={store}"),
-            &format!("--listen-peer-urls={peers}"),
-            &format!("--initial-advertise-peer-urls={peers}"),
-            &format!("--initial-cluster=grant={peers}"),
-            "--unsafe-no-fsync",
-            "--log-level=warn",
-        ]));
+        let (store, peers) = (format!("https://{ip}:2379"), format!("http://{ip}:2380"));
         let file = |name: &str, text: &str| {
             let path = dir.join(name);
             fs::write(&path, text).map(|()| path)
@@ -108,9 +98,33 @@ impl Cluster {
         let (key, signing) = (KeyPair::generate()?, KeyPair::generate()?);
         let certificate = CertificateParams::new(vec!["kubernetes".to_owned()])?.signed_by(&key, &issuer)?;
         let ca = file("ca.crt", &issuer.pem())?;
+        let etcd_key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(vec![ip.to_string()])?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let etcd_certificate = file("etcd.crt", &params.signed_by(&etcd_key, &issuer)?.pem())?;
+        let etcd_key = file("etcd.key", &etcd_key.serialize_pem())?;
+        let etcd_command = vec![
+            etcd.to_owned(),
+            "--name=grant".into(),
+            flag("data-dir", &dir.join("etcd")),
+            format!("--listen-client-urls={store}"),
+            format!("--advertise-client-urls={store}"),
+            format!("--listen-peer-urls={peers}"),
+            format!("--initial-advertise-peer-urls={peers}"),
+            format!("--initial-cluster=grant={peers}"),
+            flag("cert-file", &etcd_certificate),
+            flag("key-file", &etcd_key),
+            flag("trusted-ca-file", &ca),
+            "--client-cert-auth".into(),
+            "--unsafe-no-fsync".into(),
+            "--log-level=warn".into(),
+        ];
         let own = [
             apiserver.to_owned(),
             format!("--etcd-servers={store}"),
+            flag("etcd-cafile", &ca),
+            flag("etcd-certfile", &etcd_certificate),
+            flag("etcd-keyfile", &etcd_key),
             "--secure-port=6443".into(),
             "--authorization-mode=RBAC".into(),
             "--service-account-issuer=https://kubernetes.default.svc".into(),
@@ -129,7 +143,8 @@ impl Cluster {
             ca.display()
         );
         let admin = file("admin.conf", &admin)?;
-        let mut cluster = Self { address, admin, command, apiserver: None, _etcd: etcd };
+        let mut cluster = Self { address, admin, command, apiserver: None, etcd_command, etcd: None };
+        cluster.start_etcd();
         cluster.start_apiserver();
         Ok(cluster)
     }
@@ -137,6 +152,18 @@ impl Cluster {
     pub(crate) fn start_apiserver(&mut self) {
         let words: Vec<_> = self.command.split(' ').collect();
         self.apiserver = Some(Running::start(Command::new(words[0]).args(&words[1..])));
+    }
+
+    pub(crate) fn start_etcd(&mut self) {
+        let (program, arguments) = self.etcd_command.split_first().unwrap();
+        self.etcd = Some(Running::start(Command::new(program).args(arguments)));
+    }
+
+    /// Sends its etcd a signal and waits for its end.
+    pub(crate) fn stop_etcd(&mut self, signal: Signal) {
+        let Some(mut etcd) = self.etcd.take() else { return };
+        etcd.signal(signal);
+        etcd.ended();
     }
 
     /// As the kubelet stops it.

@@ -18,6 +18,7 @@ const CLOSE_WAIT: u8 = 0x08;
 
 /// Not in the libc crate; from linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
 
 /// The attribute with a struct inet_diag_sockopt, and the bit bind_address_no_port in its second byte.
 const INET_DIAG_SOCKOPT: u16 = 22;
@@ -26,6 +27,9 @@ const BIND_ADDRESS_NO_PORT: u8 = if cfg!(target_endian = "little") { 0x01 } else
 /// Lengths of a struct nlmsghdr and of it with a struct inet_diag_req_v2.
 const HEADER: usize = 16;
 const REQUEST: usize = HEADER + 56;
+
+/// Length of a struct inet_diag_sockid, which both a request and a reply have.
+const ID: usize = 48;
 
 /// The largest datagram of a reply.
 const DATAGRAM: usize = 32 * 1024;
@@ -122,9 +126,40 @@ pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
     Ok(listeners.iter().filter(|socket| socket.local == address).map(ListedSocket::listener).collect())
 }
 
+/// Ends the connections that a listener on this local port accepted, unless it had [`super::socket::mark_listener`]: both ends get an
+/// error. Needs CAP_NET_ADMIN, and a kernel with CONFIG_INET_DIAG_DESTROY.
+///
+/// # Errors
+/// `EOPNOTSUPP` for a kernel that cannot; `EPERM`; as [`connections`].
+pub fn destroy_unmarked(port: u16) -> io::Result<usize> {
+    let list = |family| sockets(family, port, &[ESTABLISHED, CLOSE_WAIT], PATIENCE);
+    let mut all = list(libc::AF_INET)?;
+    all.extend(found(list(libc::AF_INET6))?.into_iter().flatten());
+    let mut ended = 0;
+    for socket in all.iter().filter(|socket| socket.local.port() == port && socket.is_marked == Some(false)) {
+        // One that has ended meanwhile is none.
+        ended += usize::from(found(destroy(socket))?.is_some());
+    }
+    Ok(ended)
+}
+
+fn destroy(socket: &ListedSocket) -> io::Result<()> {
+    let family = if socket.local.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
+    let request = request(SOCK_DESTROY, libc::NLM_F_ACK, family, &[], &socket.id);
+    let mut netlink = netlink(&request)?;
+    netlink.set_read_timeout(Some(PATIENCE))?;
+    let mut buffer = [0; DATAGRAM];
+    let length = netlink.read(&mut buffer)?;
+    let mut datagram = buffer.get(..length).unwrap_or_default();
+    let (_, body) = message(&mut datagram).ok_or_else(unreadable)?;
+    error_in(body).ok_or_else(unreadable)?.map_or(Ok(()), Err)
+}
+
 /// A socket in a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ListedSocket {
+    /// Its struct inet_diag_sockid.
+    id: [u8; ID],
     local: SocketAddr,
     uid: u32,
     inode: u32,
@@ -166,9 +201,9 @@ fn sockets(family: i32, port: u16, states: &[u8], patience: Duration) -> io::Res
 /// None if the reply is inconsistent.
 fn dump(family: i32, port: u16, states: &[u8], by: Instant) -> io::Result<Option<Vec<ListedSocket>>> {
     // One request per socket: everything it receives is the reply.
-    let protocol = Protocol::from(libc::NETLINK_SOCK_DIAG);
-    let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(protocol))?;
-    socket.send(&request(family, port, states))?;
+    let mut id = [0; ID];
+    id[..2].copy_from_slice(&port.to_be_bytes());
+    let mut socket = netlink(&request(SOCK_DIAG_BY_FAMILY, libc::NLM_F_DUMP, family, states, &id))?;
     let mut buffer = vec![0; DATAGRAM];
     let (mut sockets, mut is_inconsistent) = (Vec::new(), false);
     loop {
@@ -192,8 +227,15 @@ fn dump(family: i32, port: u16, states: &[u8], by: Instant) -> io::Result<Option
     }
 }
 
+fn netlink(request: &[u8]) -> io::Result<Socket> {
+    let protocol = Protocol::from(libc::NETLINK_SOCK_DIAG);
+    let socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(protocol))?;
+    socket.send(request)?;
+    Ok(socket)
+}
+
 /// A struct nlmsghdr and a struct inet_diag_req_v2.
-fn request(family: i32, port: u16, states: &[u8]) -> [u8; REQUEST] {
+fn request(kind: u16, flags: i32, family: i32, states: &[u8], id: &[u8; ID]) -> [u8; REQUEST] {
     let mut request = [0; REQUEST];
     let mut put = |at: usize, bytes: &[u8]| {
         for (to, from) in request.iter_mut().skip(at).zip(bytes) {
@@ -201,11 +243,11 @@ fn request(family: i32, port: u16, states: &[u8]) -> [u8; REQUEST] {
         }
     };
     put(0, &(REQUEST as u32).to_ne_bytes());
-    put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    put(6, &((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
+    put(4, &kind.to_ne_bytes());
+    put(6, &((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
     put(HEADER, &[family as u8, libc::IPPROTO_TCP as u8]);
     put(HEADER + 4, &states.iter().fold(0, |set, state| set | 1_u32 << state).to_ne_bytes());
-    put(HEADER + 8, &port.to_be_bytes());
+    put(HEADER + 8, id);
     request
 }
 
@@ -279,7 +321,7 @@ fn entry(body: &[u8]) -> Option<ListedSocket> {
             is_marked = Some(value.get(1)? & BIND_ADDRESS_NO_PORT != 0);
         }
     }
-    Some(ListedSocket { local, uid: uid?, inode: inode?, queue, is_marked })
+    Some(ListedSocket { id: field(body, 4)?, local, uid: uid?, inode: inode?, queue, is_marked })
 }
 
 fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -396,6 +438,21 @@ mod tests {
             assert_eq!(counted(&[NEIGHBOUR]), (0, 0));
             drop((ours, theirs));
             assert_eq!(counted(&[]), (at_ours, at_theirs), "they outlive their listeners");
+        });
+    }
+
+    #[test]
+    fn connections_are_ended_but_those_of_a_marked_listener() {
+        in_a_namespace("connections_are_ended_but_those_of_a_marked_listener", || {
+            let (ours, theirs) = (marked((NODE, PORT)), listener((NEIGHBOUR, PORT), 128));
+            let (mut kept, mut ended) = (connected((NODE, PORT), &ours), connected((NEIGHBOUR, PORT), &theirs));
+            assert_eq!(in_time(|| destroy_unmarked(PORT)), 1);
+            for end in [&mut ended.0, &mut ended.1] {
+                assert!(end.read(&mut [0]).is_err());
+            }
+            kept.0.write_all(b"k").unwrap();
+            assert_eq!(kept.1.read(&mut [0]).unwrap(), 1);
+            assert_eq!(in_time(|| destroy_unmarked(PORT)), 0);
         });
     }
 

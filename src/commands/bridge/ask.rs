@@ -1,6 +1,6 @@
 //! Requests to a running bridge, and removal of what a killed bridge or upgrade left in the cluster.
 
-use super::watch::{WaitOutcome, Watcher, hangs, over, shown, stays};
+use super::watch::{WaitOutcome, Watcher, hangs, over, shown, stays, waited};
 use super::{Exit, PATIENCE, print, print_stderr, unavailable};
 use crate::cli::{BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs};
 use berth_cluster::kubeconfig::given_or_admin;
@@ -126,10 +126,14 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     if let Some(trouble) = &status.trouble {
         line("trouble", trouble.clone());
     }
+    if let Some(etcd) = &status.etcd {
+        line("etcd", format!("{}; {}", etcd.step, waited(etcd)));
+        etcd.trouble.iter().for_each(|trouble| line("trouble", trouble.clone()));
+    }
     if let Some(why) = &status.service {
         line("service", format!("{why}; {LOST}"));
     }
-    status.etcd.iter().for_each(|note| line("etcd", note.clone()));
+    status.etcd_notes.iter().for_each(|note| line("etcd", note.clone()));
     for log in &status.logs {
         line("log", log.display().to_string());
     }

@@ -2,7 +2,9 @@
 
 use super::{PATIENCE, print, print_stderr};
 use crate::cli::BridgeDirArgs;
-use berth_node::ipc::bridge::{BridgeOutcome, BridgeStatus, Connection, Difference, OwnStatus, Reply, Step};
+use berth_node::ipc::bridge::{
+    BridgeOutcome, BridgeStatus, Connection, Difference, EtcdStatus, EtcdStep, OwnStatus, Reply, Step,
+};
 use berth_operate::bridge::machine::LATE;
 use berth_operate::service::LOST;
 use berth_operate::upgrade::progress::Progress;
@@ -26,6 +28,11 @@ pub(super) fn hangs(client: &Connection) -> String {
 /// An address that every bridge has.
 pub(super) fn shown(address: Option<SocketAddr>) -> String {
     address.map(|address| address.to_string()).unwrap_or_default()
+}
+
+/// How long clients waited for etcd, by the last pause.
+pub(super) fn waited(etcd: &EtcdStatus) -> String {
+    etcd.pauses.last().map_or_else(|| "nobody waited".to_owned(), |pause| format!("what needs it waited {pause} ms"))
 }
 
 /// What is left of a bridge that has ended.
@@ -63,8 +70,9 @@ pub(super) struct Watcher {
     /// The last steering error printed: one may end and occur again.
     steering_error: Option<String>,
     late: bool,
+    etcd: EtcdStep,
     /// What was printed of etcd.
-    etcd: BTreeSet<String>,
+    etcd_notes: BTreeSet<String>,
     /// How it ended while COMMAND ran.
     over: Option<BridgeOutcome>,
     signals: Signals,
@@ -80,7 +88,8 @@ impl Watcher {
             preferred: None,
             steering_error: None,
             late: false,
-            etcd: BTreeSet::new(),
+            etcd: EtcdStep::Own,
+            etcd_notes: BTreeSet::new(),
             over: None,
             signals: Signals::new(&SIGNALS)?,
         })
@@ -181,8 +190,11 @@ impl Watcher {
             self.last_lines(own);
         }
         self.late = own.late;
-        for note in &status.etcd {
-            if self.etcd.insert(note.clone()) {
+        if let Some(etcd) = &status.etcd {
+            self.report_etcd(etcd);
+        }
+        for note in &status.etcd_notes {
+            if self.etcd_notes.insert(note.clone()) {
                 self.line(&format!("etcd: {note}"));
             }
         }
@@ -214,6 +226,22 @@ impl Watcher {
         });
         if let Some(why) = &status.service {
             self.more(&format!("{why}; {LOST}"));
+        }
+    }
+
+    fn report_etcd(&mut self, etcd: &EtcdStatus) {
+        if std::mem::replace(&mut self.etcd, etcd.step) == etcd.step {
+            return;
+        }
+        self.line(&match etcd.step {
+            EtcdStep::Own => format!("the node's own etcd serves; {}", waited(etcd)),
+            EtcdStep::Stopping => "the node's own etcd stops; what needs etcd waits for the temporary one".to_owned(),
+            EtcdStep::Temporary => format!("a temporary etcd serves from the same data; {}", waited(etcd)),
+            EtcdStep::Returning => "the node's own etcd waits for the data; the temporary one ends".to_owned(),
+            EtcdStep::GivenBack => "the temporary etcd has ended".to_owned(),
+        });
+        if let Some(trouble) = &etcd.trouble {
+            self.more(trouble);
         }
     }
 

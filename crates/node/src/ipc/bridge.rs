@@ -72,12 +72,15 @@ pub struct BridgeStatus {
     pub outcome: Option<BridgeOutcome>,
     pub temporary: TemporaryStatus,
     pub own: OwnStatus,
+    /// The node's etcd, where the bridge has one of its own for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<EtcdStatus>,
     /// While the node's own may be replaced: why the Service `kubernetes` is not kept, although it should be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
     /// What the operator should know of etcd's members, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub etcd: Vec<String>,
+    pub etcd_notes: Vec<String>,
     /// Connections through the bridge that are open.
     pub connections_open: u64,
     /// New connections that were steered.
@@ -115,6 +118,43 @@ pub struct OwnStatus {
     /// With trouble or where it is late, and while it is not ready: the last lines of its container's log, where it is in a pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EtcdStatus {
+    pub step: EtcdStep,
+    /// The temporary etcd's process.
+    pub pid: Option<u32>,
+    /// What an operator has to decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// How long clients waited each time that neither served, in milliseconds; the last ones.
+    #[serde(default)]
+    pub pauses: Vec<u64>,
+}
+
+/// Who has etcd's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EtcdStep {
+    /// The node's own.
+    #[default]
+    Own,
+    /// The node's own stops, and the temporary one waits for the data.
+    Stopping,
+    /// The temporary one.
+    Temporary,
+    /// The temporary one ends, and the node's own waits for the data.
+    Returning,
+    /// Whoever the node starts: the temporary one has ended, and leaves it alone.
+    GivenBack,
+}
+
+impl fmt::Display for EtcdStep {
+    /// As it is in JSON.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
 }
 
 /// The step of a bridge.

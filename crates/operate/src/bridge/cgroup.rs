@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 const NAME: &str = "berth-bridge";
 
 /// Prefix of containers' cgroups, in every hierarchy. They are not children of the bridge's: version 2 has processes only in leaves.
-const CONTAINER: &str = "berth-bridge-kube-apiserver-";
+const CONTAINER: &str = "berth-bridge-";
 
-/// The cgroup of the container with this address: nodes that share a kernel share cgroups.
-pub fn of_container(address: Ipv4Addr) -> String {
-    format!("{CONTAINER}{address}")
+/// The cgroup of the container that runs this, with this address: nodes that share a kernel share cgroups.
+pub fn of_container(name: &str, address: Ipv4Addr) -> String {
+    format!("{CONTAINER}{name}-{address}")
 }
 
 /// Its CPU weight, in version 2 and version 1: ten times the default. It needs little CPU, and all clients wait for it: its relay
@@ -134,8 +134,7 @@ mod tests {
     #[test]
     fn what_was_left_is_removed_but_where_somebody_is_in() {
         let temp = tempfile::tempdir().unwrap();
-        let names =
-            [NAME, "berth-bridge-kube-apiserver-127.1.2.3", "berth-bridge-kube-apiserver-127.1.2.4/in", "berth-other"];
+        let names = [NAME, "berth-bridge-etcd-127.1.2.3", "berth-bridge-kube-apiserver-127.1.2.4/in", "berth-other"];
         names.iter().for_each(|name| fs::create_dir_all(temp.path().join(name)).unwrap());
         sweep_below(temp.path());
         assert_eq!(names.map(|name| temp.path().join(name).exists()), [false, false, true, true]);

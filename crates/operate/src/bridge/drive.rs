@@ -3,7 +3,8 @@
 //! A bridge ends with this process: the kernel removes the steering, whose descriptor is here, and kills the temporary instance.
 
 use super::etcd::keeping;
-use super::instance::{self, Template};
+use super::etcd::temporary::{self, EtcdDaemon};
+use super::instance::{self, Template, TemporaryProcess};
 use super::machine::{Action, BridgeObservation, Machine, OwnObservation, TemporaryObservation};
 use super::plan::BridgePlan;
 use super::pod::RunningPod;
@@ -14,7 +15,8 @@ use super::{LOCK, logs, surroundings};
 use crate::service::{Demand, Keeping, LOST};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::bridge::{
-    Ask, BridgeOutcome, BridgeStatus, Difference, OwnStatus, Reply, SOCKET, Step, TemporaryStatus, VERSION,
+    Ask, BridgeOutcome, BridgeStatus, Difference, EtcdStatus, EtcdStep, OwnStatus, Reply, SOCKET, Step,
+    TemporaryStatus, VERSION,
 };
 use berth_node::terms::Phase;
 use berth_options::check;
@@ -27,8 +29,8 @@ use berth_shim::config::{Config, Listen, Place, Preferred};
 use berth_shim::drain::Stop;
 use berth_shim::metrics::gauge;
 use berth_shim::steering::{Purpose, Steering, SteeringMetrics};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, geteuid};
+use nix::sys::signal::Signal;
+use nix::unistd::geteuid;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use std::fmt;
@@ -42,7 +44,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
@@ -128,7 +129,7 @@ fn clear(directory: &Path) {
 }
 
 /// Runs the bridge to its end. To be called on the main thread of a process, in a runtime of one thread.
-pub async fn drive(plan: BridgePlan, mut claim: Claim) -> BridgeOutcome {
+pub async fn drive(mut plan: BridgePlan, mut claim: Claim) -> BridgeOutcome {
     // A process that is killed cannot record that it failed.
     if let Err(error) = claim.lock.write_all(b"on\n") {
         tracing::info!(%error, "the next bridge will not keep the logs of this one if it fails");
@@ -137,7 +138,8 @@ pub async fn drive(plan: BridgePlan, mut claim: Claim) -> BridgeOutcome {
     let (ask, asks) = mpsc::unbounded_channel();
     let (ended, has_ended) = oneshot::channel();
     let server = tokio::spawn(serve(claim.socket, status.clone(), ask, has_ended));
-    let outcome = match Bridge::build(Arc::new(plan), status.clone()).await {
+    let etcd = plan.etcd.temporary.take();
+    let outcome = match Bridge::build(Arc::new(plan), etcd, status.clone()).await {
         Ok((bridge, bound)) => bridge.run(bound, asks).await,
         Err(why) => BridgeOutcome::NotBegun(why),
     };
@@ -181,10 +183,7 @@ enum FinishedWork {
 struct Bridge {
     plan: Arc<BridgePlan>,
     machine: Machine,
-    template: Template,
-    child: Option<Child>,
-    ends: u32,
-    started: Option<Instant>,
+    process: TemporaryProcess,
     steering: Arc<Steering>,
     /// When new connections first went to the bridge.
     since: Arc<OnceLock<SystemTime>>,
@@ -213,10 +212,17 @@ struct Bridge {
     log_due: Option<Instant>,
     /// Receives the result of the restore under way.
     wanted: Option<oneshot::Sender<Answer>>,
+    /// Of the node's etcd, where a temporary one serves while it is away; that is to know whether COMMAND runs.
+    temporary_etcd: Option<watch::Receiver<EtcdStatus>>,
+    commanding: watch::Sender<bool>,
 }
 
 impl Bridge {
-    async fn build(plan: Arc<BridgePlan>, status: watch::Sender<BridgeStatus>) -> Result<(Self, Bound), String> {
+    async fn build(
+        plan: Arc<BridgePlan>,
+        etcd: Option<temporary::Plan>,
+        status: watch::Sender<BridgeStatus>,
+    ) -> Result<(Self, Bound), String> {
         let template =
             Template::new(&plan).map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
         status.send_modify(|status| status.logs.extend(template.logs().into_iter().skip(1)));
@@ -233,6 +239,17 @@ impl Bridge {
         let mut asking = JoinSet::new();
         asking.spawn(logs::bound(plan.options.directory.clone()));
         let speedup = plan.options.limits.speedup;
+        let (commanding, commands) = watch::channel(false);
+        let temporary_etcd = match etcd {
+            Some(etcd) => {
+                let (to, etcd_status) = watch::channel(EtcdStatus::default());
+                let daemon = EtcdDaemon::new(etcd, &plan.options.directory, speedup, to)?;
+                asking.spawn(daemon.run(commands));
+                status.send_modify(|status| status.logs.push(plan.options.directory.join(logs::ETCD)));
+                Some(etcd_status)
+            }
+            None => None,
+        };
         let probe = |config: &ProbeConfig| Probe::new(config.clone());
         let (to, temporary) = watch::channel(ProbeState::default());
         asking.spawn(probe::follow(probe(&plan.probe), plan.temporary.into(), None, speedup, to));
@@ -246,10 +263,7 @@ impl Bridge {
         ));
         let bridge = Self {
             machine: Machine::new(plan.options.limits, plan.options.on_failure),
-            template,
-            child: None,
-            ends: 0,
-            started: None,
+            process: TemporaryProcess::new(template),
             steering,
             since,
             listeners,
@@ -268,6 +282,8 @@ impl Bridge {
             log_due: Some(Instant::now()),
             wanted: None,
             etcd: plan.etcd.start([plan.temporary.into(), plan.own], speedup),
+            temporary_etcd,
+            commanding,
             service: plan.service.clone().map(|service| service.at([plan.temporary.into(), plan.own]).start()),
             plan,
         };
@@ -300,7 +316,7 @@ impl Bridge {
             if self.phase.borrow().0 != Phase::Joined {
                 self.given = false;
             }
-            if draining.is_some() && self.child.is_none() {
+            if draining.is_some() && !self.process.is_running() {
                 gone.get_or_insert_with(Instant::now);
             }
             let seen = self.seen(served.is_some() || late(gone, speedup.of(ENDING)), is_alive());
@@ -309,6 +325,7 @@ impl Bridge {
             }
             let action = self.machine.next(&seen, began.elapsed());
             let preferred = self.machine.preferred();
+            self.commanding.send_replace(self.machine.is_commanding());
             self.preferred.send_if_modified(|current| std::mem::replace(current, preferred) != preferred);
             self.read_log(&seen);
             self.publish(&seen, open(), served_old());
@@ -321,8 +338,10 @@ impl Bridge {
                     }
                     continue;
                 }
-                Action::Start if self.started.is_none_or(|started| started.elapsed() >= speedup.of(RESTART)) => {
-                    self.start();
+                Action::Start
+                    if self.process.started.is_none_or(|started| started.elapsed() >= speedup.of(RESTART)) =>
+                {
+                    self.process.start();
                     continue;
                 }
                 Action::Steer => match self.steer() {
@@ -375,7 +394,7 @@ impl Bridge {
                 self.stop.send_replace(Stop::Now);
             }
             if late(served, speedup.of(ENDING)) || (served.is_some() && late(draining, LONGEST_DRAIN)) {
-                self.signal(self.template.kill());
+                self.process.signal(self.process.template.kill());
             }
             tokio::select! {
                 _ = &mut serving, if served.is_none() => {
@@ -386,14 +405,14 @@ impl Bridge {
                         return BridgeOutcome::Abandoned("its shim ended".into());
                     }
                     if !std::mem::replace(&mut terminated, true) {
-                        self.signal(Signal::SIGTERM);
+                        self.process.signal(Signal::SIGTERM);
                     }
                 }
                 () = answered.wait(), if draining.is_some() && !terminated => {
-                    self.signal(Signal::SIGTERM);
+                    self.process.signal(Signal::SIGTERM);
                     terminated = true;
                 }
-                () = ended(&mut self.child) => {}
+                () = self.process.ended() => {}
                 Some(done) = self.work.join_next() => self.done(done),
                 Some((ask, reply)) = asks.recv() => self.handle(ask, reply),
                 signal = signals.next() => self.on_signal(signal),
@@ -402,7 +421,7 @@ impl Bridge {
                 Ok(()) = self.phase.changed() => {}
                 () = tokio::time::sleep(speedup.of(INTERVAL)) => {}
             }
-            self.reap();
+            self.process.reap();
         }
     }
 
@@ -442,14 +461,15 @@ impl Bridge {
 
     fn seen(&self, served: bool, alive: bool) -> BridgeObservation {
         let (temporary, own) = (self.temporary.borrow(), self.own.borrow());
-        let running = self.child.is_some();
+        let running = self.process.is_running();
         // An answer from before a restart is the previous process's.
-        let fresh = temporary.at > self.started;
+        let fresh = temporary.at > self.process.started;
         // A hung relaying thread accepts connections and answers none.
         let ready = running && fresh && temporary.ready && alive && self.phase.borrow().0 == Phase::Joined;
         BridgeObservation {
-            temporary: TemporaryObservation { running, ready, ends: self.ends },
-            own: OwnObservation { process: own.listener, ready: own.ready },
+            temporary: TemporaryObservation { running, ready, ends: self.process.ends },
+            // With the temporary etcd it would not be ready for long.
+            own: OwnObservation { process: own.listener, ready: own.ready && self.has_own_etcd() },
             steering: self.given && self.steering.is_steering(),
             prepared: self.etcd.as_ref().is_none_or(|etcd| etcd.state().prepared),
             named: self.service.as_ref().is_none_or(|service| service.kept().is_ok()),
@@ -457,27 +477,8 @@ impl Bridge {
         }
     }
 
-    fn start(&mut self) {
-        self.started = Some(Instant::now());
-        match self.template.start() {
-            Ok(child) => {
-                tracing::info!(pid = child.id(), address = %self.template.address, "the temporary kube-apiserver starts");
-                self.child = Some(child);
-            }
-            Err(error) => {
-                self.ends += 1;
-                tracing::info!(%error, "the temporary kube-apiserver cannot be started");
-            }
-        }
-    }
-
-    /// Checks whether the temporary instance has ended.
-    fn reap(&mut self) {
-        if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
-            self.child = None;
-            self.ends += 1;
-            tracing::info!(%status, "the temporary kube-apiserver ended");
-        }
+    fn has_own_etcd(&self) -> bool {
+        self.temporary_etcd.as_ref().is_none_or(|etcd| etcd.borrow().step == EtcdStep::Own)
     }
 
     fn steer(&mut self) -> Result<(), String> {
@@ -489,13 +490,6 @@ impl Bridge {
         self.since.get_or_init(SystemTime::now);
         tracing::info!(port = self.plan.port, "new connections go to the temporary kube-apiserver");
         Ok(())
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = self.child.as_ref().and_then(Child::id).and_then(|pid| i32::try_from(pid).ok());
-        if let Some(Err(error)) = pid.map(|pid| kill(Pid::from_raw(pid), signal)) {
-            tracing::info!(%error, %signal, "cannot signal the temporary kube-apiserver");
-        }
     }
 
     /// Reads ahead why the node's own is not ready.
@@ -601,7 +595,7 @@ impl Bridge {
                 trouble: self.machine.trouble().map(str::to_owned),
                 steering_error: self.machine.steering_error().map(str::to_owned),
                 temporary: TemporaryStatus {
-                    pid: self.child.as_ref().and_then(Child::id),
+                    pid: self.process.pid(),
                     ready: seen.temporary.ready,
                     ends: seen.temporary.ends,
                     address: status.temporary.address,
@@ -620,7 +614,8 @@ impl Bridge {
                     },
                 },
                 service: self.unkept(),
-                etcd: self.etcd.as_ref().map(|etcd| etcd.state().notes).unwrap_or_default(),
+                etcd: self.temporary_etcd.as_ref().map(|etcd| etcd.borrow().clone()),
+                etcd_notes: self.etcd.as_ref().map(|etcd| etcd.state().notes).unwrap_or_default(),
                 connections_open: open,
                 connections_steered: self.steering.counters().steered,
                 connections_old: self.old.map_or(0, |before| old - before),
@@ -628,10 +623,12 @@ impl Bridge {
             };
             // Changed counters alone are not reported.
             let key = |status: &BridgeStatus| {
-                let BridgeStatus { step, steering, command, trouble, temporary, own, service, .. } = status;
-                let reported = (trouble.clone(), status.steering_error.clone(), service.is_some(), status.etcd.clone());
+                let BridgeStatus { step, steering, command, trouble, temporary, own, etcd, service, .. } = status;
+                let notes = status.etcd_notes.clone();
+                let reported = (trouble.clone(), status.steering_error.clone(), service.is_some(), notes);
                 let own = (own.listener, own.ready, own.preferred, own.late);
-                (*step, *steering, *command, reported, temporary.pid, temporary.ready, own)
+                let etcd = etcd.as_ref().map(|etcd| (etcd.step, etcd.trouble.clone()));
+                (*step, *steering, *command, reported, temporary.pid, temporary.ready, own, etcd)
             };
             let news = key(status) != key(&now);
             *status = now;
@@ -698,14 +695,6 @@ fn is_replaced(plan: &BridgePlan) -> bool {
 /// The kubelet restarts the node's own when its manifest changes.
 fn restarts(plan: &BridgePlan, put: &[Difference]) -> bool {
     put.iter().any(|difference| plan.pod.as_ref().is_some_and(|pod| pod.manifest() == difference.path))
-}
-
-/// Waits for the end of a child; for ever, if there is none.
-async fn ended(child: &mut Option<Child>) {
-    match child {
-        Some(child) => drop(child.wait().await),
-        None => std::future::pending().await,
-    }
 }
 
 /// The bridge's shim: `berth serve` with its defaults, but for what is set below.

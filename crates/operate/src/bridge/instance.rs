@@ -3,6 +3,8 @@
 //! What COMMAND may replace is copied before: the program, in memory, since a file that is executed cannot be written to; and the
 //! certificates and keys that the arguments name, which kube-apiserver reads again when they change.
 
+use super::cgroup;
+use super::etcd::temporary;
 use super::logs;
 use super::plan::BridgePlan;
 use super::pod::RunningPod;
@@ -12,7 +14,8 @@ use berth_exec::args::{self, ArgsError, Wanted};
 use berth_node::instance::InstanceId;
 use berth_os::file::{found, open_regular};
 use berth_os::process::{KILL_CHILD, ProcessAttributes};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
@@ -25,12 +28,17 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tokio::process::Child;
+use tokio::time::Instant;
 
 /// Where kube-apiserver keeps the certificate that it makes where it is given none, what it is called, and the temporary
 /// instance's copy.
 const CERTIFICATES: &str = "/var/run/kubernetes";
 const CERTIFICATE: [&str; 2] = ["apiserver.crt", "apiserver.key"];
 const CERT_DIR: &str = "bridge-cert-dir";
+
+/// Names of what a template is of.
+const KUBE_APISERVER: &str = "kube-apiserver";
+pub(super) const ETCD: &str = "etcd";
 
 /// Copies of what its arguments name.
 const FILES: &str = "bridge-files";
@@ -41,8 +49,10 @@ const DEBUG_SOCKET: &str = "--debug-socket-path";
 #[derive(Debug)]
 pub struct Template {
     pub address: SocketAddrV4,
+    /// What it is.
+    name: &'static str,
     runs: Runs,
-    directory: PathBuf,
+    log: PathBuf,
     audit: Option<PathBuf>,
     /// SELinux's, of what a container may write to.
     label: Option<String>,
@@ -67,8 +77,8 @@ impl Template {
         let directory = plan.options.directory.clone();
         let runs = match &plan.pod {
             Some(pod) => {
-                let (like, ip) = ((&plan.like, pid), *plan.temporary.ip());
-                Runs::Container(Container::new(pod, &plan.argv, like, ip, &directory)?)
+                let cgroup = cgroup::of_container(KUBE_APISERVER, *plan.temporary.ip());
+                Runs::Container(Container::new(pod, &plan.argv, (&plan.like, pid), cgroup, &directory)?)
             }
             None => {
                 let program = copy_program(Path::new(&format!("/proc/{pid}/exe")))?;
@@ -81,7 +91,27 @@ impl Template {
             }
         };
         let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
-        Ok(Self { address: plan.temporary, runs, directory, audit: plan.audit.clone(), label })
+        let log = directory.join(logs::INSTANCE);
+        Ok(Self { address: plan.temporary, name: KUBE_APISERVER, runs, log, audit: plan.audit.clone(), label })
+    }
+
+    /// Of an etcd, with a directory of its own.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn of_etcd(plan: &temporary::Plan, directory: &Path, log: PathBuf) -> io::Result<Self> {
+        plan.process.read(|pid| {
+            let (like, argv) = (&plan.like, &plan.argv);
+            let runs = match &plan.pod {
+                Some(pod) => Runs::Container(Container::new(pod, argv, (like, pid), plan.cgroup(), directory)?),
+                None => {
+                    let program = copy_program(Path::new(&format!("/proc/{pid}/exe")))?;
+                    Runs::Program { program, argv: argv.clone(), like: like.clone() }
+                }
+            };
+            let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
+            Ok(Self { address: plan.members.temporary, name: ETCD, runs, log: log.clone(), audit: None, label })
+        })
     }
 
     /// Starts it. To be called on the thread that lives as long as this process: it gets SIGKILL when that ends.
@@ -89,7 +119,7 @@ impl Template {
     /// # Errors
     /// Errors of execve(2), and of what is set up before it.
     pub fn start(&self) -> io::Result<Child> {
-        let log = OpenOptions::new().create(true).append(true).mode(0o600).open(self.directory.join(logs::INSTANCE))?;
+        let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.log)?;
         container::let_write(&log, self.label.as_deref())?;
         let mut command = match &self.runs {
             Runs::Program { program, argv, like } => {
@@ -108,7 +138,7 @@ impl Template {
         if let Runs::Program { like, .. } = &self.runs
             && let Some(Err(error)) = child.id().map(|pid| like.set_oom_score(pid))
         {
-            tracing::info!(%error, "the temporary kube-apiserver has another OOM score than the running one");
+            tracing::info!(%error, "the temporary {} has another OOM score than the running one", self.name);
         }
         Ok(child)
     }
@@ -123,7 +153,72 @@ impl Template {
 
     /// Files that it writes and that stay.
     pub fn logs(&self) -> Vec<PathBuf> {
-        [self.directory.join(logs::INSTANCE)].into_iter().chain(self.audit.clone()).collect()
+        [self.log.clone()].into_iter().chain(self.audit.clone()).collect()
+    }
+}
+
+/// The process of a template: ended, it can be started again.
+#[derive(Debug)]
+pub struct TemporaryProcess {
+    pub template: Template,
+    child: Option<Child>,
+    /// How often it ended, or could not be started.
+    pub ends: u32,
+    /// When it was started last.
+    pub started: Option<Instant>,
+}
+
+impl TemporaryProcess {
+    pub fn new(template: Template) -> Self {
+        Self { template, child: None, ends: 0, started: None }
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.child.is_some()
+    }
+
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().and_then(Child::id)
+    }
+
+    /// As [`Template::start`]; a failure counts as an end.
+    pub fn start(&mut self) {
+        let Template { name, address, .. } = &self.template;
+        self.started = Some(Instant::now());
+        match self.template.start() {
+            Ok(child) => {
+                tracing::info!(pid = child.id(), %address, "the temporary {name} starts");
+                self.child = Some(child);
+            }
+            Err(error) => {
+                self.ends += 1;
+                tracing::info!(%error, "the temporary {name} cannot be started");
+            }
+        }
+    }
+
+    /// Checks whether it has ended.
+    pub fn reap(&mut self) {
+        if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
+            self.child = None;
+            self.ends += 1;
+            tracing::info!(%status, "the temporary {} ended", self.template.name);
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = self.pid().and_then(|pid| i32::try_from(pid).ok());
+        if let Some(Err(error)) = pid.map(|pid| kill(Pid::from_raw(pid), signal)) {
+            tracing::info!(%error, %signal, "cannot signal the temporary {}", self.template.name);
+        }
+    }
+
+    /// Waits for its end; for ever, if it does not run.
+    pub async fn ended(&mut self) {
+        match &mut self.child {
+            Some(child) => drop(child.wait().await),
+            None => std::future::pending().await,
+        }
     }
 }
 
@@ -234,7 +329,8 @@ fn copy_certificate(command: &[OsString], directory: &Path) -> io::Result<()> {
 /// Removes what is not to stay.
 pub fn clean(directory: &Path) {
     container::clean(directory);
-    for name in [CERT_DIR, FILES] {
+    container::clean(&directory.join(ETCD));
+    for name in [CERT_DIR, FILES, ETCD] {
         let _ = fs::remove_dir_all(directory.join(name));
     }
 }

@@ -1,5 +1,6 @@
 //! The bridge's logs: in memory where its directory is in /run, so bounded, and kept if it failed.
 
+use berth_os::file::found;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,11 +12,13 @@ pub const BRIDGE: &str = "bridge.log";
 
 pub const INSTANCE: &str = "kube-apiserver.log";
 
-const ALL: [&str; 2] = [BRIDGE, INSTANCE];
+pub const ETCD: &str = "etcd.log";
 
-/// Longest log, in bytes: kube-apiserver writes some 10 MB in an hour at its default verbosity. Both, and those of a bridge that failed,
+const ALL: [&str; 3] = [BRIDGE, INSTANCE, ETCD];
+
+/// Longest log, in bytes: kube-apiserver writes some 10 MB in an hour at its default verbosity. All, and those of a bridge that failed,
 /// are as much as is to be free before.
-const LONGEST: u64 = 16 << 20;
+const LONGEST: u64 = 10 << 20;
 
 /// Time between two checks of their sizes: at the highest verbosity some 10 MB are written in it.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -31,7 +34,7 @@ pub(super) fn begin(directory: &Path, last_failed: bool) {
     }
 }
 
-/// Bounds both until it is dropped.
+/// Bounds them until it is dropped.
 pub(super) async fn bound(directory: PathBuf) {
     loop {
         tokio::time::sleep(INTERVAL).await;
@@ -39,7 +42,7 @@ pub(super) async fn bound(directory: PathBuf) {
         // Not on the main thread: the directory may be on a slow disk.
         let bounded = tokio::task::spawn_blocking(move || {
             for log in ALL.map(|name| directory.join(name)) {
-                if let Err(error) = keep_end(&log, LONGEST) {
+                if let Err(error) = found(keep_end(&log, LONGEST)) {
                     tracing::debug!(log = %log.display(), %error, "cannot be cut");
                 }
             }

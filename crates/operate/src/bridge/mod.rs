@@ -9,6 +9,7 @@
 //! | [`preflight`] | whether it can be done here: all that is missing at once |
 //! | [`surroundings`] | other conditions on the node that prevent it |
 //! | [`instance`] | the temporary instance: its arguments, and what it takes from the running one |
+//! | [`etcd`] | what serves while COMMAND replaces the node's etcd |
 //! | [`pod`] | the same where the running one is in a static pod |
 //! | [`etcd`] | of which members the temporary instance makes use, while this node's own may be away |
 //! | [`machine`] | the steps: from observations to the next action. Pure |

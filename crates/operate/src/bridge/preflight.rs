@@ -1,6 +1,6 @@
 //! Whether this node can be bridged: all that is missing is reported at once, and nothing is changed.
 
-use super::etcd::{self, EtcdMode, EtcdPlan};
+use super::etcd::{self, EtcdMode, EtcdPlan, temporary};
 use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::pod::{self, RunningPod};
 use super::{LOCK, instance, surroundings};
@@ -113,7 +113,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     }
     probe(&options, own, source, &mut report).await;
     let service = service(&options, own, named, &mut report).await;
-    let etcd = etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
+    let etcd = etcd(&options, (&command, process.pid), &of_node, pod.as_ref(), &mut report).await;
     let (Some((temporary, listen)), Some(instance), []) = (place, instance, &report.errors()[..]) else {
         return Err(Refusal::Unavailable(report.errors()));
     };
@@ -447,7 +447,7 @@ async fn service(
 /// The etcds whose other members serve, and what the cluster's lock is asked with.
 async fn etcd(
     options: &BridgeOptions,
-    command: &[OsString],
+    (command, process): (&[OsString], i32),
     of_node: &[IpAddr],
     pod: Option<&RunningPod>,
     report: &mut Report,
@@ -456,10 +456,15 @@ async fn etcd(
         return EtcdPlan::default();
     }
     let on_node = |path: &Path| pod.and_then(|pod| pod.on_node(path)).unwrap_or_else(|| path.to_owned());
-    let clusters = etcd::examine(command, of_node, on_node, report).await;
+    let (clusters, alone) = etcd::examine(command, of_node, on_node, report).await;
+    let mut temporary = None;
+    for (urls, version) in &alone {
+        let manifest = pod.map(RunningPod::manifest);
+        temporary = temporary::Plan::find((command, process), (urls, version), manifest, report).await.or(temporary);
+    }
     // What is wrong with it is reported where the Service needs it.
     let lock = given_or_admin(options.kubeconfig.as_deref()).and_then(|path| Client::from_kubeconfig(path).ok());
-    EtcdPlan { clusters, lock, needs_lock: options.kubeconfig.is_some() }
+    EtcdPlan { clusters, temporary, lock, needs_lock: options.kubeconfig.is_some() }
 }
 
 /// Addresses of loopback for the temporary instance and for the bridge's listeners, on one port.

@@ -16,6 +16,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Bridge,
+    /// A bridge's relay to etcd: it steers only what comes from the address that it goes to, as the node's kube-apiserver's does.
+    Etcd,
     DirectPath,
     /// Whether the kernel steers at all.
     SelfTest,
@@ -26,6 +28,7 @@ impl Purpose {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bridge => "berth_bridge",
+            Self::Etcd => "berth_etcd",
             Self::DirectPath => "berth_direct",
             Self::SelfTest => "berth_test",
         }
@@ -93,7 +96,7 @@ pub struct Steerer {
 
 impl Steerer {
     /// For new connections of TCP to a port, on these addresses: `0.0.0.0` and `::` are all of their family, and no
-    /// address is all of both. What comes from 127.0.0.0/8 or `::1` is never steered.
+    /// address is all of both. What comes from 127.0.0.0/8 or `::1` is never steered, but for [`Purpose::Etcd`].
     ///
     /// # Errors
     /// What is missing: see [`Refused`].
@@ -101,8 +104,8 @@ impl Steerer {
         let listeners = sys::socket_map(SLOTS)?;
         // SAFETY: it is made of atomics only.
         let state: SharedValue<State> = unsafe { SharedValue::new() }?;
-        let program = program(purpose.replaces(), port, addresses, listeners.as_fd(), state.as_fd())
-            .map_err(Refused::at(Step::Assemble))?;
+        let program =
+            program(purpose, port, addresses, listeners.as_fd(), state.as_fd()).map_err(Refused::at(Step::Assemble))?;
         Ok(Self { program: sys::load_program(ProgramType::SocketLookup, purpose.name(), &program)?, listeners, state })
     }
 
@@ -183,7 +186,7 @@ const SLOT: Reg = Reg::R7;
 const STATE: Reg = Reg::R9;
 
 fn program(
-    replaces: bool,
+    purpose: Purpose,
     port: u16,
     addresses: &[IpAddr],
     listeners: BorrowedFd<'_>,
@@ -199,7 +202,7 @@ fn program(
     asm.load(Size::U32, Reg::R2, CONTEXT, context::FAMILY);
     asm.jump_if(If::Equal(Reg::R2, libc::AF_INET6), ipv6);
     asm.jump_if(If::NotEqual(Reg::R2, libc::AF_INET), end);
-    match_ipv4(&mut asm, addresses, matched, end);
+    match_ipv4(&mut asm, purpose, addresses, matched, end);
     asm.place(ipv6);
     match_ipv6(&mut asm, addresses, matched, end);
 
@@ -221,7 +224,7 @@ fn program(
     asm.copy(Reg::R7, Reg::R0);
     asm.copy(Reg::R1, CONTEXT);
     asm.copy(Reg::R2, Reg::R7);
-    asm.set(Reg::R3, if replaces { REPLACE } else { 0 });
+    asm.set(Reg::R3, if purpose.replaces() { REPLACE } else { 0 });
     asm.call(Helper::SocketAssign);
     asm.copy(Reg::R8, Reg::R0);
     asm.copy(Reg::R1, Reg::R7);
@@ -253,12 +256,17 @@ fn of_family<A: PartialEq>(addresses: &[IpAddr], any: &A, of: impl Fn(IpAddr) ->
     (!addresses.is_empty() && !found.contains(any)).then_some(found)
 }
 
-fn match_ipv4(asm: &mut Assembler, addresses: &[IpAddr], matched: Label, end: Label) {
+fn match_ipv4(asm: &mut Assembler, purpose: Purpose, addresses: &[IpAddr], matched: Label, end: Label) {
     let word = |bytes: [u8; 4]| i32::from_ne_bytes(bytes);
     asm.set(SLOT, Slot::Ipv4 as i32);
     asm.load(Size::U32, Reg::R2, CONTEXT, context::REMOTE_IP4);
-    asm.mask(Reg::R2, word([255, 0, 0, 0]));
-    asm.jump_if(If::Equal(Reg::R2, word([127, 0, 0, 0])), end);
+    if purpose == Purpose::Etcd {
+        asm.load(Size::U32, Reg::R3, CONTEXT, context::LOCAL_IP4);
+        asm.jump_if(If::Differs(Reg::R2, Reg::R3), end);
+    } else {
+        asm.mask(Reg::R2, word([255, 0, 0, 0]));
+        asm.jump_if(If::Equal(Reg::R2, word([127, 0, 0, 0])), end);
+    }
     let ipv4 = |address| if let IpAddr::V4(address) = address { Some(address) } else { None };
     let Some(addresses) = of_family(addresses, &Ipv4Addr::UNSPECIFIED, ipv4) else { return asm.jump(matched) };
     asm.load(Size::U32, Reg::R2, CONTEXT, context::LOCAL_IP4);

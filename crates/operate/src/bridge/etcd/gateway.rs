@@ -74,6 +74,7 @@ pub struct Status {
     pub leader: u64,
     /// What it reports about itself.
     pub errors: Vec<String>,
+    pub version: String,
 }
 
 impl Status {
@@ -82,7 +83,8 @@ impl Status {
         let [cluster, member] = header(answer)?;
         let (revision, leader) = (number(&answer["header"]["revision"]), number(&answer["leader"]));
         let errors = list(&answer["errors"]).iter().map(text).filter(|error| !error.is_empty()).collect();
-        Some(Self { cluster, member, revision, leader, errors })
+        let version = text(&answer["version"]);
+        Some(Self { cluster, member, revision, leader, errors, version })
     }
 }
 
@@ -172,7 +174,7 @@ impl Gateway {
             }
             sleep(AGAIN).await;
         };
-        Ok(Sample { list, leader: status.leader, alarms, revision, answers })
+        Ok(Sample { list, leader: status.leader, version: status.version, alarms, revision, answers })
     }
 
     /// What each answers at one of its URLs, by ID.

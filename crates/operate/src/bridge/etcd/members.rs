@@ -16,6 +16,8 @@ pub struct Sample {
     pub list: MemberList,
     /// 0: it knows none.
     pub leader: u64,
+    /// This node's own.
+    pub version: String,
     /// Members and kinds; without a leader they cannot be read.
     pub alarms: Result<Vec<(u64, String)>, String>,
     /// What some member had applied before the others were asked.

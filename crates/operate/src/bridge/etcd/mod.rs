@@ -1,12 +1,14 @@
 //! etcd under a bridge: COMMAND may restart this node's member too.
 //!
 //! A member that stops takes requests for 7 s more and answers none. So where others are a majority without it, the temporary
-//! kube-apiserver knows only those. An etcd of which no member is on this node needs none of this.
+//! kube-apiserver knows only those; where it is the only one, a temporary etcd serves its data. An etcd of which no member is on this
+//! node needs none of this.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`servers`] | the etcds that a kube-apiserver's arguments name. Pure |
 //! | [`members`] | which members can be used while this node's own is away. Pure |
+//! | [`temporary`] | what serves while the only member is away |
 //! | [`gateway`] | etcd's JSON gateway: calls and answers |
 //! | [`keeping`] | while the bridge is on: the cluster's lock, the leadership, and what changes |
 
@@ -14,6 +16,7 @@ pub mod gateway;
 pub mod keeping;
 pub mod members;
 pub mod servers;
+pub mod temporary;
 
 use crate::report::Report;
 use berth_cluster::Client;
@@ -31,7 +34,7 @@ use std::path::{Path, PathBuf};
 /// Which etcd the temporary kube-apiserver uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum EtcdMode {
-    /// Of several members the others, which must be a majority without this node's
+    /// Of several members the others, which must be a majority without this node's; of one a temporary etcd on the same data
     #[default]
     Auto,
     /// The node's own, as the running one does: requests that need it time out while COMMAND restarts it
@@ -55,6 +58,8 @@ pub struct Cluster {
 #[derive(Debug, Default)]
 pub struct EtcdPlan {
     pub clusters: Vec<Cluster>,
+    /// For the node's own, where it is the only member.
+    pub temporary: Option<temporary::Plan>,
     /// For the cluster's lock, and whether there is no bridge without it: a kubeconfig was given.
     pub lock: Option<Client>,
     pub needs_lock: bool,
@@ -67,17 +72,20 @@ impl EtcdPlan {
         let instead: BTreeMap<_, _> =
             self.clusters.iter().map(|cluster| (cluster.urls.clone(), others(cluster))).collect();
         servers::replace(argv, &instead);
+        if let Some(temporary) = &self.temporary {
+            args::set(argv, servers::SERVERS, &temporary.server);
+        }
     }
 }
 
-/// Finds the etcds of a running kube-apiserver that have a member here and others. `on_node` is where a file is that an argument names.
+/// Finds the etcds of a running kube-apiserver that have a member here: those with others, and URLs and version of those without. `on_node` is where a file is that an argument names.
 pub async fn examine(
     command: &[OsString],
     node: &[IpAddr],
     on_node: impl Fn(&Path) -> PathBuf,
     report: &mut Report,
-) -> Vec<Cluster> {
-    let mut clusters = Vec::new();
+) -> (Vec<Cluster>, Vec<(Urls, String)>) {
+    let (mut clusters, mut alone) = (Vec::new(), Vec::new());
     for urls in servers::named(command) {
         let Some(own) = of_node(&urls, node).await else { continue };
         let asked = match gateway(command, &on_node) {
@@ -94,7 +102,7 @@ pub async fn examine(
             }
         };
         match sample.choose() {
-            Ok(Choice::Alone) => {}
+            Ok(Choice::Alone) => alone.push((urls, sample.version)),
             Ok(Choice::Others(others)) => {
                 let used: Vec<_> =
                     others.members.iter().map(|(member, url)| format!("{} at {url}", member.describe())).collect();
@@ -108,7 +116,7 @@ pub async fn examine(
             Err(all) => all.into_iter().for_each(|why| report.error(format!("etcd: {why}"))),
         }
     }
-    clusters
+    (clusters, alone)
 }
 
 /// The URL that is of this node, if one is.

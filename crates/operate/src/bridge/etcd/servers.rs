@@ -4,7 +4,7 @@ use berth_exec::args;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 
-const SERVERS: &str = "--etcd-servers";
+pub(super) const SERVERS: &str = "--etcd-servers";
 const OVERRIDES: &str = "--etcd-servers-overrides";
 
 /// The URLs of one etcd, in the order in which the arguments have them.
@@ -16,6 +16,11 @@ pub fn named(argv: &[OsString]) -> BTreeSet<Urls> {
     let overridden = overridden.iter().filter_map(|item| item.split_once('#')).map(|(_, servers)| parts(servers, ';'));
     let all = overridden.chain([items(argv, SERVERS)]);
     all.filter(|urls| !urls.is_empty()).collect()
+}
+
+/// The one of all resources.
+pub fn of(argv: &[OsString]) -> Urls {
+    items(argv, SERVERS)
 }
 
 /// Gives a command line the other URLs of each etcd that is in `instead`.

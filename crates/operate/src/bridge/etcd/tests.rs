@@ -62,7 +62,7 @@ impl Node {
 
     async fn examine(&self) -> (Vec<Cluster>, Report) {
         let mut report = Report::default();
-        let clusters = examine(&self.command, &[], Path::to_owned, &mut report).await;
+        let (clusters, _) = examine(&self.command, &[], Path::to_owned, &mut report).await;
         (clusters, report)
     }
 
@@ -254,7 +254,7 @@ async fn the_clusters_lock_is_held_until_the_end() {
     // No API: only where it was asked for.
     let nowhere = |needs_lock| {
         let at = "127.0.0.1:1".parse().unwrap();
-        let plan = EtcdPlan { clusters: plan.clusters.clone(), lock: plan.lock.clone(), needs_lock };
+        let plan = EtcdPlan { clusters: plan.clusters.clone(), lock: plan.lock.clone(), needs_lock, temporary: None };
         plan.start([at; 2], FAST.parse().unwrap()).unwrap()
     };
     let unlocked = state(&nowhere(false), |state| !state.notes.is_empty()).await;

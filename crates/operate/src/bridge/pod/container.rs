@@ -11,7 +11,6 @@ use rustix::fs::{XattrFlags, fsetxattr};
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
 use std::io;
-use std::net::Ipv4Addr;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,7 +24,7 @@ const RUNTIME: &str = "runtime";
 const STATE: &str = "state";
 
 /// Its ID, to the runtime that has no other.
-const ID: &str = "kube-apiserver";
+const ID: &str = "temporary";
 
 /// The extended attribute with a file's label.
 const SELINUX: &str = "security.selinux";
@@ -49,10 +48,9 @@ impl Container {
         pod: &RunningPod,
         argv: &[OsString],
         (like, pid): (&ProcessAttributes, i32),
-        ip: Ipv4Addr,
+        cgroup: String,
         directory: &Path,
     ) -> io::Result<Self> {
-        let cgroup = cgroup::of_container(ip);
         let args = argv.iter().map(|argument| argument.to_str().map(str::to_owned));
         let args: Option<Vec<_>> = args.collect();
         let args = args.ok_or_else(|| io::Error::other("an argument is no UTF-8, as which all are handed on"))?;

@@ -108,6 +108,22 @@ fn it_steers_only_while_it_is_on_and_its_time_lasts() {
 }
 
 #[test]
+fn what_comes_from_the_address_itself_is_steered_for_etcd_alone() {
+    in_a_namespace("what_comes_from_the_address_itself_is_steered_for_etcd_alone", || {
+        let listeners = Listeners::new();
+        let steerer = Steerer::load(Purpose::Etcd, PORT, &[ip("127.0.0.1")]).unwrap();
+        listeners.put(&steerer);
+        steerer.steer_until(Duration::MAX);
+        steerer.switch(true);
+        assert_eq!(asked(&steerer, "127.0.0.1", "127.0.0.1:6443"), listeners.cookie(ip("127.0.0.1")));
+        for (from, to) in [("127.9.9.9", "127.0.0.1:6443"), ("10.0.0.9", "10.0.0.5:6443"), ("::1", "[::1]:6443")] {
+            assert_eq!(asked(&steerer, from, to), None, "{from} to {to}");
+        }
+        assert_eq!(counted(&steerer), (1, 0, 0));
+    });
+}
+
+#[test]
 fn what_is_none_of_its_business_is_not_counted() {
     in_a_namespace("what_is_none_of_its_business_is_not_counted", || {
         let listeners = Listeners::new();

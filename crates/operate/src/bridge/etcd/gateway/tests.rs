@@ -27,11 +27,20 @@ fn answers_of_both_versions_are_understood() {
     let learner = Member { id: 18249187646912138824, is_learner: true, ..Member::default() };
     assert_eq!(list.members[2], learner);
     let old = Status::parse(&json(STATUS_3_5)).unwrap();
-    let status =
-        Status { cluster: list.cluster, member: list.members[1].id, revision: 42, leader: list.by, errors: vec![] };
+    let status = Status {
+        cluster: list.cluster,
+        member: list.members[1].id,
+        revision: 42,
+        leader: list.by,
+        errors: vec![],
+        version: String::new(),
+    };
     assert_eq!(old, status);
     let new = Status::parse(&json(STATUS_3_6)).unwrap();
-    assert_eq!(new, Status { leader: 0, errors: vec!["etcdserver: no leader".into()], ..status });
+    assert_eq!(
+        new,
+        Status { leader: 0, errors: vec!["etcdserver: no leader".into()], version: "3.6.6".into(), ..status }
+    );
     let header = r#""header":{"cluster_id":"1","member_id":"2","revision":"42","raft_term":"10"}"#;
     assert_eq!(alarms(&json(&format!("{{{header}}}"))), Some(vec![]));
     let on = format!(r#"{{{header},"alarms":[{{"memberID":"7","alarm":"NOSPACE"}},{{"memberID":"8"}}]}}"#);

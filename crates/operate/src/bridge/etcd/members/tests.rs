@@ -6,7 +6,7 @@ fn member(id: u64) -> Member {
 }
 
 fn answer(id: u64) -> Answer {
-    let status = Status { cluster: 77, member: id, revision: 100, leader: 1, errors: Vec::new() };
+    let status = Status { cluster: 77, member: id, revision: 100, leader: 1, ..Status::default() };
     Answer { url: format!("https://10.0.0.{id}:2379"), status }
 }
 
@@ -15,6 +15,7 @@ fn sample(members: u64) -> Sample {
     Sample {
         list: MemberList { cluster: 77, by: 1, members: (1..=members).map(member).collect() },
         leader: 1,
+        version: "3.6.16".into(),
         alarms: Ok(Vec::new()),
         revision: 100,
         answers: (2..=members).map(|id| (id, Ok(answer(id)))).collect(),
@@ -147,7 +148,7 @@ proptest! {
         let voters = list.members.iter().filter(|member| !member.is_learner).count();
         let serves = |member: &Member| {
             let Some(Ok(answer)) = sample.answers.get(&member.id) else { return false };
-            let Status { cluster, member: id, revision, leader, errors } = &answer.status;
+            let Status { cluster, member: id, revision, leader, errors, .. } = &answer.status;
             member.id != list.by && !member.is_learner && !member.name.is_empty() && (*cluster, *id) == (77, member.id)
                 && *revision >= 100 && *leader != 0 && errors.is_empty()
         };

@@ -1,0 +1,236 @@
+//! Observes both etcds, and does what the machine wants.
+
+use super::machine::{EtcdMachine, EtcdObservation, EtcdWanted, OwnEtcd, Process, Route, TemporaryEtcd};
+use super::plan::{self, Plan};
+use super::{probe, relay};
+use crate::bridge::instance::{ETCD, Template, TemporaryProcess};
+use crate::bridge::logs;
+use berth_node::ipc::bridge::{EtcdStatus, EtcdStep};
+use berth_node::terms::Speedup;
+use berth_os::file::make_private;
+use berth_os::sock_diag;
+use berth_shim::steering::{Purpose, Steering};
+use nix::sys::signal::Signal;
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+/// Time between two observations, and between two starts of the temporary one.
+const INTERVAL: Duration = Duration::from_millis(50);
+const RESTART: Duration = Duration::from_secs(1);
+
+/// How long the steering is good for without a renewal.
+const LEASE: Duration = Duration::from_secs(4);
+
+/// How many pauses the status has.
+const PAUSES: usize = 8;
+
+/// Stands in for the node's etcd until it is dropped.
+pub struct EtcdDaemon {
+    plan: Plan,
+    machine: EtcdMachine,
+    process: TemporaryProcess,
+    /// The process was told to end.
+    is_ending: bool,
+    steering: Steering,
+    route: watch::Sender<Route>,
+    /// Each change ends the relay's connections.
+    ends: watch::Sender<u64>,
+    ended: bool,
+    cannot_end: bool,
+    own: watch::Receiver<bool>,
+    temporary: watch::Receiver<bool>,
+    /// Probes and the relay.
+    tasks: JoinSet<()>,
+    /// The listener of the node's own etcd, and its process.
+    listens: Option<(u64, i32)>,
+    /// Since when clients wait.
+    held: Option<Instant>,
+    status: watch::Sender<EtcdStatus>,
+}
+
+impl EtcdDaemon {
+    /// # Errors
+    /// Something necessary is missing.
+    pub fn new(
+        plan: Plan,
+        directory: &Path,
+        speedup: Speedup,
+        status: watch::Sender<EtcdStatus>,
+    ) -> Result<Self, String> {
+        let failed = |error: &dyn std::fmt::Display| format!("cannot prepare the temporary etcd: {error}");
+        let own = directory.join(ETCD);
+        make_private(&own).map_err(|error| failed(&error))?;
+        let template = Template::of_etcd(&plan, &own, directory.join(logs::ETCD)).map_err(|error| failed(&error))?;
+        let at = plan.members.own;
+        let steering =
+            Steering::new(Purpose::Etcd, at.port(), &[(*at.ip()).into()], LEASE).map_err(|error| failed(&error))?;
+        steering.give_to(plan.relay.as_fd()).map_err(|error| failed(&error))?;
+        let listener = plan.relay.try_clone().and_then(TcpListener::from_std).map_err(|error| failed(&error))?;
+        let (route, routes) = watch::channel(Route::Own);
+        let (ends, ended) = watch::channel(0);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(relay::serve(listener, plan.members, routes, ended));
+        let mut follow = |to| {
+            let (answers, known) = watch::channel(to == plan.members.own);
+            tasks.spawn(probe::follow(plan.members.source, to, plan.tls.clone(), answers));
+            known
+        };
+        let (own, temporary) = (follow(plan.members.own), follow(plan.members.temporary));
+        Ok(Self {
+            machine: EtcdMachine::new(speedup),
+            process: TemporaryProcess::new(template),
+            is_ending: false,
+            steering,
+            route,
+            ends,
+            ended: false,
+            cannot_end: false,
+            own,
+            temporary,
+            tasks,
+            listens: None,
+            held: None,
+            status,
+            plan,
+        })
+    }
+
+    /// Never ends. To be called on the thread that lives as long as this process.
+    pub async fn run(mut self, commanding: watch::Receiver<bool>) {
+        let began = Instant::now();
+        loop {
+            self.steering.renew();
+            self.process.reap();
+            self.is_ending &= self.process.is_running();
+            let seen = self.seen(*commanding.borrow());
+            let step = self.machine.step();
+            let wanted = self.machine.next(&seen, began.elapsed());
+            self.put(wanted);
+            if self.machine.step() != step {
+                self.log();
+            }
+            self.publish();
+            tokio::select! {
+                () = sleep(INTERVAL) => {}
+                Ok(()) = self.own.changed() => {}
+                Ok(()) = self.temporary.changed() => {}
+                () = self.process.ended() => {}
+                Some(_) = self.tasks.join_next() => tracing::warn!("a task of the etcd relay failed"),
+            }
+        }
+    }
+
+    fn seen(&mut self, commanding: bool) -> EtcdObservation {
+        let (answers, running) = (*self.own.borrow(), self.process.is_running());
+        if answers && self.machine.step() == EtcdStep::Own {
+            let own = OwnEtcd { answers, ..OwnEtcd::default() };
+            let temporary = TemporaryEtcd { running, ending: self.is_ending, ends: self.process.ends, serves: false };
+            return EtcdObservation { own, temporary, commanding };
+        }
+        let holder = self.plan.database.holder().unwrap_or_else(|error| {
+            tracing::debug!(%error, "who has etcd's database cannot be seen");
+            None
+        });
+        let process = self.own_process();
+        let waits = process.is_some_and(|pid| holder != Some(pid) && self.plan.database.is_open_in(pid));
+        let serves = running && *self.temporary.borrow() && holder.is_some_and(|pid| self.is_temporary(pid));
+        EtcdObservation {
+            own: OwnEtcd { process, answers, waits },
+            temporary: TemporaryEtcd { running, ending: self.is_ending, ends: self.process.ends, serves },
+            commanding,
+        }
+    }
+
+    /// The search for a socket's process reads all of /proc, so it is made once a listener.
+    fn own_process(&mut self) -> Option<i32> {
+        let at = self.plan.members.own;
+        let inode = plan::listener(at)?;
+        if self.listens.is_none_or(|(known, _)| known != inode) {
+            self.listens = plan::process(at).map(|(pid, _)| (inode, pid));
+        }
+        self.listens.map(|(_, pid)| pid)
+    }
+
+    /// Whether a process is the temporary etcd, which may be in a container, and then is not this process's child.
+    fn is_temporary(&self, pid: i32) -> bool {
+        let cgroups = || fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        self.process.pid().is_some_and(|child| i32::try_from(child) == Ok(pid))
+            || cgroups().contains(&self.plan.cgroup())
+    }
+
+    fn put(&mut self, wanted: EtcdWanted) {
+        let EtcdWanted { route, ends_connections, steers, temporary } = wanted;
+        match (route == Route::Hold, self.held) {
+            (true, None) => self.held = Some(Instant::now()),
+            (false, Some(since)) => {
+                self.held = None;
+                self.status.send_modify(|status| {
+                    let pause = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+                    status.pauses.push(pause);
+                    let more = status.pauses.len().saturating_sub(PAUSES);
+                    status.pauses.drain(..more);
+                });
+            }
+            _ => {}
+        }
+        if steers {
+            self.steering.on()
+        } else {
+            self.steering.off()
+        }
+        self.route.send_if_modified(|known| std::mem::replace(known, route) != route);
+        if ends_connections && !std::mem::replace(&mut self.ended, ends_connections) {
+            self.ends.send_modify(|ends| *ends = ends.wrapping_add(1));
+        }
+        self.ended = ends_connections;
+        if ends_connections && steers {
+            self.end_connections();
+        }
+        match temporary {
+            Process::Run if !self.process.is_running() => {
+                if self.process.started.is_none_or(|started| started.elapsed() >= RESTART) {
+                    self.process.start();
+                }
+            }
+            Process::Terminate if self.process.is_running() && !std::mem::replace(&mut self.is_ending, true) => {
+                self.process.signal(Signal::SIGTERM);
+            }
+            Process::Kill => self.process.signal(self.process.template.kill()),
+            Process::Run | Process::Terminate => {}
+        }
+    }
+
+    /// Of the node's own etcd, which else waits 7 s for streams of kube-apiserver's that never end. What is steered comes to a marked
+    /// listener.
+    fn end_connections(&mut self) {
+        if let Err(error) = sock_diag::destroy_unmarked(self.plan.members.own.port())
+            && !std::mem::replace(&mut self.cannot_end, true)
+        {
+            tracing::info!(%error, "connections to the node's own etcd cannot be ended: it takes up to 7 s longer to stop");
+        }
+    }
+
+    fn log(&self) {
+        let step = self.machine.step();
+        let (pauses, trouble) = (self.status.borrow().pauses.clone(), self.machine.trouble());
+        match trouble {
+            Some(trouble) => tracing::warn!(%step, ?pauses, "etcd: {trouble}"),
+            None => tracing::info!(%step, ?pauses, "etcd"),
+        }
+    }
+
+    fn publish(&self) {
+        let (step, pid, trouble) = (self.machine.step(), self.process.pid(), self.machine.trouble());
+        self.status.send_if_modified(|status| {
+            let is_new = (status.step, status.pid, &status.trouble) != (step, pid, &trouble);
+            (status.step, status.pid, status.trouble) = (step, pid, trouble.clone());
+            is_new
+        });
+    }
+}

@@ -1,0 +1,223 @@
+//! The node's etcd, whether it can be stood in for, and the temporary one's arguments.
+
+use super::database::Database;
+use super::relay::Members;
+use crate::bridge::cgroup;
+use crate::bridge::etcd::members::OWN;
+use crate::bridge::etcd::servers::{self, Urls};
+use crate::bridge::instance::ETCD;
+use crate::bridge::pod::RunningPod;
+use crate::command::strings;
+use crate::report::Report;
+use berth_cluster::tls;
+use berth_exec::{address, args};
+use berth_os::namespaces::is_shared_with;
+use berth_os::process::{HeldProcess, ProcessAttributes};
+use berth_os::{proc_net, sock_diag, socket};
+use rustls::ClientConfig;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, TcpListener};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The manifest of the static pod, next to kube-apiserver's.
+const MANIFEST: &str = "etcd.yaml";
+
+/// Minor versions of which it was read and tried that the lock is waited for before anything else of the data is read or written.
+const VERSIONS: [&str; 2] = ["3.5.", "3.6."];
+
+/// Flags with which the temporary one would be another etcd, or on the same port.
+const OTHERS: [&str; 4] = ["--config-file", "--wal-dir", "--force-new-cluster", "--listen-client-http-urls"];
+
+/// What becomes of one that is left alone.
+const ALONE: &str = "it is left alone, and requests that need it wait or time out while COMMAND restarts it";
+
+/// An etcd that is to be stood in for.
+#[derive(Debug)]
+pub struct Plan {
+    /// What the temporary kube-apiserver dials: the relay.
+    pub server: OsString,
+    pub members: Members,
+    pub database: Database,
+    pub argv: Vec<OsString>,
+    pub process: HeldProcess,
+    pub like: ProcessAttributes,
+    pub pod: Option<RunningPod>,
+    /// As kube-apiserver dials it; its certificate is not checked.
+    pub tls: Arc<ClientConfig>,
+    /// The relay's listener.
+    pub relay: TcpListener,
+}
+
+impl Plan {
+    /// For the only member of an etcd, of this version, which a kube-apiserver uses that has this process. None if it is given by a
+    /// name, or cannot be stood in for, which is reported.
+    pub async fn find(
+        (command, apiserver): (&[OsString], i32),
+        (urls, version): (&Urls, &str),
+        manifest: Option<&Path>,
+        report: &mut Report,
+    ) -> Option<Self> {
+        let address = |url: &String| url.strip_prefix("https://")?.trim_end_matches('/').parse().ok();
+        let Some(own) = urls.iter().find_map(address).filter(|_| *urls == servers::of(command)) else {
+            report.info(format!(
+                "etcd at {}: only one of all resources, given by its IPv4 address, can be stood in for: {ALONE}",
+                urls.join(",")
+            ));
+            return None;
+        };
+        let (pid, name) = process(own)?;
+        let what = format!("etcd (process {pid}, which listens on {own}): ");
+        if name != ETCD {
+            report.info(format!("{what}it is {name}: {ALONE}"));
+            return None;
+        }
+        let process = report.ok(&what, HeldProcess::of(pid))?;
+        let like = report.ok(&what, ProcessAttributes::of(pid))?;
+        let read = |what: &str| fs::read(format!("/proc/{pid}/{what}")).map(|bytes| strings(&bytes));
+        let (command_line, environment) = (report.ok(&what, read("cmdline"))?, report.ok(&what, read("environ"))?);
+        let pod = match manifest.filter(|_| !is_shared_with(pid, "mnt")) {
+            Some(manifest) => Some(RunningPod::find(pid, &manifest.with_file_name(MANIFEST), report).await?),
+            None => None,
+        };
+        let fix = |why: &str| format!("{what}{why}: {OWN}");
+        let data = report.ok("", data(&command_line, &environment).map_err(|why| fix(&why)))?;
+        let on_node = pod.as_ref().map_or(Some(data.clone()), |pod| pod.on_node(&data));
+        let database =
+            Database::of(&report.ok("", on_node.ok_or_else(|| fix("its data is in no directory of the node")))?);
+        let locked = database.holder().map_err(|error| error.to_string()).and_then(|holder| match holder {
+            Some(holder) if holder == pid => Ok(()),
+            Some(other) => Err(format!("process {other} has the lock on its database")),
+            None => Err("its file system shows no lock on its database (NFS has none that counts)".to_owned()),
+        });
+        report.ok("", locked.map_err(|why| fix(&why)))?;
+        let tls = report.ok("", credentials(command, apiserver).map_err(|why| fix(&why)))?;
+        let source = report.ok(&what, address::random())?;
+        if !VERSIONS.iter().any(|known| version.starts_with(known)) {
+            report.error(fix(&format!(
+                "version {version} is none of those of which the lock is known to do ({}x)",
+                VERSIONS.join("x, ")
+            )));
+            return None;
+        }
+        let (temporary, argv) = report.ok(&what, arguments(command_line))?;
+        let relay = report.ok(
+            &what,
+            TcpListener::bind((*own.ip(), 0)).and_then(|relay| {
+                relay.set_nonblocking(true)?;
+                socket::mark_listener(relay.as_fd())?;
+                Ok(relay)
+            }),
+        )?;
+        let members = Members { own, temporary, source };
+        let server = format!("https://{}", report.ok(&what, relay.local_addr())?).into();
+        Some(Self { server, members, database, argv, process, like, pod, tls, relay })
+    }
+
+    pub fn cgroup(&self) -> String {
+        cgroup::of_container(ETCD, *self.members.temporary.ip())
+    }
+}
+
+/// The process that listens at an address, and the name of its program.
+pub fn process(at: SocketAddrV4) -> Option<(i32, String)> {
+    let owner = proc_net::process_of(listener(at)?)?;
+    Some((owner.pid, owner.name))
+}
+
+/// Inode of the listener at an address.
+pub fn listener(at: SocketAddrV4) -> Option<u64> {
+    let all = sock_diag::listeners(at.port()).ok()?;
+    let any = |ip: IpAddr| ip == IpAddr::from(*at.ip()) || ip.is_unspecified();
+    all.into_iter().find(|entry| any(entry.local.ip())).map(|entry| entry.inode)
+}
+
+/// The data directory, where etcd is configured by flags alone.
+fn data(command: &[OsString], environment: &[OsString]) -> Result<PathBuf, String> {
+    if let Some(flag) = OTHERS.into_iter().find(|flag| args::value(command, flag).is_some()) {
+        return Err(format!("it has {flag}"));
+    }
+    if let Some(variable) = environment.iter().find(|variable| variable.as_encoded_bytes().starts_with(b"ETCD_")) {
+        return Err(format!("it has the variable {}", variable.display()));
+    }
+    let data = args::value(command, "--data-dir").map(PathBuf::from).filter(|data| data.is_absolute());
+    data.ok_or_else(|| "it has no --data-dir with an absolute path".to_owned())
+}
+
+/// With the files that kube-apiserver reads, as its process sees them.
+fn credentials(command: &[OsString], apiserver: i32) -> Result<Arc<ClientConfig>, String> {
+    let read = |flag: &str| {
+        let path = args::value(command, flag).map(Path::new).ok_or_else(|| format!("kube-apiserver has no {flag}"))?;
+        let seen = Path::new(&format!("/proc/{apiserver}/root")).join(path.strip_prefix("/").unwrap_or(path));
+        fs::read(&seen).map_err(|error| format!("{flag}={}: {error}", path.display()))
+    };
+    let (certificate, key) = (read("--etcd-certfile")?, read("--etcd-keyfile")?);
+    let config = tls::from_pem(None, Some((&certificate, &key)));
+    config.map(Arc::new).map_err(|error| format!("kube-apiserver's certificate for it: {error:?}"))
+}
+
+/// The temporary one's address and command line: all listeners are on an address of its own. What it tells of itself stays.
+fn arguments(mut argv: Vec<OsString>) -> io::Result<(SocketAddrV4, Vec<OsString>)> {
+    let ip = address::random().map_err(io::Error::other)?;
+    let free: Vec<_> = (0..3).map(|_| TcpListener::bind((ip, 0))).collect::<io::Result<_>>()?;
+    let [clients, peers, metrics] = [0, 1, 2].map(|at| free[at].local_addr());
+    let (clients, peers, metrics) = (clients?, peers?, metrics?);
+    let scheme = |argv: &[OsString], flag: &str| {
+        let value = args::value(argv, flag).and_then(OsStr::to_str).unwrap_or_default();
+        if value.starts_with("https:") { "https" } else { "http" }
+    };
+    for (flag, at) in
+        [("--listen-client-urls", clients), ("--listen-peer-urls", peers), ("--listen-metrics-urls", metrics)]
+    {
+        let url = format!("{}://{at}", scheme(&argv, flag));
+        args::set(&mut argv, flag, url.as_ref());
+    }
+    match clients {
+        SocketAddr::V4(clients) => Ok((clients, argv)),
+        SocketAddr::V6(_) => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn argv(text: &str) -> Vec<OsString> {
+        text.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn it_has_addresses_of_its_own_and_the_same_data_and_name() {
+        let given = "etcd --name=cp-1 --data-dir=/var/lib/etcd --listen-client-urls=https://127.0.0.1:2379,https://10.0.0.5:2379 \
+                     --advertise-client-urls=https://10.0.0.5:2379 --listen-peer-urls https://10.0.0.5:2380 \
+                     --listen-metrics-urls=http://127.0.0.1:2381 --initial-cluster=cp-1=https://10.0.0.5:2380";
+        let (at, own) = arguments(argv(given)).unwrap();
+        assert!(address::is_usable(*at.ip()));
+        let value = |flag| args::value(&own, flag).unwrap().to_str().unwrap().to_owned();
+        assert_eq!(value("--listen-client-urls"), format!("https://{at}"));
+        assert!(value("--listen-peer-urls").starts_with(&format!("https://{}:", at.ip())));
+        assert!(value("--listen-metrics-urls").starts_with(&format!("http://{}:", at.ip())));
+        for same in ["--name", "--data-dir", "--advertise-client-urls", "--initial-cluster"] {
+            assert_eq!(args::value(&own, same), args::value(&argv(given), same), "{same}");
+        }
+    }
+
+    #[test]
+    fn what_else_configures_it_is_refused() {
+        let data = |command: &str, variable: &str| data(&argv(command), &[variable.into()]);
+        assert_eq!(data("etcd --data-dir=/d", "PATH=/bin"), Ok("/d".into()));
+        for (command, variable) in [
+            ("etcd --data-dir=/d --wal-dir=/w", ""),
+            ("etcd --data-dir=/d --config-file /c", ""),
+            ("etcd --data-dir=/d --force-new-cluster=true", ""),
+            ("etcd --data-dir=/d", "ETCD_NAME=x"),
+            ("etcd --data-dir=d", ""),
+            ("etcd", ""),
+        ] {
+            assert!(data(command, variable).is_err(), "{command} {variable}");
+        }
+    }
+}

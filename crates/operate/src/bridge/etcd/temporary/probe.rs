@@ -1,0 +1,54 @@
+//! Whether an etcd answers: by a TLS handshake, since one that stops keeps its listener and answers no more.
+
+use super::relay::dial;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_rustls::TlsConnector;
+
+/// Time between two handshakes, and how many may be in flight.
+const INTERVAL: Duration = Duration::from_millis(100);
+const IN_FLIGHT: usize = 8;
+
+/// How long none of them may end until that counts. One that is refused counts at once.
+const SILENCE: Duration = Duration::from_millis(250);
+
+/// Probes for as long as there is a receiver.
+pub async fn follow(source: Ipv4Addr, to: SocketAddrV4, tls: Arc<ClientConfig>, answers: watch::Sender<bool>) {
+    let mut in_flight = JoinSet::new();
+    let mut ticks = interval(INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ended = Instant::now();
+    while !answers.is_closed() {
+        let answer = tokio::select! {
+            _ = ticks.tick() => {
+                if in_flight.len() < IN_FLIGHT {
+                    in_flight.spawn(handshake(source, to, tls.clone()));
+                }
+                (ended.elapsed() >= SILENCE).then_some(false)
+            }
+            Some(answer) = in_flight.join_next() => {
+                ended = Instant::now();
+                Some(matches!(answer, Ok(Ok(()))))
+            }
+        };
+        if let Some(answer) = answer {
+            answers.send_if_modified(|known| std::mem::replace(known, answer) != answer);
+        }
+    }
+}
+
+/// Any answer in TLS shows that it serves: its certificate may be renewed meanwhile.
+async fn handshake(source: Ipv4Addr, to: SocketAddrV4, tls: Arc<ClientConfig>) -> io::Result<()> {
+    let stream = dial(source, to).await?;
+    match TlsConnector::from(tls).connect(ServerName::IpAddress(IpAddr::from(*to.ip()).into()), stream).await {
+        Err(error) if error.get_ref().is_none_or(|inner| !inner.is::<rustls::Error>()) => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,83 @@
+//! What kube-apiserver dials instead of the node's etcd: bytes are passed to whoever serves the data. TLS is not opened.
+//!
+//! A connection that nobody can serve yet waits, since a refused one costs 1 s and more: gRPC backs off.
+
+use super::machine::Route;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Time between two dials of an etcd that refuses.
+const REDIAL: Duration = Duration::from_millis(50);
+
+/// Dials after which a client is let go: as long as kube-apiserver's own dial may take.
+const DIALS: u32 = 400;
+
+/// Where the two etcds are.
+#[derive(Debug, Clone, Copy)]
+pub struct Members {
+    pub own: SocketAddrV4,
+    pub temporary: SocketAddrV4,
+    /// The relay dials from here: what comes from the own one's address itself is steered to the relay.
+    pub source: Ipv4Addr,
+}
+
+/// Relays until it is dropped. Each change of `ends` ends all connections that were connected before.
+pub async fn serve(listener: TcpListener, members: Members, route: watch::Receiver<Route>, ends: watch::Receiver<u64>) {
+    let mut open = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((client, _)) => drop(open.spawn(relay(client, members, route.clone(), ends.clone()))),
+                Err(error) => {
+                    tracing::warn!(%error, "the relay to etcd cannot accept");
+                    tokio::time::sleep(REDIAL).await;
+                }
+            },
+            Some(_) = open.join_next() => {}
+        }
+    }
+}
+
+async fn relay(
+    mut client: TcpStream,
+    members: Members,
+    mut route: watch::Receiver<Route>,
+    mut ends: watch::Receiver<u64>,
+) -> io::Result<()> {
+    client.set_nodelay(true)?;
+    let mut etcd = connect(members, &mut route).await?;
+    etcd.set_nodelay(true)?;
+    ends.mark_unchanged();
+    tokio::select! {
+        ended = copy_bidirectional(&mut client, &mut etcd) => ended.map(drop),
+        _ = ends.changed() => Ok(()),
+    }
+}
+
+/// Waits until somebody serves.
+async fn connect(members: Members, route: &mut watch::Receiver<Route>) -> io::Result<TcpStream> {
+    let mut dials = 0;
+    loop {
+        let ended = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+        let to = match *route.wait_for(|route| *route != Route::Hold).await.map_err(ended)? {
+            Route::Temporary => members.temporary,
+            Route::Own | Route::Hold => members.own,
+        };
+        match dial(members.source, to).await {
+            Err(_) if dials < DIALS => dials += 1,
+            dialled => return dialled,
+        }
+        tokio::time::sleep(REDIAL).await;
+    }
+}
+
+pub(super) async fn dial(source: Ipv4Addr, to: SocketAddrV4) -> io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind((source, 0).into())?;
+    socket.connect(to.into()).await
+}
