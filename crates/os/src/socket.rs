@@ -20,6 +20,7 @@ sockopt_impl!(
     /// Which ports the socket may have: the lowest, and the highest in the upper half.
     LocalPortRange, SetOnly, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, u32
 );
+sockopt_impl!(NamespaceCookie, GetOnly, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64);
 sockopt_impl!(
     /// What the socket's buffers hold and may hold; the figures' places are those of linux/sock_diag.h.
     MemInfo, GetOnly, libc::SOL_SOCKET, libc::SO_MEMINFO, [u32; 9]
@@ -198,6 +199,14 @@ fn set_every_port(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// Those of getsockopt(2), such as `ENOTSOCK`.
 pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     SockRef::from(&socket).cookie()
+}
+
+/// The kernel's name of this thread's network namespace, which no other ever has (`SO_NETNS_COOKIE`).
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 5.14.
+pub fn namespace_cookie() -> io::Result<u64> {
+    Ok(getsockopt(&Socket::new(Domain::UNIX, Type::DGRAM, None)?, NamespaceCookie)?)
 }
 
 /// The inode that /proc/net/tcp names a socket by.

@@ -35,6 +35,7 @@ pub(super) enum If {
     Zero(Reg),
     /// The first register, unsigned, is greater than the second.
     Greater(Reg, Reg),
+    Differs(Reg, Reg),
 }
 
 /// What the kernel offers to programs, by the numbers of linux/bpf.h.
@@ -43,8 +44,10 @@ pub(super) enum Helper {
     MapLookup = 1,
     MapUpdate = 2,
     MonotonicTime = 5,
+    CurrentName = 16,
     SocketLookup = 84,
     SocketRelease = 86,
+    NamespaceCookie = 122,
     SocketAssign = 124,
 }
 
@@ -90,6 +93,7 @@ const JGT: u8 = 0x20;
 const JNE: u8 = 0x50;
 const CALL: u8 = 0x80;
 const EXIT: u8 = 0x90;
+const END: u8 = 0xd0;
 
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
@@ -120,6 +124,11 @@ impl Assembler {
     /// Keeps the bits of the mask, of the lower 32.
     pub(super) fn mask(&mut self, to: Reg, mask: i32) {
         self.emit(ALU | AND, to as u8, 0, 0, mask);
+    }
+
+    /// Of 16 bits: from the order of this host to that of the network.
+    pub(super) fn network_order(&mut self, of: Reg) {
+        self.emit(ALU | END | X, of as u8, 0, 0, 16);
     }
 
     pub(super) fn load(&mut self, size: Size, to: Reg, from: Reg, offset: i16) {
@@ -172,6 +181,7 @@ impl Assembler {
             If::Differs(reg, from) => self.emit(JMP32 | JNE | X, reg as u8, from as u8, 0, 0),
             If::Zero(reg) => self.emit(JMP | JEQ, reg as u8, 0, 0, 0),
             If::Greater(reg, than) => self.emit(JMP | JGT | X, reg as u8, than as u8, 0, 0),
+            If::Differs(reg, from) => self.emit(JMP | JNE | X, reg as u8, from as u8, 0, 0),
         }
     }
 
@@ -213,6 +223,7 @@ mod tests {
         asm.set(R0, -2);
         asm.add(R2, -4);
         asm.mask(R2, 0xff);
+        asm.network_order(R2);
         asm.load(Size::U32, R2, R6, 60);
         asm.load(Size::U64, R8, R9, 8);
         asm.store(Size::U32, R10, -4, R7);
@@ -224,6 +235,7 @@ mod tests {
         asm.jump_if(If::NotEqual(R2, 6443), end);
         asm.jump_if(If::Zero(R0), end);
         asm.jump_if(If::Greater(R0, R8), end);
+        asm.jump_if(If::Differs(R0, R2), end);
         asm.jump(end);
         asm.place(end);
         asm.exit();
@@ -233,6 +245,7 @@ mod tests {
             [0xb7, 0x00, 0, 0, 0xfe, 0xff, 0xff, 0xff], // r0 = -2
             [0x07, 0x02, 0, 0, 0xfc, 0xff, 0xff, 0xff], // r2 += -4
             [0x54, 0x02, 0, 0, 0xff, 0, 0, 0],          // w2 &= 0xff
+            [0xdc, 0x02, 0, 0, 16, 0, 0, 0],            // r2 = be16 r2
             [0x61, 0x62, 60, 0, 0, 0, 0, 0],            // r2 = *(u32 *)(r6 + 60)
             [0x79, 0x98, 8, 0, 0, 0, 0, 0],             // r8 = *(u64 *)(r9 + 8)
             [0x63, 0x7a, 0xfc, 0xff, 0, 0, 0, 0],       // *(u32 *)(r10 - 4) = r7
@@ -242,10 +255,11 @@ mod tests {
             [0x18, 0x29, 0, 0, 6, 0, 0, 0], // r9 = value of map 6
             [0; 8],
             [0x85, 0x00, 0, 0, 124, 0, 0, 0],     // call 124
-            [0x16, 0x02, 4, 0, 6, 0, 0, 0],       // if w2 == 6 goto +4
-            [0x56, 0x02, 3, 0, 0x2b, 0x19, 0, 0], // if w2 != 6443 goto +3
-            [0x15, 0x00, 2, 0, 0, 0, 0, 0],       // if r0 == 0 goto +2
-            [0x2d, 0x80, 1, 0, 0, 0, 0, 0],       // if r0 > r8 goto +1
+            [0x16, 0x02, 5, 0, 6, 0, 0, 0],       // if w2 == 6 goto +5
+            [0x56, 0x02, 4, 0, 0x2b, 0x19, 0, 0], // if w2 != 6443 goto +4
+            [0x15, 0x00, 3, 0, 0, 0, 0, 0],       // if r0 == 0 goto +3
+            [0x2d, 0x80, 2, 0, 0, 0, 0, 0],       // if r0 > r8 goto +2
+            [0x5d, 0x20, 1, 0, 0, 0, 0, 0],       // if r0 != r2 goto +1
             [0x05, 0x00, 0, 0, 0, 0, 0, 0],       // goto +0
             [0x95, 0x00, 0, 0, 0, 0, 0, 0],       // exit
         ];

@@ -16,14 +16,16 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Offsets in `struct bpf_sock` of linux/bpf.h. The address is in network byte order.
-mod socket {
-    pub(super) const LOCAL_IP4: i16 = 24;
-    pub(super) const STATE: i16 = 72;
+/// Offsets in `struct bpf_sock` of linux/bpf.h. Addresses are in network byte order, the port in that of this host.
+pub(super) mod socket {
+    pub(in crate::bpf) const LOCAL_IP4: i16 = 24;
+    pub(in crate::bpf) const LOCAL_IP6: i16 = 28;
+    pub(in crate::bpf) const LOCAL_PORT: i16 = 44;
+    pub(in crate::bpf) const STATE: i16 = 72;
 }
 
 /// State of a socket that listens (`BPF_TCP_LISTEN`).
-const LISTEN: i32 = 10;
+pub(super) const LISTEN: i32 = 10;
 
 /// The network namespace in which the program is run (`BPF_F_CURRENT_NETNS`).
 const CURRENT_NAMESPACE: i32 = -1;

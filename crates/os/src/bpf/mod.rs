@@ -1,14 +1,16 @@
 //! Steering: a BPF program of type sk_lookup, which the kernel runs to find the listener of each new connection in a
-//! network namespace. Linux 5.9; CAP_NET_ADMIN, and CAP_BPF or CAP_SYS_ADMIN.
+//! network namespace. Linux 5.9; CAP_NET_ADMIN, and CAP_BPF or CAP_SYS_ADMIN. Connections to localhost have others, which it runs for
+//! connect(2): Linux 5.14.
 //!
-//! What it decides is in `sk_lookup`. The program is short, and depends on addresses that are known when it is loaded;
+//! What it decides is in `sk_lookup` and `connect`. The program is short, and depends on addresses that are known when it is loaded;
 //! so a small assembler makes it. A library would bring a compiler for BPF or a loader of ELF files, for some 60 instructions
-//! and eight commands of bpf(2).
+//! each and nine commands of bpf(2).
 //!
 //! Nothing is pinned. What steers is a descriptor: when its holder ends in whatever way, the port's own listeners
 //! get new connections again. A child that is forked without execve would hold it too.
 
 mod asm;
+mod connect;
 mod finder;
 mod sk_lookup;
 mod sys;
@@ -30,6 +32,8 @@ pub enum Step {
     Program,
     /// It was not attached to the network namespace.
     Link,
+    /// It was not attached to the cgroup.
+    Cgroup,
     /// A socket was not taken for a listener.
     Listener,
     /// Find the listener at an address.
@@ -60,6 +64,7 @@ impl fmt::Display for Refused {
             Step::Map => "cannot make a BPF map",
             Step::Program => "cannot load the BPF program",
             Step::Link => "cannot attach the BPF program to the network namespace",
+            Step::Cgroup => "cannot attach the BPF program to the root of cgroup v2",
             Step::Listener => "cannot steer to this socket",
             Step::Find => "cannot find the listener that is to be steered to",
             Step::Query => "cannot list the BPF programs that are attached to the network namespace",

@@ -1,6 +1,7 @@
 //! The program that steers, and the memory that it shares with its holder.
 
 use super::asm::{Assembler, Helper, If, Instruction, Label, MapAs, Reg, Size};
+use super::connect;
 use super::finder;
 use super::sys::{self, ProgramType, SharedValue};
 use super::{Refused, Step};
@@ -50,7 +51,8 @@ pub enum Slot {
 
 const SLOTS: u32 = 2;
 
-/// New connections since the program was loaded that came to its port and addresses, not from loopback.
+/// New connections since the program was loaded that came to its port and addresses, not from loopback, and those to localhost that
+/// [`Steerer::cover_localhost`] covers.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Counters {
     /// Given to the listener in the slot of their family.
@@ -64,11 +66,13 @@ pub struct Counters {
 /// Memory shared by the program and its holder. As zeroes, it is off.
 #[repr(C)]
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     /// Whether it steers: 0 or 1.
     on: AtomicU64,
     /// And until when, on CLOCK_MONOTONIC, in nanoseconds.
     until: AtomicU64,
+    /// The network namespace of those that connect to localhost.
+    pub(super) namespace: AtomicU64,
     steered: AtomicU64,
     passed: AtomicU64,
     failed: AtomicU64,
@@ -115,7 +119,33 @@ impl Steerer {
     /// # Errors
     /// `E2BIG` if there are 64; see [`Refused`].
     pub fn attach(&self, namespace: BorrowedFd<'_>) -> Result<Link, Refused> {
-        sys::link(self.program.as_fd(), namespace).map(Link)
+        let link = sys::link(ProgramType::SocketLookup, self.program.as_fd(), namespace);
+        link.map(Link).map_err(Refused::at(Step::Link))
+    }
+
+    /// Steers what processes below a cgroup connect to localhost, too: in the network namespace with this cookie, to the port on those of
+    /// the addresses that are in 127.0.0.0/16 or `::1`, by connect(2) to the listener's address instead; but not for threads of this
+    /// name. It is on with the other, until the result is dropped.
+    ///
+    /// # Errors
+    /// What is missing: see [`Refused`].
+    pub fn cover_localhost(
+        &self,
+        (cgroup, namespace): (BorrowedFd<'_>, u64),
+        exempt: &str,
+        port: u16,
+        addresses: &[IpAddr],
+    ) -> Result<Vec<Link>, Refused> {
+        self.state.namespace.store(namespace, Relaxed);
+        let cover = |slot| {
+            let program = connect::program(slot, exempt, port, addresses, self.listeners.as_fd(), self.state.as_fd())
+                .map_err(Refused::at(Step::Assemble))?;
+            let prog_type = if slot == Slot::Ipv4 { ProgramType::Connect4 } else { ProgramType::Connect6 };
+            let program = sys::load_program(prog_type, "berth_localhost", &program)?;
+            sys::link(prog_type, program.as_fd(), cgroup).map(Link).map_err(Refused::at(Step::Cgroup))
+        };
+        let has = |slot: &Slot| addresses.iter().any(|ip| ip.to_canonical().is_ipv4() == (*slot == Slot::Ipv4));
+        [Slot::Ipv4, Slot::Ipv6].into_iter().filter(has).map(cover).collect()
     }
 
     /// Steers a family to this listener, which is not kept open, and to those that share its address and port
@@ -175,14 +205,18 @@ mod context {
     pub(super) const LOCAL_PORT: i16 = 60;
 }
 
-const SK_PASS: i32 = 1;
+/// As the kernel is to go on (`SK_PASS`; of connect(2), that it may).
+const PASS: i32 = 1;
 
 /// Flag of bpf_sk_assign: instead of what a program before this one chose.
 const REPLACE: i32 = 1;
 
-// What registers hold throughout the program.
-const CONTEXT: Reg = Reg::R6;
-const SLOT: Reg = Reg::R7;
+// What registers hold throughout a program that steers, SLOT until there is its listener.
+pub(super) const CONTEXT: Reg = Reg::R6;
+pub(super) const SLOT: Reg = Reg::R7;
+pub(super) const LISTENER: Reg = SLOT;
+/// What became of it: 0, or an error.
+pub(super) const RESULT: Reg = Reg::R8;
 const STATE: Reg = Reg::R9;
 
 fn program(
@@ -193,7 +227,7 @@ fn program(
     state: BorrowedFd<'_>,
 ) -> io::Result<Vec<Instruction>> {
     let mut asm = Assembler::default();
-    let [ipv6, matched, passed, failed, end] = std::array::from_fn(|_| asm.label());
+    let [ipv6, matched, end] = std::array::from_fn(|_| asm.label());
     asm.copy(CONTEXT, Reg::R1);
     asm.load(Size::U32, Reg::R2, CONTEXT, context::LOCAL_PORT);
     asm.jump_if(If::NotEqual(Reg::R2, i32::from(port)), end);
@@ -202,11 +236,40 @@ fn program(
     asm.load(Size::U32, Reg::R2, CONTEXT, context::FAMILY);
     asm.jump_if(If::Equal(Reg::R2, libc::AF_INET6), ipv6);
     asm.jump_if(If::NotEqual(Reg::R2, libc::AF_INET), end);
-    match_ipv4(&mut asm, purpose, addresses, matched, end);
+    asm.set(SLOT, Slot::Ipv4 as i32);
+    asm.load(Size::U32, Reg::R2, CONTEXT, context::REMOTE_IP4);
+    if purpose == Purpose::Etcd {
+        asm.load(Size::U32, Reg::R3, CONTEXT, context::LOCAL_IP4);
+        asm.jump_if(If::Differs(Reg::R2, Reg::R3), end);
+    } else {
+        asm.mask(Reg::R2, word([255, 0, 0, 0]));
+        asm.jump_if(If::Equal(Reg::R2, word([127, 0, 0, 0])), end);
+    }
+    match_ipv4(&mut asm, context::LOCAL_IP4, addresses, matched, end);
     asm.place(ipv6);
-    match_ipv6(&mut asm, addresses, matched, end);
+    asm.set(SLOT, Slot::Ipv6 as i32);
+    jump_if_same(&mut asm, CONTEXT, context::REMOTE_IP6, Ipv6Addr::LOCALHOST.octets(), end);
+    match_ipv6(&mut asm, context::LOCAL_IP6, addresses, matched, end);
 
     asm.place(matched);
+    finish(asm, listeners, state, end, |asm| {
+        asm.copy(Reg::R1, CONTEXT);
+        asm.copy(Reg::R2, LISTENER);
+        asm.set(Reg::R3, if purpose.replaces() { REPLACE } else { 0 });
+        asm.call(Helper::SocketAssign);
+        asm.copy(RESULT, Reg::R0);
+    })
+}
+
+/// The rest of a program, for a connection that matches: if it is on, `assign` gives the connection to LISTENER, the one in SLOT.
+pub(super) fn finish(
+    mut asm: Assembler,
+    listeners: BorrowedFd<'_>,
+    state: BorrowedFd<'_>,
+    end: Label,
+    assign: impl FnOnce(&mut Assembler),
+) -> io::Result<Vec<Instruction>> {
+    let [steered, passed, failed] = std::array::from_fn(|_| asm.label());
     asm.load_map(STATE, state.as_raw_fd(), MapAs::Value);
     asm.load(Size::U64, Reg::R2, STATE, offset_of!(State, on) as i16);
     asm.jump_if(If::Zero(Reg::R2), passed);
@@ -221,21 +284,16 @@ fn program(
     asm.call(Helper::MapLookup);
     asm.jump_if(If::Zero(Reg::R0), failed);
     // The lookup took a reference, which is given back whatever becomes of it.
-    asm.copy(Reg::R7, Reg::R0);
-    asm.copy(Reg::R1, CONTEXT);
-    asm.copy(Reg::R2, Reg::R7);
-    asm.set(Reg::R3, if purpose.replaces() { REPLACE } else { 0 });
-    asm.call(Helper::SocketAssign);
-    asm.copy(Reg::R8, Reg::R0);
-    asm.copy(Reg::R1, Reg::R7);
+    asm.copy(LISTENER, Reg::R0);
+    assign(&mut asm);
+    asm.copy(Reg::R1, LISTENER);
     asm.call(Helper::SocketRelease);
-    let assigned = asm.label();
-    asm.jump_if(If::Zero(Reg::R8), assigned);
-    asm.jump_if(If::Equal(Reg::R8, -libc::EEXIST), passed);
+    asm.jump_if(If::Zero(RESULT), steered);
+    asm.jump_if(If::Equal(RESULT, -libc::EEXIST), passed);
 
     for (label, counter) in [
         (failed, offset_of!(State, failed)),
-        (assigned, offset_of!(State, steered)),
+        (steered, offset_of!(State, steered)),
         (passed, offset_of!(State, passed)),
     ] {
         asm.place(label);
@@ -244,7 +302,7 @@ fn program(
         asm.jump(end);
     }
     asm.place(end);
-    asm.set(Reg::R0, SK_PASS);
+    asm.set(Reg::R0, PASS);
     asm.exit();
     asm.finish()
 }
@@ -256,43 +314,36 @@ fn of_family<A: PartialEq>(addresses: &[IpAddr], any: &A, of: impl Fn(IpAddr) ->
     (!addresses.is_empty() && !found.contains(any)).then_some(found)
 }
 
-fn match_ipv4(asm: &mut Assembler, purpose: Purpose, addresses: &[IpAddr], matched: Label, end: Label) {
-    let word = |bytes: [u8; 4]| i32::from_ne_bytes(bytes);
-    asm.set(SLOT, Slot::Ipv4 as i32);
-    asm.load(Size::U32, Reg::R2, CONTEXT, context::REMOTE_IP4);
-    if purpose == Purpose::Etcd {
-        asm.load(Size::U32, Reg::R3, CONTEXT, context::LOCAL_IP4);
-        asm.jump_if(If::Differs(Reg::R2, Reg::R3), end);
-    } else {
-        asm.mask(Reg::R2, word([255, 0, 0, 0]));
-        asm.jump_if(If::Equal(Reg::R2, word([127, 0, 0, 0])), end);
-    }
+pub(super) fn word(bytes: [u8; 4]) -> i32 {
+    i32::from_ne_bytes(bytes)
+}
+
+/// Of the context's address of IPv4 there.
+pub(super) fn match_ipv4(asm: &mut Assembler, at: i16, addresses: &[IpAddr], matched: Label, end: Label) {
     let ipv4 = |address| if let IpAddr::V4(address) = address { Some(address) } else { None };
     let Some(addresses) = of_family(addresses, &Ipv4Addr::UNSPECIFIED, ipv4) else { return asm.jump(matched) };
-    asm.load(Size::U32, Reg::R2, CONTEXT, context::LOCAL_IP4);
+    asm.load(Size::U32, Reg::R2, CONTEXT, at);
     for address in addresses {
         asm.jump_if(If::Equal(Reg::R2, word(address.octets())), matched);
     }
     asm.jump(end);
 }
 
-fn match_ipv6(asm: &mut Assembler, addresses: &[IpAddr], matched: Label, end: Label) {
-    asm.set(SLOT, Slot::Ipv6 as i32);
-    jump_if_ipv6(asm, context::REMOTE_IP6, Ipv6Addr::LOCALHOST, end);
+pub(super) fn match_ipv6(asm: &mut Assembler, at: i16, addresses: &[IpAddr], matched: Label, end: Label) {
     let ipv6 = |address| if let IpAddr::V6(address) = address { Some(address) } else { None };
     let Some(addresses) = of_family(addresses, &Ipv6Addr::UNSPECIFIED, ipv6) else { return asm.jump(matched) };
     for address in addresses {
-        jump_if_ipv6(asm, context::LOCAL_IP6, address, matched);
+        jump_if_same(asm, CONTEXT, at, address.octets(), matched);
     }
     asm.jump(end);
 }
 
-fn jump_if_ipv6(asm: &mut Assembler, at: i16, address: Ipv6Addr, label: Label) {
+/// Whether these are 16 bytes of memory.
+pub(super) fn jump_if_same(asm: &mut Assembler, from: Reg, at: i16, bytes: [u8; 16], label: Label) {
     let other = asm.label();
-    let octets = address.octets();
-    for (offset, word) in (at..).step_by(4).zip(octets.as_chunks::<4>().0) {
-        asm.load(Size::U32, Reg::R2, CONTEXT, offset);
-        asm.jump_if(If::NotEqual(Reg::R2, i32::from_ne_bytes(*word)), other);
+    for (offset, bytes) in (at..).step_by(4).zip(bytes.as_chunks::<4>().0) {
+        asm.load(Size::U32, Reg::R2, from, offset);
+        asm.jump_if(If::NotEqual(Reg::R2, word(*bytes)), other);
     }
     asm.jump(label);
     asm.place(other);

@@ -30,9 +30,24 @@ const ATTACH_SK_LOOKUP: u32 = 36;
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ProgramType {
     /// For a packet. (BPF_PROG_TYPE_SCHED_CLS)
-    Packet = 3,
+    Packet,
     /// For the listener of a new connection.
-    SocketLookup = 30,
+    SocketLookup,
+    /// For connect(2), of a socket of IPv4 or of IPv6. (BPF_PROG_TYPE_CGROUP_SOCK_ADDR)
+    Connect4,
+    Connect6,
+}
+
+impl ProgramType {
+    /// The numbers of its type and of where it is attached.
+    const fn numbers(self) -> (u32, u32) {
+        match self {
+            Self::Packet => (3, 0),
+            Self::SocketLookup => (30, ATTACH_SK_LOOKUP),
+            Self::Connect4 => (18, 10),
+            Self::Connect6 => (18, 11),
+        }
+    }
 }
 
 /// Flag of a map that processes may map.
@@ -78,8 +93,8 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().unsigned_abs()
 }
 
-/// The name of a map or program, as `bpftool` shows it: at most 15 bytes.
-fn name(text: &str) -> [u8; 16] {
+/// The name of a map, a program or a thread, as the kernel has it: at most 15 bytes.
+pub(super) fn name(text: &str) -> [u8; 16] {
     let mut name = [0; 16];
     name.iter_mut().take(15).zip(text.bytes()).for_each(|(to, from)| *to = from);
     name
@@ -205,13 +220,10 @@ struct ProgLoad {
 /// # Errors
 /// With the verifier's log, if it is the verifier that refuses it.
 pub(super) fn load_program(prog_type: ProgramType, as_name: &str, program: &[Instruction]) -> Result<OwnedFd, Refused> {
-    let expected_attach_type = match prog_type {
-        ProgramType::Packet => 0,
-        ProgramType::SocketLookup => ATTACH_SK_LOOKUP,
-    };
+    let (prog_type, expected_attach_type) = prog_type.numbers();
     let load = |log: &mut [u8]| {
         let mut attr = ProgLoad {
-            prog_type: prog_type as u32,
+            prog_type,
             insn_cnt: program.len() as u32,
             insns: program.as_ptr() as u64,
             license: LICENSE.as_ptr() as u64,
@@ -275,12 +287,11 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// Attaches a program to a network namespace, for as long as the link is open.
-pub(super) fn link(program: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> Result<OwnedFd, Refused> {
-    let (prog_fd, target_fd) = (number(program), number(namespace));
-    let mut attr = LinkCreate { prog_fd, target_fd, attach_type: ATTACH_SK_LOOKUP, flags: 0 };
+/// Attaches a program to a network namespace or, one for connect(2), to a cgroup, for as long as the link is open.
+pub(super) fn link(prog_type: ProgramType, program: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let ((_, attach_type), prog_fd, target_fd) = (prog_type.numbers(), number(program), number(target));
     // SAFETY: there is no address in it, and it returns a descriptor.
-    unsafe { bpf_fd(LINK_CREATE, &mut attr) }.map_err(Refused::at(Step::Link))
+    unsafe { bpf_fd(LINK_CREATE, &mut LinkCreate { prog_fd, target_fd, attach_type, flags: 0 }) }
 }
 
 #[repr(C)]

@@ -4,11 +4,13 @@ use super::self_test::Tried;
 use berth_os::bpf::{Refused, Step};
 use berth_os::process;
 use std::io;
+use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "{refused}: steering needs Linux 5.9 or newer with CONFIG_BPF_SYSCALL, the direct path 5.10; this is {kernel}"
+        "{refused}: steering needs Linux 5.9 or newer with CONFIG_BPF_SYSCALL, the direct path 5.10, localhost 5.14 with \
+         CONFIG_CGROUP_BPF; this is {kernel}"
     )]
     Kernel { refused: Refused, kernel: String },
     #[error(
@@ -23,7 +25,7 @@ pub enum Error {
     )]
     Forbidden(Refused),
     #[error(
-        "the kernel does not accept berth's BPF program: steering needs Linux 5.9 or newer, the direct path 5.10; this is \
+        "the kernel does not accept berth's BPF program: steering needs Linux 5.9 or newer, the direct path 5.10, localhost 5.14; this is \
          {kernel}, if it is new enough, please report this. {refused}"
     )]
     Verifier { refused: Refused, kernel: String },
@@ -46,6 +48,10 @@ pub enum Error {
     Full(Refused),
     #[error("cannot open this thread's network namespace: {0}: is /proc mounted?")]
     Namespace(io::Error),
+    #[error("cannot open the cgroup {path}: {source}", path = .0.display(), source = .1)]
+    Cgroup(PathBuf, io::Error),
+    #[error("cannot name this network namespace to the kernel: {0}: localhost needs Linux 5.14 or newer")]
+    Cookie(io::Error),
     #[error("{0}")]
     Other(Refused),
     #[error("self-test: a steered connection to {to} did not arrive: {why}")]

@@ -10,7 +10,7 @@ mod self_test;
 
 pub use berth_os::bpf::{Attached, Counters, Purpose};
 pub use error::Error;
-pub use self_test::{Tried, self_test, self_test_by_address};
+pub use self_test::{Tried, self_test, self_test_by_address, self_test_of_localhost};
 
 use crate::metrics::{family, gauge};
 use berth_os::bpf::{self, Link, Slot, Steerer};
@@ -23,6 +23,7 @@ use std::fmt;
 use std::fs::File;
 use std::net::{IpAddr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ pub(crate) const RENEWALS: u32 = 3;
 pub struct Steering {
     /// What makes the kernel run the program. It is dropped first.
     _link: Link,
+    /// The same for localhost.
+    localhost: Vec<Link>,
     program: Steerer,
     namespace: File,
     before: Vec<Attached>,
@@ -48,7 +51,7 @@ impl Steering {
     /// For a port on the addresses of the listener that is replaced: `0.0.0.0` and `::` are all of their family, and
     /// no address is all of both. It begins off and without listeners.
     ///
-    /// Connections from 127.0.0.0/8 and `::1` are never steered. Programs that steer in this network namespace already are
+    /// Connections from 127.0.0.0/8 and `::1` are not steered. Programs that steer in this network namespace already are
     /// logged first; while this one is on, its choice replaces theirs, except for the direct path's.
     ///
     /// # Errors
@@ -66,7 +69,25 @@ impl Steering {
         }
         let program = Steerer::load(purpose, port, addresses)?;
         let link = program.attach(namespace.as_fd())?;
-        Ok(Self { _link: link, program, namespace, before, lease })
+        Ok(Self { _link: link, localhost: Vec::new(), program, namespace, before, lease })
+    }
+
+    /// Covers localhost, too: what processes below a cgroup of version 2 connect to the port at 127.0.0.0/16 or `::1`, where these addresses
+    /// are among those of the listener that is replaced; but not what threads of this name connect. On and off with the rest. Linux 5.14.
+    ///
+    /// # Errors
+    /// Something necessary is missing, and the rest goes on without.
+    pub fn cover_localhost(
+        &mut self,
+        cgroup: &Path,
+        exempt: &str,
+        port: u16,
+        addresses: &[IpAddr],
+    ) -> Result<(), Error> {
+        let open = File::open(cgroup).map_err(|error| Error::Cgroup(cgroup.to_owned(), error))?;
+        let cookie = socket::namespace_cookie().map_err(Error::Cookie)?;
+        self.localhost = self.program.cover_localhost((open.as_fd(), cookie), exempt, port, addresses)?;
+        Ok(())
     }
 
     /// Gives new connections of the listener's family to it. It is not kept open; one that stopped listening and listens

@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -54,6 +55,21 @@ pub async fn self_test_by_address() -> Result<(), Error> {
     if let SocketAddr::V4(address) = listener.local_addr().map_err(Error::Listener)? {
         steering.give_to_listener_at(address)?;
     }
+    steering.on();
+    connect(to, &listener).await
+}
+
+/// As [`self_test`], for what this process connects to localhost, by IPv4 alone.
+///
+/// # Errors
+/// As [`self_test`], and those of [`Steering::cover_localhost`].
+pub async fn self_test_of_localhost(cgroup: &Path) -> Result<(), Error> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(Error::Listener)?;
+    let reserved = socket::bind((Ipv4Addr::LOCALHOST, 0).into(), false).map_err(Error::Listener)?;
+    let to = socket::local_address(reserved.as_fd()).map_err(Error::Listener)?;
+    let mut steering = Steering::new(Purpose::SelfTest, to.port(), &[to.ip()], PATIENCE * 2)?;
+    steering.cover_localhost(cgroup, "", to.port(), &[to.ip()])?;
+    steering.give_to(listener.as_fd())?;
     steering.on();
     connect(to, &listener).await
 }

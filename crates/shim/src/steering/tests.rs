@@ -430,6 +430,14 @@ fn the_self_test_steers_in_both_families() {
 }
 
 #[test]
+fn a_cgroup_that_is_not_there_is_named() {
+    in_a_namespace("a_cgroup_that_is_not_there_is_named", || {
+        let error = block_on(self_test_of_localhost(Path::new("/proc/nonexistent"))).unwrap_err();
+        assert!(error.to_string().contains("cannot open the cgroup /proc/nonexistent: "), "{error}");
+    });
+}
+
+#[test]
 fn the_self_test_says_why_it_cannot_be_made() {
     in_a_namespace("the_self_test_says_why_it_cannot_be_made", || {
         let error = block_on(self_test()).unwrap_err();

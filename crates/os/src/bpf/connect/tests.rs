@@ -1,0 +1,162 @@
+//! The kernel has no test run for programs of connect(2): these connect, in a network namespace of their own, which no other process's
+//! connections are of.
+
+use crate::bpf::{Counters, Link, Purpose, Slot, Steerer};
+use crate::{netdevice, own_namespace, socket};
+use nix::sched::{CloneFlags, unshare};
+use std::fs::File;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+const PORT: u16 = 6443;
+const EXEMPT: &str = "kube-apiserver";
+const BOTH: [&str; 2] = ["0.0.0.0", "::"];
+
+/// What steers to its listeners, on, in a network namespace of its own.
+struct Node {
+    steerer: Steerer,
+    listeners: [TcpListener; 2],
+    cgroup: File,
+}
+
+impl Node {
+    fn new() -> io::Result<Self> {
+        netdevice::set("lo", netdevice::InterfaceSetting::Up)?;
+        let root = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter().map(Path::new);
+        let root = root.into_iter().find(|root| root.join("cgroup.controllers").exists());
+        let cgroup = File::open(root.ok_or_else(|| io::Error::other("no cgroup v2 is mounted"))?)?;
+        let listeners = [TcpListener::bind("127.9.9.9:0")?, TcpListener::bind("[::1]:0")?];
+        let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).map_err(|refused| match &refused.log[..] {
+            "" => io::Error::other(refused),
+            log => panic!("{log}"),
+        })?;
+        for (slot, listener) in [Slot::Ipv4, Slot::Ipv6].into_iter().zip(&listeners) {
+            steerer.set_listener(slot, listener.as_fd()).map_err(io::Error::other)?;
+        }
+        steerer.steer_until(Duration::MAX);
+        steerer.switch(true);
+        let node = Self { steerer, listeners, cgroup };
+        // What is missing is missing here.
+        match node.try_cover(&BOTH) {
+            Err(refused) if refused.log.is_empty() => return Err(io::Error::other(refused)),
+            covered => drop(covered.unwrap()),
+        }
+        Ok(node)
+    }
+
+    fn try_cover(&self, addresses: &[&str]) -> Result<Vec<Link>, crate::bpf::Refused> {
+        let addresses: Vec<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let to = (self.cgroup.as_fd(), socket::namespace_cookie().unwrap());
+        self.steerer.cover_localhost(to, EXEMPT, PORT, &addresses)
+    }
+
+    fn cover(&self, addresses: &[&str]) -> Vec<Link> {
+        self.try_cover(addresses).unwrap()
+    }
+
+    /// Whether a connection there comes to a listener; else it is refused.
+    fn steers(&self, to: &str) -> bool {
+        let to: SocketAddr = to.parse().unwrap();
+        let listener = self.listeners[usize::from(to.is_ipv6())].local_addr().unwrap();
+        match TcpStream::connect(to) {
+            Ok(stream) => {
+                assert_eq!(stream.peer_addr().unwrap(), listener, "{to}");
+                true
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{to}");
+                false
+            }
+        }
+    }
+
+    /// As [`Self::steers`], on a thread of this name.
+    fn steers_as(&self, name: &str, to: &str) -> bool {
+        std::thread::scope(|scope| {
+            std::thread::Builder::new()
+                .name(name.into())
+                .spawn_scoped(scope, || self.steers(to))
+                .unwrap()
+                .join()
+                .unwrap()
+        })
+    }
+}
+
+fn on_a_node(name: &str, test: impl FnOnce(&Node) + Send + 'static) {
+    own_namespace::run(name, || {
+        let node = Node::new().map_err(|error| error.to_string())?;
+        test(&node);
+        Ok(())
+    });
+}
+
+const LOCALHOST: [&str; 3] = ["127.0.0.1:6443", "127.0.1.1:6443", "[::1]:6443"];
+
+#[test]
+fn localhost_is_steered_but_for_one_name_and_for_as_long_as_the_rest() {
+    on_a_node("localhost_is_steered_but_for_one_name_and_for_as_long_as_the_rest", |node| {
+        let all = || LOCALHOST.map(|to| node.steers(to));
+        assert_eq!(all(), [false; 3]);
+        let links = node.cover(&BOTH);
+        assert_eq!(all(), [true; 3]);
+        let counted = || node.steerer.counters();
+        assert_eq!(counted(), Counters { steered: 3, ..Counters::default() });
+        assert_eq!(LOCALHOST.map(|to| node.steers_as(EXEMPT, to)), [false; 3]);
+        for other in ["kube-apiserver2", "kube-apiserve", "Kube-apiserver", "berth-temporary"] {
+            assert_eq!(LOCALHOST.map(|to| node.steers_as(other, to)), [true; 3], "{other}");
+        }
+        node.steerer.switch(false);
+        assert_eq!(all(), [false; 3]);
+        node.steerer.switch(true);
+        node.steerer.steer_until(Duration::ZERO);
+        assert_eq!(all(), [false; 3], "it was not renewed");
+        assert_eq!(counted(), Counters { steered: 15, passed: 6, failed: 0 });
+        node.steerer.steer_until(Duration::MAX);
+        assert_eq!(all(), [true; 3]);
+        node.listeners.iter().for_each(|listener| socket::refuse(listener.as_fd()).unwrap());
+        assert_eq!(all(), [false; 3], "the port's own listener, not none");
+        assert_eq!(counted(), Counters { steered: 18, passed: 6, failed: 3 });
+        drop(links);
+        assert_eq!((all(), counted().failed), ([false; 3], 3));
+    });
+}
+
+#[test]
+fn what_is_no_connection_to_localhost_there_is_left_alone() {
+    on_a_node("what_is_no_connection_to_localhost_there_is_left_alone", |node| {
+        let links = node.cover(&BOTH);
+        // Where instances of berth's listen, and other ports.
+        for to in ["127.9.9.9:6443", "127.1.0.1:6443", "127.0.0.1:11033", "[::1]:443"] {
+            assert!(!node.steers(to), "{to}");
+        }
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        udp.connect(LOCALHOST[0]).unwrap();
+        assert_eq!(udp.peer_addr().unwrap().to_string(), LOCALHOST[0]);
+        let elsewhere = std::thread::scope(|scope| {
+            let elsewhere = scope.spawn(|| {
+                unshare(CloneFlags::CLONE_NEWNET).unwrap();
+                netdevice::set("lo", netdevice::InterfaceSetting::Up).unwrap();
+                LOCALHOST.map(|to| node.steers(to))
+            });
+            elsewhere.join().unwrap()
+        });
+        assert_eq!(elsewhere, [false; 3], "in another network namespace");
+        assert_eq!(node.steerer.counters(), Counters::default());
+        drop(links);
+        for (addresses, steered) in [
+            (&["0.0.0.0"][..], [true, true, false]),
+            (&["::"], [false, false, true]),
+            (&["127.0.0.1", "10.0.0.5"], [true, false, false]),
+            (&["10.0.0.5", "::1"], [false, false, true]),
+            (&["10.0.0.5", "fd00::5"], [false; 3]),
+            (&[], [false; 3]),
+        ] {
+            let _links = node.cover(addresses);
+            assert_eq!(LOCALHOST.map(|to| node.steers(to)), steered, "{addresses:?}");
+        }
+    });
+}
