@@ -109,13 +109,7 @@ kill_one() {
     kills+=("$victim $when ${at[killed]} ${at[gone]} ${at[back]} $end ${exits[bridge]}")
 }
 
-# The one in the bridge's cgroup
-instance() {
-    local process
-    for process in $(pgrep -x kube-apiserver); do
-        ! grep -qs berth-bridge "/proc/$process/cgroup" || echo "$process"
-    done
-}
+instance() { pgrep -x berth-temporary; }
 last_told() { grep '^{' "$work/$1.log" | tail -n 1; }
 told() { last_told "$1" | jq -e "$2"; }
 bridge_is() { "$BERTH" bridge status --json 2>/dev/null | jq -e "$1" >/dev/null; }
@@ -130,7 +124,7 @@ nothing_left() { [[ ! $(left) ]]; }
 
 # left [cgroups]: of any bridge: a second kube-apiserver, processes, mounts, slices; and cgroups, which may wait for the next bridge
 left() {
-    (($(pgrep -c -x kube-apiserver) == 1)) || echo "$(pgrep -c -x kube-apiserver) kube-apiservers"
+    (($(pgrep -c 'kube-apiserver|berth-temporary') == 1)) || echo "$(pgrep -c 'kube-apiserver|berth-temporary') kube-apiservers"
     pgrep -a -f "^$BERTH bridge" || :
     cat /proc/[0-9]*/mountinfo 2>/dev/null | grep -m 1 bridge-memory || :
     kubectl get endpointslices --namespace default -o name | grep berth-bridge || :

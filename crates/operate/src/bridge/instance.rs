@@ -5,6 +5,7 @@
 
 use super::cgroup;
 use super::etcd::temporary;
+use super::localhost::{OWN, TEMPORARY};
 use super::logs;
 use super::plan::BridgePlan;
 use super::pod::RunningPod;
@@ -16,14 +17,14 @@ use berth_os::file::{found, open_regular};
 use berth_os::process::{KILL_CHILD, ProcessAttributes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::{IpAddr, SocketAddrV4};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -43,6 +44,9 @@ pub(super) const ETCD: &str = "etcd";
 /// Copies of what its arguments name.
 const FILES: &str = "bridge-files";
 
+/// Where its program has its name.
+const PROGRAM: &str = "bridge-program";
+
 const DEBUG_SOCKET: &str = "--debug-socket-path";
 
 /// What makes a temporary instance.
@@ -60,8 +64,25 @@ pub struct Template {
 
 #[derive(Debug)]
 enum Runs {
-    Program { program: File, argv: Vec<OsString>, like: ProcessAttributes },
+    Program { _program: File, named: OwnedFd, argv: Vec<OsString>, like: ProcessAttributes },
     Container(Container),
+}
+
+impl Runs {
+    /// The program of a running process, whose copy goes into this directory.
+    fn program(pid: i32, mut argv: Vec<OsString>, like: &ProcessAttributes, directory: &Path) -> io::Result<Self> {
+        let program = copy_program(Path::new(&format!("/proc/{pid}/exe")))?;
+        if let Some(name) = argv.first_mut().filter(|name| Path::new(name).file_name().is_some_and(is_renamed)) {
+            *name = TEMPORARY.into();
+        }
+        let named = named(&program, &directory.join(PROGRAM))?;
+        Ok(Self::Program { _program: program, named, argv, like: like.clone() })
+    }
+}
+
+/// A program with several in one goes by another name.
+pub(super) fn is_renamed(name: &OsStr) -> bool {
+    [OWN, ETCD].iter().any(|known| name == *known)
 }
 
 impl Template {
@@ -81,13 +102,12 @@ impl Template {
                 Runs::Container(Container::new(pod, &plan.argv, (&plan.like, pid), cgroup, &directory)?)
             }
             None => {
-                let program = copy_program(Path::new(&format!("/proc/{pid}/exe")))?;
                 let mut argv = plan.argv.clone();
                 if is_roots(&plan.like) {
                     argv = copy_files(argv, &directory.join(FILES))?;
                     copy_certificate(&plan.command, &directory.join(CERT_DIR))?;
                 }
-                Runs::Program { program, argv, like: plan.like.clone() }
+                Runs::program(pid, argv, &plan.like, &directory)?
             }
         };
         let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
@@ -104,10 +124,7 @@ impl Template {
             let (like, argv) = (&plan.like, &plan.argv);
             let runs = match &plan.pod {
                 Some(pod) => Runs::Container(Container::new(pod, argv, (like, pid), plan.cgroup(), directory)?),
-                None => {
-                    let program = copy_program(Path::new(&format!("/proc/{pid}/exe")))?;
-                    Runs::Program { program, argv: argv.clone(), like: like.clone() }
-                }
+                None => Runs::program(pid, argv.clone(), like, directory)?,
             };
             let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
             Ok(Self { address: plan.members.temporary, name: ETCD, runs, log: log.clone(), audit: None, label })
@@ -122,9 +139,9 @@ impl Template {
         let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.log)?;
         container::let_write(&log, self.label.as_deref())?;
         let mut command = match &self.runs {
-            Runs::Program { program, argv, like } => {
+            Runs::Program { named, argv, like, .. } => {
                 // The number is the child's too: it is not closed there.
-                let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+                let mut command = Command::new(format!("/proc/self/fd/{}/{TEMPORARY}", named.as_raw_fd()));
                 if let Some((name, arguments)) = argv.split_first() {
                     command.arg0(name).args(arguments);
                 }
@@ -272,10 +289,19 @@ fn beside(path: &Path) -> PathBuf {
 
 /// In memory, and open in children too: a script's interpreter reads it by its name in /proc.
 fn copy_program(program: &Path) -> io::Result<File> {
-    let mut copy = File::from(memfd_create("kube-apiserver", MemfdFlags::empty())?);
+    let mut copy = File::from(memfd_create(TEMPORARY, MemfdFlags::empty())?);
     io::copy(&mut File::open(program)?, &mut copy)?;
     copy.set_permissions(fs::Permissions::from_mode(0o555))?;
     Ok(copy)
+}
+
+/// A directory in which a program has the temporary instance's name: the process has that of the file that it executes. It is reached by
+/// its descriptor, in children too, by whatever user.
+fn named(program: &File, directory: &Path) -> io::Result<OwnedFd> {
+    fs::create_dir_all(directory)?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o711))?;
+    symlink(format!("/proc/self/fd/{}", program.as_raw_fd()), directory.join(TEMPORARY))?;
+    Ok(rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?)
 }
 
 /// Copies the files that arguments name into a directory that is made for them, and names the copies instead. Not configuration,
@@ -330,7 +356,7 @@ fn copy_certificate(command: &[OsString], directory: &Path) -> io::Result<()> {
 pub fn clean(directory: &Path) {
     container::clean(directory);
     container::clean(&directory.join(ETCD));
-    for name in [CERT_DIR, FILES, ETCD] {
+    for name in [CERT_DIR, FILES, PROGRAM, ETCD] {
         let _ = fs::remove_dir_all(directory.join(name));
     }
 }

@@ -11,7 +11,7 @@
 //! | [`instance`] | the temporary instance: its arguments, and what it takes from the running one |
 //! | [`etcd`] | what serves while COMMAND replaces the node's etcd |
 //! | [`pod`] | the same where the running one is in a static pod |
-//! | [`etcd`] | of which members the temporary instance makes use, while this node's own may be away |
+//! | [`localhost`] | what is dialled there, and the names by which both instances are told apart |
 //! | [`machine`] | the steps: from observations to the next action. Pure |
 //! | [`probe`] | probes of both instances, past the steering |
 //! | [`drive`] | the daemon |
@@ -24,6 +24,7 @@ pub mod cgroup;
 pub mod drive;
 pub mod etcd;
 pub mod instance;
+pub mod localhost;
 pub mod logs;
 pub mod machine;
 pub mod plan;

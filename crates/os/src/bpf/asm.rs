@@ -26,12 +26,11 @@ pub(super) enum Size {
     U64 = 0x18,
 }
 
-/// When a jump is taken. `Equal`, `NotEqual` and `Differs` compare the lower 32 bits, the others all.
+/// When a jump is taken. The first three compare the lower 32 bits, or all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum If {
     Equal(Reg, i32),
     NotEqual(Reg, i32),
-    Differs(Reg, Reg),
     Zero(Reg),
     /// The first register, unsigned, is greater than the second.
     Greater(Reg, Reg),
@@ -178,7 +177,6 @@ impl Assembler {
         match condition {
             If::Equal(reg, value) => self.emit(JMP32 | JEQ, reg as u8, 0, 0, value),
             If::NotEqual(reg, value) => self.emit(JMP32 | JNE, reg as u8, 0, 0, value),
-            If::Differs(reg, from) => self.emit(JMP32 | JNE | X, reg as u8, from as u8, 0, 0),
             If::Zero(reg) => self.emit(JMP | JEQ, reg as u8, 0, 0, 0),
             If::Greater(reg, than) => self.emit(JMP | JGT | X, reg as u8, than as u8, 0, 0),
             If::Differs(reg, from) => self.emit(JMP | JNE | X, reg as u8, from as u8, 0, 0),

@@ -4,10 +4,12 @@ use super::spec::Changes;
 use super::tree::{self, Mounted};
 use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, RunningPod, copy};
 use crate::bridge::cgroup;
+use crate::bridge::instance::is_renamed;
+use crate::bridge::localhost::TEMPORARY;
 use berth_os::file::{found, make_private};
 use berth_os::namespaces::{in_own_processes, tmpfs, unmount};
 use berth_os::process::ProcessAttributes;
-use rustix::fs::{XattrFlags, fsetxattr};
+use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags, fsetxattr, linkat};
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
 use std::io;
@@ -22,9 +24,6 @@ const ROOT: &str = "root";
 const BUNDLE: &str = "bundle";
 const RUNTIME: &str = "runtime";
 const STATE: &str = "state";
-
-/// Its ID, to the runtime that has no other.
-const ID: &str = "temporary";
 
 /// The extended attribute with a file's label.
 const SELINUX: &str = "security.selinux";
@@ -53,12 +52,20 @@ impl Container {
     ) -> io::Result<Self> {
         let args = argv.iter().map(|argument| argument.to_str().map(str::to_owned));
         let args: Option<Vec<_>> = args.collect();
-        let args = args.ok_or_else(|| io::Error::other("an argument is no UTF-8, as which all are handed on"))?;
+        let mut args = args.ok_or_else(|| io::Error::other("an argument is no UTF-8, as which all are handed on"))?;
         let memory = directory.join(MEMORY);
         make_private(&memory)?;
         tmpfs(&memory, pod.bytes + SPARE, pod.label())?;
         let root = tree::root_of(pid)?;
         tree::copy(&root, &memory.join(ROOT), Mounted::Leave)?;
+        let program = fs::read_link(format!("/proc/{pid}/exe"))?;
+        match (renamed(&program, &memory.join(ROOT)), args.first_mut()) {
+            (Ok(name), Some(first)) => *first = name,
+            (Err(error), _) => {
+                tracing::info!(%error, "the temporary process is called as the running one");
+            }
+            (Ok(_), None) => {}
+        }
         fs::copy(&pod.runtime, memory.join(RUNTIME))?;
         make_private(&memory.join(FILES))?;
         for (at, kept) in pod.files.iter().enumerate() {
@@ -101,11 +108,26 @@ impl Container {
         let state = self.memory.join(STATE);
         found(fs::remove_dir_all(&state))?;
         let mut command = Command::new(self.memory.join(RUNTIME));
-        command.arg("--root").arg(state).args(["run", "--bundle"]).arg(self.memory.join(BUNDLE)).arg(ID);
+        command.arg("--root").arg(state).args(["run", "--bundle"]).arg(self.memory.join(BUNDLE)).arg(TEMPORARY);
         command.env_clear().env("PATH", PATH);
         in_own_processes(&mut command, &cgroup::all(&self.cgroup))?;
         Ok(command)
     }
+}
+
+/// Gives a program in this root the temporary instance's name, too, and returns its path there.
+///
+/// # Errors
+/// It has another name than kube-apiserver or etcd, which it may go by; or it is mounted, and not in this file system.
+fn renamed(program: &Path, root: &Path) -> io::Result<String> {
+    let (Some(directory), Some(name)) = (program.parent(), program.file_name().filter(|name| is_renamed(name))) else {
+        return Err(io::Error::other(format!("its program is {}", program.display())));
+    };
+    let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let within = tree::within(&root, directory)?;
+    linkat(&within, name, &within, TEMPORARY, AtFlags::empty())?;
+    let renamed = program.with_file_name(TEMPORARY);
+    renamed.into_os_string().into_string().map_err(|_| io::Error::other("its path is no UTF-8"))
 }
 
 /// Lets a container write into what is not in its file systems, where SELinux keeps it from that: as its own files are labelled.
@@ -127,4 +149,30 @@ pub fn clean(directory: &Path) {
     let _ = unmount(&memory);
     let _ = fs::remove_dir(&memory);
     cgroup::sweep();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bridge::localhost::OWN;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_program_has_another_name_in_the_copy_and_nowhere_else() {
+        let temp = tempfile::tempdir().unwrap();
+        let [root, outside] = ["root", "outside"].map(|name| temp.path().join(name));
+        for directory in [root.join("usr/bin"), outside.clone()] {
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join(OWN), "").unwrap();
+        }
+        let name = |program: &str| renamed(Path::new(program), &root).map_err(|error| error.to_string());
+        assert_eq!(name("/usr/bin/kube-apiserver").unwrap(), "/usr/bin/berth-temporary");
+        let inode = |name| fs::metadata(root.join("usr/bin").join(name)).unwrap().ino();
+        assert_eq!(inode(OWN), inode(TEMPORARY));
+        assert!(name("/usr/bin/busybox").unwrap_err().contains("its program is /usr/bin/busybox"));
+        assert!(name("/mounted/kube-apiserver").is_err());
+        symlink(&outside, root.join("opt")).unwrap();
+        assert!(name("/opt/kube-apiserver").is_err(), "a link leads out of it");
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
+    }
 }
