@@ -27,8 +27,8 @@
 #   --keep            keep the directories with the logs, and print where they are; failures keep them too
 #   --rate N          new TLS connections a second, each way (50)
 #   --together        both halves of a scenario at the same time
-#   --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but at localhost,
-#                     or while etcd or the kubelet is away, which no kube-apiserver can do without
+#   --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but
+#                     while etcd or the kubelet is away, which no kube-apiserver can do without
 #   COMMAND...        run this on the node when the cluster is ready, and no scenario: bash, for example.
 #                     $OLD and $NEW are the two versions, $PROGRAMS has a directory of programs for each.
 #   --help            this text

@@ -20,8 +20,6 @@ after() {
     leaders >"$work/leaders.after"
     node_condition >"$work/node.after"
     cpu_used >"$work/cpu.after"
-    # What comes from 127.0.0.0/8 and ::1 is never steered, so it is away for as long as the node's own.
-    [[ ! $bridge || $exempt != localhost ]] || row "localhost is never steered" "from there kube-apiserver dials itself, and is asked whether it is back"
     heading "the cluster"
     while read -r name transitions; do
         elections[$name]=$((transitions - $(awk -v name="$name" '$1 == name { print $2 }' "$work/leaders.before")))
@@ -37,9 +35,8 @@ after() {
 }
 declare -gA elections=()
 
-# What the bridge does not cover; and what the operator stops that no kube-apiserver can do without: nothing that is lost while it is away
-# is the bridge's.
-exempt=localhost excuses=()
+# What the operator stops that no kube-apiserver can do without: nothing that is lost while it is away is the bridge's.
+excuses=()
 # Who says that it is there: port and path; and for how long it does so when it serves no more, in microseconds: etcd, told to stop, listens and
 # is ready for as long as a request may take, 5 s and twice its election timeout.
 readonly -A ASKED=([etcd]="2381 /readyz" [kubelet]="10248 /healthz") LATE=([etcd]=7000000 [kubelet]=0)
@@ -51,8 +48,8 @@ judge() {
         return
     fi
     for name in "${!lost[@]}"; do
-        [[ $name == "$exempt" ]] || sum=$((sum + lost[$name]))
-        [[ -z $bridge || $name == "$exempt" ]] || expect "lost: ${WORDS[$name]}" "$(unexcused "$name")" -eq 0
+        sum=$((sum + lost[$name]))
+        [[ -z $bridge ]] || expect "lost: ${WORDS[$name]}" "$(unexcused "$name")" -eq 0
     done
     if [[ $bridge ]]; then
         ((!${#failures[@]})) || show_logs operator.log
@@ -97,9 +94,9 @@ unexcused() (cd "$work" && "$TLS_LOAD" judge unexcused "$1.lost" "${excuses[@]/%
 
 # away_for NAME: and what was lost meanwhile, and until when
 away_for() {
-    local name lost=()
-    for name in "${!WORDS[@]}"; do [[ $name == "$exempt" ]] || lost+=("$work/$name.lost"); done
-    "$TLS_LOAD" judge away "$work/$1.away" "${lost[@]}"
+    local lost=("${!WORDS[@]}")
+    lost=("${lost[@]/#/$work/}")
+    "$TLS_LOAD" judge away "$work/$1.away" "${lost[@]/%/.lost}"
 }
 
 # How often each Lease got another holder.

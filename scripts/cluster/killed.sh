@@ -146,9 +146,9 @@ killed_judges() {
     done
 }
 
-# kill_figures KILLED GONE BACK END: of new connections in all ways but localhost, from the kill on: lost; of these begun after the
+# kill_figures KILLED GONE BACK END: of new connections in all ways, from the kill on: lost; of these begun after the
 # victim's end; never answered or refused in time since the node's own is ready; seconds until each way is answered again;
 # the longest wait in seconds; lost how
 kill_figures() {
-    "$TLS_LOAD" judge killed "$@" $LONGEST_WAIT "$work"/{service,address,vip,ipv6,node}.out
+    "$TLS_LOAD" judge killed "$@" $LONGEST_WAIT "$work"/{service,address,vip,ipv6,node,localhost}.out
 }

@@ -211,8 +211,7 @@ behind_begins() {
         fail "berth inject --kubeadm-patch" inject.log
     put_program kubeadm "$NEW"
     install "$BERTH" /usr/bin/berth
-    # Its shims listen there too.
-    bridges_itself=true exempt=''
+    bridges_itself=true
     with="berth upgrade, then kubeadm" without="kubeadm alone"
     operator=(bash -euxo pipefail -c "$(documented)")
 }

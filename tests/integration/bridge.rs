@@ -5,11 +5,13 @@ use crate::support::metrics::follow_conventions;
 use crate::support::process::{Running, berth, gone, output_of};
 use crate::support::stopped::Stopped;
 use crate::support::{eventually, skipped};
+use berth_operate::bridge::cgroup;
+use berth_operate::bridge::localhost::{OWN, TEMPORARY};
 use berth_os::process::ProcessAttributes;
 use berth_rehearse::log::Recorder;
 use berth_rehearse::store::Store;
 use berth_rehearse::{certs, store_server};
-use berth_shim::steering::self_test;
+use berth_shim::steering::{self_test, self_test_of_localhost};
 use berth_testing::etcd::{self, Members};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill, killpg};
@@ -29,6 +31,8 @@ use tokio::net::{TcpStream, UnixListener};
 
 const NODE: &str = "10.77.0.1:6443";
 const NODE_IPV6: &str = "[fd77::1]:6443";
+/// The second one is the node's name in /etc/hosts of some distributions.
+const LOCALHOST: [&str; 3] = ["127.0.0.1:6443", "127.0.1.1:6443", "[::1]:6443"];
 
 /// Clients that begin a connection in each of this time.
 const CLIENTS: u32 = 8;
@@ -50,10 +54,12 @@ struct Kind {
     flags: &'static str,
     /// Where clients dial it.
     at: &'static str,
+    /// What its kube-apiserver's process is called.
+    called: &'static str,
 }
 
 /// One whose kube-apiserver takes clients of IPv4.
-const IPV4: Kind = Kind { has_ipv4: true, flags: "--bind-address=0.0.0.0", at: NODE };
+const IPV4: Kind = Kind { has_ipv4: true, flags: "--bind-address=0.0.0.0", at: NODE, called: "berth" };
 
 /// As Go has it for 0.0.0.0 too: one listener, for clients of both families.
 const DUAL: Kind = Kind { flags: "--bind-address=::", ..IPV4 };
@@ -121,6 +127,7 @@ fn on_a_node_of(kind: Kind, test: impl FnOnce(&Node) + Send + 'static) {
         certs.issue("own").unwrap();
         let hub = Hub::start(dir.path().join("store"));
         let node = Node { dir, certs, kind, _hub: hub };
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_berth"), node.path(kind.called)).unwrap();
         // What COMMAND does: the kube-apiserver ends, and another takes its place.
         std::fs::write(node.path("stop"), format!("{}\n{}\n", node.quiet(), node.stop())).unwrap();
         std::fs::write(node.path("restart"), format!(". {}\n{}\n", node.path("stop").display(), node.start())).unwrap();
@@ -153,7 +160,7 @@ impl Node {
         format!(
             "{} stand-in {} --secure-port=6443 --stand-in-name=own --etcd-servers=unix://{} --tls-cert-file={} \
              --tls-private-key-file={} --client-ca-file={} --audit-log-path={}",
-            env!("CARGO_BIN_EXE_berth"),
+            self.path(self.kind.called).display(),
             self.kind.flags.replace("DIR", &self.dir.path().display().to_string()),
             self.path("store").display(),
             self.certs.cert_file("own").display(),
@@ -1010,15 +1017,74 @@ fn all_that_is_missing_is_reported_at_once() {
 fn clients_that_dial_localhost_are_named_before() {
     on_a_node(|node| {
         let (code, _, err) = output_of(&mut node.bridge("--dry-run", &["true"]));
-        assert!(code == Some(0) && !err.contains("never steered"), "{err}");
+        // It is called as this program is.
+        assert!(code == Some(0) && err.contains("localhost is not covered: its process is called berth"), "{err}");
+        assert!(!err.contains("reaches kube-apiserver at"), "{err}");
         let _client = std::net::TcpStream::connect("127.0.0.1:6443").unwrap();
         let _steered = std::net::TcpStream::connect(NODE).unwrap();
         let (code, steps, err) = output_of(&mut node.bridge("--dry-run", &[]));
         assert!(steps.contains("\n4  run COMMAND\n"), "{steps}");
         let named =
-            format!("(pid {}) reaches kube-apiserver at 127.0.0.1:6443, which is never steered", std::process::id());
+            format!("(pid {}) reaches kube-apiserver at 127.0.0.1:6443: let it dial an address", std::process::id());
         assert!(code == Some(0) && err.contains(&named), "{err}");
-        assert_eq!(err.matches("never steered").count(), 1, "{err}");
+        assert_eq!(err.matches("reaches kube-apiserver at").count(), 1, "{err}");
+    });
+}
+
+/// But for what a kube-apiserver itself dials there. The other's process has another name, by which it is told apart and outlives what ends
+/// the node's own by its name.
+#[test]
+fn what_dials_localhost_is_served_too() {
+    on_a_node_of(Kind { called: OWN, ..DUAL }, |node| {
+        let Some(cgroup) = cgroup::root() else { return skipped("no cgroup v2 is mounted") };
+        if let Err(error) = block_on(self_test_of_localhost(&cgroup)) {
+            return skipped(&error.to_string());
+        }
+        let start = || LOCALHOST.map(|to| Load::start(2, Some(PERIOD), node.attempt_at(to)));
+        // Without a bridge.
+        let loads = start();
+        loads.iter().for_each(|load| load.more(50));
+        node.stop_own();
+        for load in &loads {
+            eventually("a loss, which this load would see", || (load.so_far().lost() > 0).then_some(()));
+        }
+        node.start_own();
+        node.answers();
+        loads.into_iter().for_each(|load| drop(load.end()));
+
+        let loads = start();
+        loads.iter().for_each(|load| load.more(50));
+        let wait = node.wait();
+        let run = format!(". {}\necho away\n{wait}\n{}", node.path("stop").display(), node.start());
+        let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
+        bridge.prints("away");
+        loads.iter().for_each(|load| load.more(50));
+        let dial = || LOCALHOST.map(|to| std::net::TcpStream::connect(to).map_err(|error| error.kind()));
+        let named = |name: &str| std::thread::Builder::new().name(name.into()).spawn(dial).unwrap().join().unwrap();
+        assert!(named(TEMPORARY).iter().all(Result::is_ok));
+        let refused = Err(std::io::ErrorKind::ConnectionRefused);
+        assert_eq!(named(OWN).map(|dialled| dialled.map(drop)), [refused; 3]);
+        let status = node.status();
+        assert!(status.get("localhost").is_none(), "{status}");
+        let temporary = status["temporary"]["pid"].as_u64().unwrap().to_string();
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{temporary}/{file}")).unwrap();
+        assert_eq!(read("comm").trim_end(), TEMPORARY);
+        assert!(read("cmdline").starts_with(&format!("{TEMPORARY}\0")));
+        for tool in [&["pgrep"][..], &["pidof"], &["killall", "-v", "-s0"]] {
+            let finds = |name| {
+                let output = Command::new(tool[0]).args(&tool[1..]).arg(name).output().ok()?;
+                let found = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+                Some(found.split(|c: char| !c.is_ascii_digit()).any(|number| number == temporary))
+            };
+            match [TEMPORARY, OWN].map(finds) {
+                [Some(as_temporary), Some(as_own)] => assert_eq!((as_temporary, as_own), (true, false), "{tool:?}"),
+                _ => skipped(&format!("no {}", tool[0])),
+            }
+        }
+        node.go();
+        assert!(bridge.ended().success(), "{}", bridge.log());
+        loads.iter().for_each(|load| load.more(50));
+        loads.into_iter().for_each(|load| drop(none_lost(load)));
     });
 }
 

@@ -6,6 +6,7 @@ use crate::cli::{BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs};
 use berth_cluster::kubeconfig::given_or_admin;
 use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply};
 use berth_operate::bridge::cgroup;
+use berth_operate::bridge::localhost::NOT_COVERED;
 use berth_operate::bridge::surroundings::elsewhere;
 use berth_operate::service::{LOST, sweep};
 use berth_options::cluster::host_name;
@@ -114,6 +115,9 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     line("new connections", format!("go {to}"));
     if let Some(why) = &status.steering_error {
         line("steering", format!("fails, and is tried again: {why}"));
+    }
+    if let Some(why) = &status.localhost {
+        line("localhost", format!("is not covered: {why}; {NOT_COVERED}"));
     }
     let old = match status.connections_old {
         0 => String::new(),

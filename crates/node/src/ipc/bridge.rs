@@ -67,6 +67,9 @@ pub struct BridgeStatus {
     /// Why new connections go to the node's own although the bridge is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steering_error: Option<String>,
+    /// Why localhost is not covered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub localhost: Option<String>,
     /// How the bridge ended. Connections to the node's own that came through it may still be open.
     #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
     pub outcome: Option<BridgeOutcome>,

@@ -110,6 +110,11 @@ fn mounts() -> ProcResult<MountInfos> {
     Process::myself()?.mountinfo()
 }
 
+/// The root of version 2, wherever it is mounted.
+pub fn root() -> Option<PathBuf> {
+    roots(|mount| mount.fs_type == "cgroup2").next()
+}
+
 /// Roots of this process's hierarchies; none if its mounts cannot be read.
 fn roots(wanted: fn(&MountInfo) -> bool) -> impl Iterator<Item = PathBuf> {
     mounts().into_iter().flat_map(move |mounts| hierarchies(mounts, wanted))

@@ -5,6 +5,7 @@
 use super::etcd::keeping;
 use super::etcd::temporary::{self, EtcdDaemon};
 use super::instance::{self, Template, TemporaryProcess};
+use super::localhost::NOT_COVERED;
 use super::machine::{Action, BridgeObservation, Machine, OwnObservation, TemporaryObservation};
 use super::plan::BridgePlan;
 use super::pod::RunningPod;
@@ -226,8 +227,15 @@ impl Bridge {
         let template =
             Template::new(&plan).map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
         status.send_modify(|status| status.logs.extend(template.logs().into_iter().skip(1)));
-        let steering = Steering::new(Purpose::Bridge, plan.port, &plan.steered, LEASE)
+        let mut steering = Steering::new(Purpose::Bridge, plan.port, &plan.steered, LEASE)
             .map_err(|error| format!("steering: {error}"))?;
+        let localhost = plan.localhost.as_ref().map_err(String::clone).and_then(|localhost| {
+            localhost.iter().try_for_each(|it| it.cover(&mut steering, plan.port)).map_err(|error| error.to_string())
+        });
+        if let Err(why) = localhost {
+            tracing::warn!("localhost is not covered: {why}; {NOT_COVERED}");
+            status.send_modify(|status| status.localhost = Some(why));
+        }
         let since = Arc::new(OnceLock::new());
         let steering = Arc::new(steering);
         let collectors: Vec<Box<dyn Collector>> =

@@ -1,6 +1,7 @@
 //! What the operator wants of a bridge, and a bridge that can be built.
 
 use super::etcd::{EtcdMode, EtcdPlan};
+use super::localhost::Localhost;
 use super::machine::{Limits, OnFailure};
 use super::pod::RunningPod;
 use crate::service::ServiceKeeper;
@@ -47,6 +48,8 @@ pub struct BridgePlan {
     /// The port that is steered, and the addresses that its listener answers.
     pub port: u16,
     pub steered: Vec<IpAddr>,
+    /// How localhost is covered, where something listens there; or why not.
+    pub localhost: Result<Option<Localhost>, String>,
     /// Where the node's own instance is probed, and the probes' source address, so that they are not steered. The address that it
     /// advertises need not be one of the node.
     pub own: SocketAddr,

@@ -1,6 +1,7 @@
 //! Whether this node can be bridged: all that is missing is reported at once, and nothing is changed.
 
 use super::etcd::{self, EtcdMode, EtcdPlan, temporary};
+use super::localhost::{Localhost, NOT_COVERED};
 use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::pod::{self, RunningPod};
 use super::{LOCK, instance, surroundings};
@@ -84,7 +85,6 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     }
     let Some(port) = port else { return Err(Refusal::Unavailable(report.errors())) };
     files(port, &mut report);
-    surroundings::clients(port, &mut report);
     let listening = Listening::on(port, &mut report);
     let running = match listening.instance() {
         Some(entry) => running(entry, &options, &mut report).await,
@@ -94,7 +94,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     let addresses = answered(port, &addresses);
     let place = report.ok("", place(options.port, addresses.iter().any(IpAddr::is_ipv6)));
     let instance = report.ok("", InstanceId::parse(INSTANCE));
-    let Some(FoundInstance { process, like, command, pod }) = running else {
+    let Some(FoundInstance { process, name, like, command, pod }) = running else {
         return Err(Refusal::Unavailable(report.errors()));
     };
     // kube-apiserver takes this for none, too.
@@ -104,6 +104,11 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     let named = SocketAddr::new(advertised.unwrap_or(own), port);
     let own = SocketAddr::new(own, port);
     let source: IpAddr = if own.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    let localhost = Localhost::new(&name, own.ip(), &listening.at_localhost(&addresses)).await;
+    if let Err(why) = &localhost {
+        report.info(format!("localhost is not covered: {why}; {NOT_COVERED}"));
+        surroundings::clients(port, &mut report);
+    }
     if let Some(pod) = pod.as_ref().filter(|_| options.finds_ca) {
         options.probe.ca = pod.ca(&command);
         if options.probe.ca.is_none() {
@@ -135,6 +140,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
         instance,
         port,
         steered,
+        localhost,
         own,
         source,
         listen,
@@ -212,6 +218,8 @@ struct Listening {
     node: Vec<Entry>,
     /// The kube-apiserver behind shims, on an address of its own.
     behind: Vec<Entry>,
+    /// On 127.0.0.1 and ::1 alone.
+    localhost: Vec<IpAddr>,
 }
 
 impl Listening {
@@ -219,12 +227,11 @@ impl Listening {
         let Some(mut node) = report.ok("the listening sockets (sock_diag): ", sock_diag::listeners(port)) else {
             return Self::default();
         };
-        // What dials localhost is never steered.
-        node.retain(|entry| {
-            ![Ipv4Addr::LOCALHOST.into(), IpAddr::from(Ipv6Addr::LOCALHOST)].contains(&entry.local.ip())
-        });
+        let all = [Ipv4Addr::LOCALHOST.into(), IpAddr::from(Ipv6Addr::LOCALHOST)].into_iter();
+        let localhost: Vec<_> = all.filter(|ip| node.iter().any(|entry| entry.local.ip() == *ip)).collect();
+        node.retain(|entry| !localhost.contains(&entry.local.ip()));
         let (behind, node): (Vec<_>, Vec<_>) = node.into_iter().partition(|entry| entry.local.ip().is_loopback());
-        let listening = Self { node, behind };
+        let listening = Self { node, behind, localhost };
         listening.in_the_way(port).into_iter().for_each(|why| report.error(why));
         listening
     }
@@ -267,6 +274,12 @@ impl Listening {
         }
     }
 
+    /// What clients that dial localhost reach: behind shims only what these listen on.
+    fn at_localhost(&self, answered: &[IpAddr]) -> Vec<IpAddr> {
+        let answered = if self.behind.is_empty() { answered } else { &[] };
+        [&self.localhost, answered].concat()
+    }
+
     /// The listener of the kube-apiserver itself.
     fn instance(&self) -> Option<&Entry> {
         self.behind.first().or_else(|| self.node.first())
@@ -275,6 +288,7 @@ impl Listening {
 
 struct FoundInstance {
     process: HeldProcess,
+    name: String,
     like: ProcessAttributes,
     command: Vec<OsString>,
     pod: Option<RunningPod>,
@@ -290,8 +304,8 @@ async fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) ->
         ));
         return None;
     };
-    let (pid, user) = (process.pid, geteuid());
-    let what = format!("process {pid} ({}), which listens on {}: ", process.name, entry.local);
+    let (pid, name, user) = (process.pid, process.name, geteuid());
+    let what = format!("process {pid} ({name}), which listens on {}: ", entry.local);
     let process = report.ok(&what, HeldProcess::of(pid))?;
     let still = process.read(|pid| Ok(proc_net::listens(pid, entry.local)));
     if !report.ok(&what, still)? {
@@ -307,7 +321,7 @@ async fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) ->
                 report.error(format!("{what}{wants}"));
             }
             check_process(pid, &what, command, &cmdline, report)?;
-            FoundInstance { process, like, command: command.clone(), pod: None }
+            FoundInstance { process, name, like, command: command.clone(), pod: None }
         }
         RunningInstance::Pod { .. } if !user.is_root() => {
             report.error(format!("{what}this runs as uid {user}, and only root can run a container: run it as root"));
@@ -318,7 +332,7 @@ async fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) ->
             let command = strings(&cmdline);
             let wrong = args::check(&command).into_iter().map(|error| format!("{what}{error}"));
             wrong.for_each(|why| report.error(why));
-            FoundInstance { process, like, command, pod: Some(pod) }
+            FoundInstance { process, name, like, command, pod: Some(pod) }
         }
     };
     let available = report.ok("/proc/meminfo: ", available_memory())?;

@@ -79,12 +79,12 @@ pub(super) fn logs(directory: &Path, report: &mut Report) {
     }
 }
 
-/// Reports clients that are refused while the node's own instance is down: connections to localhost are never steered.
+/// Reports clients that dial localhost, where that is not covered.
 pub(super) fn clients(port: u16, report: &mut Report) {
     let all = node::Clients::gather(Path::new("/"), &[port]).uncovered(&[], &[]);
     for client in all.into_iter().filter(|client| client.address.ip().is_loopback()) {
         report.info(format!(
-            "{} reaches kube-apiserver at {}, which is never steered: refused while the node's own is away. Let it dial an address of the \
+            "{} reaches kube-apiserver at {}: let it dial an address of the \
              node instead; a virtual IP whose holder (kube-vip, keepalived) asks there may move or vanish meanwhile",
             client.by, client.address
         ));
