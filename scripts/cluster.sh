@@ -14,7 +14,7 @@
 #   etcd              the same with etcd, which is restarted: no kube-apiserver can do without
 #   bad-flag          the same with a patch that gives kube-apiserver a flag that it does not know
 #   kubelet           the newest kubelet put in place and restarted
-#   certs             kubeadm certs renew all, and each static pod started again
+#   certs             kubeadm certs renew all, kube-apiserver stopped by its name, and each static pod started again
 #   flag              a flag of kube-apiserver changed in its manifest
 #   inject            berth inject: kube-apiserver behind berth, which begins a bridge itself
 #   eject             berth eject: as it was again

@@ -142,6 +142,9 @@ certs_begins() { by_script new_certificates; }
 new_certificates() {
     local name
     kubeadm certs renew all
+    # By its name, as Kubernetes' guide for etcd has it (killall): the temporary one has another.
+    pkill -SIGTERM kube-apiserver
+    sleep 20
     mkdir /etc/kubernetes/away
     for name in kube-apiserver kube-controller-manager kube-scheduler; do
         mv "/etc/kubernetes/manifests/$name.yaml" /etc/kubernetes/away
