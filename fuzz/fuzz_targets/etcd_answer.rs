@@ -10,7 +10,14 @@ use std::collections::BTreeMap;
 fuzz_target!(|text: &str| {
     let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let Some(list) = lines.next().as_ref().and_then(MemberList::parse) else { return };
-    let mut sample = Sample { list, leader: 0, alarms: Ok(Vec::new()), revision: 0, answers: BTreeMap::new() };
+    let mut sample = Sample {
+        list,
+        version: String::new(),
+        leader: 0,
+        alarms: Ok(Vec::new()),
+        revision: 0,
+        answers: BTreeMap::new(),
+    };
     for line in lines {
         if let (Some(more), Ok(all)) = (alarms(&line), &mut sample.alarms) {
             all.extend(more);
