@@ -72,12 +72,16 @@ expect_new_for_new() {
 answered() { (($(requests_of "$1" <"$2"))); }
 requests_of() { jq -c --arg of "$1 " 'select(.userAgent // "" | startswith($of))' | wc -l; }
 
+# How long clients waited for etcd, each time that neither it nor the temporary one served.
+etcd_pauses() { grep -o 'waited [0-9]* ms' "$work/operator.log" | cut -d' ' -f2 | paste -sd, | sed 's/,/ and /; s/$/ ms/'; }
+
 # The same with etcd: its image has another name in the newest version.
 etcd_begins() {
-    excuses=(etcd)
+    [[ $bridge ]] || excuses=(etcd)
     upgrade_begins true
 }
 etcd_ends() {
+    [[ ! $bridge ]] || row "what needs etcd waited" "$(etcd_pauses)"
     upgrade_ends "etcd/healthcheck-client.crt etcd/peer.crt etcd/server.crt"
     expect "etcd's image" "$(sed -n 's/^ *image: //p' $manifests/etcd.yaml)" == "$(image_of etcd "$NEW")"
     await 60 "etcd to answer" is_there etcd
@@ -116,7 +120,8 @@ bad_flag_ends() {
 # The newest kubelet, put in place and restarted: kubeadm's next step after the control plane. Of another minor version it restarts
 # each static pod.
 kubelet_begins() {
-    excuses=(kubelet etcd)
+    excuses=(kubelet)
+    [[ $bridge ]] || excuses+=(etcd)
     upgrade_begins
     "${operator[@]}" >"$work/upgrade.log" 2>&1 || fail "kubeadm upgrade apply" upgrade.log
     await 120 "kube-apiserver $NEW" serves "$NEW"
@@ -132,6 +137,7 @@ new_kubelet() {
 }
 kubelet_ends() {
     ((status == 0)) || fail "a new kubelet" operator.log
+    [[ ! $bridge ]] || row "what needs etcd waited" "$(etcd_pauses)"
     await 60 "kubelet $NEW" has_kubelet "$NEW"
 }
 has_kubelet() { [[ $(kubectl get node $NODE -o jsonpath='{.status.nodeInfo.kubeletVersion}') == "$1" ]]; }

@@ -5,7 +5,7 @@
 
 use super::cgroup;
 use super::etcd::temporary;
-use super::localhost::{OWN, TEMPORARY};
+use super::localhost::{OWN, TEMPORARY, TEMPORARY_ETCD};
 use super::logs;
 use super::plan::BridgePlan;
 use super::pod::RunningPod;
@@ -64,25 +64,32 @@ pub struct Template {
 
 #[derive(Debug)]
 enum Runs {
-    Program { _program: File, named: OwnedFd, argv: Vec<OsString>, like: ProcessAttributes },
+    Program { _program: File, named: OwnedFd, name: &'static str, argv: Vec<OsString>, like: ProcessAttributes },
     Container(Container),
 }
 
 impl Runs {
-    /// The program of a running process, whose copy goes into this directory.
-    fn program(pid: i32, mut argv: Vec<OsString>, like: &ProcessAttributes, directory: &Path) -> io::Result<Self> {
-        let program = copy_program(Path::new(&format!("/proc/{pid}/exe")))?;
-        if let Some(name) = argv.first_mut().filter(|name| Path::new(name).file_name().is_some_and(is_renamed)) {
-            *name = TEMPORARY.into();
+    /// The program of a running process, which gets this name and is copied into this directory.
+    fn program(
+        (pid, name): (i32, &'static str),
+        mut argv: Vec<OsString>,
+        like: &ProcessAttributes,
+        directory: &Path,
+    ) -> io::Result<Self> {
+        let program = copy_program(Path::new(&format!("/proc/{pid}/exe")), name)?;
+        let renamed = argv.first_mut().filter(|own| Path::new(own).file_name().and_then(temporary_name).is_some());
+        if let Some(own) = renamed {
+            *own = name.into();
         }
-        let named = named(&program, &directory.join(PROGRAM))?;
-        Ok(Self::Program { _program: program, named, argv, like: like.clone() })
+        let named = named(&program, &directory.join(PROGRAM), name)?;
+        Ok(Self::Program { _program: program, named, name, argv, like: like.clone() })
     }
 }
 
-/// A program with several in one goes by another name.
-pub(super) fn is_renamed(name: &OsStr) -> bool {
-    [OWN, ETCD].iter().any(|known| name == *known)
+/// What the temporary one's program is called. None: a program with several in one goes by its name.
+pub(super) fn temporary_name(program: &OsStr) -> Option<&'static str> {
+    let all = [(OWN, TEMPORARY), (ETCD, TEMPORARY_ETCD)];
+    all.into_iter().find(|(own, _)| program == *own).map(|(_, temporary)| temporary)
 }
 
 impl Template {
@@ -107,7 +114,7 @@ impl Template {
                     argv = copy_files(argv, &directory.join(FILES))?;
                     copy_certificate(&plan.command, &directory.join(CERT_DIR))?;
                 }
-                Runs::program(pid, argv, &plan.like, &directory)?
+                Runs::program((pid, TEMPORARY), argv, &plan.like, &directory)?
             }
         };
         let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
@@ -124,7 +131,7 @@ impl Template {
             let (like, argv) = (&plan.like, &plan.argv);
             let runs = match &plan.pod {
                 Some(pod) => Runs::Container(Container::new(pod, argv, (like, pid), plan.cgroup(), directory)?),
-                None => Runs::program(pid, argv.clone(), like, directory)?,
+                None => Runs::program((pid, TEMPORARY_ETCD), argv.clone(), like, directory)?,
             };
             let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
             Ok(Self { address: plan.members.temporary, name: ETCD, runs, log: log.clone(), audit: None, label })
@@ -139,9 +146,9 @@ impl Template {
         let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.log)?;
         container::let_write(&log, self.label.as_deref())?;
         let mut command = match &self.runs {
-            Runs::Program { named, argv, like, .. } => {
+            Runs::Program { named, name, argv, like, .. } => {
                 // The number is the child's too: it is not closed there.
-                let mut command = Command::new(format!("/proc/self/fd/{}/{TEMPORARY}", named.as_raw_fd()));
+                let mut command = Command::new(format!("/proc/self/fd/{}/{name}", named.as_raw_fd()));
                 if let Some((name, arguments)) = argv.split_first() {
                     command.arg0(name).args(arguments);
                 }
@@ -288,8 +295,8 @@ fn beside(path: &Path) -> PathBuf {
 }
 
 /// In memory, and open in children too: a script's interpreter reads it by its name in /proc.
-fn copy_program(program: &Path) -> io::Result<File> {
-    let mut copy = File::from(memfd_create(TEMPORARY, MemfdFlags::empty())?);
+fn copy_program(program: &Path, name: &str) -> io::Result<File> {
+    let mut copy = File::from(memfd_create(name, MemfdFlags::empty())?);
     io::copy(&mut File::open(program)?, &mut copy)?;
     copy.set_permissions(fs::Permissions::from_mode(0o555))?;
     Ok(copy)
@@ -297,10 +304,10 @@ fn copy_program(program: &Path) -> io::Result<File> {
 
 /// A directory in which a program has the temporary instance's name: the process has that of the file that it executes. It is reached by
 /// its descriptor, in children too, by whatever user.
-fn named(program: &File, directory: &Path) -> io::Result<OwnedFd> {
+fn named(program: &File, directory: &Path, name: &str) -> io::Result<OwnedFd> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o711))?;
-    symlink(format!("/proc/self/fd/{}", program.as_raw_fd()), directory.join(TEMPORARY))?;
+    symlink(format!("/proc/self/fd/{}", program.as_raw_fd()), directory.join(name))?;
     Ok(rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?)
 }
 

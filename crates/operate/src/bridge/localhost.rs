@@ -13,6 +13,9 @@ pub const OWN: &str = "kube-apiserver";
 /// exemption: it dials itself at its own 127.x address, on another port.
 pub const TEMPORARY: &str = "berth-temporary";
 
+/// The temporary etcd's, for the same reason.
+pub const TEMPORARY_ETCD: &str = "berth-etcd";
+
 pub const NOT_COVERED: &str = "what dials localhost is refused while the node's own kube-apiserver is away";
 
 /// How localhost can be covered.

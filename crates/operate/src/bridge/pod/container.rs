@@ -4,7 +4,7 @@ use super::spec::Changes;
 use super::tree::{self, Mounted};
 use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, RunningPod, copy};
 use crate::bridge::cgroup;
-use crate::bridge::instance::is_renamed;
+use crate::bridge::instance::temporary_name;
 use crate::bridge::localhost::TEMPORARY;
 use berth_os::file::{found, make_private};
 use berth_os::namespaces::{in_own_processes, tmpfs, unmount};
@@ -120,13 +120,16 @@ impl Container {
 /// # Errors
 /// It has another name than kube-apiserver or etcd, which it may go by; or it is mounted, and not in this file system.
 fn renamed(program: &Path, root: &Path) -> io::Result<String> {
-    let (Some(directory), Some(name)) = (program.parent(), program.file_name().filter(|name| is_renamed(name))) else {
+    let (Some(directory), Some(own)) = (program.parent(), program.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let Some(name) = temporary_name(own) else {
         return Err(io::Error::other(format!("its program is {}", program.display())));
     };
     let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let within = tree::within(&root, directory)?;
-    linkat(&within, name, &within, TEMPORARY, AtFlags::empty())?;
-    let renamed = program.with_file_name(TEMPORARY);
+    linkat(&within, own, &within, name, AtFlags::empty())?;
+    let renamed = program.with_file_name(name);
     renamed.into_os_string().into_string().map_err(|_| io::Error::other("its path is no UTF-8"))
 }
 
@@ -154,7 +157,7 @@ pub fn clean(directory: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bridge::localhost::OWN;
+    use crate::bridge::localhost::{OWN, TEMPORARY};
     use std::os::unix::fs::symlink;
 
     #[test]

@@ -33,7 +33,7 @@ fn answers_of_both_versions_are_understood() {
         revision: 42,
         leader: list.by,
         errors: vec![],
-        version: String::new(),
+        version: "3.5.24".into(),
     };
     assert_eq!(old, status);
     let new = Status::parse(&json(STATUS_3_6)).unwrap();

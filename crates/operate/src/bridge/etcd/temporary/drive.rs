@@ -170,12 +170,15 @@ impl EtcdDaemon {
             (true, None) => self.held = Some(Instant::now()),
             (false, Some(since)) => {
                 self.held = None;
-                self.status.send_modify(|status| {
-                    let pause = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
-                    status.pauses.push(pause);
-                    let more = status.pauses.len().saturating_sub(PAUSES);
-                    status.pauses.drain(..more);
-                });
+                // A slow answer is no pause.
+                if self.ended || self.machine.step() != EtcdStep::Own {
+                    self.status.send_modify(|status| {
+                        let pause = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+                        status.pauses.push(pause);
+                        let more = status.pauses.len().saturating_sub(PAUSES);
+                        status.pauses.drain(..more);
+                    });
+                }
             }
             _ => {}
         }

@@ -92,6 +92,8 @@ pub struct EtcdMachine {
     speedup: Speedup,
     step: EtcdStep,
     since: Duration,
+    /// The step has lasted for [`GRACE`].
+    has_stopped: bool,
     /// Since when the node's own does not answer.
     away: Option<Duration>,
     /// The temporary one's ends before this step.
@@ -111,13 +113,14 @@ impl EtcdMachine {
         Self { speedup, ..Self::default() }
     }
 
+    /// One that is slow to answer does not count as one that stops.
     pub fn step(&self) -> EtcdStep {
-        self.step
+        if self.step == EtcdStep::Stopping && !self.has_stopped { EtcdStep::Own } else { self.step }
     }
 
     /// What an operator has to decide.
     pub fn trouble(&self) -> Option<String> {
-        match self.step {
+        match self.step() {
             EtcdStep::Own => None,
             _ if self.given_up => Some(
                 "the temporary etcd does not start: the node's own has the data alone, as without berth; etcd.log says why".into(),
@@ -177,11 +180,13 @@ impl EtcdMachine {
         };
         if next != self.step {
             (self.step, self.since, self.ends, self.had_data) = (next, now, temporary.ends, false);
+            self.has_stopped = false;
             if next == EtcdStep::Own {
                 (self.failed, self.retry, self.given_up) = (0, Duration::ZERO, false);
             }
             return self.wanted(seen, now, Duration::ZERO);
         }
+        self.has_stopped |= elapsed >= GRACE;
         self.wanted(seen, now, elapsed)
     }
 
