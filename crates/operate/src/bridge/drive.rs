@@ -186,8 +186,9 @@ struct Bridge {
     machine: Machine,
     process: TemporaryProcess,
     steering: Arc<Steering>,
-    /// When new connections first went to the bridge.
+    /// When new connections first went to the bridge, by both clocks: the system's is for others, and may be set.
     since: Arc<OnceLock<SystemTime>>,
+    steered: Option<Instant>,
     /// The shim's listeners, while they may be steered to.
     listeners: Vec<OwnedFd>,
     /// Whether they listen and are in the program's map.
@@ -274,6 +275,7 @@ impl Bridge {
             process: TemporaryProcess::new(template),
             steering,
             since,
+            steered: None,
             listeners,
             given: false,
             signalled: false,
@@ -389,10 +391,7 @@ impl Bridge {
                 Action::Finish(outcome) => self.publish_outcome(outcome, open()),
                 Action::Start | Action::Drain | Action::Wait => {}
             }
-            if !warned
-                && self.since.get().is_some_and(|since| since.elapsed().is_ok_and(|on| on >= LONG))
-                && draining.is_none()
-            {
+            if !warned && late(self.steered, LONG) && draining.is_none() {
                 warned = true;
                 tracing::warn!(
                     "the bridge has been on for 30 minutes: it is for a piece of work; `berth bridge end` ends it"
@@ -496,6 +495,7 @@ impl Bridge {
         self.given = true;
         self.steering.on();
         self.since.get_or_init(SystemTime::now);
+        self.steered.get_or_insert_with(Instant::now);
         tracing::info!(port = self.plan.port, "new connections go to the temporary kube-apiserver");
         Ok(())
     }
