@@ -153,11 +153,20 @@ impl Bridge {
         command
     }
 
+    /// As soon as the kube-apiserver is ready: after an etcd that was killed it dials in growing steps.
     fn start(&self, cluster: &Cluster, certificates: &Path) {
         let mut start = self.command("start");
         start.args(["--settle=1s", "--command", &cluster.command, "--kubeconfig"]).arg(&cluster.admin);
-        let (code, _, err) = output_of(start.arg("--probe-ca").arg(certificates.join("ca.crt")));
-        assert_eq!(code, Some(0), "{err}");
+        start.arg("--probe-ca").arg(certificates.join("ca.crt"));
+        let mut refused = String::new();
+        eventually("a bridge", || {
+            let (code, _, err) = output_of(&mut start);
+            (code == Some(0)).then_some(()).or_else(|| {
+                (err != refused).then(|| println!("{err}"));
+                refused = err;
+                None
+            })
+        });
     }
 
     fn status(&self) -> Value {
