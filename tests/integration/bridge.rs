@@ -1043,7 +1043,7 @@ fn what_dials_localhost_is_served_too() {
         let start = || LOCALHOST.map(|to| Load::start(2, Some(PERIOD), node.attempt_at(to)));
         // Without a bridge.
         let loads = start();
-        loads.iter().for_each(|load| load.more(50));
+        loads.iter().for_each(|load| load.more(10));
         node.stop_own();
         for load in &loads {
             eventually("a loss, which this load would see", || (load.so_far().lost() > 0).then_some(()));
@@ -1053,12 +1053,12 @@ fn what_dials_localhost_is_served_too() {
         loads.into_iter().for_each(|load| drop(load.end()));
 
         let loads = start();
-        loads.iter().for_each(|load| load.more(50));
+        loads.iter().for_each(|load| load.more(10));
         let wait = node.wait();
         let run = format!(". {}\necho away\n{wait}\n{}", node.path("stop").display(), node.start());
         let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
         bridge.prints("away");
-        loads.iter().for_each(|load| load.more(50));
+        loads.iter().for_each(|load| load.more(10));
         let dial = || LOCALHOST.map(|to| std::net::TcpStream::connect(to).map_err(|error| error.kind()));
         let named = |name: &str| std::thread::Builder::new().name(name.into()).spawn(dial).unwrap().join().unwrap();
         assert!(named(TEMPORARY).iter().all(Result::is_ok));
@@ -1083,7 +1083,7 @@ fn what_dials_localhost_is_served_too() {
         }
         node.go();
         assert!(bridge.ended().success(), "{}", bridge.log());
-        loads.iter().for_each(|load| load.more(50));
+        loads.iter().for_each(|load| load.more(10));
         loads.into_iter().for_each(|load| drop(none_lost(load)));
     });
 }
