@@ -38,7 +38,7 @@ fn ailing() -> String {
     let sound = injected();
     let (before, shim) = sound.split_at(sound.find("    - serve\n").unwrap());
     let shim = shim.replacen("runAsUser: 0", "runAsUser: 1000", 1);
-    format!("{before}{shim}").replace("terminationGracePeriodSeconds: 95", "terminationGracePeriodSeconds: 30")
+    format!("{before}{shim}").replace("terminationGracePeriodSeconds: 120", "terminationGracePeriodSeconds: 30")
 }
 
 fn found(json: &str) -> Vec<String> {
@@ -67,7 +67,7 @@ fn the_exit_status_distinguishes_errors_warnings_and_bad_input() {
     let sound = berth(here, &["doctor", "-"], &injected());
     assert_eq!((sound.status, sound.err.as_str()), (Some(0), ""), "{}", sound.out);
     assert!(sound.out.ends_with("\nstandard input: no error and no warning\n"), "{}", sound.out);
-    let warned = injected().replace("terminationGracePeriodSeconds: 95", "terminationGracePeriodSeconds: 30");
+    let warned = injected().replace("terminationGracePeriodSeconds: 120", "terminationGracePeriodSeconds: 30");
     let warned = berth(here, &["doctor", "-"], &warned);
     assert!(warned.status == Some(0) && warned.out.ends_with(": 1 warning\n"), "{}", warned.out);
     let none = berth(here, &["doctor", "-"], "kind: Pod\n");

@@ -71,7 +71,8 @@ impl InstanceSpec {
         if shutdown.send_retry_after {
             flags.push(("shutdown-send-retry-after", "true".into()));
         }
-        if !shutdown.watch_grace.is_zero() {
+        // A bridge would set it for a simulated one, too, which knows no least rate.
+        if !shutdown.watch_grace.is_zero() || matches!(self.apiserver, Apiserver::Simulated { .. }) {
             flags.push(("shutdown-watch-termination-grace-period", millis(shutdown.watch_grace)));
         }
         match self.apiserver {

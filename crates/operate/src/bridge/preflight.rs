@@ -5,7 +5,7 @@ use super::localhost::{Localhost, NOT_COVERED};
 use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::pod::{self, RunningPod};
 use super::{LOCK, instance, surroundings};
-use crate::command::{audit_log, find, strings};
+use crate::command::{WATCH_GRACE, WATCH_GRACE_FLAG, audit_log, find, knows, strings};
 use crate::report::{Refusal, Report};
 use crate::service::{LOST, Purpose, ServiceKeeper};
 use berth_cluster::Client;
@@ -127,6 +127,11 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     let argv = instance::arguments(&command, like_it, temporary, own.ip(), &instance, &options.directory);
     let mut argv = argv.map_err(|error| Refusal::usage(vec![format!("--command: {error}")]))?;
     etcd.rewrite(&mut argv);
+    let paces = process.read(|pid| knows(Path::new(&format!("/proc/{pid}/exe")), WATCH_GRACE_FLAG));
+    if args::value(&argv, WATCH_GRACE_FLAG).is_none() && paces.unwrap_or(false) {
+        let grace = humantime::format_duration(WATCH_GRACE).to_string();
+        args::set(&mut argv, WATCH_GRACE_FLAG, grace.as_ref());
+    }
     let audit = match &pod {
         Some(pod) => pod.keep_audit_log(&mut argv, &options.directory),
         None => audit_log(&argv),

@@ -290,7 +290,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ("pre-stop", changed(&[("    lifecycle:\n", "    lifecycle2:\n")])),
         ("shutdown-delay", changed(&[("    - --shutdown-delay-duration=5s", "    - --shutdown-delay-duration=0s")])),
         ("peer-proxy", changed(&[PEERS])),
-        ("grace-period", changed(&[("GracePeriodSeconds: 95", "GracePeriodSeconds: 94")])),
+        ("grace-period", changed(&[("GracePeriodSeconds: 120", "GracePeriodSeconds: 119")])),
         (
             "grace-period",
             shim(&[("- name: BERTH_BIND_WAIT\n      value: 10m", "- name: BERTH_DRAIN_TIMEOUT\n      value: 61s")]),
@@ -684,7 +684,7 @@ fn what_inject_writes_is_clean() {
 fn findings_name_file_line_and_edit() {
     let pod = with(
         &static_pod(),
-        &[("GracePeriodSeconds: 95", "GracePeriodSeconds: 30"), ("          - drain\n", "          - status\n")],
+        &[("GracePeriodSeconds: 120", "GracePeriodSeconds: 30"), ("          - drain\n", "          - status\n")],
     );
     let pod = with_shim(&pod, &[("runAsUser: 0", "runAsUser: 1000")]);
     insta::assert_snapshot!(text::text("a.yaml", &of_text(&pod), false));

@@ -197,7 +197,7 @@ impl<'a> Planner<'a> {
             self.file_of_its_own(flag);
         }
         self.add_audit_log_note();
-        let delay = self.shutdown_delay();
+        let stop = self.shutdown_delay() + self.watch_grace();
         self.add(self.container.key("env"), variables.clone(), "berth exec, the probes and the preStop hook need them");
         self.add(
             self.container.key("volumeMounts"),
@@ -212,7 +212,7 @@ impl<'a> Planner<'a> {
         self.readiness();
         self.ports();
         self.pre_stop();
-        self.grace(delay);
+        self.grace(stop);
 
         self.anonymous();
         let mut mounts = vec![parts::run_mount(&self.options.run_dir)];

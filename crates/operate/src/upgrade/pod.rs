@@ -160,7 +160,7 @@ mod tests {
         let pod = ApiserverPod::of(&Manifest::parse(&injected()).unwrap()).unwrap();
         assert!(pod.behind && pod.by_uid);
         assert_eq!((pod.listen.as_deref(), pod.run_dir), (Some("10.0.0.5:6443"), Some("/run/other".into())));
-        assert_eq!(pod.grace, Duration::from_secs(95));
+        assert_eq!(pod.grace, Duration::from_secs(120));
         assert_eq!(
             ApiserverPod { run_dir: None, ..pod }.inject_command("NEW.yaml"),
             "berth inject NEW.yaml --image registry.example/berth:v0.1.0 --listen 10.0.0.5:6443 --write"

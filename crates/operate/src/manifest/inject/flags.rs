@@ -1,12 +1,16 @@
 //! Flags of the kube-apiserver, and the times that follow from them.
 
 use super::{Change, Planner, YamlNode, basename};
+use crate::command::{WATCH_GRACE, WATCH_GRACE_FLAG};
 use crate::manifest::edit::Step;
 use std::time::Duration;
 
 /// `--shutdown-delay-duration` where there is none: time for clients to learn that the address left the
 /// Service `kubernetes`.
 const DELAY: Duration = Duration::from_secs(5);
+
+/// The first version that can pace the ends of watches.
+const PACES: (u64, u64) = (1, 27);
 
 /// Flags that name files which only one instance may write, and whether each is a file and not a directory.
 pub(super) const OWN: [(&str, bool); 3] = [("audit-log-path", true), ("cert-dir", false), ("debug-socket-path", true)];
@@ -89,6 +93,21 @@ impl Planner<'_> {
         }
     }
 
+    /// Lets it end watches one after the other where it can and is not told, and gives over how long.
+    pub(super) fn watch_grace(&mut self) -> Duration {
+        let name = WATCH_GRACE_FLAG.trim_start_matches('-');
+        if self.manifest.flag(name).is_some() || self.manifest.version().is_none_or(|version| version < PACES) {
+            return self.given_watch_grace();
+        }
+        let value = humantime::format_duration(WATCH_GRACE).to_string();
+        self.set_flag(name, &value, "clients whose watches end do not come to the other instances at once");
+        WATCH_GRACE
+    }
+
+    pub(super) fn given_watch_grace(&mut self) -> Duration {
+        self.duration(WATCH_GRACE_FLAG.trim_start_matches('-'))
+    }
+
     /// A flag in Go's notation of durations.
     fn duration(&mut self, name: &str) -> Duration {
         let Some(flag) = self.manifest.flag(name) else { return Duration::ZERO };
@@ -123,15 +142,15 @@ impl Planner<'_> {
         self.edit(path, Change::Set(new.into()), format!("--{name}: {reason}"));
     }
 
-    pub(super) fn grace(&mut self, delay: Duration) {
+    /// For a kube-apiserver that takes so long until its connections end.
+    pub(super) fn grace(&mut self, stop: Duration) {
         let path = self.manifest.pod_path().key("terminationGracePeriodSeconds");
         let old = self.manifest.pod().get("terminationGracePeriodSeconds");
         let seconds = old.map(|old| old.text().and_then(|text| text.parse::<u64>().ok()));
         if let (Some(old), Some(None)) = (old, seconds) {
             self.wrong(old.line, "terminationGracePeriodSeconds is no number of seconds: give one");
         }
-        let needed =
-            (delay + self.duration("shutdown-watch-termination-grace-period") + self.wrapping.drain + MARGIN).as_secs();
+        let needed = (stop + self.wrapping.drain + MARGIN).as_secs();
         if seconds.flatten().is_some_and(|seconds| seconds >= needed) {
             return;
         }

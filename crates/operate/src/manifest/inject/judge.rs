@@ -114,7 +114,10 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     judge.check(Rule::Readiness, Planner::readiness);
     judge.check(Rule::Ports, Planner::ports);
     judge.check(Rule::PreStop, Planner::pre_stop);
-    judge.check(Rule::GracePeriod, |planner| planner.grace(delay));
+    judge.check(Rule::GracePeriod, |planner| {
+        let watches = planner.given_watch_grace();
+        planner.grace(delay + watches);
+    });
     judge.check(Rule::Anonymous, Planner::anonymous);
     judge.lapses
 }

@@ -182,7 +182,7 @@ fn twice_is_once_and_eject_gives_the_original_back() {
 fn eject_keeps_what_was_changed_since() {
     let injected = inject(DEPLOYMENT, &with_ca()).unwrap().text;
     let changes = [
-        ("terminationGracePeriodSeconds: 105", "terminationGracePeriodSeconds: 300"),
+        ("terminationGracePeriodSeconds: 130", "terminationGracePeriodSeconds: 300"),
         ("v1.36.3", "v1.36.4"),
         ("initialDelaySeconds: 15", "initialDelaySeconds: 20"),
         ("audit-{instance}.log # grows", "b-{instance}.log"),
@@ -327,10 +327,24 @@ fn a_native_sidecar_is_for_versions_that_have_them() {
 }
 
 #[test]
+fn watches_are_paced_where_the_version_can() {
+    for (image, paced) in [("v1.27.0", true), ("v1.26.15", false), ("latest", false)] {
+        let text = kubeadm_with("kube-apiserver:v1.36.3", &format!("kube-apiserver:{image}"));
+        let options = InjectOptions { sidecar: Sidecar::Plain, ..options() };
+        let text = inject(&text, &options).unwrap().text;
+        let grace = if paced { "terminationGracePeriodSeconds: 120" } else { "terminationGracePeriodSeconds: 95" };
+        assert!(
+            text.contains("--shutdown-watch-termination-grace-period=25s") == paced && text.contains(grace),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn what_is_right_already_stays() {
     let text = kubeadm_with(
         "- --secure-port=6443",
-        "- --shutdown-delay-duration=20s\n    - --audit-log-path=/l/{instance}.log",
+        "- --shutdown-delay-duration=20s\n    - --shutdown-watch-termination-grace-period=0s\n    - --audit-log-path=/l/{instance}.log",
     )
     .replace("  hostNetwork: true", "  hostNetwork: true\n  terminationGracePeriodSeconds: 600")
     .replace(
