@@ -21,6 +21,9 @@ const TOO_SLOW: &str = "timeout waiting for SETTINGS frames from";
 /// `firstSettingsTimeout` of golang.org/x/net/http2.
 const FIRST_FRAME: Micros = 2e6;
 
+/// What the name of a client ends with in the line of a write.
+pub(crate) const WRITE: &str = "/write";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Judge {
     /// Of the requests that began in a period: their number, how many were lost, and the longest in microseconds
@@ -290,6 +293,7 @@ fn told(text: &str) -> String {
     let (mut answered, mut rejected, mut ended) = (HashSet::new(), HashMap::<&str, Vec<usize>>::new(), HashSet::new());
     for (number, line) in lines.iter().enumerate() {
         let Some(Request { client, outcome, detail, .. }) = request(line) else { continue };
+        let client = client.trim_end_matches(WRITE);
         match outcome {
             "ok" => {
                 answered.insert(client);
@@ -418,9 +422,9 @@ mod tests {
 
     #[test]
     fn an_answer_before_a_connections_end_announces_it() {
-        let lines = "1 kept-0-1 lost 1 503\n2 kept-1-1 ok 1 -\n3 kept-1-1 lost 1 429\n4 kept-1-1 ended 0 told, closed, idle\n\
+        let lines = "1 kept-0-1 lost 1 503\n2 kept-1-1 ok 1 -\n3 kept-1-1/write lost 1 429\n4 kept-1-1 ended 0 told, closed, idle\n\
                      5 kept-2-1 ok 1 -\n6 kept-2-1 lost 1 503\n7 kept-2-1 ok 1 -\n8 kept-2-1 ended 0 cut, reset, idle";
-        let expected = lines.replace("3 kept-1-1 lost", "3 kept-1-1 told");
+        let expected = lines.replace("1-1/write lost", "1-1/write told");
         assert_eq!(told(lines), expected);
     }
 

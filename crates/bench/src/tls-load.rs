@@ -14,7 +14,7 @@
 //! and those that did are waited for.
 //!
 //! With a certificate there are all kinds of clients: new connections, kept ones, watches and informers. `CLIENT` is a
-//! name that begins with the kind, `START_US` when it was due, a line is a request, and all lines come at the end. There are three
+//! name that begins with the kind and ends with `/write` if the request is one, `START_US` when it was due, a line is a request, and all lines come at the end. There are three
 //! outcomes more:
 //!
 //! * `ended`: a kept connection or a watch, at `START_US`. `DETAIL` has `told` if the apiserver announced it inside TLS or else
@@ -38,7 +38,7 @@ use berth_rehearse::record::Record;
 use berth_rehearse::stamp::Stamp;
 use berth_rehearse::verdict::Loss;
 use clap::{Parser, Subcommand};
-use lines::Judge;
+use lines::{Judge, WRITE};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use std::io::Write;
@@ -141,7 +141,7 @@ fn write_all(record: &Record) -> std::io::Result<()> {
     let (now, stamp) = (SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), Stamp::now());
     let unix = |at: Stamp| now.as_micros().saturating_sub(u128::from(stamp.0.saturating_sub(at.0) / 1000));
     let mut out = std::io::stdout().lock();
-    for Attempt { kind, stream, due, done, answer } in &record.attempts {
+    for Attempt { kind, writes, stream, due, done, answer } in &record.attempts {
         let (outcome, detail) = match answer {
             Answer::Good { .. } => ("ok", "-".to_owned()),
             Answer::Bad { status, .. } => ("lost", status.to_string()),
@@ -149,7 +149,8 @@ fn write_all(record: &Record) -> std::io::Result<()> {
             Answer::Failed(how) if *kind == ConnectionKind::Kept && *how != Failure::Unanswered => continue,
             Answer::Failed(how) => ("lost", how.to_string()),
         };
-        writeln!(out, "{} {stream} {outcome} {} {detail}", unix(*due), done.0.saturating_sub(due.0) / 1000)?;
+        let write = if *writes { WRITE } else { "" };
+        writeln!(out, "{} {stream}{write} {outcome} {} {detail}", unix(*due), done.0.saturating_sub(due.0) / 1000)?;
     }
     for StreamEnd { stream, at, how, in_flight, signed, .. } in &record.ends {
         let told = if signed.is_some() { "told" } else { "cut" };

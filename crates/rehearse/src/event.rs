@@ -137,6 +137,8 @@ pub const STREAM_HEADER: &str = "x-rehearse-stream";
 pub struct Attempt {
     /// On a new connection or a kept one.
     pub kind: ConnectionKind,
+    /// Whether it was to write something.
+    pub writes: bool,
     /// The connection that it used.
     pub stream: StreamId,
     /// When the timetable wanted it; waits are counted from here.

@@ -256,7 +256,7 @@ mod tests {
     fn what_clients_saw_is_sorted_by_what_they_dialed() {
         let attempt = |stream: &str, answer| {
             let (kind, stream) = (ConnectionKind::New, stream.to_owned());
-            Attempt { kind, stream, due: Stamp(1), done: Stamp(2), answer }
+            Attempt { kind, writes: false, stream, due: Stamp(1), done: Stamp(2), answer }
         };
         let good = || Answer::Good { instance: "old".into() };
         let control = |stream, answer| Attempted(Dialed::Instance("old".into()), attempt(stream, answer));

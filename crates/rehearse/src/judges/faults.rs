@@ -421,7 +421,14 @@ mod tests {
 
     fn attempt(due: u64, done: u64, good: bool) -> Attempt {
         let answer = if good { Answer::Good { instance: "new".into() } } else { Answer::Failed(Failure::Refused) };
-        Attempt { kind: ConnectionKind::New, stream: format!("new-{due}"), due: ms(due), done: ms(done), answer }
+        Attempt {
+            kind: ConnectionKind::New,
+            writes: false,
+            stream: format!("new-{due}"),
+            due: ms(due),
+            done: ms(done),
+            answer,
+        }
     }
 
     fn lost(loss: Loss, due: Option<u64>, seen: u64) -> Lost<'static> {

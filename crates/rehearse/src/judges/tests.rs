@@ -21,7 +21,7 @@ fn plan() -> Plan {
 }
 
 fn attempt(kind: ConnectionKind, stream: &str, at: u64, answer: Answer) -> Attempt {
-    Attempt { kind, stream: stream.into(), due: Stamp(at), done: Stamp(at + 1_000_000), answer }
+    Attempt { kind, writes: false, stream: stream.into(), due: Stamp(at), done: Stamp(at + 1_000_000), answer }
 }
 
 /// A run in which all went well: new is ready at 1000 ms, old stops from 2000 to 2100 ms.

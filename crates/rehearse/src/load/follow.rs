@@ -3,7 +3,7 @@
 
 use super::dial::{self, Link};
 use super::objects::{Event, List, Object, get};
-use super::timetable::protocol;
+use super::timetable::{Ask, protocol};
 use super::writer::Goal;
 use super::{Client, Due};
 use crate::event::{Answer, ConnectionKind, Failure, StreamKind};
@@ -153,7 +153,7 @@ impl<V: View> Follower<V> {
         match opened.await {
             Ok(opened) => opened,
             Err(failure) => {
-                self.client.attempt(kind, &stream, due.stamp, Answer::Failed(failure));
+                self.client.attempt(kind, Ask::List, &stream, due.stamp, Answer::Failed(failure));
                 None
             }
         }
@@ -171,7 +171,7 @@ impl<V: View> Follower<V> {
             let answer = link.judge(response.status());
             let good = matches!(answer, Answer::Good { .. });
             let body = dial::whole(response.into_body()).await?;
-            self.client.attempt(*kind, &link.stream, due.stamp, answer);
+            self.client.attempt(*kind, Ask::List, &link.stream, due.stamp, answer);
             *kind = ConnectionKind::Kept;
             if !good || !self.listed(&body) {
                 return Ok(None);
@@ -188,7 +188,7 @@ impl<V: View> Follower<V> {
         let status = if gone { StatusCode::OK } else { response.status() };
         let answer = link.judge(status);
         let good = matches!(answer, Answer::Good { .. }) && !gone;
-        self.client.attempt(*kind, &link.stream, due.stamp, answer);
+        self.client.attempt(*kind, Ask::List, &link.stream, due.stamp, answer);
         if gone {
             self.expired += 1;
             self.revision = None;

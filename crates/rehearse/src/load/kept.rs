@@ -76,7 +76,7 @@ impl KeptConnection {
                     Answer::Failed(Failure::Unanswered)
                 }
             };
-            self.client.attempt(ConnectionKind::Kept, &stream, due, answer);
+            self.client.attempt(ConnectionKind::Kept, entry.ask, &stream, due, answer);
         } else {
             self.open(entry, due).await;
         }

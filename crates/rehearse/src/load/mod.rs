@@ -312,8 +312,9 @@ impl Client {
         }
     }
 
-    fn attempt(&self, kind: ConnectionKind, stream: &StreamId, due: Stamp, answer: Answer) {
-        let attempt = Attempt { kind, stream: stream.clone(), due, done: Stamp::now(), answer };
+    fn attempt(&self, kind: ConnectionKind, ask: Ask, stream: &StreamId, due: Stamp, answer: Answer) {
+        let writes = ask == Ask::Create;
+        let attempt = Attempt { kind, writes, stream: stream.clone(), due, done: Stamp::now(), answer };
         self.recorder.add_at(attempt.done, stream, EventKind::Attempt(self.dialed(), attempt));
     }
 
@@ -349,7 +350,7 @@ impl Client {
             Ok((link, answer)) => (Some(link), answer),
             Err(failure) => (None, Answer::Failed(failure)),
         };
-        self.attempt(ConnectionKind::New, &stream, due, answer);
+        self.attempt(ConnectionKind::New, entry.ask, &stream, due, answer);
         link
     }
 

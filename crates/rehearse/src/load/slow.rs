@@ -2,7 +2,7 @@
 
 use super::dial;
 use super::objects::{self, LARGE};
-use super::timetable::Seed;
+use super::timetable::{Ask, Seed};
 use super::{Client, Due, START};
 use crate::event::{Answer, ConnectionKind, EventKind, Failure, Protocol, StreamKind};
 use crate::plan::UNANSWERED;
@@ -38,9 +38,11 @@ async fn read(client: &Client, stream: String, bytes_a_second: u32) {
     });
     let (link, response) = match opened.await {
         Ok(opened) => opened,
-        Err(failure) => return client.attempt(ConnectionKind::New, &stream, due.stamp, Answer::Failed(failure)),
+        Err(failure) => {
+            return client.attempt(ConnectionKind::New, Ask::List, &stream, due.stamp, Answer::Failed(failure));
+        }
     };
-    client.attempt(ConnectionKind::New, &stream, due.stamp, link.judge(response.status()));
+    client.attempt(ConnectionKind::New, Ask::List, &stream, due.stamp, link.judge(response.status()));
     match slowly(response.into_body(), bytes_a_second).await {
         Ok(()) => client.recorder.add(&link.stream, EventKind::SlowRead),
         Err(how) => client.ended(link.end(StreamKind::Slow, how, true, false)),

@@ -32,7 +32,7 @@ fn good(instance: &str) -> Answer {
 }
 
 fn attempt(kind: ConnectionKind, stream: &str, due: i64, done: i64, answer: Answer) -> Attempt {
-    Attempt { kind, stream: stream.into(), due: at(due), done: at(done), answer }
+    Attempt { kind, writes: false, stream: stream.into(), due: at(due), done: at(done), answer }
 }
 
 /// One answer every 10 ms: by old for 2 s, then by new. A watch that old ends at 2 s.
@@ -461,6 +461,7 @@ fn what_was_dialed_and_which_node_went_away() {
     assert_eq!((judged(&record()).by_address, judged(&record()).away), (Vec::new(), Vec::new()));
     let lost = |stream: &str, due, done| Attempt {
         kind: ConnectionKind::New,
+        writes: false,
         stream: stream.into(),
         due: at(due),
         done: at(done),
