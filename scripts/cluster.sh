@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# usage: scripts/cluster.sh [--check] [--keep] [--rate N] [--together] [--bridge BERTH] [--help] [SCENARIO...]
-#                           [-- COMMAND...]
+# usage: scripts/cluster.sh [--check] [--keep] [--nodes N] [--rate N] [--together] [--bridge BERTH] [--help]
+#                           [SCENARIO...] [-- COMMAND...]
 #
 # Runs `kubeadm init` of the version before the newest in network, mount, PID and UTS namespaces of its own,
 # with kubelet, containerd, etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kube-proxy, and
@@ -21,16 +21,20 @@
 #   behind            the upgrade of a node that is behind berth, as docs/upgrade.md has it: berth upgrade, then
 #                     kubeadm upgrade apply; the control leaves out berth upgrade
 #   killed            a flag changed again and again, and each time a process of the bridge gets SIGKILL, at another step
-#   all of them if none is given
+#   all of them if none is given. With --nodes 3:
+#   guide             Kubernetes' guide to upgrades with kubeadm, node after node: kubeadm, drain, kubelet, uncordon
+#   kubelet           the newest kubelet, node after node
 #
 #   --check           build and start nothing: exit with 69 if something is missing
 #   --keep            keep the directories with the logs, and print where they are; failures keep them too
-#   --rate N          new TLS connections a second, each way (50)
+#   --nodes N         3: three control-plane nodes with an etcd member each, a worker, and HAProxy in front of them (1)
+#   --rate N          new TLS connections a second, each way (50; 10 with --nodes 3)
 #   --together        both halves of a scenario at the same time
 #   --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but
 #                     while etcd or the kubelet is away, which no kube-apiserver can do without
 #   COMMAND...        run this on the node when the cluster is ready, and no scenario: bash, for example.
-#                     $OLD and $NEW are the two versions, $PROGRAMS has a directory of programs for each.
+#                     $OLD and $NEW are the two versions, $PROGRAMS has a directory of programs for each. With --nodes 3 it runs
+#                     outside of the nodes, with the cluster's KUBECONFIG.
 #   --help            this text
 #
 # Variables:
@@ -48,25 +52,35 @@ export TZ=UTC
 
 # shellcheck source=scripts/e2e/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
-# All the time that half a scenario may take, in seconds.
+# All the time that half a scenario may take, in seconds, for each node.
 readonly LIMIT=1800
 
 # The node, and another host of its network (RFC 5737, RFC 3849).
-readonly HOST_IP6=2001:db8::2 VIP=192.0.2.9 FAR_IP=192.0.2.1 FAR_IP6=2001:db8::1 NODE=cp-1
+readonly HOST_IP6=2001:db8::2 VIP=192.0.2.9 FAR_IP=192.0.2.1 FAR_IP6=2001:db8::1 NODE=${BERTH_NODE:-cp-1}
 # The pods that the kubelet starts, a pod's namespace that only has clients, and where the Service is.
 readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVICE_IP=10.96.0.1
-readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind killed)
+# Several nodes and their balancer.
+declare -rA ADDRESSES=([cp-1]=192.0.2.2 [cp-2]=192.0.2.3 [cp-3]=192.0.2.4 [w-1]=192.0.2.5)
+readonly LB_IP=192.0.2.10
+CONTROLS=()
+readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind killed) SCENARIOS_OF_THREE=(guide kubelet)
 
 main() {
-    check=false keep=false together=false rate=50 bridge=''
-    parse_options check keep together 'rate=^[1-9][0-9]{0,3}$' bridge=. "ARGUMENT=$(one_of "${SCENARIOS[@]}")" -- "$@"
+    local all
+    check=false keep=false together=false nodes=1 rate='' bridge=''
+    parse_options check keep together 'nodes=^[13]$' 'rate=^[1-9][0-9]{0,3}$' bridge=. \
+        "ARGUMENT=$(one_of "${SCENARIOS[@]}" "${SCENARIOS_OF_THREE[@]}")" -- "$@"
+    if ((nodes == 1)); then all=("${SCENARIOS[@]}") rate=${rate:-50}; else all=("${SCENARIOS_OF_THREE[@]}") rate=${rate:-10}; fi
     if [[ $bridge ]]; then
         [[ -x $bridge ]] || wrong_usage "--bridge $bridge cannot be run"
         bridge=$(realpath -- "$bridge")
         # For the report.
         export BERTH=$bridge
     fi
-    scenarios=("${arguments[@]:-${SCENARIOS[@]}}")
+    scenarios=("${arguments[@]:-${all[@]}}")
+    for scenario in "${scenarios[@]}"; do
+        [[ " ${all[*]} " == *" $scenario "* ]] || wrong_usage "$scenario is not one of those with --nodes $nodes: ${all[*]}"
+    done
     # shellcheck source=scripts/node/outside.sh
     . "$root/scripts/node/outside.sh"
     # shellcheck source=scripts/node/inside.sh
@@ -87,6 +101,13 @@ main() {
     . "$root/scripts/cluster/scenarios.sh"
     # shellcheck source=scripts/cluster/killed.sh
     . "$root/scripts/cluster/killed.sh"
+    # What runs on one of several nodes is what runs on the only one.
+    if ((nodes > 1)) && [[ ! ${BERTH_NODE:-} ]]; then
+        # shellcheck source=scripts/cluster/nodes.sh
+        . "$root/scripts/cluster/nodes.sh"
+        # shellcheck source=scripts/cluster/guide.sh
+        . "$root/scripts/cluster/guide.sh"
+    fi
 
     if $check; then
         need_all
@@ -103,16 +124,21 @@ main() {
     elif [[ $BERTH_NODE_CGROUP ]]; then
         # Runs this again.
         enter_cgroup "$@"
+    elif [[ ${BERTH_NODE:-} ]]; then
+        work=$BERTH_NODE_FOLDER
+        if ((${#command[@]})); then call "${command[@]}"; else be_node; fi
     elif ((${#command[@]})); then
         work=$BERTH_NODE_FOLDER
         watch_over 86400
         start_cluster
+        # Outside of the nodes there is no kubectl.
+        ((nodes == 1)) || PATH=$PROGRAMS/$OLD:$PATH
         on_the_node "${command[@]}"
     else
         work=$BERTH_NODE_FOLDER
         # The control has none.
         [[ $bridge ]] || needs_berth || unset BERTH
-        watch_over $LIMIT
+        watch_over $((LIMIT * nodes))
         half "${scenarios[0]}"
     fi
 }

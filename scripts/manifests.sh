@@ -145,11 +145,11 @@ examples() {
 apiserver_takes_all() {
     local file command
     ip link set lo up
-    ip addr add $HOST_IP/32 dev lo
+    ip addr add "$HOST_IP/32" dev lo
     start_etcd etcd - "$work/etcd"
     apiserver_of manifests
     # Without a controller manager there is no service account that a pod could be given.
-    start_needed apiserver - "${command[@]}" --bind-address=$HOST_IP --advertise-address=$HOST_IP --secure-port=$PORT \
+    start_needed apiserver - "${command[@]}" --bind-address="$HOST_IP" --advertise-address="$HOST_IP" --secure-port=$PORT \
         --audit-log-path="$work/audit.json" --disable-admission-plugins=ServiceAccount
     usual_logs=(apiserver.log)
     await 60 "the namespace kube-system" kubectl get namespace kube-system

@@ -2,7 +2,7 @@
 # Part of scripts/cluster.sh: the clients, each of which dials again at once, and what they lost.
 
 # Ways to the apiserver: name, namespace, server, address that it is dialled from.
-readonly WAYS=(
+WAYS=(
     "service pod $SERVICE_IP:443 $POD_IP"
     "address far $HOST_IP:$PORT $FAR_IP"
     "vip far $VIP:$PORT $FAR_IP"
@@ -122,6 +122,7 @@ end_clients() {
     now 'at[end]'
     for name in "${LOOPS[@]}" "${STREAMS[@]}"; do unset "needed[$name]"; done
     touch "$work/over"
+    for name in "${CONTROLS[@]}"; do touch "$work/$name/over"; done
     stop kinds 60
     for way in "${WAYS[@]}"; do stop "${way%% *}" 30; done
     for name in "${LOOPS[@]}"; do await 30 "$name to end" has_ended "$name"; done
@@ -135,11 +136,15 @@ count_lost() {
     for name in "${KINDS[@]}"; do grep " $name-" "$work/kinds.out" >"$work/$name.out" || :; done
     judged told kept
     # At a rate of new connections that is too much for the machine, kube-apiserver itself ends some: no proxy has a part in it.
-    judged slow new /var/log/pods/*_kube-apiserver-*/kube-apiserver/*.log /run/berth-bridge/kube-apiserver.log
+    judged slow new "$work"/{,cp-*/}node/{var/log/pods/*_kube-apiserver-*/kube-apiserver/*,run/berth-bridge/kube-apiserver}.log
     heading "$(printf '  %-34s %8s %6s %8s %9s  %s' "way" "answered" "lost" "lost for" "longest" "lost how")"
     for name in "${WAYS[@]%% *}" "${LOOPS[@]}" "${KINDS[@]}"; do
         awk -v from="${at[begin]}" '$1 >= from && $3 == "lost" { printf "%.0f %.0f\n", $1, $1 + $4 }' "$work/$name.out" >"$work/$name.lost"
         row "${WORDS[$name]}" "$(figures "$name")"
+        [[ $name != @(new|kept) ]] || {
+            grep '/write ' "$work/$name.out" >"$work/$name-writes.out" || :
+            row "  writes among them" "$(figures "$name-writes")"
+        }
     done
     heading "$(printf '  %-34s %8s %6s %9s' "stream" "ended" "failed" "away for")"
     for name in "${STREAMS[@]}"; do
@@ -156,6 +161,9 @@ count_lost() {
             }' "$work/$name.out")"
     done
     row "slow, ended by kube-apiserver" "$(grep -c ' slow ' "$work/new.out")"
+    # They are read back at the end.
+    row "acknowledged writes of clients" "$(grep -c '/write ok ' "$work/kinds.out" || :)"
+    expect "acknowledged writes that are gone" "$(grep -E 'objects (are not there|could not be listed)' "$work/kinds.log" || :)" == ""
     # What a watch missed is lost by whoever lost it, at no time that could be known.
     awk '$3 == "flawed" { for (n = $5 + $7; n; n--) print 0, 0 }' "$work/kinds.out" >"$work/events.lost"
     row "${WORDS[events]}" "$(awk '$3 == "whole" || $3 == "flawed" { n++; whole += $3 == "whole"; lists += $9 }

@@ -65,7 +65,9 @@ judge() {
 
 # watch_away NAME: a line for each time without an answer: the last one before, the first one after
 watch_away() {
-    local gone='' from to
+    local gone='' from to interval=0.05
+    # Each look costs a process.
+    ((nodes == 1)) || interval=0.2
     now from
     while [[ ! -e $work/over ]]; do
         now to
@@ -78,7 +80,7 @@ watch_away() {
         else
             gone=yes
         fi
-        pause 0.05
+        pause $interval
     done >"$work/$1.away"
 }
 

@@ -16,28 +16,58 @@ readonly manifests=/etc/kubernetes/manifests
 
 start_cluster() {
     client=far
+    make_machine
+    make_network
+    start_services
+    usual_logs=(kubeadm-init.log kubelet.log)
+    by_kubeadm init
+    # For the load.
+    cp /etc/kubernetes/pki/ca.crt "$work/ca.crt"
+    await 60 "the node to be ready" node_is_ready
+    await 60 "all pods to be ready" pods_are_ready
+}
+
+# Its mounts, and a cgroup for what is not part of it: clients and the test.
+make_machine() {
     mkdir "$work/node"
     mount_cgroups
-    # For what is not part of the node: clients and the test.
     join_cgroup test
     # /usr as well: the node's own programs, and the directories in it that its containers mount.
     make_mounts etc usr
-    echo $NODE >/proc/sys/kernel/hostname
-    make_network
+    echo "$NODE" >/proc/sys/kernel/hostname
+}
+
+start_services() {
+    echo 1 >/proc/sys/net/ipv4/ip_forward
+    # Each client gets the ICMP error when the Service has no address: by default the kernel sends one a second.
+    echo 0 >/proc/sys/net/ipv4/icmp_ratelimit
+    echo "$HOST_IP $NODE" >>/etc/hosts
     put_programs "$OLD"
     write_configurations
     service containerd /usr/bin/containerd
     service kubelet run_kubelet
     systemctl start containerd
-    await 20 "containerd to answer" ctr version
+    await 60 "containerd to answer" ctr version
     import_images
-    usual_logs=(kubeadm-init.log kubelet.log)
-    kubeadm init --config "$work/node/kubeadm.yaml" --ignore-preflight-errors "$(ignored)" \
-        >"$work/kubeadm-init.log" 2>&1 || fail "kubeadm init" kubeadm-init.log kubelet.log
-    # For the load.
-    cp /etc/kubernetes/pki/ca.crt "$work/ca.crt"
-    await 60 "the node to be ready" node_is_ready
-    await 60 "all pods to be ready" pods_are_ready
+}
+
+# by_kubeadm init|join [OPTION…]
+by_kubeadm() {
+    kubeadm "$1" --config "$work/node/kubeadm.yaml" --ignore-preflight-errors "$(ignored)" "${@:2}" >"$work/kubeadm-$1.log" 2>&1 ||
+        fail "kubeadm $1 on $NODE" "kubeadm-$1.log" kubelet.log
+}
+
+# be_node: one of several, until it is killed; call COMMAND…: a function or program, there
+be_node() {
+    watch_over 86400
+    make_machine
+    start_services
+    : >"$work/started"
+    while :; do pause 3600; done
+}
+call() {
+    exec {never}<>"$work/never"
+    "$@"
 }
 
 ignored() { (IFS=, && echo "${!IGNORED[*]}"); }
@@ -65,10 +95,6 @@ make_network() {
     ip addr add $POD_GATEWAY/30 dev pod
     ip -n pod addr add $POD_IP/30 dev node
     ip -n pod route add default via $POD_GATEWAY
-    echo 1 >/proc/sys/net/ipv4/ip_forward
-    # Each client gets the ICMP error when the Service has no address: by default the kernel sends one a second.
-    echo 0 >/proc/sys/net/ipv4/icmp_ratelimit
-    echo "$HOST_IP $NODE" >>/etc/hosts
 }
 
 # put_programs VERSION: as a package does it
@@ -117,8 +143,8 @@ run_kubelet() {
 enter_cgroup() {
     local cgroup=$BERTH_NODE_CGROUP hierarchy
     join_cgroup "$cgroup"
-    # What else runs on this machine is not to slow it down: 8 times the usual weight.
-    while read -r hierarchy; do
+    # What else runs on this machine is not to slow it down: 8 times the usual weight. Several nodes share that evenly.
+    [[ ${BERTH_NODE:-} ]] || while read -r hierarchy; do
         [[ ! -e $hierarchy/$cgroup/cpu.shares ]] || echo 8192 >"$hierarchy/$cgroup/cpu.shares"
         [[ ! -e $hierarchy/$cgroup/cpu.weight ]] || echo 800 >"$hierarchy/$cgroup/cpu.weight"
     done < <(cgroup_hierarchies)
@@ -179,15 +205,11 @@ TEXT
     cat >"$work/node/kubeadm.yaml" <<TEXT
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
-nodeRegistration:
-  name: $NODE
-  criSocket: unix:///run/containerd/containerd.sock
-  # The only node runs everything.
-  taints: []
-  kubeletExtraArgs: [{name: node-ip, value: $HOST_IP}]
+$(registration)
 localAPIEndpoint: {advertiseAddress: $HOST_IP, bindPort: $PORT}
 # Nothing here asks for a name.
 skipPhases: [addon/coredns]
+$( ((nodes == 1)) || one_of_several)
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
@@ -195,7 +217,7 @@ kubernetesVersion: $OLD
 networking: {serviceSubnet: 10.96.0.0/16, podSubnet: 10.244.0.0/16}
 encryptionAlgorithm: ECDSA-P256
 apiServer:
-  certSANs: ["$VIP", "$HOST_IP6", 127.0.0.1]
+  certSANs: ["$VIP", "$HOST_IP6", 127.0.0.1, "$LB_IP"]
   # Who was asked by the new controllers.
   extraArgs:
   - {name: audit-policy-file, value: $AUDIT_POLICY}
@@ -203,7 +225,8 @@ apiServer:
   extraVolumes:
   - {name: audit, hostPath: $AUDIT, mountPath: $AUDIT}
   - {name: audit-policy, hostPath: $AUDIT_POLICY, mountPath: $AUDIT_POLICY, readOnly: true, pathType: File}
-etcd: {local: {extraArgs: [{name: unsafe-no-fsync, value: "true"}]}}
+$( ((nodes == 1)) || echo "controlPlaneEndpoint: $LB_IP:$PORT")
+etcd: {local: {extraArgs: [{name: unsafe-no-fsync, value: "true"}$( ((nodes == 1)) || echo "$MEMBER_TIMES")]}}
 ---
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -214,6 +237,36 @@ kind: KubeProxyConfiguration
 mode: nftables
 # The machine's own limits of conntrack are not this one's to set.
 conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
+TEXT
+}
+
+registration() {
+    cat <<TEXT
+nodeRegistration:
+  name: $NODE
+  criSocket: unix:///run/containerd/containerd.sock
+  kubeletExtraArgs: [{name: node-ip, value: $HOST_IP}]
+TEXT
+    # The only node runs everything.
+    ((nodes > 1)) || echo "  taints: []"
+}
+
+# What init and join have in common: a token, and a key for the certificates that init uploads.
+readonly TOKEN=abcdef.0123456789abcdef CERTIFICATE_KEY=0000000000000000000000000000000000000000000000000000000000000000
+# Several members on 2 processors: with the default of 1 s, one that waits for a processor would be an election.
+readonly MEMBER_TIMES=', {name: heartbeat-interval, value: "300"}, {name: election-timeout, value: "3000"}'
+
+# The end of init's configuration, and all of join's: kubeadm takes what it needs.
+one_of_several() {
+    cat <<TEXT
+certificateKey: "$CERTIFICATE_KEY"
+bootstrapTokens: [{token: $TOKEN}]
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: JoinConfiguration
+$(registration)
+discovery: {bootstrapToken: {apiServerEndpoint: "$LB_IP:$PORT", token: $TOKEN, unsafeSkipCAVerification: true}}
+$([[ $NODE == w-* ]] || echo "controlPlane: {localAPIEndpoint: {advertiseAddress: $HOST_IP, bindPort: $PORT}, certificateKey: \"$CERTIFICATE_KEY\"}")
 TEXT
 }
 

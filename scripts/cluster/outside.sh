@@ -3,6 +3,7 @@
 
 need_all() {
     need_node nft openssl losetup cc
+    ((nodes == 1)) || need_tools haproxy nsenter killall
     [[ -e /etc/protocols ]] || unavailable "missing: /etc/protocols (Debian: netbase)"
     [[ -x /usr/lib/cni/ptp ]] || unavailable "missing: /usr/lib/cni/ptp (Debian: containernetworking-plugins)"
 }
@@ -64,7 +65,7 @@ begin_half() {
     local name=$1
     shift
     ! $keep || set -- --keep "$@"
-    (enter_node --rate "$rate" "$@") <&0 &
+    (enter_node --nodes "$nodes" --rate "$rate" "$@") <&0 &
     pid[$name]=$!
 }
 

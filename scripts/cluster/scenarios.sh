@@ -16,9 +16,13 @@ half() {
     before
     now 'at[begin]'
     $bridges_itself || [[ -z $bridge ]] || say "$scenario: under berth bridge"
-    say "$scenario: ${operator[*]}"
     usual_logs=(operator.log kubelet.log)
-    on_the_node "${operator[@]}" >"$work/operator.log" 2>&1 || status=$?
+    if declare -F "${scenario}_operates" >/dev/null; then
+        "${scenario}_operates"
+    else
+        say "$scenario: ${operator[*]}"
+        on_the_node "${operator[@]}" >"$work/operator.log" 2>&1 || status=$?
+    fi
     now 'at[back]'
     row "exit status of the operator's command" "$status, after $(seconds "${at[begin]}" "${at[back]}")"
     "${scenario//-/_}_ends"

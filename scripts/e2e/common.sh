@@ -6,7 +6,7 @@
 
 # The node's end and the client's end of a veth (RFC 5737), and a client from farther away, because only 127.b.c.d with a b that is not 0
 # shows that every octet is kept.
-readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
+readonly HOST_IP=${BERTH_NODE_IP:-192.0.2.2} CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
 # Fewest new TLS connections a second that are a test.
 readonly LEAST_RATE=100
 

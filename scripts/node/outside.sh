@@ -46,7 +46,7 @@ enter_node() {
 }
 
 leave_node() {
-    local status=$?
+    local status=$? directory
     trap - EXIT
     trap '' INT TERM
     if [[ -n ${pid[node]:-} ]]; then
@@ -55,8 +55,10 @@ leave_node() {
     fi
     remove_cgroups || say "cgroups are left: $cgroup"
     # The logs of all containers.
-    mv -- "$work/node/var/log/pods" "$work" 2>/dev/null || :
-    rm -rf -- "$work/node" "$work/never"
+    for directory in "$work" "$work"/{cp,w}-*; do
+        mv -- "$directory/node/var/log/pods" "$directory" 2>/dev/null || :
+        rm -rf -- "$directory"/{node,never}
+    done
     if $keep || { ((status)) && ((!${#command[@]})); }; then
         say "logs: $work"
     else
