@@ -8,7 +8,7 @@ use crate::bridge::logs;
 use berth_node::ipc::bridge::{EtcdStatus, EtcdStep};
 use berth_node::terms::Speedup;
 use berth_os::file::make_private;
-use berth_os::sock_diag;
+use berth_os::{process, sock_diag};
 use berth_shim::steering::{Purpose, Steering};
 use nix::sys::signal::Signal;
 use std::fs;
@@ -47,6 +47,8 @@ pub struct EtcdDaemon {
     temporary: watch::Receiver<bool>,
     /// Probes and the relay.
     tasks: JoinSet<()>,
+    /// Since when the node's own etcd answers no more, and how long it had waited for CPU until then.
+    silent: Option<(Instant, Duration)>,
     /// The listener of the node's own etcd, and its process.
     listens: Option<(u64, i32)>,
     /// Since when clients wait.
@@ -94,6 +96,7 @@ impl EtcdDaemon {
             own,
             temporary,
             tasks,
+            silent: None,
             listens: None,
             held: None,
             status,
@@ -128,6 +131,9 @@ impl EtcdDaemon {
 
     fn seen(&mut self, commanding: bool) -> EtcdObservation {
         let (answers, running) = (*self.own.borrow(), self.process.is_running());
+        if answers {
+            self.silent = None;
+        }
         if answers && self.machine.step() == EtcdStep::Own {
             let own = OwnEtcd { answers, ..OwnEtcd::default() };
             let temporary = TemporaryEtcd { running, ending: self.is_ending, ends: self.process.ends, serves: false };
@@ -141,7 +147,7 @@ impl EtcdDaemon {
         let waits = process.is_some_and(|pid| holder != Some(pid) && self.plan.database.is_open_in(pid));
         let serves = running && *self.temporary.borrow() && holder.is_some_and(|pid| self.is_temporary(pid));
         EtcdObservation {
-            own: OwnEtcd { process, answers, waits },
+            own: OwnEtcd { process, answers, waits, starved: process.is_some_and(|pid| self.is_starved(pid)) },
             temporary: TemporaryEtcd { running, ending: self.is_ending, ends: self.process.ends, serves },
             commanding,
         }
@@ -162,6 +168,13 @@ impl EtcdDaemon {
         let cgroups = || fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         self.process.pid().is_some_and(|child| i32::try_from(child) == Ok(pid))
             || cgroups().contains(&self.plan.cgroup())
+    }
+
+    /// Whether a process that answers no more waits for CPU a quarter of the time.
+    fn is_starved(&mut self, pid: i32) -> bool {
+        let waited = process::waited_for_cpu(pid);
+        let (since, before) = *self.silent.get_or_insert_with(|| (Instant::now(), waited));
+        waited.saturating_sub(before) * 4 > since.elapsed()
     }
 
     fn put(&mut self, wanted: EtcdWanted) {

@@ -11,6 +11,9 @@ use std::time::Duration;
 /// for streams that never end.
 const GRACE: Duration = Duration::from_millis(300);
 
+/// The same for one that gets no CPU: it may answer yet, and what ends the connections of one that serves costs writes.
+const STARVED_GRACE: Duration = Duration::from_secs(3);
+
 /// How long new connections are held while neither serves. kube-apiserver gives up a dial after 20 s, and its clients theirs after 10 s.
 const HOLD: Duration = Duration::from_secs(12);
 
@@ -36,6 +39,8 @@ pub struct OwnEtcd {
     pub answers: bool,
     /// It has the database open, and another process the lock.
     pub waits: bool,
+    /// Since it answers no more, it has waited for CPU much of the time.
+    pub starved: bool,
 }
 
 /// State of the temporary etcd.
@@ -92,7 +97,7 @@ pub struct EtcdMachine {
     speedup: Speedup,
     step: EtcdStep,
     since: Duration,
-    /// The step has lasted for [`GRACE`].
+    /// Calls in flight have had their time in this step.
     has_stopped: bool,
     /// Since when the node's own does not answer.
     away: Option<Duration>,
@@ -186,13 +191,14 @@ impl EtcdMachine {
             }
             return self.wanted(seen, now, Duration::ZERO);
         }
-        self.has_stopped |= elapsed >= GRACE;
+        let starved = own.starved && self.step == EtcdStep::Stopping;
+        self.has_stopped |= elapsed >= if starved { STARVED_GRACE } else { GRACE };
         self.wanted(seen, now, elapsed)
     }
 
     fn wanted(&self, seen: &EtcdObservation, now: Duration, elapsed: Duration) -> EtcdWanted {
         let held = if elapsed < HOLD { Route::Hold } else { Route::Own };
-        let ends_connections = elapsed >= GRACE && held == Route::Hold;
+        let ends_connections = self.has_stopped && held == Route::Hold;
         let terminate = if seen.temporary.ending && self.is_hung(now) { Process::Kill } else { Process::Terminate };
         match self.step {
             EtcdStep::Own | EtcdStep::GivenBack => EtcdWanted { temporary: terminate, ..EtcdWanted::default() },

@@ -27,6 +27,7 @@ enum Event {
 struct Own {
     kind: Kind,
     stops: Option<u32>,
+    starved: bool,
     /// Ticks until it answers, once it has the lock.
     opens: u32,
 }
@@ -61,7 +62,7 @@ impl World {
         Self {
             machine: EtcdMachine::new(Speedup::default()),
             now: Duration::ZERO,
-            own: Some(Own { kind: Kind::Good, stops: None, opens: 0 }),
+            own: Some(Own { kind: Kind::Good, stops: None, starved: false, opens: 0 }),
             temporary: None,
             lock: Some(Holder::Own),
             ends: 0,
@@ -74,7 +75,9 @@ impl World {
         match event {
             Event::Stop(ticks) => self.own.iter_mut().for_each(|own| own.stops = own.stops.or(Some(ticks))),
             Event::Crash => self.end_own(),
-            Event::Start(kind) if self.own.is_none() => self.own = Some(Own { kind, stops: None, opens: 4 }),
+            Event::Start(kind) if self.own.is_none() => {
+                self.own = Some(Own { kind, stops: None, starved: false, opens: 4 })
+            }
             Event::Start(_) => {}
             Event::CrashTemporary => {
                 self.ends += u32::from(self.temporary.is_some());
@@ -101,6 +104,7 @@ impl World {
             process: Some(1),
             answers: holds(Holder::Own) && own.opens == 0 && own.stops.is_none() && own.kind == Kind::Good,
             waits: !holds(Holder::Own),
+            starved: own.starved,
         });
         let temporary = self.temporary.map_or(TemporaryEtcd::default(), |it| TemporaryEtcd {
             running: true,
@@ -251,10 +255,23 @@ fn an_own_that_is_replaced_costs_two_pauses() {
 }
 
 #[test]
+fn one_that_gets_no_cpu_has_more_time_to_answer() {
+    for (starved, ends) in [(false, true), (true, false)] {
+        let mut world = World::new();
+        world.own = Some(Own { kind: Kind::Good, stops: Some(u32::MAX), starved, opens: 0 });
+        world.tick();
+        world.run(GRACE + TICK);
+        assert_eq!((world.wanted.ends_connections, world.wanted.route), (ends, Route::Hold));
+        world.run(STARVED_GRACE);
+        assert!(world.wanted.ends_connections || world.own.is_none());
+    }
+}
+
+#[test]
 fn a_slow_answer_costs_nothing() {
     let mut world = World::new();
     world.run(Duration::from_secs(1));
-    let slow = EtcdObservation { own: OwnEtcd { process: Some(1), answers: false, waits: false }, ..world.seen() };
+    let slow = EtcdObservation { own: OwnEtcd { process: Some(1), ..OwnEtcd::default() }, ..world.seen() };
     let wanted = world.machine.next(&slow, world.now + TICK);
     assert_eq!((wanted.route, wanted.ends_connections), (Route::Hold, false));
     assert_eq!(world.machine.step(), EtcdStep::Own);
