@@ -217,8 +217,11 @@ impl EtcdDaemon {
             Process::Terminate if self.process.is_running() && !std::mem::replace(&mut self.is_ending, true) => {
                 self.process.signal(Signal::SIGTERM);
             }
-            Process::Kill => self.process.signal(self.process.template.kill()),
-            Process::Run | Process::Terminate => {}
+            Process::Kill if self.process.is_running() => {
+                self.is_ending = true;
+                self.process.signal(self.process.template.kill());
+            }
+            Process::Run | Process::Terminate | Process::Kill => {}
         }
     }
 

@@ -103,8 +103,11 @@ pub struct EtcdMachine {
     away: Option<Duration>,
     /// The temporary one's ends before this step.
     ends: u32,
-    /// Since when the temporary one has given no answer.
+    /// Since when the temporary one has given no answer, and has been told to end.
     silent: Option<Duration>,
+    ending: Option<Duration>,
+    /// It has served: it ends on SIGTERM. As the first process of its namespace, one that waits for the lock ignores that.
+    served: bool,
     /// In the step returning: nobody keeps the node's own from the data.
     had_data: bool,
     /// How often it had the data since it last served, and ended; and when it may have it again.
@@ -156,6 +159,8 @@ impl EtcdMachine {
         } else {
             self.silent.get_or_insert(now);
         }
+        self.ending = if temporary.ending { self.ending.or(Some(now)) } else { None };
+        self.served = temporary.running && (self.served || temporary.serves);
         self.had_data |= self.step == EtcdStep::Returning && !temporary.running && own.process.is_some();
         let elapsed = now.saturating_sub(self.since);
         let next = match self.step {
@@ -199,14 +204,19 @@ impl EtcdMachine {
     fn wanted(&self, seen: &EtcdObservation, now: Duration, elapsed: Duration) -> EtcdWanted {
         let held = if elapsed < HOLD { Route::Hold } else { Route::Own };
         let ends_connections = self.has_stopped && held == Route::Hold;
-        let terminate = if seen.temporary.ending && self.is_hung(now) { Process::Kill } else { Process::Terminate };
+        let is_late = self.ending.is_some_and(|since| now.saturating_sub(since) >= HUNG);
+        let end = if self.served && !is_late { Process::Terminate } else { Process::Kill };
         match self.step {
-            EtcdStep::Own | EtcdStep::GivenBack => EtcdWanted { temporary: terminate, ..EtcdWanted::default() },
-            EtcdStep::Stopping => EtcdWanted { route: held, ends_connections, steers: true, temporary: Process::Run },
+            EtcdStep::Own | EtcdStep::GivenBack => EtcdWanted { temporary: end, ..EtcdWanted::default() },
+            EtcdStep::Stopping => {
+                // One that was told to end may do so at any time.
+                let temporary = if seen.temporary.ending { Process::Kill } else { Process::Run };
+                EtcdWanted { route: held, ends_connections, steers: true, temporary }
+            }
             EtcdStep::Temporary => {
                 EtcdWanted { route: Route::Temporary, ends_connections: false, steers: true, temporary: Process::Run }
             }
-            EtcdStep::Returning => EtcdWanted { route: held, ends_connections, steers: false, temporary: terminate },
+            EtcdStep::Returning => EtcdWanted { route: held, ends_connections, steers: false, temporary: end },
         }
     }
 

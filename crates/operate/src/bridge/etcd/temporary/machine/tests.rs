@@ -55,6 +55,8 @@ struct World {
     ends: u32,
     commanding: bool,
     wanted: EtcdWanted,
+    /// The temporary one got SIGTERM.
+    told: bool,
 }
 
 impl World {
@@ -68,6 +70,7 @@ impl World {
             ends: 0,
             commanding: true,
             wanted: EtcdWanted::default(),
+            told: false,
         }
     }
 
@@ -94,7 +97,7 @@ impl World {
     }
 
     fn end_temporary(&mut self) {
-        self.temporary = None;
+        (self.temporary, self.told) = (None, false);
         self.lock = self.lock.filter(|holder| *holder != Holder::Temporary);
     }
 
@@ -108,7 +111,7 @@ impl World {
         });
         let temporary = self.temporary.map_or(TemporaryEtcd::default(), |it| TemporaryEtcd {
             running: true,
-            ending: it.ending.is_some(),
+            ending: self.told,
             ends: 0,
             serves: holds(Holder::Temporary) && it.opens == 0 && !it.hangs && it.ending.is_none(),
         });
@@ -131,10 +134,9 @@ impl World {
             match &mut it.ending {
                 Some(0) => self.end_temporary(),
                 Some(left) if !it.hangs => *left -= 1,
-                Some(_) => {}
-                None if self.lock.is_none() => self.lock = Some(Holder::Temporary),
-                None if self.lock == Some(Holder::Temporary) => it.opens = it.opens.saturating_sub(1),
-                None => {}
+                _ if self.lock.is_none() => self.lock = Some(Holder::Temporary),
+                _ if self.lock == Some(Holder::Temporary) => it.opens = it.opens.saturating_sub(1),
+                _ => {}
             }
         }
         let seen = self.seen();
@@ -146,7 +148,11 @@ impl World {
             }
             Process::Run => {}
             Process::Terminate => {
-                self.temporary.iter_mut().for_each(|it| it.ending = it.ending.or(Some(4)));
+                // One that waits for the lock, or has just got it, ignores the signal.
+                let serves = self.lock == Some(Holder::Temporary);
+                self.told |= self.temporary.is_some();
+                let handles = self.temporary.iter_mut().filter(|it| serves && it.opens == 0);
+                handles.for_each(|it| it.ending = it.ending.or(Some(4)));
             }
             Process::Kill => self.end_temporary(),
         }
@@ -161,7 +167,7 @@ impl World {
         assert_eq!(wanted.route == Route::Temporary, step == EtcdStep::Temporary);
         assert!(!wanted.ends_connections || wanted.route == Route::Hold, "what serves is left alone");
         let is_the_nodes = matches!(step, EtcdStep::Own | EtcdStep::Returning | EtcdStep::GivenBack);
-        assert_eq!(wanted.temporary == Process::Run, !is_the_nodes);
+        assert_eq!(wanted.temporary == Process::Run, !is_the_nodes && !seen.temporary.ending);
         assert_eq!(wanted.steers, !is_the_nodes);
     }
 
@@ -210,7 +216,7 @@ proptest! {
         world.run(Duration::from_secs(200));
         prop_assert_eq!(world.machine.step(), EtcdStep::Own);
         prop_assert!(world.temporary.is_none());
-        prop_assert_eq!(world.wanted, EtcdWanted::default());
+        prop_assert_eq!((world.wanted.route, world.wanted.steers), (Route::Own, false));
     }
 
     /// While COMMAND runs, whatever does not become healthy has the data alone after 90 s: a backup may be copied over it.
