@@ -593,7 +593,11 @@ mod tests {
         any::<(IpAddr, u16, [u32; 4], Option<bool>)>().prop_map(
             |(ip, port, [waiting, limit, uid, inode], is_marked)| {
                 let queue = AcceptQueue { waiting, limit };
-                ListedSocket { local: SocketAddr::new(ip, port), uid, inode, queue, is_marked }
+                let listed =
+                    ListedSocket { id: [0; ID], local: SocketAddr::new(ip, port), uid, inode, queue, is_marked };
+                let mut id = [0; ID];
+                id.copy_from_slice(&encoded(&listed)[HEADER + 4..][..ID]);
+                ListedSocket { id, ..listed }
             },
         )
     }

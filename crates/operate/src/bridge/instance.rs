@@ -126,7 +126,7 @@ impl Template {
     ///
     /// # Errors
     /// As for [`Self::new`].
-    pub fn of_etcd(plan: &temporary::Plan, directory: &Path, log: PathBuf) -> io::Result<Self> {
+    pub fn of_etcd(plan: &temporary::Plan, directory: &Path, log: &Path) -> io::Result<Self> {
         plan.process.read(|pid| {
             let (like, argv) = (&plan.like, &plan.argv);
             let runs = match &plan.pod {
@@ -134,7 +134,7 @@ impl Template {
                 None => Runs::program((pid, TEMPORARY_ETCD), argv.clone(), like, directory)?,
             };
             let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
-            Ok(Self { address: plan.members.temporary, name: ETCD, runs, log: log.clone(), audit: None, label })
+            Ok(Self { address: plan.members.temporary, name: ETCD, runs, log: log.to_owned(), audit: None, label })
         })
     }
 

@@ -68,7 +68,7 @@ impl EtcdDaemon {
         let failed = |error: &dyn std::fmt::Display| format!("cannot prepare the temporary etcd: {error}");
         let own = directory.join(ETCD);
         make_private(&own).map_err(|error| failed(&error))?;
-        let template = Template::of_etcd(&plan, &own, directory.join(logs::ETCD)).map_err(|error| failed(&error))?;
+        let template = Template::of_etcd(&plan, &own, &directory.join(logs::ETCD)).map_err(|error| failed(&error))?;
         let at = plan.members.own;
         let steering =
             Steering::new(Purpose::Etcd, at.port(), &[(*at.ip()).into()], LEASE).map_err(|error| failed(&error))?;
@@ -196,9 +196,9 @@ impl EtcdDaemon {
             _ => {}
         }
         if steers {
-            self.steering.on()
+            self.steering.on();
         } else {
-            self.steering.off()
+            self.steering.off();
         }
         self.route.send_if_modified(|known| std::mem::replace(known, route) != route);
         if ends_connections && !std::mem::replace(&mut self.ended, ends_connections) {

@@ -79,7 +79,7 @@ impl World {
             Event::Stop(ticks) => self.own.iter_mut().for_each(|own| own.stops = own.stops.or(Some(ticks))),
             Event::Crash => self.end_own(),
             Event::Start(kind) if self.own.is_none() => {
-                self.own = Some(Own { kind, stops: None, starved: false, opens: 4 })
+                self.own = Some(Own { kind, stops: None, starved: false, opens: 4 });
             }
             Event::Start(_) => {}
             Event::CrashTemporary => {
