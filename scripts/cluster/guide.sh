@@ -2,14 +2,17 @@
 # Part of scripts/cluster.sh: what operators do to one of three nodes after the other.
 
 # https://kubernetes.io/docs/tasks/administer-cluster/kubeadm/kubeadm-upgrade/
-guide_begins() { excuses=(etcd kubelet); }
+guide_begins() {
+    excuses=(kubelet)
+    [[ $bridge ]] || excuses+=(etcd)
+}
 guide_operates() {
     local node
     for node in "${CONTROLS[@]}"; do
         on "$node" put_program kubeadm "$NEW"
         [[ $node != cp-1 ]] || bridge='' step "$node" "kubeadm upgrade plan" kubeadm upgrade plan "$NEW" --ignore-preflight-errors "$(ignored)"
-        # The guide has this for upgrades of etcd. Under a bridge it would end the temporary kube-apiserver too.
-        [[ $bridge ]] || step "$node" "killall kube-apiserver" sh -c 'killall -s SIGTERM kube-apiserver; sleep 20'
+        # The guide has this for upgrades of etcd. The temporary kube-apiserver has another name.
+        step "$node" "killall kube-apiserver" sh -c 'killall -s SIGTERM kube-apiserver; sleep 20'
         # shellcheck disable=SC2046
         step "$node" "kubeadm upgrade" $(upgrade_of "$node")
         bridge='' step "$node" "kubectl drain" kubectl drain "$node" --ignore-daemonsets
@@ -29,7 +32,8 @@ guide_ends() {
 # Where kubeadm has upgraded everything else.
 kubelet_begins() {
     local node
-    excuses=(etcd kubelet)
+    excuses=(kubelet)
+    [[ $bridge ]] || excuses+=(etcd)
     for node in "${CONTROLS[@]}"; do
         on "$node" put_program kubeadm "$NEW"
         # shellcheck disable=SC2046
