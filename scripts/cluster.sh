@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/cluster.sh [--check] [--keep] [--nodes N] [--rate N] [--together] [--bridge BERTH] [--help]
+# usage: scripts/cluster.sh [--check] [--keep] [--nodes N] [--vip] [--rate N] [--together] [--bridge BERTH] [--help]
 #                           [SCENARIO...] [-- COMMAND...]
 #
 # Runs `kubeadm init` of the version before the newest in network, mount, PID and UTS namespaces of its own,
@@ -28,6 +28,7 @@
 #   --check           build and start nothing: exit with 69 if something is missing
 #   --keep            keep the directories with the logs, and print where they are; failures keep them too
 #   --nodes N         3: three control-plane nodes with an etcd member each, a worker, and HAProxy in front of them (1)
+#   --vip             with --nodes 3: an address that moves from node to node instead of HAProxy
 #   --rate N          new TLS connections a second, each way (50; 10 with --nodes 3)
 #   --together        both halves of a scenario at the same time
 #   --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but
@@ -67,8 +68,8 @@ readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind
 
 main() {
     local all
-    check=false keep=false together=false nodes=1 rate='' bridge=''
-    parse_options check keep together 'nodes=^[13]$' 'rate=^[1-9][0-9]{0,3}$' bridge=. \
+    check=false keep=false together=false vip=false nodes=1 rate='' bridge=''
+    parse_options check keep together vip 'nodes=^[13]$' 'rate=^[1-9][0-9]{0,3}$' bridge=. \
         "ARGUMENT=$(one_of "${SCENARIOS[@]}" "${SCENARIOS_OF_THREE[@]}")" -- "$@"
     if ((nodes == 1)); then all=("${SCENARIOS[@]}") rate=${rate:-50}; else all=("${SCENARIOS_OF_THREE[@]}") rate=${rate:-10}; fi
     if [[ $bridge ]]; then

@@ -3,7 +3,7 @@
 
 need_all() {
     need_node nft openssl losetup cc
-    ((nodes == 1)) || need_tools haproxy nsenter killall
+    ((nodes == 1)) || need_tools haproxy nsenter killall curl
     [[ -e /etc/protocols ]] || unavailable "missing: /etc/protocols (Debian: netbase)"
     [[ -x /usr/lib/cni/ptp ]] || unavailable "missing: /usr/lib/cni/ptp (Debian: containernetworking-plugins)"
 }
@@ -65,6 +65,7 @@ begin_half() {
     local name=$1
     shift
     ! $keep || set -- --keep "$@"
+    ! $vip || set -- --vip "$@"
     (enter_node --nodes "$nodes" --rate "$rate" "$@") <&0 &
     pid[$name]=$!
 }
