@@ -53,7 +53,8 @@ judge() {
     done
     if [[ $bridge ]]; then
         ((!${#failures[@]})) || show_logs operator.log
-        expect "the node was ready all the time" "$(<"$work/node.after")" == "$(<"$work/node.before")"
+        # One whose etcd member is away cannot renew its Lease: after 40 s the controllers of other nodes say so.
+        ((nodes > 1)) || expect "the node was ready all the time" "$(<"$work/node.after")" == "$(<"$work/node.before")"
         [[ " ${excuses[*]} " != *" etcd "* ]] || return 0
         # client-go's leader gives up after 10 s.
         expect "a leader's longest time to renew" "$(longest_between election | cut -d. -f1)" -lt 10
