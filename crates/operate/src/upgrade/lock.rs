@@ -279,7 +279,7 @@ impl Lock {
 
     pub async fn release(&self, progress: &Progress) {
         let claim = self.claim.lock().await;
-        let began = Instant::now();
+        let began = tokio::time::Instant::now();
         let removed = loop {
             match self.remove(&claim.me.upgrade).await {
                 Err(_) if began.elapsed() < RELEASE => sleep(RETRY).await,
