@@ -21,7 +21,7 @@ use berth_node::ipc::bridge::{
 };
 use berth_node::terms::Phase;
 use berth_options::check;
-use berth_os::file::private_directory;
+use berth_os::file::{lock_within, private_directory};
 use berth_os::seqpacket;
 use berth_os::signals::Signals;
 use berth_shim::app::{self, Bound};
@@ -30,6 +30,7 @@ use berth_shim::config::{Config, Listen, Place, Preferred};
 use berth_shim::drain::Stop;
 use berth_shim::metrics::gauge;
 use berth_shim::steering::{Purpose, Steering, SteeringMetrics};
+use nix::fcntl::Flock;
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 use prometheus_client::collector::Collector;
@@ -89,7 +90,7 @@ pub struct Claim {
     /// Where the daemon writes what it logs.
     pub log: File,
     /// Locked while this is a bridge. Not empty: it has not ended well, or not yet.
-    lock: File,
+    lock: Flock<File>,
     _alone: UnixDatagram,
 }
 
@@ -107,7 +108,8 @@ impl Claim {
         let mut options = OpenOptions::new();
         options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let lock = options.open(directory.join(LOCK)).map_err(failed("make a file"))?;
-        lock.try_lock()
+        // One whose outcome is known may not be gone yet.
+        let lock = lock_within(lock, REPORTING)
             .map_err(|_| format!("another bridge is on ({}): see `berth bridge status`", directory.display()))?;
         let alone = surroundings::alone()?;
         clear(directory);
