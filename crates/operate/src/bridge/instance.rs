@@ -37,8 +37,7 @@ const CERTIFICATES: &str = "/var/run/kubernetes";
 const CERTIFICATE: [&str; 2] = ["apiserver.crt", "apiserver.key"];
 const CERT_DIR: &str = "bridge-cert-dir";
 
-/// Names of what a template is of.
-const KUBE_APISERVER: &str = "kube-apiserver";
+/// What else than kube-apiserver a template may be of.
 pub(super) const ETCD: &str = "etcd";
 
 /// Copies of what its arguments name.
@@ -105,7 +104,7 @@ impl Template {
         let directory = plan.options.directory.clone();
         let runs = match &plan.pod {
             Some(pod) => {
-                let cgroup = cgroup::of_container(KUBE_APISERVER, *plan.temporary.ip());
+                let cgroup = cgroup::of_container(OWN, *plan.temporary.ip());
                 Runs::Container(Container::new(pod, &plan.argv, (&plan.like, pid), cgroup, &directory)?)
             }
             None => {
@@ -119,7 +118,7 @@ impl Template {
         };
         let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
         let log = directory.join(logs::INSTANCE);
-        Ok(Self { address: plan.temporary, name: KUBE_APISERVER, runs, log, audit: plan.audit.clone(), label })
+        Ok(Self { address: plan.temporary, name: OWN, runs, log, audit: plan.audit.clone(), label })
     }
 
     /// Of an etcd, with a directory of its own.

@@ -118,7 +118,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     }
     probe(&options, own, source, &mut report).await;
     let service = service(&options, own, named, &mut report).await;
-    let etcd = etcd(&options, (&command, process.pid), &of_node, pod.as_ref(), &mut report).await;
+    let etcd = etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
     let (Some((temporary, listen)), Some(instance), []) = (place, instance, &report.errors()[..]) else {
         return Err(Refusal::Unavailable(report.errors()));
     };
@@ -466,7 +466,7 @@ async fn service(
 /// The etcds whose other members serve, and what the cluster's lock is asked with.
 async fn etcd(
     options: &BridgeOptions,
-    (command, process): (&[OsString], i32),
+    command: &[OsString],
     of_node: &[IpAddr],
     pod: Option<&RunningPod>,
     report: &mut Report,
@@ -477,9 +477,9 @@ async fn etcd(
     let on_node = |path: &Path| pod.and_then(|pod| pod.on_node(path)).unwrap_or_else(|| path.to_owned());
     let (clusters, alone) = etcd::examine(command, of_node, on_node, report).await;
     let mut temporary = None;
-    for (urls, version) in &alone {
+    for etcd in &alone {
         let manifest = pod.map(RunningPod::manifest);
-        temporary = temporary::Plan::find((command, process), (urls, version), manifest, report).await.or(temporary);
+        temporary = temporary::Plan::find(command, etcd, manifest, report).await.or(temporary);
     }
     // What is wrong with it is reported where the Service needs it.
     let lock = given_or_admin(options.kubeconfig.as_deref()).and_then(|path| Client::from_kubeconfig(path).ok());

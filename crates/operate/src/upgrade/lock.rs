@@ -279,6 +279,7 @@ impl Lock {
 
     pub async fn release(&self, progress: &Progress) {
         let claim = self.claim.lock().await;
+        // `wait::until` is no part of a task that another thread may run.
         let began = tokio::time::Instant::now();
         let removed = loop {
             match self.remove(&claim.me.upgrade).await {

@@ -3,7 +3,8 @@
 //! In these, numbers of 64 bits are strings, and a field with its default value is left out.
 
 use super::members::{Answer, Sample};
-use berth_cluster::{Access, Client};
+use berth_cluster::{Access, Client, tls};
+use rustls::ClientConfig;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -127,6 +128,17 @@ impl Gateway {
     /// What the members' certificates are checked against.
     pub fn ca(&self) -> &[u8] {
         &self.0.ca
+    }
+
+    /// For connections with the client certificate, to members whose certificate is not checked.
+    ///
+    /// # Errors
+    /// There is no client certificate, or it is none.
+    pub fn unchecked(&self) -> Result<Arc<ClientConfig>, String> {
+        let (certificate, key) =
+            self.0.client.as_ref().ok_or("kube-apiserver has no --etcd-certfile and --etcd-keyfile")?;
+        let config = tls::from_pem(None, Some((certificate, key)));
+        config.map(Arc::new).map_err(|error| format!("kube-apiserver's certificate for it: {error:?}"))
     }
 
     /// # Errors

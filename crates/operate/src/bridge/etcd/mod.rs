@@ -78,13 +78,22 @@ impl EtcdPlan {
     }
 }
 
-/// Finds the etcds of a running kube-apiserver that have a member here: those with others, and URLs and version of those without. `on_node` is where a file is that an argument names.
+/// An etcd whose only member is on this node.
+#[derive(Debug, Clone)]
+pub struct Alone {
+    gateway: Gateway,
+    urls: Urls,
+    version: String,
+}
+
+/// Finds the etcds of a running kube-apiserver that have a member here: those with others, and those without. `on_node` is where a file
+/// is that an argument names.
 pub async fn examine(
     command: &[OsString],
     node: &[IpAddr],
     on_node: impl Fn(&Path) -> PathBuf,
     report: &mut Report,
-) -> (Vec<Cluster>, Vec<(Urls, String)>) {
+) -> (Vec<Cluster>, Vec<Alone>) {
     let (mut clusters, mut alone) = (Vec::new(), Vec::new());
     for urls in servers::named(command) {
         let Some(own) = of_node(&urls, node).await else { continue };
@@ -102,7 +111,7 @@ pub async fn examine(
             }
         };
         match sample.choose() {
-            Ok(Choice::Alone) => alone.push((urls, sample.version)),
+            Ok(Choice::Alone) => alone.push(Alone { gateway, urls, version: sample.version }),
             Ok(Choice::Others(others)) => {
                 let used: Vec<_> =
                     others.members.iter().map(|(member, url)| format!("{} at {url}", member.describe())).collect();

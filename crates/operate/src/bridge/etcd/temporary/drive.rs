@@ -8,7 +8,7 @@ use crate::bridge::logs;
 use berth_node::ipc::bridge::{EtcdStatus, EtcdStep};
 use berth_node::terms::Speedup;
 use berth_os::file::make_private;
-use berth_os::{process, sock_diag};
+use berth_os::{proc_net, process, sock_diag};
 use berth_shim::steering::{Purpose, Steering};
 use nix::sys::signal::Signal;
 use std::fs;
@@ -108,7 +108,6 @@ impl EtcdDaemon {
     pub async fn run(mut self, commanding: watch::Receiver<bool>) {
         let began = Instant::now();
         loop {
-            self.steering.renew();
             self.process.reap();
             self.is_ending &= self.process.is_running();
             let seen = self.seen(*commanding.borrow());
@@ -158,7 +157,7 @@ impl EtcdDaemon {
         let at = self.plan.members.own;
         let inode = plan::listener(at)?;
         if self.listens.is_none_or(|(known, _)| known != inode) {
-            self.listens = plan::process(at).map(|(pid, _)| (inode, pid));
+            self.listens = proc_net::process_of(inode).map(|owner| (inode, owner.pid));
         }
         self.listens.map(|(_, pid)| pid)
     }
@@ -196,6 +195,7 @@ impl EtcdDaemon {
             _ => {}
         }
         if steers {
+            // It is renewed by this, too.
             self.steering.on();
         } else {
             self.steering.off();

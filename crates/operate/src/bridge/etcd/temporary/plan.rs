@@ -4,16 +4,16 @@ use super::database::Database;
 use super::relay::Members;
 use crate::bridge::cgroup;
 use crate::bridge::etcd::members::OWN;
-use crate::bridge::etcd::servers::{self, Urls};
+use crate::bridge::etcd::{Alone, servers};
 use crate::bridge::instance::ETCD;
 use crate::bridge::pod::RunningPod;
 use crate::command::strings;
 use crate::report::Report;
-use berth_cluster::tls;
 use berth_exec::{address, args};
 use berth_os::namespaces::is_shared_with;
+use berth_os::proc_net::{self, NamedProcess};
 use berth_os::process::{HeldProcess, ProcessAttributes};
-use berth_os::{proc_net, sock_diag, socket};
+use berth_os::{sock_diag, socket};
 use rustls::ClientConfig;
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -53,11 +53,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// For the only member of an etcd, of this version, which a kube-apiserver uses that has this process. None if it is given by a
-    /// name, or cannot be stood in for, which is reported.
+    /// For the only member of an etcd that a kube-apiserver uses. None if it is given by a name, or cannot be stood in for, which is
+    /// reported.
     pub async fn find(
-        (command, apiserver): (&[OsString], i32),
-        (urls, version): (&Urls, &str),
+        command: &[OsString],
+        Alone { gateway, urls, version }: &Alone,
         manifest: Option<&Path>,
         report: &mut Report,
     ) -> Option<Self> {
@@ -69,7 +69,7 @@ impl Plan {
             ));
             return None;
         };
-        let (pid, name) = process(own)?;
+        let NamedProcess { pid, name } = proc_net::process_of(listener(own)?)?;
         let what = format!("etcd (process {pid}, which listens on {own}): ");
         if name != ETCD {
             report.info(format!("{what}it is {name}: {ALONE}"));
@@ -94,7 +94,7 @@ impl Plan {
             None => Err("its file system shows no lock on its database (NFS has none that counts)".to_owned()),
         });
         report.ok("", locked.map_err(|why| fix(&why)))?;
-        let tls = report.ok("", credentials(command, apiserver).map_err(|why| fix(&why)))?;
+        let tls = report.ok("", gateway.unchecked().map_err(|why| fix(&why)))?;
         let source = report.ok(&what, address::random())?;
         if !VERSIONS.iter().any(|known| version.starts_with(known)) {
             report.error(fix(&format!(
@@ -122,12 +122,6 @@ impl Plan {
     }
 }
 
-/// The process that listens at an address, and the name of its program.
-pub fn process(at: SocketAddrV4) -> Option<(i32, String)> {
-    let owner = proc_net::process_of(listener(at)?)?;
-    Some((owner.pid, owner.name))
-}
-
 /// Inode of the listener at an address.
 pub fn listener(at: SocketAddrV4) -> Option<u64> {
     let all = sock_diag::listeners(at.port()).ok()?;
@@ -145,18 +139,6 @@ fn data(command: &[OsString], environment: &[OsString]) -> Result<PathBuf, Strin
     }
     let data = args::value(command, "--data-dir").map(PathBuf::from).filter(|data| data.is_absolute());
     data.ok_or_else(|| "it has no --data-dir with an absolute path".to_owned())
-}
-
-/// With the files that kube-apiserver reads, as its process sees them.
-fn credentials(command: &[OsString], apiserver: i32) -> Result<Arc<ClientConfig>, String> {
-    let read = |flag: &str| {
-        let path = args::value(command, flag).map(Path::new).ok_or_else(|| format!("kube-apiserver has no {flag}"))?;
-        let seen = Path::new(&format!("/proc/{apiserver}/root")).join(path.strip_prefix("/").unwrap_or(path));
-        fs::read(&seen).map_err(|error| format!("{flag}={}: {error}", path.display()))
-    };
-    let (certificate, key) = (read("--etcd-certfile")?, read("--etcd-keyfile")?);
-    let config = tls::from_pem(None, Some((&certificate, &key)));
-    config.map(Arc::new).map_err(|error| format!("kube-apiserver's certificate for it: {error:?}"))
 }
 
 /// The temporary one's address and command line: all listeners are on an address of its own. What it tells of itself stays.
