@@ -1,12 +1,11 @@
 //! etcd under `berth bridge`, one member, with a real kube-apiserver: it is replaced, and it, the temporary one and the bridge are killed
 //! at each step. What a client numbered and was told is written is there in the end.
 
-use crate::grant::Cluster;
+use crate::grant::{Cluster, on_a_node};
 use crate::support::eventually;
 use crate::support::process::{berth, gone, output_of};
 use berth_cluster::{Access, Client};
 use libtest_mimic::Failed;
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -50,18 +49,7 @@ const KILLS: [Kill; 6] =
     [Kill::Own, Kill::TemporaryEarly, Kill::Temporary, Kill::OwnBack, Kill::Bridge, Kill::BridgeLate];
 
 pub(crate) fn replaced(apiserver: &str, etcd: &str) -> Result<(), Failed> {
-    std::thread::scope(|scope| {
-        let node = scope.spawn(|| -> Result<(), String> {
-            unshare(CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string())?;
-            for command in ["link set lo up", "addr add 10.77.0.1/32 dev lo"] {
-                let added = Command::new("ip").args(command.split(' ')).status();
-                assert!(added.is_ok_and(|it| it.success()), "{command}");
-            }
-            on_the_node(apiserver, etcd).map_err(|failed| format!("{failed:?}"))
-        });
-        node.join().unwrap_or_else(|_| Err("it panicked".into()))
-    })?;
-    Ok(())
+    on_a_node(&["addr add 10.77.0.1/32 dev lo"], || on_the_node(apiserver, etcd))
 }
 
 fn on_the_node(apiserver: &str, etcd: &str) -> Result<(), Failed> {

@@ -9,10 +9,12 @@ use berth_cluster::lease::{InstanceLease, LEASES, lease_path};
 use berth_cluster::service::{Family, MANAGER, RECONCILED, SERVICE, SLICES, slice, slice_name, slice_path};
 use berth_cluster::{Access, Client, Error};
 use berth_operate::upgrade::lock;
+use berth_testing::{authority, issue};
 use hyper::StatusCode;
 use libtest_mimic::Failed;
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rcgen::KeyPair;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -57,6 +59,22 @@ pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     cluster.revoke(&runtime, &shim, &admin)
 }
 
+/// Runs a test on a node of its own, a network namespace with these addresses beside those of loopback.
+pub(crate) fn on_a_node(addresses: &[&str], run: impl FnOnce() -> Result<(), Failed> + Send) -> Result<(), Failed> {
+    std::thread::scope(|scope| {
+        let node = scope.spawn(|| -> Result<(), String> {
+            unshare(CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string())?;
+            for command in ["link set lo up"].iter().chain(addresses) {
+                let done = Command::new("ip").args(command.split(' ')).status();
+                assert!(done.is_ok_and(|status| status.success()), "ip {command}");
+            }
+            run().map_err(|failed| format!("{failed:?}"))
+        });
+        node.join().unwrap_or_else(|_| Err("it panicked".into()))
+    })?;
+    Ok(())
+}
+
 /// etcd and a kube-apiserver on an address of their own. They end when it is dropped.
 pub(crate) struct Cluster {
     address: SocketAddr,
@@ -92,17 +110,14 @@ impl Cluster {
             fs::write(&path, text).map(|()| path)
         };
         let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());
-        let mut params = CertificateParams::new(Vec::new())?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
-        let (key, signing) = (KeyPair::generate()?, KeyPair::generate()?);
-        let certificate = CertificateParams::new(vec!["kubernetes".to_owned()])?.signed_by(&key, &issuer)?;
+        let (issuer, signing) = (authority(), KeyPair::generate()?);
         let ca = file("ca.crt", &issuer.pem())?;
-        let etcd_key = KeyPair::generate()?;
-        let mut params = CertificateParams::new(vec![ip.to_string()])?;
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let etcd_certificate = file("etcd.crt", &params.signed_by(&etcd_key, &issuer)?.pem())?;
-        let etcd_key = file("etcd.key", &etcd_key.serialize_pem())?;
+        let issued = |server: &str, name: &str| -> std::io::Result<_> {
+            let (certificate, key) = issue(&issuer, name);
+            Ok((file(&format!("{server}.crt"), &certificate)?, file(&format!("{server}.key"), &key)?))
+        };
+        let (certificate, key) = issued("server", "kubernetes")?;
+        let (etcd_certificate, etcd_key) = issued("etcd", &ip.to_string())?;
         let etcd_command = vec![
             etcd.to_owned(),
             "--name=grant".into(),
@@ -129,8 +144,8 @@ impl Cluster {
             "--authorization-mode=RBAC".into(),
             "--service-account-issuer=https://kubernetes.default.svc".into(),
             flag("cert-dir", &dir.join("certs")),
-            flag("tls-cert-file", &file("server.crt", &certificate.pem())?),
-            flag("tls-private-key-file", &file("server.key", &key.serialize_pem())?),
+            flag("tls-cert-file", &certificate),
+            flag("tls-private-key-file", &key),
             flag("token-auth-file", &file("tokens", "admin,admin,admin,\"system:masters\"\n")?),
             flag("service-account-key-file", &file("sa.pub", &signing.public_key_pem())?),
             flag("service-account-signing-key-file", &file("sa.key", &signing.serialize_pem())?),

@@ -1,37 +1,27 @@
 //! `berth bridge` on nodes of IPv6, with a real kube-apiserver, whose listener on 0.0.0.0 is one of both families.
 
-use crate::grant::Cluster;
+use crate::grant::{Cluster, on_a_node};
 use crate::support::process::{berth, output_of};
 use berth_cluster::service::{SLICES, addresses};
 use berth_cluster::{Access, Client};
 use libtest_mimic::Failed;
-use nix::sched::{CloneFlags, unshare};
 use serde_json::Value;
 use std::net::IpAddr;
 use std::path::Path;
-use std::process::Command;
 
 /// What it advertises.
 const OWN: &str = "fd77::1";
 
 /// On a node of IPv6 alone, and on one that is IPv6 first.
 pub(crate) fn bridges(apiserver: &str, etcd: &str) -> Result<(), Failed> {
-    for (ipv4, services) in [(None, "fd99::/112"), (Some("addr add 10.77.0.1/32 dev lo"), "fd99::/112,10.99.0.0/24")] {
-        std::thread::scope(|scope| {
-            let node = scope.spawn(|| -> Result<(), String> {
-                unshare(CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string())?;
-                for command in ["link set lo up", "-6 addr add fd77::1/128 dev lo nodad"].into_iter().chain(ipv4) {
-                    assert!(
-                        Command::new("ip").args(command.split(' ')).status().is_ok_and(|it| it.success()),
-                        "{command}"
-                    );
-                }
-                bridge(apiserver, etcd, services).map_err(|failed| format!("{services}: {failed:?}"))
-            });
-            node.join().unwrap_or_else(|_| Err(format!("{services}: it panicked")))
-        })?;
-    }
-    Ok(())
+    let ipv6 = "-6 addr add fd77::1/128 dev lo nodad";
+    bridges_of(&[ipv6], apiserver, etcd, "fd99::/112")?;
+    bridges_of(&[ipv6, "addr add 10.77.0.1/32 dev lo"], apiserver, etcd, "fd99::/112,10.99.0.0/24")
+}
+
+fn bridges_of(addresses: &[&str], apiserver: &str, etcd: &str, services: &str) -> Result<(), Failed> {
+    let bridged = on_a_node(addresses, || bridge(apiserver, etcd, services));
+    bridged.map_err(|failed| format!("{services}: {failed:?}").into())
 }
 
 /// Ends what a test that failed left.
