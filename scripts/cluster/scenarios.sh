@@ -77,7 +77,7 @@ answered() { (($(requests_of "$1" <"$2"))); }
 requests_of() { jq -c --arg of "$1 " 'select(.userAgent // "" | startswith($of))' | wc -l; }
 
 # How long clients waited for etcd, each time that neither it nor the temporary one served.
-etcd_pauses() { grep -o 'waited [0-9]* ms' "$work/operator.log" | cut -d' ' -f2 | paste -sd, | sed 's/,/ and /; s/$/ ms/'; }
+etcd_pauses() { grep -o 'waited [0-9]* ms' "$work/operator.log" | cut -d' ' -f2 | paste -sd, | sed 's/,/, /g; s/$/ ms/'; }
 
 # The same with etcd: its image has another name in the newest version.
 etcd_begins() {
