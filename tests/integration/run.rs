@@ -324,6 +324,17 @@ fn the_death_of_berth_is_one_sigterm() {
     }
 }
 
+/// By systemd it would be, too.
+#[test]
+fn an_apiserver_that_is_stopped_is_continued_to_end() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&[]);
+    kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGSTOP).unwrap();
+    run.signal(Signal::SIGTERM);
+    run.prints("told to end");
+    run.ended();
+}
+
 /// Its connections end as the kernel ends them, and its status becomes berth's.
 #[test]
 fn a_child_that_ends_by_itself() {

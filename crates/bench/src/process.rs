@@ -31,7 +31,7 @@ impl ChildProcess {
         let file = file.with_context(|| format!("cannot write {}", log.display()))?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         berth_os::process::remove_settings(&mut command);
-        berth_os::process::die_with_parent(&mut command);
+        berth_os::process::die_with_parent(&mut command, Signal::SIGTERM);
         let child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;
         Ok(Self { child, log })
     }

@@ -135,15 +135,15 @@ pub fn end_on_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets the child get SIGTERM when the thread that starts it ends: `pdeathsig` follows the thread, so
+/// Lets the child get a signal when the thread that starts it ends: `pdeathsig` follows the thread, so
 /// start children from the main thread. It outlives execve. When a process of several threads dies, each that still
 /// lives gets its children for a moment, so it can come several times: see [`go_on_as_child`].
-pub fn die_with_parent(command: &mut Command) {
+pub fn die_with_parent(command: &mut Command, signal: Signal) {
     let parent = getpid();
     // SAFETY: between fork and exec only prctl, getppid and error construction without allocation
     // are called, all async-signal-safe.
     unsafe {
-        command.pre_exec(move || die_with(parent, Signal::SIGTERM));
+        command.pre_exec(move || die_with(parent, signal));
     }
 }
 
@@ -423,6 +423,9 @@ fn forward_signals(child: Pid, signals: &SigSet) -> io::Result<ExitStatus> {
         forwarded.add(signal);
         if let Err(error) = kill(child, passed) {
             tracing::warn!(pid = child.as_raw(), signal = %passed, %error, "cannot signal the apiserver");
+        } else if passed == Signal::SIGTERM {
+            // One that is stopped handles it only then. As systemd does.
+            let _ = kill(child, Signal::SIGCONT);
         }
     }
 }

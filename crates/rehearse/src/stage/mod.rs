@@ -518,8 +518,7 @@ async fn all_ended<'a>(processes: impl IntoIterator<Item = &'a StageProcess>) {
 }
 
 impl Drop for Stage {
-    /// The children of a process that is killed get SIGTERM from the kernel, which one that is
-    /// stopped does not handle. A bridge is no child of this process.
+    /// What was stopped may be no child of this process, and a bridge is none.
     fn drop(&mut self) {
         self.thaw();
         if let Some(bridge) = &self.bridge {

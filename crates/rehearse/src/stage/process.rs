@@ -123,7 +123,9 @@ pub(crate) fn command(program: &OsStr, namespace: Option<&Namespace>) -> Command
     if let Some(namespace) = namespace {
         namespace.enter(command.as_std_mut());
     }
-    berth_os::process::die_with_parent(command.as_std_mut());
+    // One that is stopped on purpose handles no other signal. The kernel continues it when its parent is gone, but not where it is only
+    // about to stop.
+    berth_os::process::die_with_parent(command.as_std_mut(), Signal::SIGKILL);
     command
 }
 
