@@ -678,7 +678,7 @@ fn two_nodes_are_never_upgraded_at_once() {
     let refused = |node: &Node| {
         let (code, _, log) = output_of(&mut node.upgrade_in(&cluster, &[]));
         assert_eq!(code, Some(69), "{log}");
-        assert!(log.contains("another upgrade has the cluster's lock: node ") && log.contains("--break-lock"), "{log}");
+        assert!(log.contains("the cluster's lock is held by node ") && log.contains("--break-lock"), "{log}");
         node.is_whole("v1");
     };
     let v2 = first.new_manifest("v2");

@@ -5,6 +5,7 @@ use crate::cli::StatusArgs;
 use crate::commands::{Exit, block_on, json, print_stderr, unavailable};
 use berth_cluster::Client;
 use berth_operate::cluster_status::{ClusterInstance, ClusterStatus, Observer, UpgradeLock, explain};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -47,11 +48,37 @@ fn table(status: &ClusterStatus) -> String {
         );
     }
     if let Some(UpgradeLock { holder, expired }) = &status.upgrade {
-        let end = format!("; it is not renewed: `berth upgrade` on {} brings it to its end", holder.node);
-        let _ =
-            writeln!(text, "upgrade of {}{}", holder.describe(), if *expired && holder.changed { &end } else { "" });
+        let end = format!(
+            "; it is not renewed: `berth upgrade` on {0} brings it to its end; if {0} is gone for good, `berth upgrade --break-lock` \
+             on another node",
+            holder.node
+        );
+        let _ = writeln!(
+            text,
+            "the cluster's lock is held by {}{}",
+            holder.describe(),
+            if *expired && holder.changed { &end } else { "" }
+        );
+    }
+    // While one is upgraded, that is as it should be.
+    let versions = versions(status);
+    if status.upgrade.is_none() && versions.len() > 1 {
+        let nodes = versions.iter().map(|(version, nodes)| format!("{version} on {}", nodes.join(", ")));
+        let nodes = nodes.collect::<Vec<_>>().join("; ");
+        let _ = writeln!(text, "versions differ: {nodes}: upgrade the others, or repeat the upgrade that failed");
     }
     text
+}
+
+/// The nodes of each version, of instances that live.
+fn versions(status: &ClusterStatus) -> BTreeMap<&str, Vec<&str>> {
+    let mut versions = BTreeMap::<_, Vec<_>>::new();
+    for instance in status.instances.iter().filter(|instance| !instance.expired) {
+        if let Some(version) = &instance.version {
+            versions.entry(version.as_str()).or_default().push(instance.node.as_str());
+        }
+    }
+    versions
 }
 
 fn cells(instance: &ClusterInstance) -> [String; 7] {
@@ -115,9 +142,18 @@ mod tests {
              cp-1  3f2a      joined  v1.36.3  10.0.0.5:6443  4s ago           berth-cp-1-ipv4, kubernetes\n\
              cp-2  3f2a      joined  -        10.0.0.5:6443  2m ago, expired  no\n\
              the Service kubernetes names 10.0.0.9 too, for which there is no Lease (kubernetes)\n\
-             upgrade of node cp-2 since 2026-11-22T11:20:00Z (process 7 there: berth upgrade); it is not renewed: `berth upgrade` on cp-2 \
-             brings it to its end\n"
+             the cluster's lock is held by node cp-2 since 2026-11-22T11:20:00Z (process 7 there: berth upgrade); it is not renewed: \
+             `berth upgrade` on cp-2 brings it to its end; if cp-2 is gone for good, `berth upgrade --break-lock` on another node\n"
         );
+        status.upgrade = None;
+        assert!(!table(&status).contains("differ"), "no version of an instance that is gone");
+        status.instances.push(ClusterInstance {
+            node: "cp-3".into(),
+            version: Some("v1.35.4".into()),
+            ..status.instances[0].clone()
+        });
+        let differ = "versions differ: v1.35.4 on cp-3; v1.36.3 on cp-1: upgrade the others, or repeat the upgrade that failed\n";
+        assert!(table(&status).ends_with(differ), "{}", table(&status));
         status.instances.clear();
         assert!(table(&status).starts_with("no instance has a Lease"));
     }

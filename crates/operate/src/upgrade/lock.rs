@@ -91,7 +91,7 @@ impl Holder {
     pub fn refuses(&self, node: &str) -> String {
         let holder = self.describe();
         if !self.changed {
-            return format!("another upgrade has the cluster's lock: {holder}: wait for it");
+            return format!("the cluster's lock is held by {holder}: wait for it");
         }
         let there = &self.node;
         let fix = if there == node {
@@ -102,7 +102,7 @@ impl Holder {
             )
         };
         format!(
-            "another upgrade has the cluster's lock: {holder}: {fix}; --break-lock takes it from a node that is gone for good"
+            "the cluster's lock is held by {holder}: {fix}; --break-lock takes it from a node that is gone for good"
         )
     }
 }
