@@ -1,5 +1,5 @@
 //! etcd under `berth bridge`, one member, with a real kube-apiserver: it is replaced, and it, the temporary one and the bridge are killed
-//! at each step. What a client numbered and was told is written is there in the end.
+//! at each step. What a client numbered and was told is written is there in the end, and a clean hand-over changes no revision before it.
 
 use crate::grant::{Cluster, on_a_node};
 use crate::support::eventually;
@@ -61,6 +61,17 @@ fn on_the_node(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     let access = Access { server: format!("https://{NODE}:6443"), ..Access::read(&cluster.admin)? };
     let client = Client::new(&access).map_err(|error| error.to_string())?.with_patience(PATIENCE);
     let bridge = Bridge { directory: temp.path().join("bridge") };
+    let file = |name: &str| std::fs::read(temp.path().join(name));
+    let (server, ca, client_certificate) =
+        ("https://127.0.0.1:2379".into(), file("ca.crt")?, (file("etcd.crt")?, file("etcd.key")?));
+    let access = Access { server, server_name: None, ca, client: Some(client_certificate), token: None };
+    let database = Client::new(&access).map_err(|error| error.to_string())?;
+    // Of all keys and revisions up to one, by etcd's gateway; revision 0 is the last.
+    let hash = |revision: &Value| -> Result<_, Failed> {
+        let mut answer = runtime.block_on(database.post("/v3/maintenance/hashkv", &json!({"revision": revision})))?;
+        let compacted = answer["compact_revision"].take();
+        Ok((answer["header"]["revision"].take(), (answer["hash"].take(), compacted)))
+    };
 
     // The control: without a bridge.
     let writer = Writer::start("control", &client);
@@ -76,13 +87,22 @@ fn on_the_node(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     bridge.start(&cluster, temp.path());
     // A clean hand-over: nothing is lost.
     let writer = Writer::start("clean", &client);
-    for _ in 0..rounds() {
+    let (revision, before) = hash(&json!("0"))?;
+    for round in 0..rounds() {
         writer.more();
         cluster.stop_etcd(Signal::SIGTERM);
         bridge.reaches("temporary");
         writer.more();
         cluster.start_etcd();
         bridge.reaches("own");
+        // Later, kube-apiserver compacts it.
+        let (last, after) = hash(&revision)?;
+        if round == 0 && after != before {
+            return Err(
+                format!("up to revision {revision} the hash of etcd's keys was {before:?}, and is {after:?}").into()
+            );
+        }
+        println!("etcd is at revision {last}");
     }
     writer.more();
     let clean = writer.end();
