@@ -24,6 +24,8 @@
 #   all of them if none is given. With --nodes 3:
 #   guide             Kubernetes' guide to upgrades with kubeadm, node after node: kubeadm, drain, kubelet, uncordon
 #   kubelet           the newest kubelet, node after node
+#   behind            berth upgrade and kubeadm, node after node, all behind berth; one upgrade fails, two are begun at once
+#   dead              one of three nodes dies in the middle of its upgrade, and another is upgraded
 #
 #   --check           build and start nothing: exit with 69 if something is missing
 #   --keep            keep the directories with the logs, and print where they are; failures keep them too
@@ -64,7 +66,7 @@ readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVI
 declare -rA ADDRESSES=([cp-1]=192.0.2.2 [cp-2]=192.0.2.3 [cp-3]=192.0.2.4 [w-1]=192.0.2.5)
 readonly LB_IP=192.0.2.10
 CONTROLS=()
-readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind killed) SCENARIOS_OF_THREE=(guide kubelet)
+readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind killed) SCENARIOS_OF_THREE=(guide kubelet behind dead)
 
 main() {
     local all

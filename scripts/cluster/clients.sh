@@ -31,6 +31,8 @@ start_clients() {
     for way in "${WAYS[@]}"; do
         read -r name namespace server source <<<"$way"
         start_needed "$name" "$namespace" "$TLS_LOAD" --server "$server" --ca "$work/ca.crt" --rate "$rate" --source "$source"
+        # One of several nodes steers what is in its cgroup.
+        [[ $namespace != cp-* ]] || join_cgroup "$namespace/test" "${pid[$name]}"
     done
     start_kinds
     run_again kubectl 1 client_kubectl far get nodes

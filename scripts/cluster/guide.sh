@@ -50,6 +50,115 @@ kubelet_ends() {
     for node in "${CONTROLS[@]}"; do await 60 "kubelet $NEW on $node" on "$node" has_kubelet "$NEW"; done
 }
 
+# Each is behind berth, and is upgraded by the commands of docs/upgrade.md; the control leaves out `berth upgrade`. An upgrade fails on the
+# second one, and then two operators upgrade two of them at once.
+behind_begins() {
+    local node
+    export bridges_itself=true
+    for node in "${CONTROLS[@]}"; do on "$node" behind_begins || fail "berth inject on $node" "$node/inject.log"; done
+    with="berth upgrade, then kubeadm" without="kubeadm alone"
+}
+behind_operates() {
+    local node refused=()
+    step cp-1 "upgrade.md" documented_upgrade
+    if [[ $bridge ]]; then
+        fails_on cp-2
+        for node in cp-2 cp-3; do
+            on "$node" on_the_node documented_upgrade >"$work/$node.operator.log" 2>&1 &
+            pid[$node-operator]=$!
+        done
+        for node in cp-2 cp-3; do
+            ends_with 0 "$node-operator" || refused+=("$node")
+        done
+        expect "operators who were refused" "${refused[*]}, $status" == "cp-?, 69" cp-2.operator.log cp-3.operator.log
+    else
+        step cp-2 "upgrade.md" documented_upgrade
+        refused=(cp-3)
+    fi
+    step "${refused[0]}" "upgrade.md" documented_upgrade
+}
+
+# Each is behind berth, and is upgraded by the commands of docs/upgrade.md; the control leaves out `berth upgrade`. On the second one an
+# upgrade fails, and then two operators upgrade two of them at once.
+behind_begins() {
+    local node
+    export bridges_itself=true
+    for node in "${CONTROLS[@]}"; do on "$node" behind_begins || fail "berth inject on $node" "$node/inject.log"; done
+    with="berth upgrade, then kubeadm" without="kubeadm alone"
+}
+behind_operates() {
+    local refused=cp-3
+    step cp-1 upgrade.md documented_upgrade
+    if [[ $bridge ]]; then
+        fails_on cp-2
+        begin_step cp-2 documented_upgrade
+        begin_step cp-3 documented_upgrade
+        end_step cp-2 "upgrade.md, beside cp-3" '@(0|69)'
+        ((status == 0)) || refused=cp-2
+        end_step cp-3 "upgrade.md, beside cp-2" '@(0|69)'
+        expect "of two operators, who was refused" "$refused $status" == "$([[ $refused == cp-2 ]] && echo cp-2 0 || echo cp-3 69)" operator.log
+    else
+        step cp-2 upgrade.md documented_upgrade
+    fi
+    step $refused upgrade.md documented_upgrade
+}
+behind_ends() {
+    local node
+    for node in "${CONTROLS[@]}"; do
+        await 120 "kube-apiserver $NEW with its new certificate on $node" on "$node" has_certificate "$NEW"
+        expect "kube-apiserver behind berth on $node" "$(on "$node" is_behind_berth && echo yes)" == yes
+        expect "what differs on $node from what was upgraded to" \
+            "$(cmp "$work/$node"/node/{next,etc/kubernetes/manifests}/kube-apiserver.yaml)" == ""
+    done
+}
+
+# fails_on NODE: its upgrade, to a manifest with a flag that no kube-apiserver knows. The next one is not touched.
+fails_on() {
+    local manifest=$work/$1/node/unknown-flag.yaml instance
+    instance=$(on cp-3 pgrep -x kube-apiserver)
+    sed 's/^\( *- \)--allow-privileged=true$/&\n\1--no-such-flag/' "$work/$1/node/etc/kubernetes/manifests/kube-apiserver.yaml" >"$manifest"
+    begin_step "$1" "$BERTH" upgrade --manifest "$manifest"
+    end_step "$1" "berth upgrade to an unknown flag" 1
+    expect "kube-apiserver of cp-3" "$(on cp-3 pgrep -x kube-apiserver)" == "$instance" operator.log
+    step cp-1 "berth status --cluster" "$BERTH" status --cluster
+}
+
+# The third node, behind berth as the others, dies in the middle of its upgrade, and its link with it. Another one takes its lock.
+dead_begins() {
+    behind_begins
+    with="berth upgrade" without="kubeadm alone"
+}
+dead_operates() {
+    if [[ $bridge ]]; then
+        begin_step cp-3 documented_upgrade
+        await 240 "cp-3 to be changed" is_changed cp-3
+    fi
+    say "cp-3 dies"
+    unset 'needed[cp-3]'
+    ip link set cp-3 down
+    kill -KILL "${pid[cp-3]}"
+    CONTROLS=(cp-1 cp-2)
+    if [[ $bridge ]]; then
+        begin_step cp-1 documented_upgrade
+        end_step cp-1 "upgrade.md while cp-3 has the lock" 69
+        step cp-1 "berth status --cluster" "$BERTH" status --cluster
+        step cp-1 "berth upgrade --break-lock" "$BERTH" upgrade --manifest "$work/cp-1/node/next/kube-apiserver.yaml" --break-lock
+    fi
+    # As an operator does whose node is gone for good; no kubelet removes its pods.
+    { kubectl delete node cp-3 && kubectl delete pods --namespace kube-system --field-selector spec.nodeName=cp-3 --force; } >>"$work/kubectl.log" 2>&1
+    step cp-1 upgrade.md documented_upgrade
+}
+is_changed() {
+    kubectl get lease upgrade --namespace berth-upgrade -o json |
+        jq -e --arg node "$1" '.metadata.annotations | ."berth/node" == $node and ."berth/changed" == "true"'
+}
+dead_ends() { await 120 "kube-apiserver $NEW with its new certificate on cp-1" on cp-1 has_certificate "$NEW"; }
+# What goes to the one that died, or is sent on to it, is lost for a while in any case.
+dead_judges() {
+    local name
+    for name in {to,localhost}-{cp-1,cp-2}; do expect "lost: ${WORDS[$name]}" "${lost[$name]}" -eq 0; done
+}
+
 # upgrade_of NODE [OPTION…]: kubeadm's command for its static pods
 upgrade_of() {
     local what=(node)
@@ -73,12 +182,25 @@ connections() {
 
 # step NODE WHAT COMMAND…: an operator's, there, with a row for it
 step() {
-    local began ended status=0
-    now began
-    say "$1: ${*:3}"
-    on "$1" on_the_node "${@:3}" >>"$work/operator.log" 2>&1 || status=$?
+    begin_step "$1" "${@:3}"
+    end_step "$1" "$2"
+}
+begin_step() {
+    say "$1: ${*:2}"
+    now "at[$1]"
+    on "$1" on_the_node "${@:2}" >"$work/$1.operator.log" 2>&1 &
+    pid[$1-step]=$!
+}
+# end_step NODE WHAT [STATUS]: of such a status
+end_step() {
+    local ended
+    status=0
+    wait "${pid[$1-step]}" || status=$?
     now ended
-    row "$1: $2" "exit status $status, after $(seconds "$began" "$ended")"
+    unset "pid[$1-step]"
+    cat "$work/$1.operator.log" >>"$work/operator.log"
+    row "$1: $2" "exit status $status, after $(seconds "${at[$1]}" "$ended")"
     row "  open connections to each node" "$(connections)"
-    ((status == 0)) || fail "$2 on $1" operator.log
+    # shellcheck disable=SC2053
+    [[ $status == ${3:-0} ]] || fail "$2 on $1" "$1.operator.log"
 }

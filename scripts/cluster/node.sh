@@ -47,9 +47,11 @@ start_services() {
     service containerd /usr/bin/containerd
     service kubelet run_kubelet
     systemctl start containerd
-    await 60 "containerd to answer" ctr version
+    await 60 "containerd's CRI plugin to be loaded" has_cri
     import_images
 }
+
+has_cri() { ctr plugins ls | awk '$2 == "cri" && $NF == "ok" { found = 1 } END { exit !found }'; }
 
 # by_kubeadm init|join [OPTION…]
 by_kubeadm() {
@@ -163,7 +165,7 @@ mount_cgroups() {
 
 cgroup_mounts() { awk '$3 == "cgroup" || $3 == "cgroup2" { print $2, $3, $4 }' /proc/self/mounts; }
 
-# join_cgroup NAME: this process, with all that it starts
+# join_cgroup NAME [PID]: this process or that, with all that it starts
 join_cgroup() {
     local hierarchy file
     while read -r hierarchy; do
@@ -172,7 +174,7 @@ join_cgroup() {
         for file in cpuset.cpus cpuset.mems; do
             [[ ! -e $hierarchy/$1/$file ]] || cat "$hierarchy/$file" >"$hierarchy/$1/$file"
         done
-        echo "$BASHPID" >"$hierarchy/$1/cgroup.procs"
+        echo "${2:-$BASHPID}" >"$hierarchy/$1/cgroup.procs"
     done < <(cgroup_hierarchies)
 }
 

@@ -158,7 +158,7 @@ kubectl() { "$PROGRAMS/$OLD/kubectl" --kubeconfig /etc/kubernetes/admin.conf --c
 
 node_is_ready() {
     kubectl get nodes -o json |
-        jq -e '.items | length == 4 and all(any(.status.conditions[]; .type == "Ready" and .status == "True"))'
+        jq -e --argjson nodes $((${#CONTROLS[@]} + 1)) '.items | length == $nodes and all(any(.status.conditions[]; .type == "Ready" and .status == "True"))'
 }
 
 node_condition() { kubectl get nodes -o json | jq -r '.items[].status.conditions[] | select(.type == "Ready") | .lastTransitionTime' | xargs; }

@@ -2,7 +2,7 @@
 # Part of scripts/cluster.sh: what an operator does, and what must hold.
 
 # What the operator calls, whether that is berth and begins a bridge itself, and its exit status.
-operator=() bridges_itself=false status=0
+operator=() bridges_itself=${bridges_itself:-false} status=0
 # The halves' names.
 with="under berth bridge" without="without berth bridge"
 
@@ -199,7 +199,8 @@ inject_ends() {
     await 60 "kube-apiserver $OLD" serves "$OLD"
 }
 # Every address that clients dial; a shim listens only on given ones.
-readonly LISTEN=(--listen "$HOST_IP:$PORT" --listen "$VIP:$PORT" --listen "[$HOST_IP6]:$PORT" --listen "127.0.0.1:$PORT")
+LISTEN=(--listen "$HOST_IP:$PORT" --listen "127.0.0.1:$PORT")
+((nodes > 1)) || LISTEN+=(--listen "$VIP:$PORT" --listen "[$HOST_IP6]:$PORT")
 is_behind_berth() { ss -Hltnp "sport = :$PORT" | grep -F "$HOST_IP:$PORT" | grep -qF '"berth"'; }
 
 # put_behind OPTION…: the node's kube-apiserver, by a gap. In a copy first, so that its shim has its credentials when it starts.
@@ -226,8 +227,9 @@ behind_begins() {
     install "$BERTH" /usr/bin/berth
     bridges_itself=true
     with="berth upgrade, then kubeadm" without="kubeadm alone"
-    operator=(bash -euxo pipefail -c "$(documented)")
+    operator=(documented_upgrade)
 }
+documented_upgrade() { bash -euxo pipefail -c "$(documented)"; }
 # Its commands, for this node, without questions and without a registry.
 documented() {
     awk '/^## / { part = $0 == "## With kubeadm" }
@@ -235,6 +237,7 @@ documented() {
         part && code && !/^```/' "$root/docs/upgrade.md" |
         sed "s/v1\.[0-9]*\.[0-9]*/$NEW/; s/10\.0\.0\.5/$HOST_IP/; s|/root/|$work/node/|g; /images pull/d
             s/^kubeadm upgrade apply .*/& --yes --ignore-preflight-errors $(ignored)/
+            $([[ $NODE == cp-1 ]] || echo 's/^kubeadm upgrade apply [^ ]* \(.*\) --yes/kubeadm upgrade node \1/')
             $([[ $bridge ]] || echo '/^berth upgrade /d')"
 }
 behind_ends() {
