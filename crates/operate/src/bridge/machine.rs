@@ -167,13 +167,13 @@ impl Machine {
         self.commanding
     }
 
-    /// The node's own process that gets steered connections while it is ready: one started since the bridge began, or any that the
-    /// step waits for.
+    /// The node's own process that gets steered connections while it is ready: one started since the bridge began or since COMMAND
+    /// began. What COMMAND has not restarted yet may be restarted later, by a new kubelet for example, and gets none until it has settled.
     pub fn preferred(&self) -> Option<u64> {
         let process = self.process?;
         let is_awaited = match self.step {
             Step::Hold | Step::Restore => false,
-            Step::AwaitOwn => !self.is_before(process),
+            Step::AwaitOwn => Some(process) != self.before,
             Step::Linger | Step::Drain => true,
             Step::Start | Step::Settle | Step::Overlap => return None,
         };
@@ -284,7 +284,8 @@ impl Machine {
             }
             Step::Restore => return Err("what was before is being put back: wait for it".into()),
             _ => {
-                self.trouble = None;
+                // Whichever process it is.
+                (self.trouble, self.before) = (None, None);
                 self.await_own(false);
             }
         }

@@ -436,6 +436,20 @@ fn who_is_started_anew_serves_as_soon_as_it_is_ready_and_the_temporary_one_whene
     assert_eq!(world.acts.iter().filter(|act| **act == Action::Unsteer).count(), 1, "steering stays on until the end");
 }
 
+/// A new kubelet restarts it when COMMAND has ended.
+#[test]
+fn who_may_be_restarted_yet_serves_when_it_has_settled() {
+    let mut world = World::new(calm(Fate::Stays));
+    world.run(60);
+    assert!(world.machine.step() == Step::AwaitOwn && world.steering && !world.is_on_own());
+    world.own = None;
+    world.run(65);
+    world.own = world.process(0);
+    world.run(67);
+    assert!(world.is_on_own());
+    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+}
+
 #[test]
 fn who_was_there_before_serves_once_it_is_told_to_end() {
     let mut world = World::new(Given { succeeds: false, ..calm(Fate::Stays) });
