@@ -76,7 +76,7 @@ on_a_node() { "$root/scripts/cluster.sh" -- bash -euo pipefail -c "$(declare -f 
 
 # shellcheck disable=SC2317
 bridge_there() {
-    local shown="berth bridge -- kubeadm upgrade apply $NEW --etcd-upgrade=false"
+    local shown="berth bridge -- kubeadm upgrade apply $NEW"
     install "$BERTH" /usr/bin/berth
     printf '#!/bin/sh\nexec %s "$@" --yes --ignore-preflight-errors all\n' "$PROGRAMS/$NEW/kubeadm" >/usr/bin/kubeadm
     # As long as it takes anybody.
