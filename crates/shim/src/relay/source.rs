@@ -72,15 +72,8 @@ impl Sources {
         self.hashed(client, number)
     }
 
-    #[expect(deprecated, reason = "its successor has no key, and may be another function in another version of berth")]
     fn hashed(&self, client: IpAddr, number: u32) -> Ipv4Addr {
-        let mut hasher = std::hash::SipHasher::new_with_keys(self.key.0, self.key.1);
-        match client {
-            IpAddr::V4(client) => hasher.write(&client.octets()),
-            IpAddr::V6(client) => hasher.write(&client.octets()),
-        }
-        hasher.write(&number.to_be_bytes());
-        let [.., b, c, d] = hasher.finish().to_be_bytes();
+        let [.., b, c, d] = hash(self.key, client, number).to_be_bytes();
         let address = Ipv4Addr::new(127, b | HASHED, c, d);
         // That one is for broadcast.
         if address == Ipv4Addr::new(127, 255, 255, 255) { Ipv4Addr::new(127, 255, 255, 254) } else { address }
@@ -89,6 +82,18 @@ impl Sources {
     fn in_use(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, u32>> {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The same in all versions of berth.
+#[expect(deprecated, reason = "its successor has no key, and may be another function in another version of berth")]
+pub(crate) fn hash(key: (u64, u64), client: IpAddr, number: u32) -> u64 {
+    let mut hasher = std::hash::SipHasher::new_with_keys(key.0, key.1);
+    match client {
+        IpAddr::V4(client) => hasher.write(&client.octets()),
+        IpAddr::V6(client) => hasher.write(&client.octets()),
+    }
+    hasher.write(&number.to_be_bytes());
+    hasher.finish()
 }
 
 /// A source in use by one connection, until it is dropped.
