@@ -320,6 +320,7 @@ impl Stage {
             hold: Duration::ZERO,
             // It would wait 5 s for the end of what never ends.
             gate: None,
+            share: Arc::default(),
             sources: self.sources.clone(),
             from_loopback: false,
             held: self.metrics.held.clone(),

@@ -22,6 +22,7 @@ use crate::limits;
 use crate::metrics::Metrics;
 use crate::relay::source::Sources;
 use crate::relay::{Context, Pass, Passing, Refusal};
+use crate::share::{ShareMetrics, Sharing};
 use crate::shared::Shared;
 use crate::steering::self_test_by_address;
 use crate::workers::Workers;
@@ -138,6 +139,8 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
     let direct = Direct::new(direct, config.place.addresses(), lease, speedup, gate.is_some(), self_test).await?;
     collectors.extend(direct.clone().map(|direct| Box::new(DirectMetrics(direct)) as Box<dyn Collector>));
 
+    let share = Arc::<Sharing>::default();
+    collectors.push(Box::new(ShareMetrics(share.clone())));
     let writer = TableWriter::new(config.rise, config.fall);
     let phase = watch::Sender::new((Phase::Waiting, SystemTime::now()));
     let metrics = Metrics::new(&instance, room.threads, HELD, writer.subscribe(), phase.subscribe(), collectors);
@@ -157,6 +160,7 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
         cluster: Cluster::default(),
         gate,
         direct,
+        share,
         turn: watch::Sender::new(Turn::NoShim("not joined yet")),
         blocked: Arc::default(),
         ended: Arc::default(),
@@ -254,6 +258,7 @@ impl DataPlane {
             keepalive: config.keepalive,
             hold: config.hold,
             gate: shared.gate.clone(),
+            share: shared.share.clone(),
             sources: sources.clone(),
             from_loopback: config.preferred.is_some(),
             held: metrics.held.clone(),
@@ -526,7 +531,7 @@ async fn answer(
             shim.stop.send_if_modified(|stop| std::mem::replace(stop, (*stop).max(Stop::Leave)) < Stop::Leave);
             Reply::Done
         }
-        Ask::Pass | Ask::Join { .. } => {
+        Ask::Pass | Ask::Join { .. } | Ask::Share(_) => {
             let _ = handover.send(request);
             return;
         }

@@ -67,6 +67,8 @@ pub(crate) enum Turn {
     Sibling,
     /// They go to the shims, and why.
     NoShim(&'static str),
+    /// They go to the shims, which give each instance its share.
+    Shared,
 }
 
 /// A shim's part in the direct path.
@@ -468,11 +470,12 @@ pub(crate) fn target(table: &Table) -> Result<Target, String> {
 
 /// What is to be steered to, and whether by this shim; or why the shims are to get new connections.
 fn calm(turn: Turn, table: &Table) -> Result<(bool, Target), String> {
-    let target = target(table)?;
+    let target = target(table);
     match turn {
-        Turn::Own => Ok((true, target)),
-        Turn::Sibling => Ok((false, target)),
-        Turn::NoShim(why) => Err(why.to_owned()),
+        Turn::Own => Ok((true, target?)),
+        Turn::Sibling => Ok((false, target?)),
+        Turn::NoShim(why) => target.and(Err(why.to_owned())),
+        Turn::Shared => Err("the shims give each instance its share of new connections".to_owned()),
     }
 }
 

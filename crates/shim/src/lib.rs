@@ -23,6 +23,8 @@ pub mod limits;
 pub mod metrics;
 #[allow(missing_docs, reason = "names and types say enough")]
 pub mod relay;
+#[allow(missing_docs, reason = "names and types say enough")]
+pub mod share;
 mod shared;
 #[allow(missing_docs, reason = "names and types say enough")]
 pub mod steering;

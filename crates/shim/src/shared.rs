@@ -7,6 +7,7 @@ use crate::direct::{Direct, Turn};
 use crate::drain::Stop;
 use crate::gate::Gate;
 use crate::metrics::Metrics;
+use crate::share::Sharing;
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::terms::Phase;
@@ -41,6 +42,7 @@ pub(crate) struct Shared {
     pub(crate) gate: Option<Arc<Gate>>,
     /// The direct path, if there is one.
     pub(crate) direct: Option<Arc<Direct>>,
+    pub(crate) share: Arc<Sharing>,
     /// Which shim steers new connections to the instance.
     pub(crate) turn: watch::Sender<Turn>,
     /// Whether a worker gives no sign of life: better a sibling takes the connections.

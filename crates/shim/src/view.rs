@@ -41,7 +41,7 @@ impl Shared {
 
     /// How every live shim of the berth is, the own first.
     pub(crate) async fn all_status(&self) -> serde_json::Result<Shims> {
-        let mut all = Shims { version: wire::VERSION, shims: vec![self.status().shown()?], silent: Vec::new() };
+        let mut all = Shims { version: wire::STATE_VERSION, shims: vec![self.status().shown()?], silent: Vec::new() };
         for (instance, reply) in self.ask_siblings(Ask::Status).await {
             match reply {
                 Ok(Reply::Status(status)) => all.shims.push(status.shown()?),
@@ -99,7 +99,7 @@ impl Shared {
             probe_rejected: instance.probe_rejected,
         });
         Status {
-            version: wire::VERSION,
+            version: wire::STATE_VERSION,
             berth: config.place.berth(),
             listen: config.place.addresses().collect(),
             instance: self.instance.clone(),
@@ -117,6 +117,7 @@ impl Shared {
             instances: instances.collect(),
             gate: self.gate.as_ref().map(|gate| gate.status()),
             direct: self.direct.as_ref().map(|direct| direct.status()),
+            share: self.share.status(),
             unconnected: self.unconnected.borrow().clone(),
             blocked: self.blocked.load(Relaxed),
             cluster: self.cluster.status.borrow().clone(),

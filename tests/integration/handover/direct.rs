@@ -1,12 +1,13 @@
 //! The direct path: each test on a node in a network namespace of its own, whose clients have addresses that are steered.
 
 use super::load::{Load, Record, exchange};
-use super::node::{Echo, LEASE, NODE, Node, Shim, from_afar, number, on_a_node_of_its_own};
+use super::node::{Echo, LEASE, NODE, Node, Shim, from_afar, number, on_a_node_of_its_own, runtime};
 use super::upgrades::{CLIENTS, PERIOD};
 use crate::support::net::{client_hello, connect_from, fresh_ip, ping, queued, read};
 use crate::support::process::output_of;
+use crate::support::shim::ask;
 use crate::support::{eventually, skipped};
-use berth_node::ipc::wire::{DirectStatus, Status};
+use berth_node::ipc::wire::{Ask, DirectStatus, Reply, Share, Status};
 use berth_shim::steering::{Error, self_test_by_address};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -396,6 +397,34 @@ fn a_handshake_that_is_late_is_waited_for() {
             shim.leave();
             std::fs::remove_dir_all(node.run_dir()).unwrap();
         }
+    });
+}
+
+/// The shims, which know which instance a connection belongs to, distribute all of them.
+#[test]
+fn a_share_of_new_connections_turns_it_off() {
+    on_a_node(|node| {
+        let instance = Echo::new();
+        let shims = ["a", "b"].map(|id| node.joined(id, instance.address, ON));
+        until_on(&shims[1]);
+        let put = |lease_ms| {
+            let [old, new] = ["a", "b"].map(|id| id.parse().unwrap());
+            let share = Share { old, new, permille: 500, salt: 1, lease_ms, local: false };
+            for shim in &shims {
+                assert_eq!(ask(&runtime(), &shim.path, &Ask::Share(share.clone())).unwrap(), Reply::Done);
+            }
+        };
+        put(600_000);
+        for shim in &shims {
+            shim.until("the direct path is off for a share", |status| {
+                direct(status).why.as_deref() == Some("the shims give each instance its share of new connections")
+            });
+        }
+        let steered = opened(&shims[1]);
+        (0..20).for_each(|_| drop(served(node)));
+        assert_eq!(opened(&shims[1]), steered);
+        put(0);
+        until_on(&shims[1]);
     });
 }
 

@@ -15,5 +15,6 @@ mod node;
 mod outage;
 mod passing;
 mod run_dir;
+mod share;
 mod standstill;
 mod upgrades;

@@ -75,6 +75,7 @@ fn a_connection_is_small() {
         keepalive: Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None },
         hold: Duration::from_secs(1),
         gate: berth_shim::gate::Gate::new(berth_shim::config::MaxOpenings::Auto, Vec::new(), Speedup::NONE),
+        share: Arc::default(),
         sources: Arc::new(Sources::new("")),
         from_loopback: false,
         held: metrics.held.clone(),

@@ -10,7 +10,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::net::SocketAddr;
 
-pub const VERSION: u32 = 1;
+/// The last version of a request.
+pub const VERSION: u32 = 2;
+
+/// Of what a shim sends of its state: [`Update`] and [`Status`]. What came later has a default.
+pub const STATE_VERSION: u32 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
@@ -34,6 +38,36 @@ pub enum Ask {
     Join {
         holder: ShimId,
     },
+    /// Both shims get the same one.
+    Share(Share),
+}
+
+/// Which part of the node's new connections each of two instances gets, while the shims of both are joined. Without it,
+/// an instance gets what the kernel gives to its shim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    pub old: InstanceId,
+    pub new: InstanceId,
+    /// The new instance's part, in thousandths; the old one gets the rest. 0 is the way back.
+    pub permille: u16,
+    /// While it is the same, clients keep their sides, and a larger part takes some from the old instance only.
+    pub salt: u64,
+    /// How long it is in force if it is not sent again, in milliseconds: when the sender dies, it ends by itself. 0
+    /// ends it.
+    pub lease_ms: u64,
+    /// Whether clients on the node itself are distributed, too. Otherwise they are on the old side, and the part is one
+    /// of all other clients: kubelet, controller-manager and scheduler of the node are needed for the way back, and
+    /// must not depend on a newer server before the verdict.
+    #[serde(default)]
+    pub local: bool,
+}
+
+/// One of the two instances of a [`Share`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    Old,
+    New,
 }
 
 impl From<Ask> for Request {
@@ -47,6 +81,7 @@ impl Ask {
     fn since(&self) -> u32 {
         match self {
             Self::Status | Self::Metrics | Self::Drain | Self::DrainIfSibling | Self::Pass | Self::Join { .. } => 1,
+            Self::Share(_) => 2,
         }
     }
 
@@ -71,7 +106,7 @@ pub enum Reply {
     Status(Box<Status>),
     /// To [`Ask::Metrics`], in OpenMetrics' text form.
     Metrics(String),
-    /// To [`Ask::Drain`], [`Ask::DrainIfSibling`] and [`Ask::Pass`].
+    /// To [`Ask::Drain`], [`Ask::DrainIfSibling`], [`Ask::Pass`] and [`Ask::Share`].
     Done,
     /// To [`Ask::DrainIfSibling`]: no sibling is joined, so the shim serves on.
     Alone,
@@ -114,6 +149,9 @@ pub struct Status {
     /// The direct path, if the shim has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direct: Option<DirectStatus>,
+    /// The share of new connections that is in force, if one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<ShareStatus>,
     /// Live siblings that have had no connection to it for longer than a lease.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconnected: Vec<InstanceId>,
@@ -142,6 +180,21 @@ pub struct DirectStatus {
     /// Listen addresses whose clients are relayed nevertheless.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub relayed: Vec<SocketAddr>,
+}
+
+/// A share of new connections as one of the two shims sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShareStatus {
+    #[serde(flatten)]
+    pub share: Share,
+    /// That of the shim's own instance.
+    pub side: Side,
+    /// New connections of this shim under this salt whose side went by the client's address, and those that were taken
+    /// one by one, by address and port, since the address has too many.
+    pub by_address: u64,
+    pub by_connection: u64,
+    /// Until when it is in force, RFC 3339.
+    pub until: String,
 }
 
 /// TLS handshakes in flight at the gate, and the clients that wait.
@@ -282,6 +335,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn share() -> Share {
+        let [old, new] = ["a", "b"].map(|id| id.parse().unwrap());
+        Share { old, new, permille: 50, salt: 7, lease_ms: 10_000, local: false }
+    }
+
     #[test]
     fn a_request_keeps_its_form() {
         let bytes = br#"{"version":1,"ask":"status"}"#;
@@ -323,9 +381,14 @@ mod tests {
             (Ask::DrainIfSibling, r#"{"version":1,"ask":"drain_if_sibling"}"#),
             (Ask::Pass, r#"{"version":1,"ask":"pass"}"#),
             (Ask::Join { holder: ShimId(5) }, r#"{"version":1,"ask":{"join":{"holder":5}}}"#),
+            (
+                Ask::Share(share()),
+                r#"{"version":2,"ask":{"share":{"old":"a","new":"b","permille":50,"salt":7,"lease_ms":10000,"local":false}}}"#,
+            ),
         ] {
-            assert_eq!(serde_json::to_string(&Request { version: 1, ask: ask.clone() }).unwrap(), json);
-            assert_eq!(parse_request(json.as_bytes()), Ok(Request { version: 1, ask }));
+            let request = Request::from(ask);
+            assert_eq!(serde_json::to_string(&request).unwrap(), json);
+            assert_eq!(parse_request(json.as_bytes()), Ok(request));
         }
         assert_eq!(serde_json::to_string(&Reply::Joined { holder: ShimId(5) }).unwrap(), r#"{"joined":{"holder":5}}"#);
         assert_eq!(serde_json::to_string(&Reply::Done).unwrap(), r#""done""#);
@@ -342,6 +405,8 @@ mod tests {
             }
             assert_eq!(request.version, 1, "version 1 knew {request:?}");
         }
+        let share = serde_json::to_vec(&Request::from(Ask::Share(share()))).unwrap();
+        assert!(parse_request_as(1, &share).unwrap_err().contains("version 2 is not known"));
     }
 
     #[test]

@@ -25,6 +25,7 @@ fn it_is_calm_with_one_instance_that_is_ready() {
     for (instances, turn, expected) in [
         (&[own][..], Turn::NoShim("a sibling joins or leaves"), "a sibling joins or leaves"),
         (&[], Turn::Own, "no instance is known"),
+        (&[], Turn::Shared, "the shims give each instance its share of new connections"),
         // One that starts is there before it is ready.
         (&[own, ("b", "127.2.0.1:6443", Refused)], Turn::Own, "there are several instances: a and b"),
         (&[("a", "127.1.0.1:6443", Fail)], Turn::Own, "instance a is unready"),

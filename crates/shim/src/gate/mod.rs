@@ -23,7 +23,7 @@ use ipnet::IpNet;
 use limiter::Limiter;
 use metrics::GateCounters;
 use queue::{Class, LONGEST_WAIT, Queue, Room, Ticket};
-use source::{First, Source};
+use source::First;
 use std::cmp::Reverse;
 use std::collections::{HashMap, hash_map};
 use std::net::IpAddr;
@@ -35,6 +35,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 pub(crate) use metrics::GateMetrics;
+pub(crate) use source::Source;
 
 /// A handshake that takes longer is treated as stuck and releases its slot, so a hung instance cannot block the queue.
 const LONGEST_HANDSHAKE: Duration = Duration::from_secs(5);

@@ -28,6 +28,12 @@ impl Source {
     }
 }
 
+impl From<Source> for IpAddr {
+    fn from(source: Source) -> Self {
+        source.0
+    }
+}
+
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {

@@ -19,11 +19,12 @@ pub(crate) use passing::PASSES;
 use crate::accept::{Accepting, Dispatcher};
 use crate::backend::Table;
 use crate::config::Config;
-use crate::direct;
+use crate::direct::{self, Turn};
 use crate::drain::Stop;
 use crate::relay::Pass;
 use crate::shared::Shared;
 use berth_node::ipc::IncomingRequest;
+use berth_node::ipc::wire::Share;
 use berth_node::registry::lease;
 use berth_node::registry::watch::Watch;
 use berth_node::terms::{InstanceHealth, Phase, ShimId};
@@ -133,6 +134,7 @@ impl Group {
         machine
             .into_iter()
             .chain(self.listeners.retry)
+            .chain(self.shared.share.until())
             .chain(dead)
             .min()
             .unwrap_or_else(|| Instant::now() + Duration::from_secs(3600))
@@ -140,6 +142,9 @@ impl Group {
 
     fn update_facts(&mut self, table: &mut watch::Receiver<Arc<Table>>, stop: &mut watch::Receiver<Stop>) {
         self.tick();
+        let shared = self.shared.share.is_on();
+        // A sibling steers only where all shims do.
+        let direct = self.shared.direct.as_ref().filter(|_| !shared);
         let facts = {
             let table = table.borrow_and_update();
             let own = table.own().is_some_and(|own| own.health() == InstanceHealth::Ready);
@@ -150,7 +155,7 @@ impl Group {
                 reachable: table.pick(|_| true).is_some(),
                 leaving: *stop.borrow_and_update() != Stop::No,
                 blocked: self.is_blocked(),
-                direct: self.shared.direct.as_ref().and_then(|_| Some(direct::target(&table).ok()?.address.into())),
+                direct: direct.and_then(|_| Some(direct::target(&table).ok()?.address.into())),
             }
         };
         // From now on, not from when siblings took over: connections that are accepted until then must not go to an
@@ -161,8 +166,16 @@ impl Group {
         self.shared.pass_on.store(!alone || facts.leaving, Relaxed);
         let actions = self.machine.facts(facts);
         self.act(actions);
-        let turn = self.machine.turn(self.me);
+        let turn = if shared { Turn::Shared } else { self.machine.turn(self.me) };
         self.shared.turn.send_if_modified(|now| std::mem::replace(now, turn) != turn);
+    }
+
+    /// Puts a share of new connections in force.
+    fn share(&self, share: Share) -> Result<(), String> {
+        if self.config.discover || self.config.preferred.is_some() {
+            return Err("this shim serves several instances: a share is between two shims of one instance each".into());
+        }
+        self.shared.share.put(share, &self.shared.instance, &self.shared.berth, Instant::now())
     }
 
     fn is_blocked(&self) -> bool {
@@ -170,6 +183,7 @@ impl Group {
     }
 
     fn tick(&mut self) {
+        self.shared.share.expire(Instant::now());
         self.listeners.retry = self.listeners.retry.filter(|at| *at > Instant::now());
         let now = self.now();
         // It stalled: its knowledge of leases is old, and must not be used.

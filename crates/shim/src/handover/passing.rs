@@ -16,22 +16,23 @@ use nix::unistd::read;
 use std::io::{self, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// Most clients that are on their way to a sibling at once. Each takes descriptors here and there, and a place in
 /// the queue of the sibling's socket, which net.core.somaxconn may cut to 128.
 pub(crate) const PASSES: usize = 32;
 
-/// How long a sibling may take to reply to an offer of a client that can be served here as well.
+/// How long a sibling may take to reply to an offer of a client that can be served here as well; an offer for a share may
+/// wait as long for its turn.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 impl Group {
-    /// Takes a client's connection from a leaving sibling.
+    /// Takes a client's connection from a sibling.
     pub(super) fn take_over(&self, request: &IncomingRequest) -> Result<(), String> {
         if self.machine.phase() != Phase::Joined {
             return Err(format!("this shim is {}", self.machine.phase().as_str()));
@@ -77,8 +78,8 @@ impl Group {
     pub(super) fn pass(&self, pass: Pass) {
         let (passing, metrics) = (self.siblings.passing.clone(), self.shared.metrics.clone());
         tokio::spawn(async move {
-            let Pass { client, sent, at_once, taken } = pass;
-            let passed = passing.pass(client.as_fd(), &sent, at_once).await;
+            let Pass { client, sent, at_once, only, taken } = pass;
+            let passed = passing.pass(client.as_fd(), &sent, at_once, only.as_deref()).await;
             // A client that is only offered is served here otherwise.
             if passed || !at_once {
                 metrics.handed_over("pass", if passed { "ok" } else { "failed" });
@@ -112,14 +113,19 @@ impl Passing {
         }
     }
 
-    /// Offers a client to siblings in turn. True: one has it.
-    async fn pass(&self, client: BorrowedFd<'_>, sent: &[u8], at_once: bool) -> bool {
-        let turn = if at_once { self.free.try_acquire().ok() } else { self.next().await };
+    /// Offers a client to siblings in turn, or only to this one. True: one has it.
+    async fn pass(&self, client: BorrowedFd<'_>, sent: &[u8], at_once: bool, only: Option<&Path>) -> bool {
+        let turn = match (at_once, only) {
+            (true, None) => self.free.try_acquire().ok(),
+            // For a share, which is to be right also when many clients come at one moment.
+            (true, Some(_)) => timeout(AT_ONCE, self.free.acquire()).await.ok().and_then(Result::ok),
+            (false, _) => self.next().await,
+        };
         let Some(_turn) = turn else { return false };
         let patience = if at_once { self.patience.min(AT_ONCE) } else { self.patience };
         let Ok(token) = PassToken::new() else { return false };
         let siblings = self.takers.borrow().clone();
-        for path in siblings {
+        for path in siblings.into_iter().filter(|path| only.is_none_or(|only| path == only)) {
             let with = [client, token.0.as_fd()];
             let reply = tokio::select! {
                 reply = ipc::exchange(&path, Ask::Pass, sent, &with, patience) => reply,

@@ -92,8 +92,11 @@ async fn send_updates(socket: &AsyncFd<OwnedFd>, published: &Mutex<Published>, c
                 let new = &new[..new.len().min(seqpacket::DESCRIPTORS)];
                 let guards: Vec<_> = new.iter().map(|(cookie, (address, _))| (**cookie, *address)).collect();
                 let sockets: Vec<_> = new.iter().map(|(_, (_, socket))| socket.clone()).collect();
-                let update =
-                    Update { version: wire::VERSION, announce: published.announce.clone(), guards: guards.clone() };
+                let update = Update {
+                    version: wire::STATE_VERSION,
+                    announce: published.announce.clone(),
+                    guards: guards.clone(),
+                };
                 (serde_json::to_vec(&update)?, guards.into_iter().zip(sockets).collect::<Vec<_>>(), more)
             };
             let descriptors: Vec<_> = guards.iter().map(|(_, socket)| socket.as_fd()).collect();
@@ -166,7 +169,7 @@ mod tests {
         let listener = socket::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
         let address = socket::local_address(listener.as_fd()).unwrap();
         let guards = vec![(Cookie(socket::cookie(listener.as_fd()).unwrap()), address)];
-        let update = Update { version: wire::VERSION, announce: Announce::default(), guards };
+        let update = Update { version: wire::STATE_VERSION, announce: Announce::default(), guards };
         let last = serde_json::to_vec(&update).unwrap();
         seqpacket::transmit(theirs.as_fd(), &last, &[listener.as_fd()]).unwrap();
         if unread {

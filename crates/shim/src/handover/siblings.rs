@@ -176,6 +176,7 @@ impl Group {
                 }
             },
             Ask::Pass => self.take_over(&request).map_or_else(Reply::Refused, |()| Reply::Done),
+            Ask::Share(ref share) => self.share(share.clone()).map_or_else(Reply::Refused, |()| Reply::Done),
             _ => Reply::Refused("not here".into()),
         };
         tokio::spawn(async move { request.reply(&reply).await });

@@ -16,6 +16,7 @@ use super::{Context, Outcome};
 use crate::backend::standstill::Handshake;
 use crate::backend::{BackendInstance, Table};
 use crate::gate::HandshakeSlot;
+use crate::share::Placed;
 use berth_node::instance::InstanceId;
 use berth_node::terms::{InstanceHealth, Speedup};
 use berth_os::socket;
@@ -23,6 +24,7 @@ use std::future::poll_fn;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -126,6 +128,14 @@ pub(super) async fn reach_instance(
     let mut table = context.table.clone();
     let mut passes = if kept.passed { 0 } else { PASSES };
     let mut offered = kept.passed;
+    if !offered && let Some(sibling) = sibling_by_share(context, client, peer) {
+        offered = true;
+        let passed = context.passing.pass(client, &kept.bytes, true, Some(sibling)).await;
+        context.share.count(if passed { Placed::Passed } else { Placed::Declined });
+        if passed {
+            return Err(Outcome::Passed);
+        }
+    }
     let mut tried = Tried::default();
     let mut hold = HoldWait::default();
     let mut turn = TurnWait::default();
@@ -151,7 +161,7 @@ pub(super) async fn reach_instance(
         if context.passing.on.load(Relaxed) && (is_elsewhere || is_offer) {
             passes -= u8::from(is_elsewhere);
             offered |= is_offer;
-            if context.passing.pass(client, &kept.bytes, is_offer).await {
+            if context.passing.pass(client, &kept.bytes, is_offer, None).await {
                 return Err(Outcome::Passed);
             }
         }
@@ -228,6 +238,18 @@ pub(super) async fn reach_instance(
             }
         }
     }
+}
+
+/// The socket of the sibling that a new connection is to be passed to for a share. None while there is none, or the own
+/// instance would not serve it anyway.
+fn sibling_by_share(context: &Context, client: &TcpStream, peer: SocketAddr) -> Option<Arc<Path>> {
+    if !context.share.is_on() || *context.passing.leaving.borrow() {
+        return None;
+    }
+    if !context.table.borrow().pick(|_| true).is_some_and(|picked| picked.own) {
+        return None;
+    }
+    context.share.elsewhere(peer, client.local_addr().ok(), Instant::now())
 }
 
 /// Waits until an instance is stuck or gone, and another one that may be tried is ready. One that only fails its probe may

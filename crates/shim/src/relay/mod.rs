@@ -19,6 +19,7 @@ mod waiting;
 use crate::backend::{BackendInstance, Table};
 use crate::gate::Gate;
 use crate::metrics::WorkerStats;
+use crate::share::Sharing;
 use abort::AbortOnDrop;
 use berth_node::instance::InstanceId;
 use berth_node::terms::Speedup;
@@ -27,6 +28,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use replay_buffer::ReplayBuffer;
 use std::net::{SocketAddr, TcpStream as StdTcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -44,7 +46,7 @@ pub struct Refusal {
     pub epoch: u64,
 }
 
-/// A connection that was accepted here and that the own instance cannot serve.
+/// A connection that was accepted here and that a sibling should serve.
 #[derive(Debug)]
 pub struct Pass {
     /// A duplicate of the client's socket.
@@ -53,6 +55,8 @@ pub struct Pass {
     pub sent: Vec<u8>,
     /// Only if a sibling takes it at once.
     pub at_once: bool,
+    /// Only to the sibling with this socket.
+    pub only: Option<Arc<Path>>,
     /// Gets whether a sibling has it.
     pub taken: oneshot::Sender<bool>,
 }
@@ -70,13 +74,13 @@ pub struct Passing {
 }
 
 impl Passing {
-    /// Passes a connection to a sibling, with `at_once` only if it takes it immediately. True: the sibling has it, and the own
-    /// descriptor may be dropped.
-    async fn pass(&self, client: &mut AbortOnDrop, sent: &[u8], at_once: bool) -> bool {
+    /// Passes a connection to a sibling, or `only` to this one; with `at_once` only if it takes it immediately. True:
+    /// the sibling has it, and the own descriptor may be dropped.
+    async fn pass(&self, client: &mut AbortOnDrop, sent: &[u8], at_once: bool, only: Option<Arc<Path>>) -> bool {
         let Ok(duplicate) = client.as_fd().try_clone_to_owned() else { return false };
         let (taken, answer) = oneshot::channel();
         client.set_abort(false);
-        let pass = Pass { client: duplicate, sent: sent.to_vec(), at_once, taken };
+        let pass = Pass { client: duplicate, sent: sent.to_vec(), at_once, only, taken };
         let passed = self.to.send(pass).is_ok() && answer.await.unwrap_or(false);
         client.set_abort(!passed);
         passed
@@ -92,6 +96,8 @@ pub struct Context {
     pub hold: Duration,
     /// Shared by all workers.
     pub gate: Option<Arc<Gate>>,
+    /// Shared by all workers.
+    pub share: Arc<Sharing>,
     /// Source addresses of connections to instances, shared by all workers.
     pub sources: Arc<Sources>,
     /// Whether instances of this host with other addresses are dialled from loopback, too: such connections are not steered.

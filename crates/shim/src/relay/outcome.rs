@@ -19,7 +19,7 @@ pub enum Outcome {
     GateFull,
     /// Its turn did not come for 15 s.
     GateExpired,
-    /// The own instance could not serve it, and a sibling took it.
+    /// The own instance could not serve it, or it was the sibling's by a share, and a sibling took it.
     Passed,
     /// It could not be taken over from the accept loop (no descriptor, no memory).
     Failed,

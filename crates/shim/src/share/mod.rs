@@ -1,0 +1,188 @@
+//! The share of the node's new connections that each of two instances gets, while the shims of both are joined
+//! ([`Share`]). `sides` decides; a connection of the sibling's side is passed to it as a socket (`relay/attempt.rs`).
+//!
+//! A share yields to all else. A shim whose instance is not ready, or that leaves, does as without one; a sibling that
+//! is not ready, or does not take a client at once, does not get it. While none is in force, a new connection costs one
+//! atomic load, and while one is, two hashes behind a lock.
+
+mod sides;
+
+use crate::metrics::{family, gauge};
+use berth_node::instance::InstanceId;
+use berth_node::ipc::wire::{Share, ShareStatus, Side};
+use berth_node::registry::BerthDir;
+use humantime::{format_duration, format_rfc3339_millis};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use sides::Sides;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+use tokio::time::Instant;
+
+/// Longest lease: what a sender leaves behind when it dies is gone after this.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// What became of a new connection while a share was in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Placed {
+    /// It is on the own instance's side.
+    Kept,
+    Passed,
+    /// The sibling did not take it: the own instance serves it.
+    Declined,
+}
+
+impl Placed {
+    const ALL: [(Self, &'static str); 3] =
+        [(Self::Kept, "kept"), (Self::Passed, "passed"), (Self::Declined, "declined")];
+}
+
+/// The share of a shim, if one is in force.
+#[derive(Debug, Default)]
+pub struct Sharing {
+    is_on: AtomicBool,
+    now: Mutex<Option<InForce>>,
+    connections: [AtomicU64; Placed::ALL.len()],
+}
+
+#[derive(Debug)]
+struct InForce {
+    share: Share,
+    /// That of the own instance.
+    side: Side,
+    /// The socket of the sibling.
+    sibling: Arc<Path>,
+    until: Instant,
+    sides: Sides,
+}
+
+impl Sharing {
+    /// Puts a share in force, renews it, or ends it.
+    ///
+    /// # Errors
+    /// It is not for this shim, or out of bounds.
+    pub(crate) fn put(&self, share: Share, own: &InstanceId, berth: &BerthDir, at: Instant) -> Result<(), String> {
+        let Share { old, new, permille, salt, local, .. } = &share;
+        let lease = Duration::from_millis(share.lease_ms);
+        let (side, sibling) = match () {
+            () if old == new => return Err(format!("a share between instance {old} and itself: name the other one")),
+            () if own == old => (Side::Old, new),
+            () if own == new => (Side::New, old),
+            () => return Err(format!("a share between instances {old} and {new}, and this is the shim of {own}")),
+        };
+        if *permille > 1000 {
+            return Err(format!("a share of {permille} thousandths: give 0 to 1000"));
+        }
+        if lease > LONGEST {
+            let [lease, most] = [lease, LONGEST].map(format_duration);
+            return Err(format!("a share for {lease}: give {most} at most, and send it again before that"));
+        }
+        let sibling = berth.socket_path(sibling).map_err(|error| error.to_string())?.into();
+        if lease.is_zero() {
+            self.end("as requested");
+            return Ok(());
+        }
+        self.expire(at);
+        let mut now = self.now();
+        let before = now.take();
+        let is_renewed = |before: &InForce| Share { lease_ms: share.lease_ms, ..before.share.clone() } == share;
+        if !before.as_ref().is_some_and(is_renewed) {
+            let what = if before.is_some() { "changes" } else { "begins" };
+            let lease = format_duration(lease);
+            tracing::info!(%old, %new, permille, salt, local, %lease, "a share of new connections {what}");
+        }
+        let sides = before.map(|before| before.sides).filter(|sides| sides.salt == *salt);
+        let sides = sides.unwrap_or_else(|| Sides::new(*salt));
+        *now = Some(InForce { side, sibling, until: at + lease, sides, share });
+        self.is_on.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// Until when one is in force.
+    pub(crate) fn until(&self) -> Option<Instant> {
+        self.now().as_ref().map(|now| now.until)
+    }
+
+    /// Ends the one whose lease has run out.
+    pub(crate) fn expire(&self, at: Instant) {
+        if self.until().is_some_and(|until| until <= at) {
+            self.end("its lease has run out, and was not renewed");
+        }
+    }
+
+    fn end(&self, why: &str) {
+        self.is_on.store(false, Relaxed);
+        if let Some(InForce { share: Share { old, new, permille, .. }, .. }) = self.now().take() {
+            tracing::info!(%old, %new, permille, "the share of new connections ends: {why}");
+        }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on.load(Relaxed)
+    }
+
+    /// The socket of the sibling that a new connection is to be passed to: none if it is on the own side. `listener` is
+    /// the address that the client dialled.
+    pub(crate) fn elsewhere(&self, client: SocketAddr, listener: Option<SocketAddr>, at: Instant) -> Option<Arc<Path>> {
+        let mut now = self.now();
+        // The control plane may be late.
+        let now = now.as_mut().filter(|now| at < now.until)?;
+        let ip = client.ip().to_canonical();
+        let is_local = ip.is_loopback() || listener.is_some_and(|listener| listener.ip().to_canonical() == ip);
+        let side = if is_local && !now.share.local { Side::Old } else { now.sides.side(now.share.permille, client) };
+        if side == now.side {
+            self.count(Placed::Kept);
+            return None;
+        }
+        Some(now.sibling.clone())
+    }
+
+    pub(crate) fn count(&self, placed: Placed) {
+        self.connections[placed as usize].fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn status(&self) -> Option<ShareStatus> {
+        let now = self.now();
+        let InForce { share, side, until, sides, .. } = now.as_ref()?;
+        let left = until.checked_duration_since(Instant::now())?;
+        Some(ShareStatus {
+            share: share.clone(),
+            side: *side,
+            by_address: sides.by_address,
+            by_connection: sides.by_connection,
+            until: format_rfc3339_millis(SystemTime::now() + left).to_string(),
+        })
+    }
+
+    fn now(&self) -> MutexGuard<'_, Option<InForce>> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a registry of metrics takes.
+#[derive(Debug)]
+pub(crate) struct ShareMetrics(pub(crate) Arc<Sharing>);
+
+impl Collector for ShareMetrics {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        if let Some(ShareStatus { share, side, .. }) = self.0.status() {
+            let own = if side == Side::New { share.permille } else { 1000 - share.permille };
+            let help = "Part of the node's new connections that kube-apiserver is to get, from 0 to 1";
+            gauge(&mut to, "berth_share_ratio", help, f64::from(own) / 1000.0)?;
+        }
+        let connections = Placed::ALL.map(|(placed, result)| {
+            ([("result", result)], ConstCounter::new(self.0.connections[placed as usize].load(Relaxed)))
+        });
+        let help = "New connections while a share of them was in force, by result";
+        family(&mut to, "berth_share_connections", help, MetricType::Counter, connections)
+    }
+}
+
+#[cfg(test)]
+mod tests;

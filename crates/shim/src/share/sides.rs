@@ -1,0 +1,82 @@
+//! On which side a new connection is: the old instance's, or the new one's. Pure.
+//!
+//! A hash of the salt and the client's address (of IPv6 its /64) is a number of thousandths. Below the new instance's
+//! part, the client is on the new side. So a client keeps its side while salt and part last, and a larger part takes
+//! clients from the old side only. With many addresses, the new side has its part of the connections, too. It would not
+//! where few addresses have most of them (behind a balancer or NAT, one is everybody): the connections of an address
+//! that has too many are taken one by one, by a hash of address and port.
+//!
+//! Each shim decides alone about what the kernel gave to its listener, and yet the part of all connections comes out
+//! right: the kernel chooses the listener by a hash of its own, with a secret of its own. So of what it gives to each
+//! shim the same part is on the new side, however unevenly it divides. Salt and hash are the same in both shims, so an
+//! address that both take as a whole is on one side. They may differ in which addresses have too many connections; that
+//! changes the side of some connections, and not the part: by either hash, each is on the new side with the same
+//! probability.
+//!
+//! Connections are counted in a fixed number of buckets, by the address's hash: there may be any number of addresses.
+//! One that shares its bucket with another that has too many connections is taken as that is, which is right on
+//! average, too.
+
+use crate::gate::Source;
+use crate::relay::source::hash;
+use berth_node::ipc::wire::Side;
+use std::net::SocketAddr;
+
+/// With one address in each, none has too many connections for a part of 1 %.
+const BUCKETS: usize = 4096;
+
+/// An address may have one in this many of the smaller side's connections. If all have so many, the part is off by a
+/// quarter (standard deviation).
+const MOST: u64 = 16;
+
+/// From so few connections nothing is concluded.
+const FEW: u64 = 8;
+
+/// No port.
+const ADDRESS: u32 = u32::MAX;
+
+/// The sides of clients under one salt.
+#[derive(Debug)]
+pub(super) struct Sides {
+    pub(super) salt: u64,
+    buckets: Box<[Bucket]>,
+    /// Connections so far that were taken by address, and one by one.
+    pub(super) by_address: u64,
+    pub(super) by_connection: u64,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Bucket {
+    connections: u64,
+    /// Its connections are taken one by one. It stays so, or clients would change sides time and again.
+    one_by_one: bool,
+}
+
+impl Sides {
+    pub(super) fn new(salt: u64) -> Self {
+        Self { salt, buckets: vec![Bucket::default(); BUCKETS].into(), by_address: 0, by_connection: 0 }
+    }
+
+    /// The side of a client's new connection, where this is the new side's part.
+    pub(super) fn side(&mut self, permille: u16, client: SocketAddr) -> Side {
+        let hash = |address, number| hash((self.salt, 0), address, number);
+        let mut drawn = hash(Source::of(client.ip()).into(), ADDRESS);
+        let connections = self.by_address + self.by_connection + 1;
+        let bucket = &mut self.buckets[drawn as usize % BUCKETS];
+        bucket.connections += 1;
+        let smaller = u64::from(permille.min(1000_u16.saturating_sub(permille)));
+        let is_frequent = bucket.connections * 1000 * MOST > connections * smaller;
+        bucket.one_by_one |= smaller > 0 && bucket.connections > FEW && is_frequent;
+        if bucket.one_by_one {
+            drawn = hash(client.ip().to_canonical(), client.port().into());
+            self.by_connection += 1;
+        } else {
+            self.by_address += 1;
+        }
+        let thousandth = (u128::from(drawn) * 1000) >> 64;
+        if thousandth < permille.into() { Side::New } else { Side::Old }
+    }
+}
+
+#[cfg(test)]
+mod tests;

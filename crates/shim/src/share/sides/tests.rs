@@ -1,0 +1,161 @@
+use super::*;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Numbers that look random: SplitMix64.
+fn draw(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn address(number: u64) -> IpAddr {
+    match number % 2 {
+        0 => Ipv4Addr::from(0x0a00_0000 + number as u32).into(),
+        // Each in a /64 of its own.
+        _ => Ipv6Addr::from((0x2001_0db8_0000_0000 + u128::from(number)) << 64 | 1).into(),
+    }
+}
+
+/// Clients of so many addresses; the larger `skew`, the more connections are of few of them.
+#[derive(Debug, Clone)]
+struct Clients {
+    addresses: u64,
+    skew: i32,
+    seed: u64,
+}
+
+impl Clients {
+    /// So many new connections, each from another port.
+    fn connections(&self, number: u16) -> impl Iterator<Item = SocketAddr> {
+        let (mut state, Self { addresses, skew, .. }) = (self.seed, self.clone());
+        (0..number).map(move |port| {
+            let uniform = draw(&mut state) as f64 / 2_f64.powi(64);
+            (address((uniform.powi(skew) * addresses as f64) as u64), port).into()
+        })
+    }
+}
+
+fn clients() -> impl Strategy<Value = Clients> {
+    let addresses = prop_oneof![Just(1_u64), 2..30_u64, 1_000..5_000_u64];
+    (addresses, 1..8, any::<u64>()).prop_map(|(addresses, skew, seed)| Clients { addresses, skew, seed })
+}
+
+fn part() -> impl Strategy<Value = u16> {
+    prop_oneof![1 => Just(0), 1 => Just(1000), 6 => 1..1000_u16]
+}
+
+/// The side of a connection, and whether it goes by the client's address.
+fn side(sides: &mut Sides, permille: u16, client: SocketAddr) -> (Side, bool) {
+    let before = sides.by_address;
+    (sides.side(permille, client), sides.by_address > before)
+}
+
+/// How far the sum of independent draws with these sizes and this chance may be off: more happens once in 10¹² times
+/// (Bernstein's inequality).
+fn furthest(draws: impl Iterator<Item = u64> + Clone, chance: f64) -> f64 {
+    let log = (2e12_f64).ln();
+    let variance: f64 = draws.clone().map(|size| (size * size) as f64 * chance * (1.0 - chance)).sum();
+    let largest = log * draws.max().unwrap_or_default() as f64 / 3.0;
+    largest + (largest * largest + 2.0 * variance * log).sqrt()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Two shims, each of which sees what the kernel gives it, of which it may give one more than the other.
+    #[test]
+    fn the_share_comes_out_right(clients in clients(), salt: u64, permille in part(), uneven in 1..4_u64) {
+        const CONNECTIONS: u16 = 10_000;
+        let mut shims = [Sides::new(salt), Sides::new(salt)];
+        let (mut kernel, mut new, mut one_by_one) = (!clients.seed, 0, 0);
+        let mut whole = BTreeMap::<IpAddr, u64>::new();
+        for client in clients.connections(CONNECTIONS) {
+            let shim = &mut shims[usize::from(draw(&mut kernel).is_multiple_of(uneven + 1))];
+            let (side, by_address) = side(shim, permille, client);
+            new += u64::from(side == Side::New);
+            if by_address {
+                *whole.entry(client.ip()).or_default() += 1;
+            } else {
+                one_by_one += 1;
+            }
+        }
+        let chance = f64::from(permille) / 1000.0;
+        let draws = whole.values().copied().chain((0..one_by_one).map(|_| 1));
+        let off = (new as f64 - chance * f64::from(CONNECTIONS)).abs();
+        prop_assert!(off <= furthest(draws, chance), "{new} of {CONNECTIONS}");
+        // So it is off little, whoever the clients are.
+        let smaller = permille.min(1000 - permille);
+        if smaller > 0 {
+            let most = 2 * FEW + u64::from(CONNECTIONS) * u64::from(smaller) / (1000 * MOST);
+            prop_assert!(whole.values().all(|connections| *connections <= most), "{most} {whole:?}");
+        } else {
+            prop_assert_eq!(new, u64::from(CONNECTIONS) * u64::from(permille / 1000));
+        }
+    }
+
+    /// A larger part takes clients from the old side only, and as it stays, none.
+    #[test]
+    fn clients_keep_their_side(clients in clients(), salt: u64, parts in prop::collection::vec(part(), 1..4)) {
+        let (mut sides, mut parts) = (Sides::new(salt), parts);
+        parts.sort_unstable();
+        let (mut by_address, mut by_connection) = (BTreeMap::new(), BTreeMap::new());
+        for part in parts {
+            for client in clients.connections(2_000) {
+                let (side, is_whole) = side(&mut sides, part, client);
+                prop_assert!(!is_whole || !by_connection.keys().any(|(ip, _)| *ip == client.ip()), "whole again");
+                let known = if is_whole {
+                    by_address.insert(client.ip(), (side, part))
+                } else {
+                    by_connection.insert((client.ip(), client.port()), (side, part))
+                };
+                if let Some((was, at)) = known {
+                    let grows = side == Side::New && at < part;
+                    prop_assert!(side == was || grows, "{client} {was:?} {at} {side:?} {part}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn many_equal_addresses_are_taken_as_a_whole_and_one_address_is_not() {
+    let mut sides = Sides::new(1);
+    let many: Vec<SocketAddr> = (0..30_000).map(|n| (address(n % 3_000), (n / 3_000) as u16).into()).collect();
+    let new: BTreeSet<_> =
+        many.iter().filter(|client| sides.side(250, **client) == Side::New).map(SocketAddr::ip).collect();
+    assert_eq!((sides.by_address, sides.by_connection), (30_000, 0));
+    assert!(many.iter().all(|client| (sides.side(250, *client) == Side::New) == new.contains(&client.ip())));
+    let mut sides = Sides::new(1);
+    for port in 0..1_000 {
+        sides.side(250, (address(1), port).into());
+    }
+    assert_eq!((sides.by_address, sides.by_connection), (FEW, 1_000 - FEW));
+}
+
+#[test]
+fn a_network_of_ipv6_is_one_client_and_an_address_has_two_forms() {
+    for salt in 0..100 {
+        let side = |client: &str| Sides::new(salt).side(500, (client.parse::<IpAddr>().unwrap(), 1).into());
+        assert_eq!(side("2001:db8::1"), side("2001:db8::ffff:1"));
+        assert_eq!(side("::ffff:10.0.0.1"), side("10.0.0.1"));
+    }
+}
+
+/// Shims of two versions must find the same.
+#[test]
+fn sides_are_the_same_in_all_versions() {
+    let of = |by: fn(u8) -> (u8, u16)| -> String {
+        let mut sides = Sides::new(7);
+        let side = |n| {
+            let (d, port) = by(n);
+            if sides.side(500, ([10, 0, 0, d], port).into()) == Side::New { 'n' } else { 'o' }
+        };
+        (0..32).map(side).collect()
+    };
+    assert_eq!(of(|n| (n, 1)), "ononoonnnnnoononnnnnnnonnnnoooon");
+    assert_eq!(of(|n| (1, n.into())), "nnnnnnnnnonnnoonnoooonooonoooonn");
+}
