@@ -28,6 +28,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest answer that is read. Etcd keeps no object above 1.5 MB.
 const BODY_LIMIT: usize = 4 << 20;
 
+/// Longest text or page of a list that is read: the metrics of an apiserver in a large cluster are some 10 MB.
+const TEXT_LIMIT: usize = 64 << 20;
+
+/// Most objects in a page of a list.
+const PAGE: usize = 100;
+
 /// Longest message of an apiserver that is repeated, in characters.
 const MESSAGE_LIMIT: usize = 500;
 
@@ -133,9 +139,8 @@ impl Client {
     /// The server, a certificate or a key is invalid.
     pub fn new(access: &Access) -> Result<Self, Mistake> {
         let place = Place::parse(&access.server)?;
-        let name = access.server_name.as_deref().unwrap_or(&place.host).to_owned();
-        let name = ServerName::try_from(name)
-            .map_err(|_| Mistake::new("server", "its host is neither a name nor an address"))?;
+        let name = access.server_name.as_deref().unwrap_or(&place.host);
+        let name = server_name(name)?;
         let bearer = match &access.token {
             None => Bearer::None,
             Some(Token::Text(token)) => Bearer::Fixed(
@@ -169,6 +174,14 @@ impl Client {
         Self { dial: addresses.into_iter().collect(), ..self }
     }
 
+    /// The same, with the certificate checked for another name: that of the kubeconfig's server may be in one node's alone.
+    ///
+    /// # Errors
+    /// It is neither a name nor an address.
+    pub fn named(self, name: &str) -> Result<Self, Mistake> {
+        Ok(Self { name: server_name(name)?, ..self })
+    }
+
     /// The server, as in the kubeconfig.
     #[must_use]
     pub fn server(&self) -> &str {
@@ -181,6 +194,37 @@ impl Client {
     /// See [`Error`].
     pub async fn get(&self, path: &str) -> Result<Value, Error> {
         self.ask(Ask::get(path)).await
+    }
+
+    /// Reads what is no JSON, such as metrics.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn text(&self, path: &str) -> Result<String, Error> {
+        let body = self.body(Ask::get(path), TEXT_LIMIT).await?;
+        String::from_utf8(body.into()).map_err(|_| self.unreachable(format!("its response to GET {path} is no UTF-8")))
+    }
+
+    /// Reads all items of a list, page by page.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn list(&self, path: &str) -> Result<Vec<Value>, Error> {
+        let first = if path.contains('?') { '&' } else { '?' };
+        let (mut items, mut token) = (Vec::new(), String::new());
+        loop {
+            let page = format!("{path}{first}limit={PAGE}{token}");
+            let body = self.body(Ask::get(&page), TEXT_LIMIT).await?;
+            let Value::Object(mut list) = self.json(&Method::GET, path, &body)? else { return Ok(items) };
+            if let Some(Value::Array(more)) = list.remove("items") {
+                items.extend(more);
+            }
+            let next = list.get("metadata").and_then(|meta| meta["continue"].as_str());
+            match next.filter(|next| !next.is_empty()) {
+                Some(next) => token = format!("&continue={next}"),
+                None => return Ok(items),
+            }
+        }
     }
 
     /// Replaces an object; with its `resourceVersion`, only if it is still the one that was read.
@@ -240,17 +284,24 @@ impl Client {
 
     /// Whether the apiserver reports that it is ready.
     pub async fn ready(&self) -> bool {
-        let answer = tokio::time::timeout(self.patience, self.exchange(Ask::get("/readyz"))).await;
+        let answer = tokio::time::timeout(self.patience, self.exchange(Ask::get("/readyz"), BODY_LIMIT)).await;
         matches!(answer, Ok(Ok((StatusCode::OK, _))))
     }
 
     async fn ask(&self, ask: Ask<'_>) -> Result<Value, Error> {
         let (method, path) = (ask.method.clone(), ask.path);
-        let (status, body) = self.in_time(self.exchange(ask)).await?;
-        if !status.is_success() {
-            return Err(self.refused(status, method, path, &body));
-        }
-        let json = serde_json::from_slice(&body).ok();
+        let body = self.body(ask, BODY_LIMIT).await?;
+        self.json(&method, path, &body)
+    }
+
+    async fn body(&self, ask: Ask<'_>, limit: usize) -> Result<Bytes, Error> {
+        let (method, path) = (ask.method.clone(), ask.path);
+        let (status, body) = self.in_time(self.exchange(ask, limit)).await?;
+        if status.is_success() { Ok(body) } else { Err(self.refused(status, method, path, &body)) }
+    }
+
+    fn json(&self, method: &Method, path: &str, body: &[u8]) -> Result<Value, Error> {
+        let json = serde_json::from_slice(body).ok();
         json.ok_or_else(|| self.unreachable(format!("its response to {method} {path} is no JSON")))
     }
 
@@ -276,9 +327,9 @@ impl Client {
             .map_err(|why| self.unreachable(why))
     }
 
-    async fn exchange(&self, ask: Ask<'_>) -> Result<(StatusCode, Bytes), String> {
+    async fn exchange(&self, ask: Ask<'_>, limit: usize) -> Result<(StatusCode, Bytes), String> {
         let request = self.request(ask).await?;
-        let answered = http::ask(self.connect().await?, request, BODY_LIMIT).await;
+        let answered = http::ask(self.connect().await?, request, limit).await;
         let (status, body) = answered.map_err(|error| format!("no HTTP answer: {error}"))?;
         Ok((status, body.map_err(|error| format!("its answer broke off: {error}"))?))
     }
@@ -334,6 +385,11 @@ impl Client {
         }
         request.body(Full::new(Bytes::from(bytes))).map_err(|error| error.to_string())
     }
+}
+
+fn server_name(name: &str) -> Result<ServerName<'static>, Mistake> {
+    let wrong = |_| Mistake::new("server", "its host is neither a name nor an address");
+    ServerName::try_from(name.to_owned()).map_err(wrong)
 }
 
 fn bearer(token: &str) -> Option<header::HeaderValue> {
