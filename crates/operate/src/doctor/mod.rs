@@ -12,6 +12,7 @@ mod checks;
 pub mod cluster;
 mod layout;
 mod manifest;
+pub mod metrics;
 pub mod node;
 mod options;
 mod pair;
