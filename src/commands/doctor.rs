@@ -3,7 +3,9 @@
 use super::{Exit, block_on, mistaken, print, print_stderr, refused};
 use crate::cli::DoctorArgs;
 use berth_cluster::Client;
+use berth_cluster::kubeconfig::given_or_admin;
 use berth_operate::doctor::cluster::Cluster;
+use berth_operate::doctor::release::{Question, survey};
 use berth_operate::doctor::{Case, beside, examine, excuse, node, text};
 use berth_operate::manifest::Manifest;
 use berth_operate::manifest::file::{is_in, read};
@@ -27,26 +29,33 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         print_stderr(error);
         exit = Exit::Unavailable;
     };
-    let beside = match args.node && is_in(&args.manifest, &args.kubelet.manifests_dir) {
+    let is_static = is_in(&args.manifest, &args.kubelet.manifests_dir);
+    let on_node = args.node || (args.to.is_some() && is_static);
+    let beside = match on_node && is_static {
         true => beside::gather(&args.manifest).map_err(|error| missing(&format!("{name}: {error}"))).ok(),
         false => None,
     };
-    let unconnected = match args.node {
+    let unconnected = match on_node {
         true => block_on(node::unconnected(Path::new("/"), &manifest))?,
         false => Vec::new(),
     };
-    let node = args.node.then(|| node::Facts {
+    let node = on_node.then(|| node::Facts {
         unconnected,
         interrupted: interrupted(&args.kept.backup_dir),
         ..node::Facts::gather(Path::new("/"), &manifest)
     });
-    let cluster = match &args.kubeconfig {
-        Some(kubeconfig) => ask(kubeconfig)?.map_err(|error| missing(&error)).ok(),
+    let kubeconfig = match args.to {
+        Some(_) => given_or_admin(args.kubeconfig.as_deref()),
+        None => args.kubeconfig.as_deref(),
+    };
+    let client = kubeconfig.and_then(|path| Client::from_kubeconfig(path).map_err(|error| missing(&error)).ok());
+    let cluster = match &client {
+        Some(client) => block_on(Cluster::ask(client))?.map_err(|error| missing(&error)).ok(),
         None => None,
     };
     // The manifest that this one is to replace, if it is another.
     let running = args.kubelet.manifests_dir.join(FILE);
-    let running = (args.node && beside.is_none()).then(|| read(&running).ok()).flatten();
+    let running = (on_node && beside.is_none()).then(|| read(&running).ok()).flatten();
     let running = running.and_then(|text| Manifest::parse(&text).ok());
     let case = Case {
         name: &name,
@@ -57,17 +66,16 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         cluster: cluster.as_ref(),
     };
     let mut findings = examine(&case);
+    if let Some(to) = args.to {
+        let root = on_node.then_some(Path::new("/"));
+        let (client, binary) = (client.as_ref(), args.apiserver.as_deref());
+        let question = Question { to, client, name: &name, manifest: &manifest, root, binary };
+        findings.extend(block_on(survey(question))?);
+    }
     excuse(&mut findings, &args.excused.ignore_errors);
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let output = if args.json { text::json(&findings) } else { text::text(&name, &findings, color) };
     print(&output)?;
     let fails = findings.iter().any(|finding| finding.severity == Severity::Error);
     Ok(if fails { Exit::No } else { exit })
-}
-
-fn ask(kubeconfig: &Path) -> anyhow::Result<Result<Cluster, String>> {
-    match Client::from_kubeconfig(kubeconfig) {
-        Ok(client) => Ok(block_on(Cluster::ask(&client))?.map_err(|error| error.to_string())),
-        Err(error) => Ok(Err(error.to_string())),
-    }
 }

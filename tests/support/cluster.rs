@@ -3,6 +3,7 @@
 use berth_cluster::service::{SERVICE, SLICES, slice_path};
 use berth_testing::{Objects, answer, serve_with};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -15,6 +16,8 @@ const KUBECONFIG: &str = "admin.conf";
 pub(crate) struct Cluster {
     temp: TempDir,
     pub(crate) objects: Objects,
+    /// Answers by their paths that are no objects, such as metrics.
+    pub(crate) texts: Arc<Mutex<BTreeMap<String, String>>>,
     /// What it answers to requests for Leases, if not these.
     pub(crate) no_leases: Arc<Mutex<Option<&'static str>>>,
 }
@@ -31,12 +34,20 @@ impl Cluster {
         let (answers, (tell, told)) = (objects.clone(), mpsc::channel());
         let no_leases = Arc::<Mutex<Option<&str>>>::default();
         let refuses = no_leases.clone();
+        let texts = Arc::<Mutex<BTreeMap<String, String>>>::default();
+        let known = texts.clone();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let server = serve_with(move |request| match *refuses.lock().unwrap() {
                     Some(status) if request.contains("/leases") => answer(status, "{}"),
-                    _ => answers.answer(request),
+                    _ => {
+                        let path = request.split(' ').nth(1).and_then(|path| path.strip_prefix("/k"));
+                        match path.and_then(|path| known.lock().unwrap().get(path).cloned()) {
+                            Some(text) => answer("200 OK", &text),
+                            None => answers.answer(request),
+                        }
+                    }
                 });
                 let mut server = server.await;
                 tell.send(server.access).unwrap();
@@ -51,7 +62,7 @@ impl Cluster {
             access.server
         );
         fs::write(temp.path().join(KUBECONFIG), text).unwrap();
-        Self { temp, objects, no_leases }
+        Self { temp, objects, texts, no_leases }
     }
 
     pub(crate) fn kubeconfig(&self) -> PathBuf {
