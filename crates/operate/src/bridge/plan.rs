@@ -4,6 +4,7 @@ use super::etcd::{EtcdMode, EtcdPlan};
 use super::localhost::Localhost;
 use super::machine::{Limits, OnFailure};
 use super::pod::RunningPod;
+use crate::doctor::release::Release;
 use crate::service::ServiceKeeper;
 use berth_node::instance::InstanceId;
 use berth_os::process::{HeldProcess, ProcessAttributes};
@@ -38,6 +39,8 @@ pub struct BridgeOptions {
     pub admin: Option<SocketAddr>,
     /// An admin's kubeconfig, for the Service; none: kubeadm's, if it exists.
     pub kubeconfig: Option<PathBuf>,
+    /// The release that COMMAND names; none: that of the manifest.
+    pub to: Option<Release>,
 }
 
 /// A bridge that can be built.

@@ -71,7 +71,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     surroundings::logs(&options.directory, &mut report);
     surroundings::steering(&mut report);
     if let RunningInstance::Pod { manifest } = &options.running {
-        surroundings::manifest(manifest, &mut report);
+        surroundings::manifest(manifest, &options, &mut report).await;
     }
     match steering::self_test().await {
         Err(error) => report.error(format!("steering: {error}")),

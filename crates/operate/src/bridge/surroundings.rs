@@ -1,9 +1,13 @@
 //! Other conditions on the node that prevent a bridge, or that the operator should know.
 
+use super::plan::BridgeOptions;
+use crate::doctor::release::{Question, Release, warnings};
 use crate::doctor::{Case, examine, node};
 use crate::manifest::{Manifest, file};
 use crate::report::Report;
 use crate::upgrade::state;
+use berth_cluster::Client;
+use berth_cluster::kubeconfig::given_or_admin;
 use berth_os::bpf::{self, Attached, Purpose};
 use std::fs::File;
 use std::io;
@@ -92,7 +96,7 @@ pub(super) fn clients(port: u16, report: &mut Report) {
 }
 
 /// An upgrade that is under way, and what `berth doctor` finds in the manifest on its node.
-pub(super) fn manifest(path: &Path, report: &mut Report) {
+pub(super) async fn manifest(path: &Path, options: &BridgeOptions, report: &mut Report) {
     let directory = Path::new(state::DIRECTORY);
     if let Some(upgrade) = state::interrupted(directory) {
         report.error(format!("{upgrade}: bring it to its end with `berth upgrade` first"));
@@ -105,6 +109,12 @@ pub(super) fn manifest(path: &Path, report: &mut Report) {
         Case { name: &name, manifest: &manifest, running: None, beside: None, node: Some(&facts), cluster: None };
     for finding in examine(&case).into_iter().filter(|finding| CHECKS.contains(&finding.id)) {
         report.push(finding);
+    }
+    let client = given_or_admin(options.kubeconfig.as_deref()).and_then(|path| Client::from_kubeconfig(path).ok());
+    if let (Some(client), Some(to)) = (&client, options.to.or(Release::of(&manifest))) {
+        let (manifest, root) = (&manifest, Some(Path::new("/")));
+        let found = warnings(Question { to, client: Some(client), name: &name, manifest, root, binary: None }).await;
+        found.for_each(|finding| report.push(finding));
     }
 }
 

@@ -10,6 +10,7 @@ use super::pod::{self, ApiserverPod};
 use super::progress::Progress;
 use super::state::{self, State, Store};
 use crate::doctor::cluster::Cluster;
+use crate::doctor::release::{Question, Release, warnings};
 use crate::doctor::{Case, beside, examine, node, text};
 use crate::manifest::Manifest;
 use crate::manifest::file::{Access, Backups, is_in, read};
@@ -316,6 +317,10 @@ async fn diagnose(
     let (beside, node, cluster) = (Some(&beside[..]), Some(&facts), cluster.as_ref());
     let case = Case { name, manifest, running: Some(running), beside, node, cluster };
     let mut findings = examine(&case);
+    if let (Some(client), Some(to)) = (&setting.client, Release::of(manifest)) {
+        let root = Some(Path::new("/"));
+        findings.extend(warnings(Question { to, client: Some(client), name, manifest, root, binary: None }).await);
+    }
     findings.retain(|finding| finding.severity != Severity::Info);
     text::gate(name, findings, &options.ignore_errors)?;
     // Those of an error that is ignored will not be reached, and the operator knows.
