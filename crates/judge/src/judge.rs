@@ -1,0 +1,477 @@
+//! From samples of both instances to a verdict.
+//!
+//! Both are compared at the same time, and like with like: verb × resource × scope. A client that moves lists
+//! everything anew, so that the new instance has more lists than the old one, and a plain sum says that it is slower.
+//! Sums over a verb, a resource or everything are of what each part is allowed, weighted by the new instance's own
+//! requests.
+//!
+//! What is allowed in an interval is the signal's tolerance, three times the old instance's share of bad requests (of
+//! its last thousand, which at first are the requests of its whole life, for some are made only when a client connects;
+//! or in this interval, if that is more), and as many bad ones as the old one had in the same time, in the minute
+//! before a step: a client whose requests always fail may have moved, and brings its errors along. A request is slow if
+//! it takes more than twice the time of 95 of 100 requests of the old instance, of which there have to be some, or it
+//! is not compared.
+//!
+//! Intervals in which the old instance suffers too are left out, with the one after, since the two do not see an outage
+//! of etcd at the same moment; so are requests that the old one never had.
+//!
+//! The probability of a false alarm ([`ALPHA`]) is divided among signals and, within each, among all requests,
+//! resources, verbs and their combinations (as many as the old instance had before the first step): family-wise, by
+//! Bonferroni, since signals depend on each other. Findings without a test need none: an instance that restarts, or no
+//! longer answers while the other does, or that lacks an API which is in use.
+//!
+//! What the bound does not cover: what is allowed comes from what the old instance had, and is not known exactly. The
+//! tolerance and the factor of three are there for that. The simulation in the tests, whose noise is meant to be worse
+//! than a cluster's, shows whether they are enough.
+
+use crate::histogram::Histogram;
+use crate::history::{ENOUGH, FROM_BEFORE, History, Id, Increments, QUANTILE, REMEMBERED, Side, restarted};
+use crate::sequential::{ALPHA, Wealth};
+use crate::signals::{Counts, Sample, Signal, Subject};
+use crate::verdict::{Judgement, Outcome, Row, Verdict};
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::time::Duration;
+
+/// How much more than the old instance the new one may have of what is bad, beside the tolerance.
+const RATIO: f64 = 3.0;
+/// The old instance suffers if this share of its requests, and so many, are bad beyond [`RATIO`] times what is usual.
+const SUFFERS: Counts = Counts { bad: 3.0, all: 0.05 };
+/// Samples in a row without an answer, while the other instance answers.
+const SILENCE: u32 = 4;
+/// Connections, none of which got a byte, that are as good as no answer.
+const FEW: f64 = 2.0;
+/// What a step has to have for "good": intervals, requests of the new instance, and the part of these that can be
+/// compared.
+const INTERVALS: u32 = 10;
+const REQUESTS: f64 = 100.0;
+const COMPARABLE: f64 = 0.5;
+/// An average limit beyond this leaves no fault to be found.
+const BLIND: f64 = 0.5;
+/// Lines of one signal in a verdict, beside its sum.
+const LINES: usize = 5;
+
+/// A sample of what is no count is as good as so many requests.
+const SAMPLE: f64 = 100.0;
+/// A bet is on at least so many requests, times what is allowed.
+const BATCH: f64 = 50.0;
+const MOST_BATCH: f64 = 10.0;
+
+/// Takes a sample of each instance every two seconds or so, from a minute before the first step on, in which the new
+/// one gets berth's own requests and no client. After each, [`Judge::is_bad`] says whether to go back; after a step, its
+/// verdict whether there was enough to go on.
+#[derive(Debug, Default)]
+pub struct Judge {
+    accepted: BTreeSet<Signal>,
+    /// When both answered last.
+    at: Duration,
+    old: Side,
+    new: Side,
+    history: BTreeMap<Id, History>,
+    /// Empty until the first step.
+    tests: BTreeMap<Id, Test>,
+    certain: BTreeMap<(Signal, String), String>,
+    /// Requests of the old instance by API when it was first seen, and what each serves.
+    requests: Option<BTreeMap<String, f64>>,
+    apis: [Option<BTreeSet<String>>; 2],
+    suffered: bool,
+    /// Samples in a row in which the new instance was silent.
+    unanswered: u32,
+    step: Step,
+}
+
+#[derive(Debug, Default)]
+struct Test {
+    wealth: Wealth,
+    alpha: f64,
+    interval: Tally,
+    total: Tally,
+    found: bool,
+}
+
+/// The new instance's requests, and how many of them would be bad if it were as the old one, or as bad as is allowed.
+#[derive(Debug, Default, Clone, Copy)]
+struct Tally {
+    new: Counts,
+    old: f64,
+    allowed: f64,
+}
+
+#[derive(Debug, Default)]
+struct Step {
+    /// In which the old instance was learned from.
+    seconds: f64,
+    intervals: u32,
+    left_out: u32,
+    requests: f64,
+    compared: f64,
+}
+
+impl Judge {
+    /// Findings with an accepted code do not make a verdict bad.
+    pub fn new(accepted: impl IntoIterator<Item = Signal>) -> Self {
+        Self { accepted: accepted.into_iter().collect(), ..Self::default() }
+    }
+
+    /// From now on the new instance has another share of the connections. Before the first step the judge learns what
+    /// is usual.
+    pub fn begin_step(&mut self) {
+        if self.tests.is_empty() {
+            self.tests = self.prepare();
+        }
+        for history in self.history.values_mut() {
+            history.most = history.most.max(mem::take(&mut history.bad) / self.step.seconds.max(1.0));
+        }
+        self.step = Step::default();
+        self.tests.values_mut().for_each(|test| test.wealth.begin_step());
+    }
+
+    /// Both instances, asked at the same time; `at` is on any clock that does not go back.
+    pub fn observe(&mut self, at: Duration, old: Sample, new: Sample) {
+        self.look(&old, &new);
+        let answered = [old.answered, new.answered];
+        let seconds = if self.old.last.answered { at.saturating_sub(self.at).as_secs_f64() } else { 0.0 };
+        let mut tallies = self.states(&old, &new, seconds);
+        if !self.old.last.answered {
+            self.learn_life(&old);
+        }
+        let busy = self.busy_levels(&new);
+        let starts_again = restarted(&self.old.last, &old);
+        let (from_old, from_new) = (self.old.advance(old), self.new.advance(new));
+        self.listen(answered, &from_new);
+        if answered[0] {
+            self.at = at;
+        }
+        let was = self.usual(&from_old);
+        let suffers = starts_again || self.suffers(&was);
+        if !suffers {
+            self.learn(&from_old, &was);
+            self.step.seconds += seconds;
+        }
+        let suffered = mem::replace(&mut self.suffered, suffers);
+        if self.tests.is_empty() {
+            return;
+        }
+        if !answered[0] || suffers || suffered {
+            self.step.left_out += 1;
+            return;
+        }
+        self.step.intervals += u32::from(answered[1]);
+        self.compare(&from_new, &was, &busy, seconds, &mut tallies);
+        for (id, tally) in tallies {
+            if let Some(test) = self.tests.get_mut(&id) {
+                test.interval.add(&tally);
+            }
+        }
+        self.tests.values_mut().for_each(Test::bet);
+    }
+
+    /// Whether the new instance has to give back its connections: the verdict's outcome is bad, and stays so.
+    pub fn is_bad(&self) -> bool {
+        let tests = self.tests.iter().filter(|(_, test)| test.found).map(|(id, _)| id.0);
+        tests.chain(self.certain.keys().map(|(signal, _)| *signal)).any(|signal| !self.accepted.contains(&signal))
+    }
+
+    pub fn verdict(&self) -> Verdict {
+        let mut rows: Vec<Row> = Signal::COMPARED.into_iter().flat_map(|signal| self.rows(signal)).collect();
+        rows.extend(self.certain.iter().map(|((code, subject), note)| Row {
+            code: *code,
+            subject: subject.clone(),
+            compared: 0,
+            old: 0.0,
+            new: 1.0,
+            limit: 0.0,
+            judgement: self.bad(*code),
+            note: note.clone(),
+        }));
+        let lacking = self.lacking();
+        let outcome = match () {
+            () if self.is_bad() => Outcome::Bad,
+            () if lacking.is_empty() => Outcome::Good,
+            () => Outcome::Undecided,
+        };
+        Verdict { outcome, rows, lacking, intervals: self.step.intervals, left_out: self.step.left_out }
+    }
+
+    /// A test for everything that is known of the old instance, each with its part of [`ALPHA`].
+    fn prepare(&self) -> BTreeMap<Id, Test> {
+        let mut ids: BTreeSet<Id> = Signal::COMPARED.map(|signal| (signal, Subject::default())).into();
+        let known = self.history.iter().filter(|(_, history)| history.counts.all >= ENOUGH);
+        ids.extend(known.flat_map(|((signal, subject), _)| subject.levels().into_iter().map(|level| (*signal, level))));
+        let services = self.old.last.unavailable.keys();
+        ids.extend(services.map(|name| (Signal::Aggregation, Subject::resource(name))));
+        let mut like: BTreeMap<_, u32> = BTreeMap::new();
+        ids.iter().for_each(|(signal, subject)| *like.entry((*signal, part(subject))).or_default() += 1);
+        let alpha = |(signal, subject): &Id| {
+            let (_, share) = part(subject);
+            ALPHA * signal.weight() / f64::from(share) / f64::from(like[&(*signal, part(subject))])
+        };
+        ids.into_iter().map(|id| (id.clone(), Test { alpha: alpha(&id), ..Test::default() })).collect()
+    }
+
+    /// What needs no test.
+    fn look(&mut self, old: &Sample, new: &Sample) {
+        let mut find = |signal, subject: &str, note: String| {
+            self.certain.entry((signal, subject.to_owned())).or_insert(note);
+        };
+        if restarted(&self.new.last, new) {
+            find(Signal::Restart, "process", "it started again".to_owned());
+        }
+        for (known, sample) in self.apis.iter_mut().zip([old, new]) {
+            *known = sample.apis.clone().or(known.take());
+        }
+        if old.answered && self.requests.is_none() {
+            self.requests = Some(old.requests.clone());
+        }
+        let (Some(first), [Some(served), Some(serves)]) = (&self.requests, &self.apis) else { return };
+        for api in served.difference(serves) {
+            let [before, now] = [first, &old.requests].map(|requests| requests.get(api).copied().unwrap_or_default());
+            if now > before {
+                find(
+                    Signal::MissingApi,
+                    api,
+                    format!("not served, and the old one had {} requests for it", now - before),
+                );
+            }
+        }
+    }
+
+    /// Whether the new instance is silent: no metrics, or not a byte on any connection. The first byte is of the TLS
+    /// handshake, and needs neither etcd nor a webhook.
+    fn listen(&mut self, [old, new]: [bool; 2], from_new: &Increments) {
+        let connections = from_new.counts.get(&(Signal::EmptyConnections, Subject::default()));
+        let empty = connections.is_some_and(|connections| connections.all >= FEW && connections.bad >= connections.all);
+        match (new, empty) {
+            (true, true) | (false, _) => self.unanswered += u32::from(old),
+            (true, false) => self.unanswered = 0,
+        }
+        if self.unanswered >= SILENCE {
+            let note =
+                format!("no metrics or no connection with a byte for {SILENCE} samples, while the old one answered");
+            self.certain.entry((Signal::NoAnswer, "process".to_owned())).or_insert(note);
+        }
+    }
+
+    /// What is no count: whether an APIService is unavailable, and whether the process grows beyond the size that the
+    /// old one needs for all clients. One sample is as good as many requests.
+    fn states(&self, old: &Sample, new: &Sample, seconds: f64) -> BTreeMap<Id, Tally> {
+        let mut tallies = BTreeMap::new();
+        let mut add = |signal: Signal, subject: Subject, bad: bool| {
+            let new = Counts { bad: if bad { SAMPLE } else { 0.0 }, all: SAMPLE };
+            let tally = Tally { new, old: 0.0, allowed: signal.tolerance() * SAMPLE };
+            tallies.insert((signal, subject), tally);
+        };
+        let services = old.unavailable.iter().filter_map(|(name, old)| Some((name, *old, *new.unavailable.get(name)?)));
+        let mut any = false;
+        for (name, old, new) in services.clone() {
+            any |= new && !old;
+            add(Signal::Aggregation, Subject::resource(name), new && !old);
+        }
+        if services.count() > 0 {
+            add(Signal::Aggregation, Subject::default(), any);
+        }
+        let grows = |peak: f64, now: f64, before: f64, factor: f64, pace: f64| {
+            now > factor * peak && now - before > seconds * pace.max(peak / 200.0)
+        };
+        if let (Some(now), Some(before)) = (new.memory, self.new.last.memory) {
+            let peak = self.old.memory.max(old.memory.unwrap_or_default());
+            add(Signal::Memory, Subject::default(), peak > 0.0 && grows(peak, now, before, 1.25, f64::from(8 << 20)));
+        }
+        if let (Some(now), Some(before)) = (new.goroutines, self.new.last.goroutines) {
+            let peak = self.old.goroutines.max(old.goroutines.unwrap_or_default());
+            add(Signal::Goroutines, Subject::default(), peak > 0.0 && grows(peak, now, before, 2.0, 100.0));
+        }
+        tallies
+    }
+
+    /// Priority levels of the new instance that have no seats to spare, now or before.
+    fn busy_levels(&self, new: &Sample) -> BTreeSet<Subject> {
+        let seats = self.new.last.seats.iter().chain(&new.seats);
+        seats.filter(|(_, seats)| seats.bad > seats.all / 2.0).map(|(level, _)| Subject::resource(level)).collect()
+    }
+
+    /// The old instance's whole life: what a client asks for when it connects may have been asked for days ago.
+    fn learn_life(&mut self, old: &Sample) {
+        for (id, histogram) in &old.histograms {
+            self.history.entry(id.clone()).or_default().learn_histogram(histogram, FROM_BEFORE);
+        }
+        for (id, counts) in &old.counts {
+            self.history.entry(id.clone()).or_default().learn(*counts, FROM_BEFORE);
+        }
+    }
+
+    /// What the old instance had in the interval, as counts.
+    fn usual(&mut self, from: &Increments) -> BTreeMap<Id, Counts> {
+        let mut all = from.counts.clone();
+        for (id, histogram) in &from.histograms {
+            if let Some(slow) = self.history.entry(id.clone()).or_default().slow {
+                all.insert(id.clone(), Counts { bad: histogram.above(slow), all: histogram.total() });
+            }
+        }
+        all
+    }
+
+    fn suffers(&self, was: &BTreeMap<Id, Counts>) -> bool {
+        let mut sums: BTreeMap<Signal, (Counts, f64)> = BTreeMap::new();
+        for (id, counts) in was {
+            let (sum, usual) = sums.entry(id.0).or_default();
+            sum.add(counts.bad, counts.all);
+            *usual += counts.all * self.history.get(id).map_or(0.0, |history| history.counts.share());
+        }
+        let tells = [Signal::Errors, Signal::Latency, Signal::EtcdErrors, Signal::EmptyConnections, Signal::FirstByte];
+        tells
+            .iter()
+            .filter_map(|signal| sums.get(signal))
+            .any(|(sum, usual)| sum.bad > RATIO * usual + SUFFERS.all * sum.all + SUFFERS.bad)
+    }
+
+    fn learn(&mut self, from: &Increments, was: &BTreeMap<Id, Counts>) {
+        for (id, histogram) in &from.histograms {
+            self.history.entry(id.clone()).or_default().learn_histogram(histogram, REMEMBERED);
+        }
+        for (id, counts) in was {
+            let history = self.history.entry(id.clone()).or_default();
+            // With a histogram come its counts.
+            if !from.histograms.contains_key(id) {
+                history.learn(*counts, REMEMBERED);
+            }
+            history.bad += counts.bad;
+        }
+    }
+
+    /// The new instance's requests, beside what is allowed of each.
+    fn compare(
+        &mut self,
+        from: &Increments,
+        was: &BTreeMap<Id, Counts>,
+        busy: &BTreeSet<Subject>,
+        seconds: f64,
+        tallies: &mut BTreeMap<Id, Tally>,
+    ) {
+        let slow = from.histograms.iter().filter_map(|(id, histogram)| {
+            let history = self.history.get_mut(id)?;
+            history.new.merge(histogram);
+            Some((id, Counts { bad: histogram.above(history.slow?), all: histogram.total() }))
+        });
+        let all: Vec<_> = slow.collect();
+        for (id, new) in all.into_iter().chain(from.counts.iter().map(|(id, new)| (id, *new))) {
+            let (signal, subject) = id;
+            let is_request = *signal == Signal::Errors;
+            self.step.requests += if is_request { new.all } else { 0.0 };
+            let known = self.history.get(id).filter(|history| history.counts.all >= ENOUGH);
+            let Some(history) = known.filter(|_| new.all > 0.0) else { continue };
+            if *signal == Signal::Rejections && busy.contains(subject) {
+                continue;
+            }
+            self.step.compared += if is_request { new.all } else { 0.0 };
+            let now = was.get(id).map_or(0.0, |old| old.share());
+            let old = history.counts.share().max(now) * new.all;
+            let allowed = (signal.tolerance() * new.all + RATIO * old + history.most * seconds).min(new.all);
+            for level in subject.levels() {
+                tallies.entry((*signal, level)).or_default().add(&Tally { new, old, allowed });
+            }
+        }
+    }
+
+    fn rows(&self, signal: Signal) -> Vec<Row> {
+        let lacks = [(&self.old, "old"), (&self.new, "new")]
+            .into_iter()
+            .find(|(side, _)| !side.last.metrics.contains(signal.metric()));
+        let mut tests: Vec<_> =
+            self.tests.range((signal, Subject::default())..).take_while(|(id, _)| id.0 == signal).collect();
+        tests.retain(|((_, subject), test)| test.found || *subject == Subject::default());
+        tests.sort_by(|(a, one), (b, other)| {
+            let first = |subject: &Subject| *subject != Subject::default();
+            first(&a.1).cmp(&first(&b.1)).then(other.total.new.bad.total_cmp(&one.total.new.bad))
+        });
+        let rows = tests.into_iter().take(1 + LINES).map(|((_, subject), test)| {
+            let Tally { new, old, allowed } = test.total;
+            let share = |part: f64| if new.all > 0.0 { part / new.all } else { 0.0 };
+            let (judgement, note) = match lacks {
+                _ if test.found => (self.bad(signal), self.quantiles(signal, subject)),
+                Some((_, which)) if new.all == 0.0 || signal == Signal::WatchCache => {
+                    (Judgement::NotCompared, format!("the {which} one has no {}", signal.metric()))
+                }
+                _ if new.all == 0.0 => (Judgement::NotCompared, "nothing that both had".to_owned()),
+                _ if share(allowed) > BLIND => (Judgement::NotCompared, "the old one is as bad".to_owned()),
+                _ => (Judgement::Good, self.quantiles(signal, subject)),
+            };
+            let [old, new_share, limit] = [old, new.bad, allowed].map(share);
+            let is_state = matches!(signal, Signal::Aggregation | Signal::Memory | Signal::Goroutines);
+            let compared = (new.all / if is_state { SAMPLE } else { 1.0 }).round() as u64;
+            Row { code: signal, subject: subject.to_string(), compared, old, new: new_share, limit, judgement, note }
+        });
+        rows.collect()
+    }
+
+    /// Of a histogram's subject, in words.
+    fn quantiles(&self, signal: Signal, subject: &Subject) -> String {
+        let (mut old, mut new) = (Histogram::default(), Histogram::default());
+        for (_, history) in self.history.iter().filter(|(id, _)| id.0 == signal && id.1.levels().contains(subject)) {
+            old.merge(&history.histogram);
+            new.merge(&history.new);
+        }
+        let [Some(old), Some(new)] = [old, new].map(|histogram| histogram.quantile(QUANTILE)) else {
+            return String::new();
+        };
+        format!("95th percentile {new:.3} s, old {old:.3} s")
+    }
+
+    fn bad(&self, code: Signal) -> Judgement {
+        if self.accepted.contains(&code) { Judgement::Accepted } else { Judgement::Bad }
+    }
+
+    fn lacking(&self) -> Vec<String> {
+        let Step { intervals, left_out, requests, compared, .. } = self.step;
+        let mut lacking = Vec::new();
+        if intervals < INTERVALS {
+            lacking.push(format!(
+                "{intervals} intervals, {INTERVALS} needed; {left_out} left out, as the old one suffered too"
+            ));
+        }
+        if compared < REQUESTS {
+            lacking.push(format!("{compared:.0} requests to the new one that can be compared, {REQUESTS:.0} needed"));
+        }
+        if compared < COMPARABLE * requests {
+            lacking.push(format!(
+                "of {requests:.0} requests to the new one, {compared:.0} are such as the old one had, too"
+            ));
+        }
+        for signal in [Signal::Errors, Signal::Latency] {
+            let total = self.tests.get(&(signal, Subject::default())).map(|test| test.total).unwrap_or_default();
+            if total.allowed > BLIND * total.new.all {
+                lacking.push(format!("{signal}: the old one has so many that a fault would not show"));
+            }
+        }
+        lacking
+    }
+}
+
+impl Test {
+    fn bet(&mut self) {
+        let Tally { new, allowed, .. } = self.interval;
+        if new.all > 0.0 && new.all >= (BATCH * allowed / new.all).min(MOST_BATCH) {
+            self.total.add(&mem::take(&mut self.interval));
+            self.wealth.bet(new, (allowed / new.all).min(1.0));
+            self.found |= self.wealth.refutes(self.alpha);
+        }
+    }
+}
+
+impl Tally {
+    fn add(&mut self, other: &Self) {
+        self.new.add(other.new.bad, other.new.all);
+        self.old += other.old;
+        self.allowed += other.allowed;
+    }
+}
+
+/// Which kind of sum a subject is, and by what its part of the probability is divided: half is for everything.
+fn part(subject: &Subject) -> (u8, u8) {
+    match (subject.verb.is_empty(), subject.resource.is_empty()) {
+        (true, true) => (0, 2),
+        (true, false) => (1, 4),
+        (false, true) => (2, 8),
+        (false, false) => (3, 8),
+    }
+}

@@ -1,0 +1,125 @@
+//! Prometheus' text exposition format, as far as the judge needs it: a sample's name, its labels, its value.
+//!
+//! A page comes from outside and may be anything. What is no sample is passed over: comments, a broken line, a
+//! timestamp or an exemplar behind the value.
+
+use std::borrow::Cow;
+
+type Labels<'a> = Vec<(&'a str, Cow<'a, str>)>;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample<'a> {
+    pub name: &'a str,
+    labels: Labels<'a>,
+    pub value: f64,
+}
+
+impl Sample<'_> {
+    /// The value of a label; empty if there is none, which in Prometheus is the same.
+    pub fn label(&self, name: &str) -> &str {
+        self.labels.iter().find(|(label, _)| *label == name).map_or("", |(_, value)| value)
+    }
+}
+
+/// The samples of a page whose name is wanted. A page has a hundred thousand lines, and most names are of no interest.
+pub fn samples<'a>(page: &'a str, wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = Sample<'a>> {
+    page.lines().filter_map(move |line| {
+        let line = line.trim_start();
+        let name = &line[..line.find(['{', ' ', '\t'])?];
+        if name.is_empty() || name.starts_with('#') || !wanted(name) {
+            return None;
+        }
+        let rest = line[name.len()..].trim_start();
+        let (labels, rest) = match rest.strip_prefix('{') {
+            Some(rest) => labels(rest)?,
+            None => (Vec::new(), rest),
+        };
+        Some(Sample { name, labels, value: rest.split_ascii_whitespace().next()?.parse().ok()? })
+    })
+}
+
+/// What stands between braces, and what follows it.
+fn labels(mut rest: &str) -> Option<(Labels<'_>, &str)> {
+    let mut labels = Vec::new();
+    loop {
+        rest = rest.trim_start_matches([' ', '\t', ',']);
+        if let Some(rest) = rest.strip_prefix('}') {
+            return Some((labels, rest));
+        }
+        let (name, after) = rest.split_once('=')?;
+        let (value, after) = quoted(after.trim_start().strip_prefix('"')?)?;
+        labels.push((name.trim_end(), value));
+        rest = after;
+    }
+}
+
+/// A value up to its closing quote, and what follows it. `\\`, `\"` and `\n` are the only escapes.
+fn quoted(text: &str) -> Option<(Cow<'_, str>, &str)> {
+    let plain = text.find(['"', '\\'])?;
+    if text[plain..].starts_with('"') {
+        return Some((text[..plain].into(), &text[plain + 1..]));
+    }
+    let mut value = text[..plain].to_owned();
+    let mut characters = text[plain..].char_indices();
+    loop {
+        match characters.next()? {
+            (at, '"') => return Some((value.into(), &text[plain + at + 1..])),
+            (_, '\\') => match characters.next()?.1 {
+                'n' => value.push('\n'),
+                other => value.push(other),
+            },
+            (_, other) => value.push(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_line_may_have_labels_escapes_a_timestamp_or_an_exemplar() {
+        let page = concat!(
+            "# HELP a b\n# TYPE a counter\na 1\n",
+            "a{} 2 1700000000\n",
+            "a{x=\"1\",y=\"q\\\"\\\\\\nz\",} +Inf # {trace_id=\"9\"} 3\n",
+            "  a { x = \"{,}\" , y=\"\" }\t4e-3\n",
+            "a{x=\"1\" 5\na{x=1} 5\na\na five\nother 6\n",
+        );
+        let all: Vec<_> = samples(page, |name| name == "a").collect();
+        let values: Vec<_> = all.iter().map(|sample| sample.value).collect();
+        assert_eq!(values, [1.0, 2.0, f64::INFINITY, 0.004]);
+        assert_eq!((all[2].label("x"), all[2].label("y"), all[2].label("none")), ("1", "q\"\\\nz", ""));
+        assert_eq!((all[3].label("x"), all[3].label("y")), ("{,}", ""));
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read(labels in prop::collection::vec(("[a-z_]{1,8}", ".*"), 0..4), value: f64) {
+            let written: Vec<_> = labels
+                .iter()
+                .map(|(name, value)| {
+                    let value = value.replace('\\', r"\\").replace('\n', r"\n").replace('"', "\\\"");
+                    format!("{name}=\"{value}\"")
+                })
+                .collect();
+            // A carriage return ends no line, but lines() takes it off one.
+            let page = format!("m{{{}}} {value} 17", written.join(","));
+            let read: Vec<_> = samples(&page, |_| true).collect();
+            prop_assert_eq!(read.len(), 1);
+            prop_assert!(read[0].value == value || value.is_nan());
+            for (name, _) in &labels {
+                let first = labels.iter().find(|(other, _)| other == name).expect("it is one of them");
+                prop_assert_eq!(read[0].label(name), &first.1);
+            }
+        }
+
+        #[test]
+        fn nothing_panics(page: String) {
+            for sample in samples(&page, |_| true) {
+                sample.label("x");
+            }
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! What is compared: the signals, the metrics of kube-apiserver behind each, and what these say of one instance at one
+//! time.
+//!
+//! Names, labels and buckets are those of Kubernetes v1.35.4 and v1.36.3, read in their source:
+//!
+//! | metrics | where in kubernetes/kubernetes, below staging/src/k8s.io |
+//! | --- | --- |
+//! | `apiserver_request_total`, `…_request_duration_seconds` (buckets from 5 ms), `…_request_sli_duration_seconds` (from 50 ms, without webhooks and queueing), `…_request_aborts_total`, `…_tls_handshake_errors_total` | apiserver/pkg/endpoints/metrics/metrics.go |
+//! | `apiserver_flowcontrol_{rejected,dispatched}_requests_total`, `…_current_executing_seats`, `…_current_limit_seats` | apiserver/pkg/util/flowcontrol/metrics/metrics.go |
+//! | `apiserver_admission_webhook_admission_duration_seconds`, `…_rejection_count`, `…_fail_open_count` | apiserver/pkg/admission/metrics/metrics.go |
+//! | `etcd_requests_total`, `etcd_request_errors_total`, `apiserver_storage_decode_errors_total` | apiserver/pkg/storage/etcd3/metrics/metrics.go |
+//! | `apiserver_storage_transformation_operations_total` | apiserver/pkg/storage/value/metrics.go |
+//! | `apiserver_audit_event_total`, `apiserver_audit_error_total` | apiserver/pkg/audit/metrics.go |
+//! | `aggregator_unavailable_apiservice` | kube-aggregator/pkg/controllers/status/metrics/metrics.go |
+//!
+//! What is in that source and not in the names:
+//!
+//! - 429 is counted in `apiserver_request_total` too. It follows the load and the seats of each instance, so that it is
+//!   no error here; rejections are compared by priority level, and only where less than half of its seats are taken.
+//! - A webhook's own refusal has `error_type="no_error"`, and a failure of one with `failurePolicy: Ignore` is counted
+//!   in `…_fail_open_count` alone. The duration is counted for every call, so that its count is what both are shares
+//!   of; `…_webhook_request_total` counts the same calls.
+//! - The labels of etcd's errors changed in v1.34 (`type` became `group` and `resource`): they are compared by
+//!   `operation`.
+//! - `aggregator_unavailable_apiservice` is this process's own view. The counter `…_total` is not: it grows when the
+//!   status of the APIService changes, which both instances write, so that it is left out. The aggregator counts no
+//!   requests but those that it could not pass on (`apiserver_request_terminations_total`), which therefore have
+//!   nothing that they could be a share of.
+//! - An API that is not served leaves no trace: the last handler of the chain (apiserver/pkg/util/notfoundhandler)
+//!   answers 404 and counts nothing, nor does apiextensions for an unknown version. So a missing API is seen in what
+//!   the instances serve, which the caller asks them for; a 404 in `apiserver_request_total` is of a resource that is
+//!   served, and compared for lists and watches, which do not name an object that may be gone.
+//! - Neither version has `apiserver_watch_cache_initialization_errors_total`; later ones do.
+
+use crate::histogram::Histogram;
+use crate::metrics;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// No counter, size or time in seconds is larger, and sums of these are exact enough.
+const MOST: f64 = 1e15;
+
+/// In JSON and for `Display`, a finding's stable code: `webhook-errors`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Signal {
+    /// Requests that were answered with 5xx.
+    Errors,
+    /// Lists and watches that were answered with 404.
+    NotFound,
+    /// Requests that took more than twice the time in which the old instance answers 95 of 100.
+    Latency,
+    /// Requests that took longer than SIG Scalability's objective: 1 s for one object, else 30 s.
+    Objective,
+    /// Requests that were rejected while seats were free.
+    Rejections,
+    WebhookErrors,
+    WebhookLatency,
+    EtcdErrors,
+    /// Objects that could not be encrypted or decrypted.
+    Encryption,
+    Decoding,
+    /// APIServices that are unavailable to the new instance alone.
+    Aggregation,
+    Aborts,
+    TlsErrors,
+    AuditErrors,
+    WatchCache,
+    /// Connections that ended without a byte of the instance, by berth's count.
+    EmptyConnections,
+    /// Time to the instance's first byte, by berth's count.
+    FirstByte,
+    Memory,
+    Goroutines,
+    Restart,
+    /// The instance does not answer berth.
+    NoAnswer,
+    /// An API that the old instance serves, and is asked for.
+    MissingApi,
+}
+
+impl Signal {
+    /// All that are compared by [`crate::sequential`].
+    pub const COMPARED: [Self; 19] = [
+        Self::Errors,
+        Self::NotFound,
+        Self::Latency,
+        Self::Objective,
+        Self::Rejections,
+        Self::WebhookErrors,
+        Self::WebhookLatency,
+        Self::EtcdErrors,
+        Self::Encryption,
+        Self::Decoding,
+        Self::Aggregation,
+        Self::Aborts,
+        Self::TlsErrors,
+        Self::AuditErrors,
+        Self::WatchCache,
+        Self::EmptyConnections,
+        Self::FirstByte,
+        Self::Memory,
+        Self::Goroutines,
+    ];
+
+    /// The smallest effect that matters, as a share of requests.
+    pub fn tolerance(self) -> f64 {
+        match self {
+            Self::Latency | Self::FirstByte | Self::Rejections | Self::TlsErrors => 0.10,
+            Self::WebhookLatency => 0.15,
+            Self::Aggregation | Self::Memory | Self::Goroutines => 0.10,
+            Self::NotFound | Self::WebhookErrors | Self::EmptyConnections => 0.05,
+            _ => 0.02,
+        }
+    }
+
+    /// Its part of the probability of a false alarm: half is for the four that tell most, 15 others share the rest.
+    pub fn weight(self) -> f64 {
+        match self {
+            Self::Errors | Self::Latency | Self::EmptyConnections | Self::FirstByte => 1.0 / 8.0,
+            _ => 1.0 / 30.0,
+        }
+    }
+
+    /// The metric without which an instance cannot be judged by it. Counters of errors are absent until there is an
+    /// error.
+    pub fn metric(self) -> &'static str {
+        match self {
+            Self::Errors | Self::NotFound | Self::Aborts => "apiserver_request_total",
+            Self::Latency => "apiserver_request_duration_seconds_bucket",
+            Self::Objective => "apiserver_request_sli_duration_seconds_bucket",
+            Self::Rejections => "apiserver_flowcontrol_dispatched_requests_total",
+            Self::WebhookErrors | Self::WebhookLatency => {
+                "apiserver_admission_webhook_admission_duration_seconds_bucket"
+            }
+            Self::EtcdErrors | Self::Decoding => "etcd_requests_total",
+            Self::Encryption => "apiserver_storage_transformation_operations_total",
+            Self::Aggregation => "aggregator_unavailable_apiservice",
+            Self::TlsErrors => "apiserver_tls_handshake_errors_total",
+            Self::AuditErrors => "apiserver_audit_event_total",
+            Self::WatchCache => "apiserver_watch_cache_initialization_errors_total",
+            Self::Memory => "process_resident_memory_bytes",
+            Self::Goroutines => "go_goroutines",
+            Self::Restart => "process_start_time_seconds",
+            Self::EmptyConnections | Self::FirstByte => "berth's count of connections",
+            Self::NoAnswer => "/metrics",
+            Self::MissingApi => "the list of APIs",
+        }
+    }
+}
+
+impl fmt::Display for Signal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// What is compared with its like. Empty parts are of no matter: a verb alone is all requests of that verb.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Subject {
+    pub verb: Box<str>,
+    pub resource: Box<str>,
+    pub scope: Box<str>,
+}
+
+impl Subject {
+    pub fn verb(verb: &str) -> Self {
+        Self { verb: verb.into(), ..Self::default() }
+    }
+
+    pub fn resource(resource: &str) -> Self {
+        Self { resource: resource.into(), ..Self::default() }
+    }
+
+    fn of(sample: &metrics::Sample<'_>) -> Self {
+        let [group, resource, subresource] = ["group", "resource", "subresource"].map(|name| sample.label(name));
+        let dot = if group.is_empty() { "" } else { "." };
+        let slash = if subresource.is_empty() || subresource.starts_with('/') { "" } else { "/" };
+        let resource = format!("{resource}{dot}{group}{slash}{subresource}");
+        Self { verb: sample.label("verb").into(), resource: resource.into(), scope: sample.label("scope").into() }
+    }
+
+    /// All that it counts in: everything, its verb, its resource, and itself.
+    pub fn levels(&self) -> BTreeSet<Self> {
+        [Self::default(), Self::verb(&self.verb), Self::resource(&self.resource), self.clone()].into()
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [&self.verb, &self.resource, &self.scope].map(|part| &**part);
+        let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        f.write_str(if parts.is_empty() { "all" } else { "" })?;
+        f.write_str(&parts.join(" "))
+    }
+}
+
+/// How many there were, and how many of them were bad.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Counts {
+    pub bad: f64,
+    pub all: f64,
+}
+
+impl Counts {
+    pub fn add(&mut self, bad: f64, all: f64) {
+        self.bad += bad;
+        self.all += all;
+    }
+
+    pub fn share(self) -> f64 {
+        if self.all > 0.0 { (self.bad / self.all).min(1.0) } else { 0.0 }
+    }
+}
+
+/// What berth counted of one instance's connections, since it began to count.
+#[derive(Debug, Clone, Default)]
+pub struct Connections {
+    /// Those that were passed on, and berth's own probes.
+    pub all: f64,
+    /// Those that the instance ended, or let run into a timeout, without a byte.
+    pub empty: f64,
+    /// Seconds to the first byte.
+    pub first_byte: Histogram,
+}
+
+/// One instance at one time. Counts are sums since it started.
+#[derive(Debug, Clone, Default)]
+pub struct Sample {
+    /// Whether it answered with its metrics.
+    pub(crate) answered: bool,
+    pub(crate) started: Option<f64>,
+    pub(crate) counts: BTreeMap<(Signal, Subject), Counts>,
+    pub(crate) histograms: BTreeMap<(Signal, Subject), Histogram>,
+    /// By priority level: seats that are taken, and that there are.
+    pub(crate) seats: BTreeMap<String, Counts>,
+    /// By APIService: whether it is unavailable.
+    pub(crate) unavailable: BTreeMap<String, bool>,
+    pub(crate) memory: Option<f64>,
+    pub(crate) goroutines: Option<f64>,
+    /// Requests by `group/version`, as [`Sample::serves`] has it.
+    pub(crate) requests: BTreeMap<String, f64>,
+    pub(crate) apis: Option<BTreeSet<String>>,
+    /// The wanted metrics that the page has.
+    pub(crate) metrics: BTreeSet<&'static str>,
+}
+
+impl Sample {
+    /// From a page of metrics, or from none, if the instance did not answer in time.
+    pub fn new(page: Option<&str>) -> Self {
+        let mut sample = Self { answered: page.is_some(), ..Self::default() };
+        for line in metrics::samples(page.unwrap_or_default(), is_wanted) {
+            if (0.0..=MOST).contains(&line.value) {
+                sample.add(&line);
+            }
+        }
+        sample
+    }
+
+    /// What berth counted of this instance's connections.
+    #[must_use]
+    pub fn with_connections(mut self, connections: Connections) -> Self {
+        let all = Subject::default();
+        self.count(Signal::EmptyConnections, all.clone(), connections.empty, connections.all);
+        if self.answered {
+            self.count(Signal::TlsErrors, all.clone(), 0.0, connections.all);
+        }
+        self.histograms.insert((Signal::FirstByte, all), connections.first_byte);
+        self.metrics.extend([Signal::EmptyConnections.metric()]);
+        self
+    }
+
+    /// The APIs that the instance serves (`v1`, `apps/v1`), from its discovery.
+    #[must_use]
+    pub fn serves(mut self, apis: BTreeSet<String>) -> Self {
+        self.apis = Some(apis);
+        self
+    }
+
+    pub(crate) fn count(&mut self, signal: Signal, subject: Subject, bad: f64, all: f64) {
+        self.counts.entry((signal, subject)).or_default().add(bad, all);
+    }
+
+    fn add(&mut self, line: &metrics::Sample<'_>) {
+        let (value, all) = (line.value, Subject::default());
+        let known = Signal::COMPARED.map(Signal::metric).into_iter().find(|name| *name == line.name);
+        self.metrics.extend(known);
+        match line.name.strip_prefix("apiserver_").unwrap_or(line.name) {
+            "request_total" => self.request(line),
+            "request_duration_seconds_bucket" if !is_long(line) => {
+                self.bucket(Signal::Latency, Subject::of(line), line);
+            }
+            "request_sli_duration_seconds_bucket" if !is_long(line) => {
+                let objective = if line.label("scope") == "resource" { "1" } else { "30" };
+                match line.label("le") {
+                    "+Inf" => self.count(Signal::Objective, Subject::of(line), value, value),
+                    bound if bound == objective => self.count(Signal::Objective, Subject::of(line), -value, 0.0),
+                    _ => {}
+                }
+            }
+            "request_aborts_total" => self.count(Signal::Aborts, Subject::of(line), value, value),
+            "tls_handshake_errors_total" => self.count(Signal::TlsErrors, all, value, 0.0),
+            "flowcontrol_rejected_requests_total" => self.count(Signal::Rejections, level(line), value, value),
+            "flowcontrol_dispatched_requests_total" => self.count(Signal::Rejections, level(line), 0.0, value),
+            "flowcontrol_current_executing_seats" => {
+                self.seats.entry(level(line).resource.into()).or_default().bad += value;
+            }
+            "flowcontrol_current_limit_seats" => {
+                self.seats.entry(level(line).resource.into()).or_default().all += value;
+            }
+            "admission_webhook_admission_duration_seconds_bucket" => {
+                self.bucket(Signal::WebhookLatency, Subject::resource(line.label("name")), line);
+                if line.label("le") == "+Inf" {
+                    self.count(Signal::WebhookErrors, Subject::resource(line.label("name")), 0.0, value);
+                }
+            }
+            "admission_webhook_rejection_count" if line.label("error_type") == "no_error" => {}
+            "admission_webhook_rejection_count" | "admission_webhook_fail_open_count" => {
+                self.count(Signal::WebhookErrors, Subject::resource(line.label("name")), value, 0.0);
+            }
+            "etcd_requests_total" => {
+                self.count(Signal::EtcdErrors, Subject::verb(line.label("operation")), 0.0, value);
+                self.count(Signal::Decoding, all.clone(), 0.0, value);
+                self.count(Signal::WatchCache, all, 0.0, value);
+            }
+            "etcd_request_errors_total" => {
+                self.count(Signal::EtcdErrors, Subject::verb(line.label("operation")), value, 0.0);
+            }
+            "storage_decode_errors_total" => self.count(Signal::Decoding, all, value, 0.0),
+            "watch_cache_initialization_errors_total" => self.count(Signal::WatchCache, all, value, 0.0),
+            "storage_transformation_operations_total" => {
+                let bad = if line.label("status") == "OK" { 0.0 } else { value };
+                self.count(Signal::Encryption, Subject::verb(line.label("transformation_type")), bad, value);
+            }
+            "audit_event_total" => self.count(Signal::AuditErrors, all, 0.0, value),
+            "audit_error_total" => self.count(Signal::AuditErrors, all, value, 0.0),
+            "aggregator_unavailable_apiservice" => {
+                self.unavailable.insert(line.label("name").into(), value > 0.0);
+            }
+            "process_start_time_seconds" => self.started = Some(value),
+            "process_resident_memory_bytes" => self.memory = Some(value),
+            "go_goroutines" => self.goroutines = Some(value),
+            _ => {}
+        }
+    }
+
+    fn request(&mut self, line: &metrics::Sample<'_>) {
+        let (value, subject, code) = (line.value, Subject::of(line), line.label("code"));
+        // Probes, and who reads metrics, among them berth.
+        if ["/healthz", "/livez", "/readyz", "/metrics"].iter().any(|path| subject.resource.starts_with(path)) {
+            return;
+        }
+        let [group, version] = ["group", "version"].map(|name| line.label(name));
+        let api = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+        *self.requests.entry(api).or_default() += value;
+        if matches!(line.label("verb"), "LIST" | "WATCH") {
+            self.count(Signal::NotFound, subject.clone(), if code == "404" { value } else { 0.0 }, value);
+        }
+        self.count(Signal::Aborts, subject.clone(), 0.0, value);
+        self.count(Signal::Errors, subject, if code.starts_with('5') { value } else { 0.0 }, value);
+    }
+
+    fn bucket(&mut self, signal: Signal, subject: Subject, line: &metrics::Sample<'_>) {
+        if let Ok(bound) = line.label("le").parse() {
+            self.histograms.entry((signal, subject)).or_default().add(bound, line.value);
+        }
+    }
+}
+
+fn is_wanted(name: &str) -> bool {
+    name.starts_with("apiserver_")
+        || name.starts_with("etcd_request")
+        || matches!(name, "aggregator_unavailable_apiservice" | "go_goroutines")
+        || matches!(name, "process_start_time_seconds" | "process_resident_memory_bytes")
+}
+
+/// How long a watch takes, or a shell in a pod, says nothing of the instance.
+fn is_long(line: &metrics::Sample<'_>) -> bool {
+    matches!(line.label("verb"), "WATCH" | "CONNECT")
+}
+
+fn level(line: &metrics::Sample<'_>) -> Subject {
+    Subject::resource(line.label("priority_level"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In the form of kube-apiserver's page.
+    const PAGE: &str = r#"
+# HELP apiserver_request_total [STABLE] Counter of apiserver requests broken out for each verb, dry run value, group, ...
+# TYPE apiserver_request_total counter
+apiserver_request_total{code="200",component="apiserver",dry_run="",group="apps",resource="deployments",scope="cluster",subresource="",verb="LIST",version="v1"} 8
+apiserver_request_total{code="404",component="apiserver",dry_run="",group="apps",resource="deployments",scope="cluster",subresource="",verb="LIST",version="v1"} 1
+apiserver_request_total{code="503",component="apiserver",dry_run="",group="apps",resource="deployments",scope="cluster",subresource="",verb="LIST",version="v1beta1"} 1
+apiserver_request_total{code="429",component="apiserver",dry_run="",group="",resource="pods",scope="resource",subresource="status",verb="PATCH",version="v1"} 3
+apiserver_request_total{code="500",component="",dry_run="",group="",resource="",scope="",subresource="/readyz",verb="GET",version=""} 77
+apiserver_request_duration_seconds_bucket{component="apiserver",dry_run="",group="apps",resource="deployments",scope="cluster",subresource="",verb="LIST",version="v1",le="0.005"} 6
+apiserver_request_duration_seconds_bucket{component="apiserver",dry_run="",group="apps",resource="deployments",scope="cluster",subresource="",verb="LIST",version="v1",le="+Inf"} 9
+apiserver_request_duration_seconds_bucket{component="apiserver",dry_run="",group="apps",resource="deployments",scope="cluster",subresource="",verb="LIST",version="v1beta1",le="+Inf"} 1
+apiserver_request_duration_seconds_bucket{component="apiserver",dry_run="",group="",resource="pods",scope="cluster",subresource="",verb="WATCH",version="v1",le="+Inf"} 5
+apiserver_request_sli_duration_seconds_bucket{component="apiserver",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1",le="1"} 5
+apiserver_request_sli_duration_seconds_bucket{component="apiserver",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1",le="30"} 6
+apiserver_request_sli_duration_seconds_bucket{component="apiserver",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1",le="+Inf"} 7
+apiserver_flowcontrol_current_executing_seats{flow_schema="probes",priority_level="exempt"} 2
+apiserver_flowcontrol_current_executing_seats{flow_schema="system-leader-election",priority_level="exempt"} 3
+apiserver_flowcontrol_current_limit_seats{priority_level="exempt"} 9
+etcd_requests_total{group="",operation="get",resource="pods"} 4
+etcd_requests_total{operation="get",type="*core.Pod"} 4
+etcd_request_errors_total{group="",operation="get",resource="pods"} 1
+process_start_time_seconds 1.76414e+09
+"#;
+
+    #[test]
+    fn a_page_of_kube_apiserver() {
+        let sample = Sample::new(Some(PAGE));
+        let counts = |signal, verb: &str, resource: &str, scope: &str| {
+            let subject = Subject { verb: verb.into(), resource: resource.into(), scope: scope.into() };
+            sample.counts.get(&(signal, subject)).map(|counts| (counts.bad, counts.all))
+        };
+        assert_eq!(counts(Signal::Errors, "LIST", "deployments.apps", "cluster"), Some((1.0, 10.0)));
+        assert_eq!(counts(Signal::NotFound, "LIST", "deployments.apps", "cluster"), Some((1.0, 10.0)));
+        // A rejection is no error, and a probe no request.
+        assert_eq!(counts(Signal::Errors, "PATCH", "pods/status", "resource"), Some((0.0, 3.0)));
+        assert_eq!(counts(Signal::Errors, "GET", "/readyz", ""), None);
+        assert_eq!(counts(Signal::Objective, "GET", "pods", "resource"), Some((2.0, 7.0)));
+        assert_eq!(counts(Signal::EtcdErrors, "get", "", ""), Some((1.0, 8.0)));
+        // Versions add up, and watches are left out.
+        let times: Vec<_> = sample.histograms.values().map(Histogram::total).collect();
+        assert_eq!(times, [10.0]);
+        assert_eq!(
+            sample.requests.into_iter().collect::<Vec<_>>(),
+            [("apps/v1".to_owned(), 9.0), ("apps/v1beta1".to_owned(), 1.0), ("v1".to_owned(), 3.0)]
+        );
+        assert_eq!((sample.seats["exempt"], sample.started), (Counts { bad: 5.0, all: 9.0 }, Some(1_764_140_000.0)));
+    }
+}

@@ -1,0 +1,325 @@
+//! Upgrades of simulated clusters, and of recorded pages, before the judge.
+
+mod simulated;
+
+use crate::sequential::Wealth;
+use crate::signals::{Counts, Subject};
+use crate::{Judge, Judgement, Outcome, Row, Sample, Signal, Verdict};
+use proptest::prelude::*;
+use simulated::{Cluster, Fault, INTERVAL};
+use std::collections::BTreeMap;
+use std::env;
+use std::time::Duration;
+
+/// The part of new connections in each step, each a minute.
+const STEPS: [f64; 3] = [0.05, 0.25, 0.5];
+const MINUTE: u32 = (60.0 / INTERVAL) as u32;
+
+/// How an upgrade went.
+#[derive(Debug)]
+struct Upgrade {
+    verdict: Verdict,
+    /// From the first step to the verdict.
+    seconds: f64,
+    /// Requests in the first step, to the verdict at most, that met the fault; of all of that minute.
+    met: f64,
+    minute: f64,
+    /// Requests that met the fault to the verdict, of all to the verdict.
+    met_in_all: f64,
+    all: f64,
+}
+
+impl Upgrade {
+    fn is_bad(&self) -> bool {
+        self.verdict.outcome == Outcome::Bad
+    }
+
+    fn codes(&self) -> Vec<Signal> {
+        bad(&self.verdict).map(|row| row.code).collect()
+    }
+}
+
+fn bad(verdict: &Verdict) -> impl Iterator<Item = &Row> {
+    verdict.rows.iter().filter(|row| row.judgement == Judgement::Bad)
+}
+
+fn upgrade(mut cluster: Cluster, accepted: &[Signal]) -> Upgrade {
+    let mut judge = Judge::new(accepted.iter().copied());
+    let (mut at, mut seconds, mut met, mut minute) = (0.0, 0.0, 0.0, 0.0);
+    'all: for share in [0.0].into_iter().chain(STEPS) {
+        if share > 0.0 {
+            judge.begin_step();
+        }
+        for interval in 0..MINUTE {
+            at += INTERVAL;
+            let [old, new] = cluster.interval(share);
+            judge.observe(Duration::from_secs_f64(at), old, new);
+            if share == 0.0 {
+                (cluster.met, cluster.all) = (0.0, 0.0);
+                continue;
+            }
+            seconds += INTERVAL;
+            if share == STEPS[0] {
+                (met, minute) = (cluster.met, cluster.all / f64::from(interval + 1) * f64::from(MINUTE));
+            }
+            if judge.is_bad() {
+                break 'all;
+            }
+        }
+    }
+    Upgrade { verdict: judge.verdict(), seconds, met, minute, met_in_all: cluster.met, all: cluster.all }
+}
+
+/// One in a hundred good upgrades may be sent back. BERTH_JUDGE_UPGRADES is how many are tried.
+#[test]
+fn good_upgrades_are_not_sent_back() {
+    let upgrades = env::var("BERTH_JUDGE_UPGRADES").map_or(30, |count| count.parse().expect("a number"));
+    let all = (0..upgrades).map(|seed| (seed, upgrade(Cluster::noisy(seed), &[])));
+    let mut outcomes = BTreeMap::<String, u64>::new();
+    for (seed, upgrade) in all {
+        *outcomes.entry(format!("{:?}", upgrade.verdict.outcome)).or_default() += 1;
+        for row in bad(&upgrade.verdict) {
+            println!("seed {seed}, {} s: {row:?}", upgrade.seconds);
+        }
+    }
+    println!("of {upgrades} good upgrades: {outcomes:?}");
+    assert!(outcomes.get("Bad").copied().unwrap_or_default() * 100 <= upgrades);
+}
+
+/// Each fault is found, and in the first minute fewer than one in a hundred requests meet it; at these rates (requests
+/// a second) so early that it is in the first minute. BERTH_JUDGE_SEEDS is how many clusters are tried of each.
+#[test]
+fn faults_are_found() {
+    let seeds = env::var("BERTH_JUDGE_SEEDS").map_or(2, |count| count.parse().expect("a number"));
+    let all = [
+        (Fault::Errors, Signal::Errors, 50.0),
+        (Fault::ErrorsOfOne, Signal::Errors, 200.0),
+        (Fault::SlowLists, Signal::Latency, 1000.0),
+        (Fault::Webhook, Signal::WebhookErrors, 50.0),
+        (Fault::NotFound, Signal::NotFound, 1000.0),
+        (Fault::Leak, Signal::Memory, 50.0),
+        (Fault::Hang, Signal::NoAnswer, 50.0),
+        (Fault::StandStill, Signal::NoAnswer, 50.0),
+    ];
+    println!(
+        "fault, requests/s: seconds, requests that met it, of the first minute, of all (medians of {seeds}); the latest"
+    );
+    for (fault, code, early) in all {
+        for rate in [50.0, 200.0, 1000.0] {
+            let mut upgrades: Vec<_> = (0..seeds).map(|seed| upgrade(Cluster::calm(seed, rate, fault), &[])).collect();
+            upgrades.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+            let (middle, last) = (&upgrades[upgrades.len() / 2], &upgrades[upgrades.len() - 1]);
+            let [first_minute, all] =
+                [middle.met / middle.minute, middle.met_in_all / middle.all].map(|part| 100.0 * part);
+            println!(
+                "{fault:?} {rate}: {} s, {}, {first_minute:.2} %, {all:.2} %; {} s",
+                middle.seconds, middle.met_in_all, last.seconds
+            );
+            assert!(first_minute <= 1.0 && (middle.seconds <= 60.0 || rate < early), "{fault:?} {rate}: {middle:?}");
+            for upgrade in &upgrades {
+                let found = upgrade.codes().contains(&code)
+                    || fault == Fault::Webhook && upgrade.codes().contains(&Signal::Errors);
+                assert!(upgrade.is_bad() && found, "{fault:?} {rate}: {upgrade:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_accepted_finding_does_not_count() {
+    let upgrade = upgrade(Cluster::calm(1, 200.0, Fault::SlowLists), &[Signal::Latency]);
+    assert_eq!(upgrade.verdict.outcome, Outcome::Good, "{upgrade:?}");
+    let row = upgrade.verdict.rows.iter().find(|row| row.judgement == Judgement::Accepted && row.subject == "LIST");
+    let note = &row.expect("slow lists are a row").note;
+    assert!(note.starts_with("95th percentile "), "{note}");
+}
+
+#[test]
+fn too_little_is_undecided_and_says_what_it_lacks() {
+    let upgrade = upgrade(Cluster::calm(1, 1.0, Fault::None), &[]);
+    assert_eq!(upgrade.verdict.outcome, Outcome::Undecided);
+    assert!(upgrade.verdict.lacking[0].ends_with("requests to the new one that can be compared, 100 needed"));
+    let verdict = Judge::new([]).verdict();
+    assert_eq!((verdict.outcome, verdict.rows.len()), (Outcome::Undecided, 0));
+}
+
+/// Judges pages that both have at the beginning, and then the same increments again and again.
+fn judge(both: &str, old: &str, new: &str) -> Judge {
+    let mut judge = Judge::new([]);
+    let page = |more: &str, times: f64| {
+        let lines = both.lines().map(|line| (line, 1.0)).chain(more.lines().map(|line| (line, times)));
+        let grown = lines.filter_map(|(line, times)| {
+            let (name, value) = line.rsplit_once(' ')?;
+            // A name with an exclamation mark is that of a gauge.
+            let times = if line.starts_with('!') { 1.0 } else { times };
+            Some(format!("{} {}\n", name.trim_start_matches('!'), value.parse::<f64>().ok()? * times))
+        });
+        grown.collect::<String>()
+    };
+    for at in 0..40 {
+        if at == 5 {
+            judge.begin_step();
+        }
+        let times = f64::from(at);
+        let [old, new] = [(old, 1.0 + times), (new, times)].map(|(more, times)| Sample::new(Some(&page(more, times))));
+        judge.observe(Duration::from_secs(2 * at as u64), old, new);
+    }
+    judge
+}
+
+fn codes(judge: &Judge) -> Vec<Signal> {
+    let mut codes: Vec<_> = bad(&judge.verdict()).map(|row| row.code).collect();
+    codes.dedup();
+    codes
+}
+
+#[test]
+fn a_webhooks_own_refusals_are_no_fault() {
+    let calls = "apiserver_admission_webhook_admission_duration_seconds_bucket{name=\"a\",le=\"+Inf\"} 20\n";
+    let rejected =
+        |error| format!("{calls}apiserver_admission_webhook_rejection_count{{name=\"a\",error_type=\"{error}\"}} 9");
+    assert_eq!(codes(&judge("", calls, &rejected("no_error"))), []);
+    assert_eq!(codes(&judge("", calls, &rejected("calling_webhook_error"))), [Signal::WebhookErrors]);
+    let ignored = format!("{calls}apiserver_admission_webhook_fail_open_count{{name=\"a\"}} 9");
+    assert_eq!(codes(&judge("", calls, &ignored)), [Signal::WebhookErrors]);
+}
+
+#[test]
+fn rejections_count_where_seats_are_free() {
+    let served = "apiserver_flowcontrol_dispatched_requests_total{priority_level=\"a\"} 20\n\
+                  !apiserver_flowcontrol_current_limit_seats{priority_level=\"a\"} 10\n";
+    let rejects = |taken: u32| {
+        format!(
+            "{served}apiserver_flowcontrol_rejected_requests_total{{priority_level=\"a\"}} 20\n\
+             !apiserver_flowcontrol_current_executing_seats{{priority_level=\"a\"}} {taken}"
+        )
+    };
+    assert_eq!(codes(&judge("", served, &rejects(2))), [Signal::Rejections]);
+    assert_eq!(codes(&judge("", served, &rejects(9))), []);
+}
+
+#[test]
+fn storage_and_audit_errors_are_found() {
+    for (all, errors, code) in [
+        ("etcd_requests_total{operation=\"get\"}", "etcd_request_errors_total{operation=\"get\"}", Signal::EtcdErrors),
+        ("etcd_requests_total{operation=\"get\"}", "apiserver_storage_decode_errors_total{}", Signal::Decoding),
+        (
+            "apiserver_storage_transformation_operations_total{status=\"OK\"}",
+            "apiserver_storage_transformation_operations_total{status=\"Internal\"}",
+            Signal::Encryption,
+        ),
+        ("apiserver_audit_event_total", "apiserver_audit_error_total{plugin=\"log\"}", Signal::AuditErrors),
+        ("etcd_requests_total{}", "apiserver_watch_cache_initialization_errors_total{}", Signal::WatchCache),
+        ("apiserver_request_total{verb=\"GET\"}", "apiserver_request_aborts_total{verb=\"GET\"}", Signal::Aborts),
+    ] {
+        let old = format!("{all} 20\n");
+        assert_eq!(codes(&judge("", &old, &format!("{old}{errors} 5"))), [code]);
+        // Both have them.
+        let both = format!("{old}{errors} 5");
+        assert_eq!(codes(&judge("", &both, &both)), []);
+    }
+}
+
+#[test]
+fn a_service_that_only_the_new_one_cannot_reach() {
+    let [up, down] = [0, 1].map(|value| format!("!aggregator_unavailable_apiservice{{name=\"v1.a\"}} {value}"));
+    assert_eq!(codes(&judge("", &up, &down)), [Signal::Aggregation]);
+    assert!(bad(&judge("", &up, &down).verdict()).any(|row| row.subject == "v1.a"));
+    assert_eq!(codes(&judge("", &down, &down)), []);
+    assert_eq!(codes(&judge("", &down, &up)), []);
+}
+
+#[test]
+fn a_new_process_is_a_finding() {
+    let started = |at: u32| Sample::new(Some(&format!("process_start_time_seconds {at}")));
+    let mut judge = Judge::new([]);
+    judge.observe(Duration::from_secs(1), started(1), started(5));
+    judge.observe(Duration::from_secs(2), started(2), started(5));
+    assert!(!judge.is_bad());
+    judge.observe(Duration::from_secs(3), started(2), started(6));
+    assert_eq!(codes(&judge), [Signal::Restart]);
+}
+
+#[test]
+fn an_api_that_is_gone_counts_if_it_is_used() {
+    let asked = |count: u32| {
+        let line =
+            format!("apiserver_request_total{{group=\"a\",version=\"v1beta1\",resource=\"x\",verb=\"GET\"}} {count}");
+        Sample::new(Some(&line)).serves(["v1".to_owned(), "a/v1beta1".to_owned()].into())
+    };
+    let new = || Sample::new(Some("")).serves(["v1".to_owned(), "a/v1".to_owned()].into());
+    let mut judge = Judge::new([]);
+    for at in 0..9 {
+        judge.observe(Duration::from_secs(at), asked(7), new());
+    }
+    assert!(!judge.is_bad());
+    judge.observe(Duration::from_secs(9), asked(8), new());
+    let verdict = judge.verdict();
+    assert_eq!(
+        bad(&verdict).map(|row| (row.code, &*row.subject)).collect::<Vec<_>>(),
+        [(Signal::MissingApi, "a/v1beta1")]
+    );
+    let json = serde_json::to_string(&verdict).expect("it is data");
+    assert!(
+        json.starts_with("{\"outcome\":\"bad\",")
+            && json.contains("{\"code\":\"missing-api\",\"subject\":\"a/v1beta1\",")
+    );
+    assert_eq!(serde_json::from_str::<Verdict>(&json).expect("it was written"), verdict);
+}
+
+#[test]
+fn an_outage_that_both_have_is_left_out() {
+    let good = "apiserver_request_total{verb=\"GET\",resource=\"pods\",code=\"200\"} 50\n";
+    let mut judge = Judge::new([]);
+    let page = |good: u64, bad: u64| {
+        let line = |code, count| {
+            format!("apiserver_request_total{{verb=\"GET\",resource=\"pods\",code=\"{code}\"}} {count}\n")
+        };
+        Sample::new(Some(&(line(200, good) + &line(500, bad))))
+    };
+    judge.observe(Duration::ZERO, Sample::new(Some(good)), Sample::new(Some("")));
+    judge.begin_step();
+    for at in 1..40 {
+        // A tenth of the old one's requests fail, and all of the new one's.
+        judge.observe(Duration::from_secs(2 * at), page(50 + 90 * at, 10 * at), page(0, 20 * at));
+    }
+    let verdict = judge.verdict();
+    assert_eq!(verdict.outcome, Outcome::Undecided, "{verdict:?}");
+    assert!(verdict.left_out == 39 && verdict.lacking[0].ends_with("39 left out, as the old one suffered too"));
+}
+
+proptest! {
+    /// A bet is worth at most what it costs, if the share of bad requests is as allowed on average, however they
+    /// cluster.
+    #[test]
+    fn no_bet_is_favourable(all in 1.0..1e6f64, allowed in 0.001..1.0f64, cluster in 0.0..1.0f64) {
+        let factor = |bad: f64| {
+            let mut wealth = Wealth::default();
+            (0..4).for_each(|_| wealth.begin_step());
+            let before = wealth.now();
+            wealth.bet(Counts { bad, all }, allowed);
+            wealth.now() / (before + 1.0 / 256.0)
+        };
+        // Either none are bad, or so large a part that the mean is what is allowed.
+        let part = allowed + cluster * (1.0 - allowed);
+        prop_assert!(factor(0.0) > 0.0);
+        prop_assert!(factor(part * all) * allowed / part + factor(0.0) * (1.0 - allowed / part) <= 1.0 + 1e-9);
+    }
+
+    #[test]
+    fn the_wealth_that_is_staked_is_one(intervals in 0u32..500, steps in 0u32..9) {
+        let mut wealth = Wealth::default();
+        (0..steps).for_each(|_| wealth.begin_step());
+        // Just as many as are allowed.
+        (0..intervals).for_each(|_| wealth.bet(Counts { bad: 10.0, all: 95.0 }, 0.1));
+        prop_assert!(wealth.now() <= 1.0 + 1e-9);
+    }
+}
+
+#[test]
+fn parts_of_alpha_are_less_than_one() {
+    let sum: f64 = Signal::COMPARED.into_iter().map(Signal::weight).sum();
+    assert!(sum <= 1.0 + 1e-9, "{sum}");
+    assert_eq!(Subject::default().to_string(), "all");
+    assert_eq!(Signal::WebhookErrors.to_string(), "webhook-errors");
+}

@@ -1,0 +1,318 @@
+//! A simulated cluster: clients with a load each, on the old or the new instance, and all that disturbs both. It writes
+//! samples, as pages of metrics would give them.
+
+use crate::histogram::Histogram;
+use crate::signals::{Connections, Sample, Signal, Subject};
+use fastrand::Rng;
+use std::f64::consts::TAU;
+
+/// Seconds between two samples.
+pub(super) const INTERVAL: f64 = 2.0;
+
+/// Verb, resource, scope, share of all requests, median time in seconds.
+const REQUESTS: [(&str, &str, &str, f64, f64); 14] = [
+    ("GET", "leases.coordination.k8s.io", "resource", 0.15, 0.003),
+    ("PUT", "leases.coordination.k8s.io", "resource", 0.20, 0.008),
+    ("LIST", "pods", "cluster", 0.03, 0.080),
+    ("LIST", "pods", "namespace", 0.05, 0.010),
+    ("GET", "pods", "resource", 0.09, 0.003),
+    ("PATCH", "pods/status", "resource", 0.08, 0.012),
+    ("POST", "events", "namespace", 0.08, 0.010),
+    ("WATCH", "pods", "cluster", 0.04, 0.0),
+    ("LIST", "configmaps", "namespace", 0.04, 0.020),
+    ("GET", "configmaps", "resource", 0.08, 0.003),
+    ("GET", "secrets", "resource", 0.05, 0.003),
+    ("LIST", "widgets.example.com", "cluster", 0.03, 0.030),
+    ("PATCH", "widgets.example.com", "resource", 0.05, 0.015),
+    ("POST", "tokenreviews.authentication.k8s.io", "resource", 0.03, 0.005),
+];
+const BOUNDS: [f64; 12] = [0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 15.0, f64::INFINITY];
+const WEBHOOK: &str = "policy.example.com";
+const SIGMA: f64 = 0.7;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Fault {
+    None,
+    /// The new instance answers every request with 500, or those for config maps.
+    Errors,
+    ErrorsOfOne,
+    /// Lists take ten times as long.
+    SlowLists,
+    /// Calls of the webhook fail.
+    Webhook,
+    /// Lists and watches of widgets are answered with 404.
+    NotFound,
+    /// 50 MiB a second.
+    Leak,
+    /// Connections are accepted, and nothing is answered, not even to who asks for metrics.
+    Hang,
+    /// Who asks for metrics is answered.
+    StandStill,
+}
+
+#[derive(Debug)]
+struct Client {
+    request: usize,
+    /// Requests a second, and how many of them fail wherever they go.
+    rate: f64,
+    fails: f64,
+    /// How much more it asks for than others.
+    factor: f64,
+    /// The part of its requests that go to the new instance.
+    on_new: f64,
+    /// Seconds that a connection of it lasts; 0: every request has its own.
+    life: f64,
+}
+
+#[derive(Debug)]
+pub(super) struct Cluster {
+    pub(super) rng: Rng,
+    clients: Vec<Client>,
+    samples: [Sample; 2],
+    connections: [Connections; 2],
+    pub(super) fault: Fault,
+    noisy: bool,
+    /// Intervals left of an error burst (of a request) and of a stall, and the part of requests that each side has in
+    /// it.
+    burst: (usize, u32, [f64; 2]),
+    stall: (u32, [f64; 2]),
+    /// Intervals since the new instance has clients.
+    age: u32,
+    errors: [f64; REQUESTS.len()],
+    /// Requests that met the fault, and all of them.
+    pub(super) met: f64,
+    pub(super) all: f64,
+}
+
+impl Cluster {
+    /// Every request on a connection of its own, and no disturbance.
+    pub(super) fn calm(seed: u64, rate: f64, fault: Fault) -> Self {
+        let clients = (0..REQUESTS.len()).map(|request| {
+            let rate = rate * REQUESTS[request].3;
+            Client { request, rate, fails: 0.0, factor: 1.0, on_new: 0.0, life: 0.0 }
+        });
+        Self::new(Rng::with_seed(seed), clients.collect(), fault, false)
+    }
+
+    /// Clients of all sizes on connections of all lengths, some of which always fail or ask for more than others, and
+    /// disturbances.
+    pub(super) fn noisy(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let rate = 30.0 * 50_f64.powf(rng.f64());
+        let mut clients = Vec::new();
+        for (request, (_, _, _, share, _)) in REQUESTS.into_iter().enumerate() {
+            let count = 3 + rng.usize(..20);
+            let sizes: Vec<f64> = (0..count).map(|_| (rng.f64() + 0.02).powf(-1.2)).collect();
+            let all: f64 = sizes.iter().sum();
+            clients.extend(sizes.into_iter().map(|size| Client {
+                request,
+                rate: rate * share * size / all,
+                fails: if rng.f64() < 0.02 { rng.f64() } else { 0.0 },
+                factor: if rng.f64() < 0.05 { 3.0 + 7.0 * rng.f64() } else { 1.0 },
+                on_new: 0.0,
+                life: 3.0 * 200_f64.powf(rng.f64()),
+            }));
+        }
+        Self::new(rng, clients, Fault::None, true)
+    }
+
+    fn new(mut rng: Rng, clients: Vec<Client>, fault: Fault, noisy: bool) -> Self {
+        let errors = REQUESTS.map(|_| if noisy { 10_f64.powf(-4.0 + 2.0 * rng.f64()) } else { 0.0005 });
+        let mut samples = [Sample::new(Some("")), Sample::new(Some(""))];
+        for (sample, memory) in samples.iter_mut().zip([1000.0, 700.0]) {
+            sample.memory = Some(memory * f64::from(1 << 20));
+            sample.metrics = Signal::COMPARED.map(Signal::metric).into();
+        }
+        let connections = [Connections::default(), Connections::default()];
+        let (burst, stall) = ((0, 0, [0.0; 2]), (0, [0.0; 2]));
+        let mut cluster = Self {
+            rng,
+            clients,
+            samples,
+            connections,
+            fault: Fault::None,
+            noisy: false,
+            burst,
+            stall,
+            age: 0,
+            errors,
+            met: 0.0,
+            all: 0.0,
+        };
+        // The old instance has a past.
+        (0..20).for_each(|_| drop(cluster.interval(0.0)));
+        Self { fault, noisy, all: 0.0, ..cluster }
+    }
+
+    /// Of both instances after an interval in which the new one got this part of new connections.
+    pub(super) fn interval(&mut self, share: f64) -> [Sample; 2] {
+        self.age += u32::from(share > 0.0);
+        self.disturb();
+        for at in 0..self.clients.len() {
+            self.ask(at, share);
+        }
+        let leak = if self.fault == Fault::Leak && share > 0.0 { 50.0 } else { 2.0 * self.rng.f64() };
+        *self.samples[1].memory.get_or_insert_default() += leak * INTERVAL * f64::from(1 << 20);
+        let [hangs, stands_still] = [Fault::Hang, Fault::StandStill].map(|fault| self.fault == fault && share > 0.0);
+        // A probe a second.
+        self.connections.iter_mut().for_each(|connections| connections.all += INTERVAL);
+        self.connections[1].empty += if hangs || stands_still { INTERVAL } else { 0.0 };
+        let mut samples = self.samples.clone();
+        if hangs {
+            samples[1] = Sample::new(None);
+        }
+        let mut connections = self.connections.clone().into_iter();
+        samples.map(|sample| sample.with_connections(connections.next().expect("one each")))
+    }
+
+    fn disturb(&mut self) {
+        self.burst.1 = self.burst.1.saturating_sub(1);
+        self.stall.0 = self.stall.0.saturating_sub(1);
+        if !self.noisy {
+            return;
+        }
+        if self.burst.1 == 0 && self.rng.f64() < 1.0 / 40.0 {
+            self.burst = (self.rng.usize(..REQUESTS.len()), 1 + self.rng.u32(..5), [self.rng.f64(), self.rng.f64()]);
+        }
+        if self.stall.0 == 0 && self.rng.f64() < 1.0 / 40.0 {
+            self.stall = (1 + self.rng.u32(..4), [0.2 + 0.8 * self.rng.f64(), 0.2 + 0.8 * self.rng.f64()]);
+            // One side may see it later.
+            self.stall.1[self.rng.usize(..2)] *= f64::from(self.rng.u32(..2));
+        }
+    }
+
+    fn ask(&mut self, at: usize, share: f64) {
+        let Client { request, rate, life, .. } = self.clients[at];
+        let (verb, resource, scope, ..) = REQUESTS[request];
+        if life == 0.0 {
+            self.clients[at].on_new = share;
+        } else if self.rng.f64() < INTERVAL / life {
+            self.clients[at].on_new = f64::from(u8::from(self.rng.f64() < share));
+            // It lists anew.
+            let list = REQUESTS.iter().position(|other| other.0 == "LIST" && other.1 == resource && other.2 == scope);
+            if let Some(list) = list {
+                self.requests(list, at, usize::from(self.clients[at].on_new > 0.0), 2.0);
+            }
+        }
+        let noise = if self.noisy { (0.5 * self.normal()).exp() } else { 1.0 };
+        let count = self.poisson(rate * INTERVAL * noise);
+        let new = self.binomial(count, self.clients[at].on_new);
+        self.requests(request, at, 0, count - new);
+        self.requests(request, at, 1, new);
+        if matches!(verb, "POST" | "PATCH") {
+            for (side, count) in [count - new, new].into_iter().enumerate() {
+                let fails = side == 1 && self.fault == Fault::Webhook && share > 0.0;
+                let bad = if fails { count } else { self.binomial(count, 0.0002) };
+                self.samples[side].count(Signal::WebhookErrors, Subject::resource(WEBHOOK), bad, count);
+            }
+        }
+    }
+
+    fn requests(&mut self, request: usize, client: usize, side: usize, count: f64) {
+        if count == 0.0 {
+            return;
+        }
+        let (verb, resource, scope, _, median) = REQUESTS[request];
+        let subject = Subject { verb: verb.into(), resource: resource.into(), scope: scope.into() };
+        let on = |fault: Fault, is: bool| side == 1 && self.fault == fault && is;
+        let fails = on(Fault::Errors, true)
+            || on(Fault::ErrorsOfOne, resource == "configmaps")
+            || on(Fault::Webhook, matches!(verb, "POST" | "PATCH"));
+        let missing = on(Fault::NotFound, resource == "widgets.example.com" && matches!(verb, "LIST" | "WATCH"));
+        let slow = on(Fault::SlowLists, verb == "LIST");
+        let hangs = on(Fault::Hang, true) || on(Fault::StandStill, true);
+        self.all += count;
+        self.met += if fails || missing || slow || hangs { count } else { 0.0 };
+        let fresh = self.binomial(count, 0.2);
+        self.connections[side].all += fresh;
+        if hangs {
+            self.connections[side].empty += fresh;
+            return;
+        }
+        let stalls = if self.stall.0 > 0 { self.stall.1[side] } else { 0.0 };
+        let mut errors = self.errors[request].max(self.clients[client].fails) + 0.1 * stalls;
+        if self.burst.1 > 0 && self.burst.0 == request {
+            errors = errors.max(self.burst.2[side]);
+        }
+        let bad = self.binomial(count, if fails { 1.0 } else { errors.min(1.0) });
+        if verb != "WATCH" {
+            let new = if side == 1 && self.noisy { 1.2 } else { 1.0 };
+            let cold = if side == 1 && self.noisy && self.age <= 3 { 4.0 } else { 1.0 };
+            let factor = new * cold * if slow { 10.0 } else { 1.0 } * self.clients[client].factor;
+            let stalled = self.binomial(count, stalls);
+            let histogram = self.times(count - stalled, median * factor);
+            let more = self.times(stalled, 2.0);
+            let all = self.samples[side].histograms.entry((Signal::Latency, subject.clone())).or_default();
+            all.merge(&histogram);
+            all.merge(&more);
+        }
+        let sample = &mut self.samples[side];
+        if matches!(verb, "LIST" | "WATCH") {
+            sample.count(Signal::NotFound, subject.clone(), if missing { count } else { 0.0 }, count);
+        }
+        sample.count(Signal::EtcdErrors, Subject::verb("get"), if stalls > 0.0 { bad } else { 0.0 }, count);
+        sample.count(Signal::Aborts, subject.clone(), 0.0, count);
+        sample.count(Signal::Errors, subject, bad, count);
+    }
+
+    /// So many requests with lognormal times.
+    fn times(&mut self, count: f64, median: f64) -> Histogram {
+        let mut histogram = Histogram::default();
+        let (mut left, mut before, mut sum) = (count, 0.0, 0.0);
+        for bound in BOUNDS {
+            let below = if bound.is_finite() { normal_below((bound / median).ln() / SIGMA) } else { 1.0 };
+            let inside = if below < 1.0 { self.binomial(left, (below - before) / (1.0 - before)) } else { left };
+            (left, before, sum) = (left - inside, below, sum + inside);
+            histogram.add(bound, sum);
+        }
+        histogram
+    }
+
+    fn normal(&mut self) -> f64 {
+        (-2.0 * (1.0 - self.rng.f64()).ln()).sqrt() * (TAU * self.rng.f64()).cos()
+    }
+
+    fn poisson(&mut self, mean: f64) -> f64 {
+        if mean > 30.0 {
+            return (mean + mean.sqrt() * self.normal()).round().max(0.0);
+        }
+        let (limit, mut product, mut count) = ((-mean).exp(), self.rng.f64(), 0.0);
+        while product > limit {
+            product *= self.rng.f64();
+            count += 1.0;
+        }
+        count
+    }
+
+    fn binomial(&mut self, count: f64, share: f64) -> f64 {
+        if share <= 0.0 || count == 0.0 {
+            return 0.0;
+        }
+        if share >= 1.0 {
+            return count;
+        }
+        if share > 0.5 {
+            return count - self.binomial(count, 1.0 - share);
+        }
+        let mean = count * share;
+        if mean > 30.0 {
+            return (mean + (mean * (1.0 - share)).sqrt() * self.normal()).round().clamp(0.0, count);
+        }
+        // As many waits between bad ones as fit.
+        let (mut at, mut bad) = (0.0, 0.0);
+        loop {
+            at += 1.0 + ((1.0 - self.rng.f64()).ln() / (-share).ln_1p()).floor();
+            if at > count {
+                return bad;
+            }
+            bad += 1.0;
+        }
+    }
+}
+
+/// The part of a normal distribution below, to four digits (Zelen and Severo, 1964).
+fn normal_below(value: f64) -> f64 {
+    let t = 1.0 / (1.0 + 0.33267 * value.abs());
+    let tail = (-value * value / 2.0).exp() / TAU.sqrt() * t * (0.4361836 + t * (-0.1201676 + t * 0.9372980));
+    if value > 0.0 { 1.0 - tail } else { tail }
+}
