@@ -32,7 +32,7 @@ readonly FLAGS=(
 # New inputs of a target, and of those that are slow: about 20 s each on 2 cores. A number, and no time: what is tried
 # should not depend on the machine.
 readonly RUNS=2000000
-readonly -A FEWER=([client_hello]=25000 [descriptors]=150000 [kubeconfig]=400000 [manifest_edit]=250000 [manifest_inject]=90000)
+readonly -A FEWER=([client_hello]=25000 [descriptors]=150000 [kubeconfig]=400000 [manifest_edit]=250000 [manifest_inject]=90000 [metrics_page]=15000)
 # Megabytes that a target may use, seconds that one input may take.
 readonly MEMORY=1024 PATIENCE=10
 
