@@ -13,7 +13,6 @@ mod checks;
 pub mod cluster;
 mod layout;
 mod manifest;
-pub mod metrics;
 pub mod node;
 mod options;
 mod pair;

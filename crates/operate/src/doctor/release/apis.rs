@@ -5,8 +5,8 @@
 //! `k8s.io/removed-release`.
 
 use super::super::checks::API_REMOVED;
-use super::super::metrics::samples;
 use super::{Finding, Release, few};
+use berth_judge::metrics::samples;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
