@@ -150,6 +150,9 @@ struct Bridge {
 
 impl Drop for Bridge {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("{}\n{}", self.status(), self.logs());
+        }
         output_of(self.command("end").arg("--now"));
     }
 }

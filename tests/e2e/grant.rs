@@ -86,6 +86,14 @@ pub(crate) struct Cluster {
     pub(crate) etcd: Option<Running>,
 }
 
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("etcd: {}", self.etcd.as_ref().map(Running::log).unwrap_or_default());
+        }
+    }
+}
+
 impl Cluster {
     pub(crate) fn start(dir: &Path, apiserver: &str, etcd: &str) -> Result<Self, Failed> {
         let ip = fresh_ip();
