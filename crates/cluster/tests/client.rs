@@ -53,6 +53,7 @@ async fn lists_are_read_by_pages_and_texts_as_they_are() {
         "/k/list?a=b&limit=100&continue=next" => answer("200 OK", r#"{"metadata":{"continue":""},"items":[{"n":2}]}"#),
         "/k/empty?limit=100" => answer("200 OK", "{}"),
         "/k/metrics" => answer("200 OK", "up 1\n"),
+        "/k/readyz" => answer("200 OK", "ok"),
         _ => answer("410 Gone", "{}"),
     };
     let server = serve_with(pages).await;
