@@ -250,7 +250,7 @@ async fn the_clusters_lock_is_held_until_the_end() {
     let other = Holder { upgrade: "u".into(), node: "cp-2".into(), changed: true, ..lease };
     Lock::new(&client, Claim::new(other, false)).acquire(&Default::default()).await.unwrap();
     let refused = state(&start(), |state| state.refused.is_some()).await.refused.unwrap();
-    assert!(refused.contains("the cluster's lock: node cp-2"), "{refused}");
+    assert!(refused.contains("the cluster's lock is held by node cp-2"), "{refused}");
     // No API: only where it was asked for.
     let nowhere = |needs_lock| {
         let at = "127.0.0.1:1".parse().unwrap();
