@@ -3,10 +3,10 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`apis`] | requests for APIs that are removed, from metrics and the audit log |
-//! | [`objects`] | CRDs, and Services that kube-apiserver calls |
-//! | [`skew`] | versions of components, of container runtimes and of etcd. Pure |
-//! | [`flags`] | flags and feature gates that the new kube-apiserver does not know: asked of itself |
+//! | `apis` | requests for APIs that are removed, from metrics and the audit log |
+//! | `objects` | CRDs, and Services that kube-apiserver calls |
+//! | `skew` | versions of components, of container runtimes and of etcd. Pure |
+//! | `flags` | flags and feature gates that the new kube-apiserver does not know: asked of itself |
 
 mod apis;
 mod flags;
