@@ -50,34 +50,6 @@ kubelet_ends() {
     for node in "${CONTROLS[@]}"; do await 60 "kubelet $NEW on $node" on "$node" has_kubelet "$NEW"; done
 }
 
-# Each is behind berth, and is upgraded by the commands of docs/upgrade.md; the control leaves out `berth upgrade`. An upgrade fails on the
-# second one, and then two operators upgrade two of them at once.
-behind_begins() {
-    local node
-    export bridges_itself=true
-    for node in "${CONTROLS[@]}"; do on "$node" behind_begins || fail "berth inject on $node" "$node/inject.log"; done
-    with="berth upgrade, then kubeadm" without="kubeadm alone"
-}
-behind_operates() {
-    local node refused=()
-    step cp-1 "upgrade.md" documented_upgrade
-    if [[ $bridge ]]; then
-        fails_on cp-2
-        for node in cp-2 cp-3; do
-            on "$node" on_the_node documented_upgrade >"$work/$node.operator.log" 2>&1 &
-            pid[$node-operator]=$!
-        done
-        for node in cp-2 cp-3; do
-            ends_with 0 "$node-operator" || refused+=("$node")
-        done
-        expect "operators who were refused" "${refused[*]}, $status" == "cp-?, 69" cp-2.operator.log cp-3.operator.log
-    else
-        step cp-2 "upgrade.md" documented_upgrade
-        refused=(cp-3)
-    fi
-    step "${refused[0]}" "upgrade.md" documented_upgrade
-}
-
 # Each is behind berth, and is upgraded by the commands of docs/upgrade.md; the control leaves out `berth upgrade`. On the second one an
 # upgrade fails, and then two operators upgrade two of them at once.
 behind_begins() {
