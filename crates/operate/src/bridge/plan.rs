@@ -6,6 +6,8 @@ use super::machine::{Limits, OnFailure};
 use super::pod::RunningPod;
 use crate::doctor::release::Release;
 use crate::service::ServiceKeeper;
+use berth_cluster::Client;
+use berth_cluster::kubeconfig::given_or_admin;
 use berth_node::instance::InstanceId;
 use berth_os::process::{HeldProcess, ProcessAttributes};
 use berth_shim::backend::probe::ProbeConfig;
@@ -41,6 +43,13 @@ pub struct BridgeOptions {
     pub kubeconfig: Option<PathBuf>,
     /// The release that COMMAND names; none: that of the manifest.
     pub to: Option<Release>,
+}
+
+impl BridgeOptions {
+    /// The cluster as an admin. What is wrong with a kubeconfig is reported where the Service needs it.
+    pub(super) fn client(&self) -> Option<Client> {
+        given_or_admin(self.kubeconfig.as_deref()).and_then(|path| Client::from_kubeconfig(path).ok())
+    }
 }
 
 /// A bridge that can be built.

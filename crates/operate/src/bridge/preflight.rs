@@ -481,9 +481,7 @@ async fn etcd(
         let manifest = pod.map(RunningPod::manifest);
         temporary = temporary::Plan::find(command, etcd, manifest, report).await.or(temporary);
     }
-    // What is wrong with it is reported where the Service needs it.
-    let lock = given_or_admin(options.kubeconfig.as_deref()).and_then(|path| Client::from_kubeconfig(path).ok());
-    EtcdPlan { clusters, temporary, lock, needs_lock: options.kubeconfig.is_some() }
+    EtcdPlan { clusters, temporary, lock: options.client(), needs_lock: options.kubeconfig.is_some() }
 }
 
 /// Addresses of loopback for the temporary instance and for the bridge's listeners, on one port.

@@ -6,8 +6,6 @@ use crate::doctor::{Case, examine, node};
 use crate::manifest::{Manifest, file};
 use crate::report::Report;
 use crate::upgrade::state;
-use berth_cluster::Client;
-use berth_cluster::kubeconfig::given_or_admin;
 use berth_os::bpf::{self, Attached, Purpose};
 use std::fs::File;
 use std::io;
@@ -110,8 +108,7 @@ pub(super) async fn manifest(path: &Path, options: &BridgeOptions, report: &mut 
     for finding in examine(&case).into_iter().filter(|finding| CHECKS.contains(&finding.id)) {
         report.push(finding);
     }
-    let client = given_or_admin(options.kubeconfig.as_deref()).and_then(|path| Client::from_kubeconfig(path).ok());
-    if let (Some(client), Some(to)) = (&client, options.to.or(Release::of(&manifest))) {
+    if let (Some(client), Some(to)) = (&options.client(), options.to.or(Release::of(&manifest))) {
         let (manifest, root) = (&manifest, Some(Path::new("/")));
         let found = warnings(Question { to, client: Some(client), name: &name, manifest, root, binary: None }).await;
         found.for_each(|finding| report.push(finding));
