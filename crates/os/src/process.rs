@@ -233,8 +233,8 @@ pub struct ProcessAttributes {
     /// Resources, and the soft and the hard limit of each.
     pub limits: Vec<(Resource, u64, u64)>,
     pub oom_score_adj: i16,
-    /// Its resident memory, in bytes.
-    pub resident: u64,
+    /// Its memory that is not of files, in bytes: what another process like it needs, too.
+    pub anonymous: u64,
 }
 
 impl ProcessAttributes {
@@ -267,7 +267,7 @@ impl ProcessAttributes {
                 limit(Resource::RLIMIT_MEMLOCK, limits.max_locked_memory),
             ],
             oom_score_adj: process.oom_score_adj()?,
-            resident: status.vmrss.unwrap_or_default() * 1024,
+            anonymous: status.rssanon.unwrap_or_default() * 1024,
         })
     }
 

@@ -119,6 +119,13 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     probe(&options, own, source, &mut report).await;
     let service = service(&options, own, named, &mut report).await;
     let etcd = etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
+    let apiserver = (&like, pod.as_ref());
+    match &etcd.temporary {
+        Some(etcd) => {
+            memory("a second kube-apiserver and etcd", &[apiserver, (&etcd.like, etcd.pod.as_ref())], &mut report);
+        }
+        None => memory("a second kube-apiserver", &[apiserver], &mut report),
+    }
     let (Some((temporary, listen)), Some(instance), []) = (place, instance, &report.errors()[..]) else {
         return Err(Refusal::Unavailable(report.errors()));
     };
@@ -319,7 +326,7 @@ async fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) ->
     }
     let like = report.ok(&what, ProcessAttributes::of(pid))?;
     let cmdline = report.ok(&what, fs::read(format!("/proc/{pid}/cmdline")))?;
-    let found = match &options.running {
+    Some(match &options.running {
         RunningInstance::Process { command } => {
             if !user.is_root() && user.as_raw() != like.uid {
                 let wants = format!("it runs as uid {}, and this as uid {user}: run this as root", like.uid);
@@ -339,18 +346,7 @@ async fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) ->
             wrong.for_each(|why| report.error(why));
             FoundInstance { process, name, like, command, pod: Some(pod) }
         }
-    };
-    let available = report.ok("/proc/meminfo: ", available_memory())?;
-    let needed = found.like.resident + found.pod.as_ref().map_or(0, |pod| pod.bytes);
-    if available < needed {
-        let mib = |bytes: u64| bytes / (1024 * 1024);
-        report.error(format!(
-            "{} MiB of memory are available, and a second kube-apiserver takes some {}: free memory, or add it",
-            mib(available),
-            mib(needed)
-        ));
-    }
-    Some(found)
+    })
 }
 
 /// Checks that it is a process in the node's namespaces with this command line.
@@ -378,6 +374,18 @@ fn check_process(pid: i32, what: &str, command: &[OsString], cmdline: &[u8], rep
 /// Whether a process with these NUL-terminated arguments was started by this command line. The program's name may differ.
 fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
     strings(cmdline).iter().skip(1).eq(command.iter().skip(1))
+}
+
+/// Checks that all that is started has room beside what it is like.
+fn memory(what: &str, started: &[(&ProcessAttributes, Option<&RunningPod>)], report: &mut Report) {
+    let Some(available) = report.ok("/proc/meminfo: ", available_memory()) else { return };
+    let needed: u64 = started.iter().map(|(like, pod)| like.anonymous + pod.map_or(0, |pod| pod.bytes)).sum();
+    if available < needed {
+        let [available, needed] = [available, needed].map(|bytes| bytes / (1024 * 1024));
+        report.error(format!(
+            "{available} MiB of memory are available, and {what} take some {needed}: free memory, or add it"
+        ));
+    }
 }
 
 /// In bytes.
