@@ -1,5 +1,6 @@
-//! Three real members of etcd: which are used under a bridge, and who leads.
+//! Three real members of etcd: which are used under a bridge, who leads, and what the node's own kube-apiserver dials.
 
+use crate::grant::on_a_node;
 use crate::support::eventually;
 use berth_operate::bridge::etcd::gateway::Gateway;
 use berth_operate::bridge::etcd::{EtcdPlan, examine};
@@ -11,8 +12,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Addresses of the members, each with etcd's usual ports.
-const MEMBERS: [&str; 3] = ["127.79.0.1", "127.79.0.2", "127.79.0.3"];
+/// Addresses of the members, each with etcd's usual ports. The first is this node's, and in a namespace of its own.
+const MEMBERS: [&str; 3] = ["127.0.0.1", "127.79.0.2", "127.79.0.3"];
 
 struct Member(Child);
 
@@ -50,12 +51,17 @@ fn start(etcd: &str, dir: &Path, ip: &str) -> Result<Member, Failed> {
 }
 
 pub(crate) fn members_of_a_real_etcd(etcd: &str) -> Result<(), Failed> {
+    on_a_node(&[], || on_the_node(etcd))
+}
+
+fn on_the_node(etcd: &str) -> Result<(), Failed> {
     let temp = tempfile::tempdir()?;
     let ca = authority();
     let file = |name: &str| -> PathBuf { temp.path().join(name) };
     fs::write(file("ca.crt"), ca.pem())?;
     for name in MEMBERS.iter().copied().chain(["client"]) {
-        let (certificate, key) = issue(&ca, name);
+        // As kubeadm's, which are good for 127.0.0.1, too.
+        let (certificate, key) = issue(&ca, &[name, MEMBERS[0]]);
         fs::write(file(&format!("{name}.crt")), certificate)?;
         fs::write(file(&format!("{name}.key")), key)?;
     }
@@ -71,9 +77,13 @@ pub(crate) fn members_of_a_real_etcd(etcd: &str) -> Result<(), Failed> {
     for at in 0..3 {
         eventually("a leader", || leads(at));
     }
-    // The one that leads is this node's.
-    let own = (0..3).find(|at| leads(*at).is_some_and(|(_, leads)| leads)).ok_or("nobody leads")?;
-    let (id, _) = leads(own).ok_or("it leads no more")?;
+    // This node's is to lead.
+    let own = 0;
+    let id = runtime.block_on(gateway.status(&url(own)))?.member;
+    let leader = (0..3).find(|at| leads(*at).is_some_and(|(_, leads)| leads)).ok_or("nobody leads")?;
+    if leader != own {
+        runtime.block_on(gateway.transfer_leadership(&url(leader), id))?;
+    }
     let flag = |name: &str, value: String| OsString::from(format!("--{name}={value}"));
     let path = |name: &str| file(name).display().to_string();
     let mut command = vec![
@@ -111,8 +121,24 @@ pub(crate) fn members_of_a_real_etcd(etcd: &str) -> Result<(), Failed> {
     }
     members[other] = start(etcd, temp.path(), MEMBERS[other]).map(Some);
     let (mut plan, _) = eventually("its return", || Some(examined()).filter(|(_, errors)| errors.is_empty()));
-    // It works without this node's.
+    // It works without this node's, and the node's own kube-apiserver's dials reach another.
+    let dials = plan.clusters[0].dials.clone().ok_or("no certificate is good for 127.0.0.1")?;
+    let (_until, dropped) = tokio::sync::oneshot::channel::<()>();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let kept = runtime.map(|runtime| {
+            runtime.block_on(async {
+                tokio::select! {
+                    kept = dials.keep() => kept,
+                    _ = dropped => Ok(()),
+                }
+            })
+        });
+        assert!(matches!(kept, Ok(Ok(()))), "{kept:?}");
+    });
     drop(members[own].as_mut().map(Option::take));
+    let answers = || runtime.block_on(gateway.status(&url(own))).ok().map(|status| status.member);
+    eventually("an answer of another member", || answers().filter(|member| *member != id));
     std::mem::take(&mut plan).rewrite(&mut command);
     let servers: Vec<_> = (0..3).filter(|at| *at != own).map(url).collect();
     let orders =
@@ -121,5 +147,11 @@ pub(crate) fn members_of_a_real_etcd(etcd: &str) -> Result<(), Failed> {
     for at in [1, 2] {
         eventually("another leader", || leads((own + at) % 3).filter(|(leader, _)| *leader != id));
     }
+    members[own] = start(etcd, temp.path(), MEMBERS[own]).map(Some);
+    // Its gateway has dialled, too, and keeps that connection for as long as it is asked.
+    eventually("its own answer", || {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        answers().filter(|member| *member == id)
+    });
     Ok(())
 }

@@ -121,7 +121,7 @@ impl Cluster {
         let (issuer, signing) = (authority(), KeyPair::generate()?);
         let ca = file("ca.crt", &issuer.pem())?;
         let issued = |server: &str, name: &str| -> std::io::Result<_> {
-            let (certificate, key) = issue(&issuer, name);
+            let (certificate, key) = issue(&issuer, &[name]);
             Ok((file(&format!("{server}.crt"), &certificate)?, file(&format!("{server}.key"), &key)?))
         };
         let (certificate, key) = issued("server", "kubernetes")?;

@@ -2,6 +2,7 @@
 //!
 //! Every function is one system call or a fixed short row of them; what to do about a failure is decided by the caller.
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
@@ -328,6 +329,22 @@ pub fn has_ended(socket: &impl AsFd) -> bool {
     events(socket, PollFlags::from_bits_retain(libc::POLLRDHUP)).is_none_or(|events| !events.is_empty())
 }
 
+/// Time since data last came or went.
+pub fn quiet(socket: BorrowedFd<'_>) -> io::Result<Duration> {
+    let info = info(socket)?;
+    Ok(Duration::from_millis(info.tcpi_last_data_sent.min(info.tcpi_last_data_recv).into()))
+}
+
+fn info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
+    // SAFETY: a plain C struct, of whatever zeroes.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    let (level, fd) = (libc::IPPROTO_TCP, socket.as_raw_fd());
+    // SAFETY: `info` is alive and has room for `length` bytes.
+    Errno::result(unsafe { libc::getsockopt(fd, level, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length) })?;
+    Ok(info)
+}
+
 /// What poll(2) reports for a socket now; none: flags that nix does not know, or poll(2) failed.
 fn events(socket: &impl AsFd, asked: PollFlags) -> Option<PollFlags> {
     let mut asked = [PollFd::new(socket.as_fd(), asked)];
@@ -394,15 +411,8 @@ mod tests {
             let listener = bind("0.0.0.0:0".parse().unwrap(), false).unwrap();
             for asked in [100, 10_000] {
                 start_listening(listener.as_fd(), asked).unwrap();
-                // SAFETY: a plain C struct, of whatever zeroes.
-                let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-                let mut length = size_of_val(&info) as libc::socklen_t;
-                let (level, fd) = (libc::IPPROTO_TCP, listener.as_raw_fd());
-                // SAFETY: `info` is alive and has room for `length` bytes.
-                let got =
-                    unsafe { libc::getsockopt(fd, level, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length) };
                 // Of a listener it is the length of its queue.
-                assert_eq!((got, info.tcpi_sacked), (0, asked));
+                assert_eq!(info(listener.as_fd()).unwrap().tcpi_sacked, asked);
             }
         };
         std::thread::spawn(in_a_namespace).join().unwrap();

@@ -71,9 +71,9 @@ pub fn authority() -> CertifiedIssuer<'static, KeyPair> {
 /// # Panics
 /// Where it cannot be made: a test fails then.
 #[must_use]
-pub fn issue(ca: &CertifiedIssuer<'static, KeyPair>, name: &str) -> (String, String) {
+pub fn issue(ca: &CertifiedIssuer<'static, KeyPair>, names: &[&str]) -> (String, String) {
     let key = KeyPair::generate().unwrap();
-    let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    let params = CertificateParams::new(names.iter().copied().map(str::to_owned).collect::<Vec<_>>()).unwrap();
     (params.signed_by(&key, ca).unwrap().pem(), key.serialize_pem())
 }
 
@@ -92,7 +92,7 @@ pub async fn serve_as(
     roots.add(ca.der().clone()).unwrap();
     let clients = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone());
     let clients = clients.allow_unauthenticated().build().unwrap();
-    let (certificate, key) = issue(ca, name);
+    let (certificate, key) = issue(ca, &[name]);
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
@@ -108,6 +108,10 @@ pub async fn serve_as(
             tokio::spawn(async move {
                 let Ok(mut tls) = acceptor.accept(stream).await else { return };
                 let request = request(&mut tls).await;
+                // Only a handshake was wanted.
+                if request.is_empty() {
+                    return;
+                }
                 let certificates = tls.get_ref().1.peer_certificates().map_or(0, <[_]>::len);
                 let answer = answer.lock().unwrap()(&request);
                 let goes_on = answer.is_empty() || is_watch(&request);
@@ -120,7 +124,7 @@ pub async fn serve_as(
             });
         }
     });
-    let (certificate, key) = issue(ca, "admin");
+    let (certificate, key) = issue(ca, &["admin"]);
     let ca = ca.pem().into_bytes();
     let client = Some((certificate.into_bytes(), key.into_bytes()));
     Server { access: Access { server, ca, client, token: Some(Token::Text("t0ken".into())), server_name: None }, asked }

@@ -261,6 +261,15 @@ impl Bridge {
             }
             None => None,
         };
+        for dials in plan.etcd.clusters.iter().filter_map(|cluster| cluster.dials.clone()) {
+            asking.spawn(async {
+                let kept = dials.keep().await;
+                tracing::warn!(
+                    "the node's own kube-apiserver has no other member of etcd: {}",
+                    kept.err().unwrap_or_default()
+                );
+            });
+        }
         let probe = |config: &ProbeConfig| Probe::new(config.clone());
         let (to, temporary) = watch::channel(ProbeState::default());
         asking.spawn(probe::follow(probe(&plan.probe), plan.temporary.into(), None, speedup, to));

@@ -8,10 +8,12 @@
 //! | --- | --- |
 //! | [`servers`] | the etcds that a kube-apiserver's arguments name. Pure |
 //! | [`members`] | which members can be used while this node's own is away. Pure |
+//! | [`dials`] | what the node's own kube-apiserver dials while its member is away |
 //! | [`temporary`] | what serves while the only member is away |
 //! | [`gateway`] | etcd's JSON gateway: calls and answers |
 //! | [`keeping`] | while the bridge is on: the cluster's lock, the leadership, and what changes |
 
+pub mod dials;
 pub mod gateway;
 pub mod keeping;
 pub mod members;
@@ -22,6 +24,7 @@ use crate::report::Report;
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::Place;
 use berth_exec::args;
+use dials::Dials;
 use gateway::{Gateway, MemberList};
 use members::{Choice, Others};
 use servers::Urls;
@@ -52,6 +55,8 @@ pub struct Cluster {
     own: String,
     list: MemberList,
     others: Others,
+    /// For the node's own kube-apiserver.
+    pub dials: Option<Dials>,
 }
 
 /// What a bridge does about etcd.
@@ -120,7 +125,15 @@ pub async fn examine(
                     "etcd: the temporary kube-apiserver uses {}, not this node's member{left_out}",
                     used.join(" and ")
                 ));
-                clusters.push(Cluster { gateway, ca, urls, own, list: sample.list, others });
+                let mut cluster = Cluster { gateway, ca, urls, own, list: sample.list, others, dials: None };
+                match Dials::find(&cluster).await {
+                    Ok(dials) => cluster.dials = Some(dials),
+                    Err(why) => report.info(format!(
+                        "etcd: what clients have sent to the running kube-apiserver waits while its member is away, and a node whose \
+                         kubelet has a connection to it may be reported as not ready: {why}"
+                    )),
+                }
+                clusters.push(cluster);
             }
             Err(all) => all.into_iter().for_each(|why| report.error(format!("etcd: {why}"))),
         }

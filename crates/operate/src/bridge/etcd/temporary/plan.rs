@@ -94,7 +94,7 @@ impl Plan {
             None => Err("its file system shows no lock on its database (NFS has none that counts)".to_owned()),
         });
         report.ok("", locked.map_err(|why| fix(&why)))?;
-        let tls = report.ok("", gateway.unchecked().map_err(|why| fix(&why)))?;
+        let tls = report.ok("", gateway.tls(false).map_err(|why| fix(&why)))?;
         let source = report.ok(&what, address::random())?;
         if !VERSIONS.iter().any(|known| version.starts_with(known)) {
             report.error(fix(&format!(

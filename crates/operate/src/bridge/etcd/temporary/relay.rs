@@ -28,11 +28,19 @@ pub struct Members {
 
 /// Relays until it is dropped. Each change of `ends` ends all connections that were connected before.
 pub async fn serve(listener: TcpListener, members: Members, route: watch::Receiver<Route>, ends: watch::Receiver<u64>) {
+    accept(listener, |client| relay(client, members, route.clone(), ends.clone())).await;
+}
+
+/// Gives each client to `relay`, until this is dropped.
+pub async fn accept<R: Future<Output = io::Result<()>> + Send + 'static>(
+    listener: TcpListener,
+    relay: impl Fn(TcpStream) -> R,
+) {
     let mut open = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((client, _)) => drop(open.spawn(relay(client, members, route.clone(), ends.clone()))),
+                Ok((client, _)) => drop(open.spawn(relay(client))),
                 Err(error) => {
                     tracing::warn!(%error, "the relay to etcd cannot accept");
                     tokio::time::sleep(REDIAL).await;
@@ -76,7 +84,7 @@ async fn connect(members: Members, route: &mut watch::Receiver<Route>) -> io::Re
     }
 }
 
-pub(super) async fn dial(source: Ipv4Addr, to: SocketAddrV4) -> io::Result<TcpStream> {
+pub async fn dial(source: Ipv4Addr, to: SocketAddrV4) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind((source, 0).into())?;
     socket.connect(to.into()).await

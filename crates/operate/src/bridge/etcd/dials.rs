@@ -1,0 +1,178 @@
+//! What the node's own kube-apiserver dials while its member of etcd is away: another member.
+//!
+//! It dials the loopback address of its member, where the kernel gives the connection to a relay. TLS is not opened, so it takes those
+//! members whose certificate is good for that address, as kubeadm's are. Without this, requests on connections to it from before the
+//! bridge wait: a kubelet that has one does not renew its node's Lease, and pods of a node that is not ready leave their Services.
+//!
+//! What else dials that address from there comes to the relay, too: etcd's own gateway of JSON.
+//!
+//! Its connections to the member that stops are not ended here: that one says GOAWAY, and what is asked next comes by a new one. So a
+//! member that was only slow costs nothing.
+
+use super::temporary::{probe, relay};
+use super::{Cluster, place};
+use berth_exec::address;
+use berth_os::socket;
+use berth_shim::steering::{Purpose, Steering};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsConnector;
+
+/// How long the steering is good for without a renewal.
+const LEASE: Duration = Duration::from_secs(4);
+
+/// How long another member may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long nothing comes or goes on a connection to another member until it is ended, once the node's own serves again: no call is
+/// in flight on it then.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// The others that can take the connections.
+#[derive(Debug, Clone)]
+pub struct Dials {
+    /// What is dialled.
+    own: SocketAddrV4,
+    others: Arc<[SocketAddr]>,
+    /// For probes, whose certificate does not matter.
+    tls: Arc<ClientConfig>,
+}
+
+impl Dials {
+    /// # Errors
+    /// Why there are none.
+    pub(super) async fn find(cluster: &Cluster) -> Result<Self, String> {
+        let own = place(&cluster.own)
+            .and_then(|(host, port)| Some(SocketAddrV4::new(host.parse().ok()?, port)))
+            .filter(|own| own.ip().is_loopback())
+            .ok_or_else(|| format!("{} is no IPv4 address of loopback", cluster.own))?;
+        let (tls, checked) = (cluster.gateway.tls(false)?, cluster.gateway.tls(true)?);
+        let (mut others, mut why) = (Vec::new(), Vec::new());
+        for (member, url) in &cluster.others.members {
+            match timeout(PATIENCE, takes(url, *own.ip(), checked.clone()))
+                .await
+                .unwrap_or_else(|late| Err(late.into()))
+            {
+                Ok(at) => others.push(at),
+                Err(error) => why.push(format!("{}: {error}", member.describe())),
+            }
+        }
+        if others.is_empty() {
+            return Err(format!("no other member's certificate is good for {}: {}", own.ip(), why.join("; ")));
+        }
+        Ok(Self { own, others: others.into(), tls })
+    }
+
+    /// Never ends.
+    ///
+    /// # Errors
+    /// Something necessary is missing.
+    pub async fn keep(self) -> Result<(), String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let Self { own, others, tls } = self;
+        let source = address::random().map_err(|error| text(&error))?;
+        let listener = TcpListener::bind((*own.ip(), 0)).await.map_err(|error| text(&error))?;
+        socket::mark_listener(listener.as_fd()).map_err(|error| text(&error))?;
+        let steering = Steering::new(Purpose::Etcd, own.port(), &[(*own.ip()).into()], LEASE);
+        let steering = steering.map_err(|error| text(&error))?;
+        steering.give_to(listener.as_fd()).map_err(|error| text(&error))?;
+        let (to, mut answers) = watch::channel(true);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(probe::follow(source, own, tls, to));
+        let answered = answers.clone();
+        tasks.spawn(relay::accept(listener, move |client| pass(client, others.clone(), answered.clone())));
+        let mut serves = true;
+        loop {
+            let now = *answers.borrow_and_update();
+            if now {
+                steering.off();
+            } else {
+                steering.on();
+            }
+            if std::mem::replace(&mut serves, now) != now {
+                let to = if now { "this node's" } else { "another" };
+                tracing::info!(%own, "etcd: the node's own kube-apiserver dials {to} member");
+            }
+            tokio::select! {
+                _ = answers.changed() => {}
+                () = sleep(LEASE / 4) => {}
+                Some(_) = tasks.join_next() => return Err("a task of the relay to other members failed".into()),
+            }
+        }
+    }
+}
+
+/// Where a member is, if its certificate is good for another address.
+async fn takes(url: &str, ip: Ipv4Addr, checked: Arc<ClientConfig>) -> io::Result<SocketAddr> {
+    let stream = TcpStream::connect(place(url).ok_or(io::ErrorKind::InvalidInput)?).await?;
+    let at = stream.peer_addr()?;
+    TlsConnector::from(checked).connect(ServerName::IpAddress(IpAddr::from(ip).into()), stream).await?;
+    Ok(at)
+}
+
+/// To the first that takes it.
+async fn pass(mut client: TcpStream, others: Arc<[SocketAddr]>, own: watch::Receiver<bool>) -> io::Result<()> {
+    let mut why = io::Error::from(io::ErrorKind::NotConnected);
+    for at in others.iter() {
+        match timeout(PATIENCE, TcpStream::connect(at)).await.unwrap_or_else(|late| Err(late.into())) {
+            Ok(mut etcd) => {
+                client.set_nodelay(true)?;
+                etcd.set_nodelay(true)?;
+                let seen = client.as_fd().try_clone_to_owned()?;
+                return tokio::select! {
+                    ended = copy_bidirectional(&mut client, &mut etcd) => ended.map(drop),
+                    () = unused(seen, own) => Ok(()),
+                };
+            }
+            Err(error) => why = error,
+        }
+    }
+    Err(why)
+}
+
+/// Until the node's own serves, and nothing is in flight.
+async fn unused(client: impl AsFd, mut own: watch::Receiver<bool>) {
+    while own.wait_for(|serves| *serves).await.is_ok() {
+        match socket::quiet(client.as_fd()) {
+            Ok(quiet) if quiet < QUIET => sleep(QUIET - quiet).await,
+            _ => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test]
+    async fn a_connection_stays_until_the_nodes_own_serves_and_nothing_is_in_flight() {
+        let [relay, other, gone] = [(); 3]
+            .map(|()| std::net::TcpListener::bind("127.0.0.1:0").and_then(|it| it.set_nonblocking(true).map(|()| it)));
+        let (relay, other) =
+            (TcpListener::from_std(relay.unwrap()).unwrap(), TcpListener::from_std(other.unwrap()).unwrap());
+        let mut client = TcpStream::connect(relay.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = relay.accept().await.unwrap();
+        let others = [gone.unwrap().local_addr().unwrap(), other.local_addr().unwrap()];
+        let (serves, own) = watch::channel(false);
+        let passed = tokio::spawn(pass(accepted, others.into(), own));
+        let (mut etcd, _) = other.accept().await.unwrap();
+        let mut said = [0; 4];
+        client.write_all(b"call").await.unwrap();
+        etcd.read_exact(&mut said).await.unwrap();
+        assert!(!passed.is_finished());
+        serves.send_replace(true);
+        passed.await.unwrap().unwrap();
+        assert_eq!(client.read(&mut said).await.unwrap(), 0);
+    }
+}
