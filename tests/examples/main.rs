@@ -5,6 +5,7 @@
 //! time, so this one has its own.
 
 mod addresses;
+mod kubespray;
 mod made;
 mod migration;
 mod monitoring;
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
     let trials = vec![
         trial("every_example_is_in_the_table", table::every_example_is_in_the_table),
         trial("berth_takes_the_commands_of_units_and_pods", units::berth_takes_the_commands),
+        trial("the_role_for_kubespray_calls_berth", kubespray::the_role_calls_berth),
         trial("a_reboot_starts_the_new_version", units::a_reboot_starts_the_new_version),
         trial("systemd_takes_the_units", units::systemd_takes_the_units),
         trial("metrics_that_are_named_exist", monitoring::metrics_that_are_named_exist),

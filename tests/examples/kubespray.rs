@@ -1,0 +1,42 @@
+//! The role for kubespray: YAML that parses, with commands that berth takes.
+
+use crate::example;
+use crate::support::process::{berth, output_of};
+use berth::cli::{BridgeAction, Cli, Command};
+use berth_cluster::yaml::{YamlNode, parse};
+use clap::Parser;
+use libtest_mimic::{Completion, Failed};
+
+const ROLE: &str = "kubespray/roles/berth_bridge/tasks/main.yaml";
+
+pub(crate) fn the_role_calls_berth() -> Result<Completion, Failed> {
+    let tasks = parse(&example(ROLE)).map_err(|problem| format!("{problem:?}"))?;
+    let mut steps = Vec::new();
+    for task in tasks[0].items() {
+        let argv = task.at(&["ansible.builtin.command", "argv"]).ok_or("a task that runs no command")?;
+        let line: Vec<_> = words(argv).into_iter().skip_while(|word| word != "bridge").collect();
+        let cli = Cli::try_parse_from(std::iter::once("berth".to_owned()).chain(line))?;
+        let Command::Bridge(bridge) = cli.command else { return Err(format!("{:?}", cli.command).into()) };
+        steps.push(match bridge.action {
+            Some(BridgeAction::Status(_)) => "status",
+            Some(BridgeAction::Start(_)) => "start",
+            Some(BridgeAction::End(_)) => "end",
+            other => return Err(format!("{other:?}").into()),
+        });
+    }
+    assert_eq!(steps, ["status", "start", "end"]);
+    // By which the first task tells that there is no bridge.
+    let none = tempfile::tempdir()?;
+    let (status, out, err) = output_of(berth(["bridge", "status", "--state-dir"]).arg(none.path()));
+    assert_eq!(status, Some(69), "{out}{err}");
+    assert!(example(ROLE).contains("berth_bridge_status.rc not in [0, 69]"));
+    Ok(Completion::Completed)
+}
+
+/// The words of a list, or of a template that makes one.
+fn words(argv: &YamlNode) -> Vec<String> {
+    match argv.text() {
+        Some(template) => template.split('\'').skip(1).step_by(2).map(str::to_owned).collect(),
+        None => argv.items().iter().filter_map(YamlNode::text).map(str::to_owned).collect(),
+    }
+}
