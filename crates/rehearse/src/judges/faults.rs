@@ -325,13 +325,18 @@ impl Check<'_> {
         let meanwhile = || self.attempts.iter().filter(|a| a.due >= at && a.due < over);
         let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
         // Where all clients waited, they may take as long to be answered as they waited.
-        let jitter = JITTER + self.slack;
+        let (jitter, hung) = (JITTER + self.slack, over.since(at));
         let all_waited = fault == Fault::CalmHang || (fault == Fault::CalmHangShim && standby == Standby::Nothing);
-        let patience = if all_waited { jitter.max(over.since(at)) } else { jitter };
-        let late = meanwhile().filter(|a| a.done > over.plus(patience)).count();
+        let new = if all_waited { jitter.max(hung) } else { jitter };
+        // A kept connection has its requests one after the other, and those that become due meanwhile.
+        let kept = jitter + hung;
+        let patience = |a: &Attempt| if a.kind == ConnectionKind::New { new } else { kept };
+        let late = meanwhile().filter(|a| a.done > over.plus(patience(a))).count();
         self.seen.push(format!("it hung for {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
         if late > 0 {
-            self.broken.push(format!("{late} requests waited on for more than {patience:.1?} after it went on"));
+            self.broken.push(format!(
+                "{late} requests waited on after it went on: new connections for more than {new:.1?}, kept ones for more than {kept:.1?}"
+            ));
         }
         let passed = match fault {
             Fault::CalmHang | Fault::CalmHangShim => return,
@@ -662,6 +667,16 @@ mod tests {
         for (fault, standby) in [(Fault::CalmHangShim, Standby::Direct), (Fault::BesideHangShim, Standby::Sibling)] {
             assert!(!late(fault, standby, 13_000) && late(fault, standby, 13_001));
         }
+    }
+
+    #[test]
+    fn requests_of_a_kept_connection_wait_for_each_other() {
+        let late = |done| {
+            let kept = Attempt { kind: ConnectionKind::Kept, ..attempt(8_000, done, true) };
+            let broken = broken(injected(Fault::HangShim), |r| r.attempts = vec![kept, attempt(8_000, 8_010, true)]);
+            broken.iter().any(|line| line.contains("waited on"))
+        };
+        assert!(!late(11_001) && !late(20_000) && late(22_001));
     }
 
     #[test]
