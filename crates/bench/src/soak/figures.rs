@@ -20,8 +20,8 @@ const STEP: f64 = 4000.0;
 /// Samples of the descriptors, of which one is taken.
 const TRIES: usize = 20;
 
-/// Each series: name, unit, and by how much the fitted line may rise over the run, whatever its length. A line through
-/// a step rises by up to 1.5 times the step: threads may take one, listeners two (orphans that a shim adopts: from
+/// Each series: name, unit, by how much the fitted line may rise over the run, whatever its length, and the greatest step
+/// that is left out. A line through a step rises by up to 1.5 times the step: threads may take one, listeners two (orphans that a shim adopts: from
 /// two they become four, and are four after an hour), and descriptors vary by four (pipes, guards, requests for its status).
 ///
 /// There is a sample after each harm. So two minutes, with some 20 to 40 samples, see a leak of one descriptor, thread
@@ -29,11 +29,11 @@ const TRIES: usize = 20;
 /// binary a process has more when another that runs it ends. It varies by half a MiB: two minutes
 /// see only what loses 50 KiB a harm or more, an hour what loses 2 KiB. And it has a step when an instance hangs: what the
 /// shim then keeps for more connections than ever before, up to 16 KiB each, stays with the allocator. See [`without_step`].
-const SERIES: [(&str, &str, f64); 4] = [
-    ("memory (RssAnon)", "KiB", 1500.0),
-    ("descriptors of no connection", "", 8.0),
-    ("threads", "", 1.6),
-    ("listeners", "", 3.5),
+const SERIES: [(&str, &str, f64, f64); 4] = [
+    ("memory (RssAnon)", "KiB", 1500.0, STEP),
+    ("descriptors of no connection", "", 8.0, 0.0),
+    ("threads", "", 1.6, 0.0),
+    ("listeners", "", 3.5, 0.0),
 ];
 
 #[derive(Debug)]
@@ -74,9 +74,9 @@ impl Figures {
         };
         let times: Vec<_> = samples.iter().map(|sample| sample.at.duration_since(first.at).as_secs_f64()).collect();
         let mut flat = true;
-        for (index, (name, unit, most)) in SERIES.into_iter().enumerate() {
+        for (index, (name, unit, most, step)) in SERIES.into_iter().enumerate() {
             let values: Vec<_> = samples.iter().map(|sample| sample.values[index]).collect();
-            let rise = if index == 0 { rise(&times, &without_step(&values)) } else { rise(&times, &values) };
+            let rise = rise(&times, &without_step(&values, step));
             let hour = rise / times[times.len() - 1] * 3600.0;
             let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(l, h), value| (l.min(*value), h.max(*value)));
             let grows = rise > most;
@@ -100,10 +100,10 @@ async fn of_connections(node: &Node) -> Option<i64> {
 }
 
 /// The values without the greatest step up, as far as it is allowed: one is no growth, a leak has many.
-fn without_step(values: &[f64]) -> Vec<f64> {
+fn without_step(values: &[f64], most: f64) -> Vec<f64> {
     let steps = values.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
     let (before, step) = steps.max_by(|(_, a), (_, b)| a.total_cmp(b)).unwrap_or_default();
-    let less = |index| if index > before { step.clamp(0.0, STEP) } else { 0.0 };
+    let less = |index| if index > before { step.clamp(0.0, most) } else { 0.0 };
     values.iter().enumerate().map(|(index, value)| value - less(index)).collect()
 }
 
@@ -183,7 +183,7 @@ mod tests {
     fn a_few_steps_are_no_growth_and_many_are() {
         let times: Vec<_> = (0..30).map(f64::from).collect();
         let steps = |at: &[usize]| (0..30).map(|x| at.iter().filter(|at| x >= **at).count() as f64).collect::<Vec<_>>();
-        let [.., (_, _, threads), (_, _, listeners)] = SERIES;
+        let [.., (_, _, threads, _), (_, _, listeners, _)] = SERIES;
         for at in 0..30 {
             assert!(rise(&times, &steps(&[at])) < threads && rise(&times, &steps(&[at, at])) < listeners);
         }
@@ -195,14 +195,14 @@ mod tests {
     fn one_step_of_memory_is_no_growth_but_a_greater_one_and_a_leak_are() {
         let rises = |values: &[f64]| {
             let times: Vec<_> = (0..values.len()).map(|index| index as f64).collect();
-            rise(&times, &without_step(values)) > SERIES[0].2
+            rise(&times, &without_step(values, STEP)) > SERIES[0].2
         };
         let run = [3812.0, 3824.0, 3824.0, 3924.0, 3932.0, 3932.0, 3868.0, 5588.0, 5588.0, 5588.0, 5584.0, 5584.0];
         assert!(!rises(&[run.as_slice(), &[5584.0, 5944.0, 5944.0, 5944.0, 5944.0, 5944.0, 6064.0]].concat()));
         assert!(rises(&run.map(|value| if value > 5000.0 { value + 4000.0 } else { value })));
         assert!(rises(&(0..30).map(|harm| f64::from(harm) * 60.0).collect::<Vec<_>>()));
-        assert_eq!(without_step(&[]), [0.0; 0]);
-        assert_eq!(without_step(&[3.0, 2.0]), [3.0, 2.0]);
+        assert_eq!(without_step(&[], STEP), [0.0; 0]);
+        assert_eq!(without_step(&[3.0, 2.0], STEP), [3.0, 2.0]);
     }
 
     #[test]
