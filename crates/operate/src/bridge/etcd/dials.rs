@@ -21,7 +21,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -120,21 +119,19 @@ async fn takes(url: &str, ip: Ipv4Addr, checked: Arc<ClientConfig>) -> io::Resul
     Ok(at)
 }
 
+async fn pass(client: TcpStream, others: Arc<[SocketAddr]>, own: watch::Receiver<bool>) -> io::Result<()> {
+    let etcd = connect(&others).await?;
+    let seen = client.as_fd().try_clone_to_owned()?;
+    relay::pass(client, etcd, unused(seen, own)).await
+}
+
 /// To the first that takes it.
-async fn pass(mut client: TcpStream, others: Arc<[SocketAddr]>, own: watch::Receiver<bool>) -> io::Result<()> {
+async fn connect(others: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut why = io::Error::from(io::ErrorKind::NotConnected);
-    for at in others.iter() {
+    for at in others {
         match timeout(PATIENCE, TcpStream::connect(at)).await.unwrap_or_else(|late| Err(late.into())) {
-            Ok(mut etcd) => {
-                client.set_nodelay(true)?;
-                etcd.set_nodelay(true)?;
-                let seen = client.as_fd().try_clone_to_owned()?;
-                return tokio::select! {
-                    ended = copy_bidirectional(&mut client, &mut etcd) => ended.map(drop),
-                    () = unused(seen, own) => Ok(()),
-                };
-            }
             Err(error) => why = error,
+            connected => return connected,
         }
     }
     Err(why)

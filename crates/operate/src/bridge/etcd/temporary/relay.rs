@@ -52,18 +52,23 @@ pub async fn accept<R: Future<Output = io::Result<()>> + Send + 'static>(
 }
 
 async fn relay(
-    mut client: TcpStream,
+    client: TcpStream,
     members: Members,
     mut route: watch::Receiver<Route>,
     mut ends: watch::Receiver<u64>,
 ) -> io::Result<()> {
-    client.set_nodelay(true)?;
-    let mut etcd = connect(members, &mut route).await?;
-    etcd.set_nodelay(true)?;
+    let etcd = connect(members, &mut route).await?;
     ends.mark_unchanged();
+    pass(client, etcd, async { drop(ends.changed().await) }).await
+}
+
+/// Passes bytes until one of them ends, or `ends` does.
+pub async fn pass(mut client: TcpStream, mut etcd: TcpStream, ends: impl Future<Output = ()>) -> io::Result<()> {
+    client.set_nodelay(true)?;
+    etcd.set_nodelay(true)?;
     tokio::select! {
         ended = copy_bidirectional(&mut client, &mut etcd) => ended.map(drop),
-        _ = ends.changed() => Ok(()),
+        () = ends => Ok(()),
     }
 }
 
