@@ -3,8 +3,10 @@
 //!
 //! Data flows from a page of metrics ([`metrics`], [`histogram`]) to what it says of an instance ([`signals`]), from two
 //! samples of each to what came between them (`history`), and from both instances at the same time ([`judge`]) through
-//! a test that may be looked at always ([`sequential`]) to the [`verdict`].
+//! a test that may be looked at always ([`sequential`]) to the [`verdict`]. The steps in which clients come to the new one
+//! are in [`canary`].
 
+pub mod canary;
 pub mod histogram;
 mod history;
 pub mod judge;
@@ -15,6 +17,7 @@ pub mod signals;
 mod tests;
 pub mod verdict;
 
+pub use canary::{Canary, Plan, Wanted};
 pub use judge::Judge;
 pub use signals::{Connections, Sample, Signal};
 pub use verdict::{Judgement, Outcome, Row, Verdict};

@@ -1,0 +1,220 @@
+//! The plan of a judged upgrade: which part of the clients' new connections the new instance has, until when, and how it
+//! ends. Pure: what the judge says after each sample comes in, and time is passed in.
+//!
+//! First no client is on the new instance: the judge learns what is usual, and berth's own requests warm it. Then come
+//! steps, each with a larger part, and at last everything, while the old instance still runs. A bad verdict ends it at
+//! once. A step in which there is not enough to judge is followed by the next one, which brings more; so what is said at
+//! the end is the verdict of the last step.
+
+use crate::verdict::Outcome;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Everything.
+pub const ALL: u16 = 1000;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Before the first step.
+    pub warm: Duration,
+    /// The new instance's part in each step, in thousandths, each larger than the one before.
+    pub parts: Vec<u16>,
+    /// How long each of these steps takes.
+    pub step: Duration,
+    /// How long the new instance has everything.
+    pub bake: Duration,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        let (minute, parts) = (Duration::from_secs(60), vec![50, 250, 500]);
+        Self { warm: minute, parts, step: minute, bake: 2 * minute }
+    }
+}
+
+impl Plan {
+    /// How long it takes with a new instance that is good.
+    pub fn time(&self) -> Duration {
+        self.stages().map(|(_, time)| time).sum()
+    }
+
+    fn stages(&self) -> impl DoubleEndedIterator<Item = (u16, Duration)> {
+        let steps = self.parts.iter().map(|part| (*part, self.step));
+        [(0, self.warm)].into_iter().chain(steps).chain([(ALL, self.bake)])
+    }
+}
+
+/// The new instance's parts, in thousandths: `5%,25%,50%`.
+///
+/// # Errors
+/// They are no percentages between 0 and 100, each larger than the one before, in whole thousandths.
+pub fn parts(text: &str) -> Result<Vec<u16>, String> {
+    let part = |word: &str| {
+        let number = word.trim().strip_suffix('%')?;
+        let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
+        let digits = format!("{whole}{tenths}");
+        let is_number = !whole.is_empty() && tenths.len() == 1 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        digits.parse().ok().filter(|part| is_number && (1..ALL).contains(part))
+    };
+    let parts: Option<Vec<u16>> = text.split(',').map(part).collect();
+    parts
+        .filter(|parts| parts.is_sorted_by(|one, next| one < next))
+        .ok_or_else(|| "give percentages between 0.1% and 99.9%, each larger than the one before: 5%,25%,50%".into())
+}
+
+/// What is to be done until the next sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// The new instance has this part of new connections, in thousandths. `begins`: from now on, which the judge is told
+    /// ([`crate::Judge::begin_step`]) unless the part is 0.
+    Share { permille: u16, begins: bool },
+    /// It is over. Undecided: there was not enough to judge.
+    End(Outcome),
+}
+
+#[derive(Debug)]
+pub struct Canary {
+    /// Those that are left, the next one last.
+    stages: Vec<(u16, Duration)>,
+    /// The part of the current one, and when it ends.
+    now: Option<(u16, Duration)>,
+}
+
+impl Canary {
+    pub fn new(plan: &Plan) -> Self {
+        // Without time there is nothing to judge by.
+        Self { stages: plan.stages().filter(|(_, time)| !time.is_zero()).rev().collect(), now: None }
+    }
+
+    /// After each sample: `outcome` is that of the judge's verdict on the current step.
+    pub fn next(&mut self, at: Duration, outcome: Outcome) -> Wanted {
+        if outcome == Outcome::Bad {
+            return Wanted::End(Outcome::Bad);
+        }
+        match self.now {
+            Some((permille, until)) if at < until => Wanted::Share { permille, begins: false },
+            before => match self.stages.pop() {
+                Some((permille, time)) => {
+                    self.now = Some((permille, at + time));
+                    Wanted::Share { permille, begins: true }
+                }
+                // Only clients tell: before the first step every verdict is of nothing.
+                None if before.is_none_or(|(permille, _)| permille == 0) => Wanted::End(Outcome::Undecided),
+                None => Wanted::End(outcome),
+            },
+        }
+    }
+
+    /// The current part, in thousandths.
+    pub fn permille(&self) -> u16 {
+        self.now.map_or(0, |(permille, _)| permille)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn begins(permille: u16) -> Wanted {
+        Wanted::Share { permille, begins: true }
+    }
+
+    fn goes_on(permille: u16) -> Wanted {
+        Wanted::Share { permille, begins: false }
+    }
+
+    #[test]
+    fn the_part_grows_until_it_is_everything() {
+        let plan = Plan::default();
+        assert_eq!(plan.time(), seconds(6 * 60));
+        let mut canary = Canary::new(&plan);
+        for (at, wanted) in [
+            (7, begins(0)),
+            (66, goes_on(0)),
+            (67, begins(50)),
+            (127, begins(250)),
+            (187, begins(500)),
+            (247, begins(1000)),
+            (366, goes_on(1000)),
+        ] {
+            assert_eq!(canary.next(seconds(at), Outcome::Undecided), wanted, "{at}");
+        }
+        assert_eq!(canary.permille(), ALL);
+        assert_eq!(canary.next(seconds(367), Outcome::Good), Wanted::End(Outcome::Good));
+        assert_eq!(canary.next(seconds(368), Outcome::Undecided), Wanted::End(Outcome::Undecided));
+    }
+
+    #[test]
+    fn what_has_no_time_is_no_step() {
+        let none = Plan { warm: seconds(0), bake: seconds(0), ..Plan::default() };
+        let mut canary = Canary::new(&none);
+        assert_eq!(canary.next(seconds(0), Outcome::Good), begins(50));
+        let nothing = Plan { step: seconds(0), ..none.clone() };
+        assert_eq!(Canary::new(&nothing).next(seconds(0), Outcome::Good), Wanted::End(Outcome::Undecided));
+        let mut warm = Canary::new(&Plan { warm: seconds(1), ..nothing });
+        assert_eq!(warm.next(seconds(0), Outcome::Good), begins(0));
+        assert_eq!(warm.next(seconds(1), Outcome::Good), Wanted::End(Outcome::Undecided));
+    }
+
+    #[test]
+    fn parts_are_percentages_that_grow() {
+        for (text, read) in [("5%,25%,50%", vec![50, 250, 500]), (" 0.5% , 99.9% ", vec![5, 999]), ("1%", vec![10])] {
+            assert_eq!(parts(text), Ok(read));
+        }
+        for text in
+            ["", "5", "5,25", "%", "5%,", "0%", "100%", "5%%", "-5%", "+5%", "1.25%", ".5%", "5.%", "25%,5%", "5%,5%"]
+        {
+            assert!(parts(text).is_err(), "{text}");
+        }
+    }
+
+    fn outcome() -> impl Strategy<Value = Outcome> {
+        prop_oneof![20 => Just(Outcome::Good), 20 => Just(Outcome::Undecided), 1 => Just(Outcome::Bad)]
+    }
+
+    proptest! {
+        /// However late samples come, no part is passed over, none shrinks, each has its time, and a bad verdict ends it.
+        #[test]
+        fn no_step_is_shorter_or_left_out(
+            samples in prop::collection::vec((0..100u64, outcome()), 1..200),
+            (warm, step, bake) in (0..200u64, 1..200u64, 0..200u64),
+        ) {
+            let plan = Plan { warm: seconds(warm), step: seconds(step), bake: seconds(bake), ..Plan::default() };
+            let mut canary = Canary::new(&plan);
+            let (mut at, mut since, mut seen) = (Duration::ZERO, Duration::ZERO, Vec::new());
+            for (after, outcome) in samples {
+                at += seconds(after);
+                let wanted = canary.next(at, outcome);
+                let of_step = seen.last().map(|part| match part { 0 => plan.warm, &ALL => plan.bake, _ => plan.step });
+                match wanted {
+                    Wanted::End(end) => {
+                        prop_assert_eq!(end, outcome);
+                        let all: Vec<_> = plan.stages().filter(|stage| !stage.1.is_zero()).map(|stage| stage.0).collect();
+                        prop_assert!(end == Outcome::Bad || (seen == all && at - since >= of_step.unwrap_or_default()));
+                        return Ok(());
+                    }
+                    Wanted::Share { permille, begins: true } => {
+                        prop_assert!(seen.last() < Some(&permille) || seen.is_empty());
+                        prop_assert!(of_step.is_none_or(|time| at - since >= time));
+                        seen.push(permille);
+                        since = at;
+                    }
+                    Wanted::Share { permille, .. } => prop_assert_eq!(seen.last(), Some(&permille)),
+                }
+                prop_assert!(outcome != Outcome::Bad);
+            }
+        }
+
+        #[test]
+        fn nothing_panics(text in "[0-9%., +-]{0,12}|\\PC{0,12}") {
+            if let Ok(parts) = parts(&text) {
+                prop_assert!(parts.iter().all(|part| (1..ALL).contains(part)));
+            }
+        }
+    }
+}
