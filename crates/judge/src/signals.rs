@@ -34,9 +34,11 @@
 
 use crate::histogram::Histogram;
 use crate::metrics;
+use serde::de::{IntoDeserializer, value};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::str::FromStr;
 
 /// No counter, size or time in seconds is larger, and sums of these are exact enough.
 const MOST: f64 = 1e15;
@@ -153,6 +155,14 @@ impl Signal {
 impl fmt::Display for Signal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
+    }
+}
+
+impl FromStr for Signal {
+    type Err = String;
+
+    fn from_str(code: &str) -> Result<Self, Self::Err> {
+        Self::deserialize(code.into_deserializer()).map_err(|error: value::Error| error.to_string())
     }
 }
 
@@ -412,6 +422,15 @@ etcd_requests_total{operation="get",type="*core.Pod"} 4
 etcd_request_errors_total{group="",operation="get",resource="pods"} 1
 process_start_time_seconds 1.76414e+09
 "#;
+
+    #[test]
+    fn a_code_is_read_as_it_is_written() {
+        for signal in Signal::COMPARED.into_iter().chain([Signal::Restart, Signal::NoAnswer, Signal::MissingApi]) {
+            assert_eq!(signal.to_string().parse(), Ok(signal));
+        }
+        let unknown = "error".parse::<Signal>().unwrap_err();
+        assert!(unknown.contains("`error`") && unknown.contains("webhook-errors"), "{unknown}");
+    }
 
     #[test]
     fn a_page_of_kube_apiserver() {

@@ -2,6 +2,7 @@
 
 use crate::signals::Signal;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -45,4 +46,65 @@ pub enum Judgement {
     /// Bad, and accepted beforehand.
     Accepted,
     NotCompared,
+}
+
+/// A table for people: what is bad first, then what was compared, then what was not, and why.
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = |[code, subject, compared, old, new, limit, verdict]: [&str; 7]| {
+            writeln!(f, "{code:<18} {subject:<32} {compared:>9} {old:>8} {new:>8} {limit:>8}  {verdict}")
+        };
+        line(["signal", "of", "compared", "old", "new", "limit", "verdict"])?;
+        let is_bad = |row: &&Row| row.judgement == Judgement::Bad;
+        let is_compared = |row: &&Row| row.judgement != Judgement::NotCompared;
+        let rows =
+            self.rows.iter().filter(is_bad).chain(self.rows.iter().filter(|row| is_compared(row) && !is_bad(row)));
+        for row in rows {
+            let [old, new, limit] = [row.old, row.new, row.limit].map(|share| format!("{:.1} %", share * 100.0));
+            let judgement = match row.judgement {
+                Judgement::Good => "good",
+                Judgement::Bad => "bad",
+                Judgement::Accepted => "bad, accepted",
+                Judgement::NotCompared => "not compared",
+            };
+            let (code, compared) = (row.code.to_string(), row.compared.to_string());
+            let verdict = if row.note.is_empty() { judgement.to_owned() } else { format!("{judgement}: {}", row.note) };
+            line([&code, &row.subject, &compared, &old, &new, &limit, &verdict])?;
+        }
+        let others: Vec<_> = self.rows.iter().filter(|row| !is_compared(row)).collect();
+        let others: Vec<_> = others.iter().map(|row| format!("{} ({})", row.code, row.note)).collect();
+        if others.is_empty() { Ok(()) } else { writeln!(f, "not compared: {}", others.join(", ")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_begins_with_what_is_bad() {
+        let row = |code, subject: &str, judgement, note: &str| Row {
+            code,
+            subject: subject.to_owned(),
+            compared: 120,
+            old: 0.0,
+            new: 0.5,
+            limit: 0.021,
+            judgement,
+            note: note.to_owned(),
+        };
+        let rows = vec![
+            row(Signal::Latency, "all", Judgement::Good, "95th percentile 0.010 s, old 0.009 s"),
+            row(Signal::Objective, "all", Judgement::NotCompared, "nothing that both had"),
+            row(Signal::Errors, "LIST pods", Judgement::Bad, ""),
+        ];
+        let verdict = Verdict { outcome: Outcome::Bad, rows, lacking: Vec::new(), intervals: 12, left_out: 0 };
+        let table = verdict.to_string();
+        let words: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(words[0], ["signal", "of", "compared", "old", "new", "limit", "verdict"]);
+        assert_eq!(words[1].join(" "), "errors LIST pods 120 0.0 % 50.0 % 2.1 % bad");
+        assert_eq!(words[2].join(" "), "latency all 120 0.0 % 50.0 % 2.1 % good: 95th percentile 0.010 s, old 0.009 s");
+        assert_eq!(words[3].join(" "), "not compared: objective (nothing that both had)");
+        assert!(table.lines().take(3).all(|line| line.len() >= 90), "{table}");
+    }
 }
