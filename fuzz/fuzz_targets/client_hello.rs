@@ -327,6 +327,7 @@ impl Stage {
             refusals: mpsc::unbounded_channel().0,
             stats: self.metrics.workers()[0].clone(),
             connect_seconds: self.metrics.connect_seconds.clone(),
+            first_byte_seconds: self.metrics.first_byte_seconds.clone(),
             ended: Arc::new(Notify::new()),
             passing,
             log_connections: false,

@@ -265,6 +265,7 @@ impl DataPlane {
             refusals: report.clone(),
             stats: stats.clone(),
             connect_seconds: metrics.connect_seconds.clone(),
+            first_byte_seconds: metrics.first_byte_seconds.clone(),
             ended: shared.ended.clone(),
             passing: Passing { on: shared.pass_on.clone(), leaving: shared.leaving.subscribe(), to: pass.clone() },
             log_connections: config.log_connections,

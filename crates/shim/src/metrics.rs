@@ -46,6 +46,8 @@ pub struct WorkerStats {
     pub replays: AtomicU64,
     /// Connections that the own instance got.
     pub own: AtomicU64,
+    /// Attempts at the own instance that ended without a byte of it.
+    pub empty: AtomicU64,
     ended: [AtomicU64; Outcome::ALL.len()],
 }
 
@@ -71,6 +73,7 @@ pub struct Metrics {
     pub held: Arc<Semaphore>,
     held_limit: usize,
     pub connect_seconds: Histogram,
+    pub first_byte_seconds: Histogram,
     probes: Counters<1>,
     accept_errors: Counters<1>,
     handover: Counters<2>,
@@ -95,6 +98,7 @@ impl Metrics {
         let held = Arc::new(Semaphore::new(held_limit));
         // Loopback connects take some 20 µs.
         let connect_seconds = Histogram::new([1e-5, 3e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0]);
+        let first_byte_seconds = Histogram::new([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]);
         let (probes, accept_errors, renewals) = <(Counters<1>, Counters<1>, Counters<1>)>::default();
         let (handover, cluster_requests) = <(Counters<2>, Counters<2>)>::default();
         let (foreign_listeners, siblings_unconnected) = <(Gauge, Gauge)>::default();
@@ -122,6 +126,8 @@ impl Metrics {
         let mut registry = Registry::with_labels(std::iter::once(label));
         let help = "Time that a connect to kube-apiserver took, in seconds";
         registry.register("berth_backend_connect_seconds", help, connect_seconds.clone());
+        let help = "Time from a client's TLS hello to the first byte of the shim's own kube-apiserver, in seconds";
+        registry.register("berth_first_byte_seconds", help, first_byte_seconds.clone());
         registry.register("berth_probes", "Probes of kube-apiserver, by result", probes.clone());
         let help = "Client connections that could not be accepted, by kind of error; client is harmless";
         registry.register("berth_accept_errors", help, accept_errors.clone());
@@ -144,6 +150,7 @@ impl Metrics {
             held,
             held_limit,
             connect_seconds,
+            first_byte_seconds,
             probes,
             accept_errors,
             handover,
@@ -281,6 +288,8 @@ impl Collector for Sums {
         gauge(&mut to, "berth_connections_pending", help, sum(|w| w.pending.load(Relaxed)))?;
         let help = "Connects to another kube-apiserver, or once more, for a client that had no answer yet";
         counter(&mut to, "berth_replays", help, sum(|w| w.replays.load(Relaxed)))?;
+        let help = "Attempts of TLS clients at the shim's own kube-apiserver that ended without a byte of it";
+        counter(&mut to, "berth_empty_attempts", help, sum(|w| w.empty.load(Relaxed)))?;
         let help = "Lines of the log that were dropped, since standard error was not read or could not be written";
         counter(&mut to, "berth_log_lines_dropped", help, LOG_LINES_DROPPED.load(Relaxed))?;
         let held = self.held_limit - self.held.available_permits();

@@ -82,6 +82,7 @@ fn a_connection_is_small() {
         refusals,
         stats: metrics.workers()[0].clone(),
         connect_seconds: metrics.connect_seconds.clone(),
+        first_byte_seconds: metrics.first_byte_seconds.clone(),
         ended: Arc::new(Notify::new()),
         passing: berth_shim::relay::Passing {
             on: Arc::default(),

@@ -13,7 +13,6 @@ use super::replay_buffer::ReplayBuffer;
 use super::source::Source;
 use super::waiting::{HoldWait, TurnWait, sends_something};
 use super::{Context, Outcome};
-use crate::backend::standstill::Handshake;
 use crate::backend::{BackendInstance, Table};
 use crate::gate::HandshakeSlot;
 use crate::share::Placed;
@@ -234,6 +233,7 @@ pub(super) async fn reach_instance(
             AttemptResult::Abandoned if kept.is_given_up() => return Err(end_alike(client, Outcome::ClientLeft)),
             AttemptResult::Abandoned => {
                 tracing::debug!(instance = %instance.id, "no first byte, and another instance is ready: replay");
+                context.own_answered(&instance, None);
                 tried.add(instance.epoch);
             }
         }
@@ -322,6 +322,7 @@ async fn attempt(
         if handshake.is_none() && kept.is_client_hello() {
             handshake = Some(instance.handshakes.begin());
         }
+        let began = Instant::now();
         let counts_until = slot.as_ref().filter(|_| !is_early).map(HandshakeSlot::ends);
         let first = first_byte(client, &mut backend, kept, &mut sent, is_early, counts_until, context.speedup);
         let first = match slot.take().filter(|_| !is_early) {
@@ -330,8 +331,11 @@ async fn attempt(
         };
         match first {
             Ok(Some(exchanged)) => {
-                if !exchanged.down.is_empty() {
-                    handshake.into_iter().for_each(Handshake::end);
+                if !exchanged.down.is_empty()
+                    && let Some(handshake) = handshake
+                {
+                    handshake.end();
+                    context.own_answered(instance, Some(began.elapsed()));
                 }
                 return AttemptResult::Answered(backend, source, exchanged);
             }
@@ -342,7 +346,10 @@ async fn attempt(
             },
             Err(Outcome::ClientReset) => return AttemptResult::ClientReset,
             Err(outcome) => {
-                handshake.into_iter().for_each(Handshake::end);
+                if let Some(handshake) = handshake {
+                    handshake.end();
+                    context.own_answered(instance, None);
+                }
                 backend.close();
                 return AttemptResult::Ended(outcome);
             }

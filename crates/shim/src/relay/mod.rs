@@ -107,6 +107,8 @@ pub struct Context {
     pub refusals: mpsc::UnboundedSender<Refusal>,
     pub stats: Arc<WorkerStats>,
     pub connect_seconds: Histogram,
+    /// From a ClientHello to the own instance's first byte.
+    pub first_byte_seconds: Histogram,
     /// Notified whenever a connection ends.
     pub ended: Arc<Notify>,
     pub passing: Passing,
@@ -118,6 +120,15 @@ impl Context {
     fn report_refused(&self, instance: &BackendInstance) {
         // The receiver is gone when the shim ends.
         let _ = self.refusals.send(Refusal { id: instance.id.clone(), epoch: instance.epoch });
+    }
+
+    /// Counts how long the own instance took to answer a ClientHello; none: it did not.
+    fn own_answered(&self, instance: &BackendInstance, after: Option<Duration>) {
+        match after {
+            _ if !instance.own => {}
+            Some(after) => self.first_byte_seconds.observe(after.as_secs_f64()),
+            None => drop(self.stats.empty.fetch_add(1, Relaxed)),
+        }
     }
 }
 
