@@ -26,7 +26,7 @@ pub use node::StatusArgs;
 #[cfg(feature = "operate")]
 use operate::UPGRADE_STATUS;
 #[cfg(feature = "operate")]
-pub use operate::{DoctorArgs, InjectArgs, ManifestArgs, UpgradeArgs};
+pub use operate::{DoctorArgs, InjectArgs, JudgeArgs, ManifestArgs, UpgradeArgs};
 #[cfg(feature = "rehearse")]
 pub use rehearse::{RehearseArgs, StandInArgs};
 

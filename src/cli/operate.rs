@@ -1,7 +1,9 @@
 //! `berth inject`, `eject`, `doctor` and `upgrade`.
 
+use berth_node::terms::Speedup;
 use berth_operate::doctor::release::Release;
 use berth_operate::manifest::inject::Sidecar;
+use berth_operate::upgrade::judge::{Signal, Undecided};
 use berth_options::place::ADDRESSES;
 use berth_options::probe::ProbeArgs;
 use berth_options::shim::direct_modes;
@@ -154,7 +156,9 @@ pub struct DoctorArgs {
 pub(super) const UPGRADE_STATUS: &str = "Exit status: 0 done: the new one serves, from kube-apiserver.yaml. 1 not done, or rolled \
     back: the old one serves, from kube-apiserver.yaml. 64 wrong command line or manifest, 69 something that is needed \
     cannot be had: nothing was changed. 75 neither can be confirmed: what serves is left alone, its state is kept, and the \
-    same command goes on from there.";
+    same command goes on from there; with --judge also a bad verdict: the old one serves, or the new one as the old release.";
+
+const JUDGE: &str = "The judge";
 
 /// Options of `berth upgrade`.
 #[derive(Debug, Clone, Args)]
@@ -183,6 +187,9 @@ pub struct UpgradeArgs {
     /// Which errors do not count.
     #[command(flatten)]
     pub excused: ExcusedArgs,
+    /// How the new one is judged.
+    #[command(flatten)]
+    pub judge: JudgeArgs,
     /// Print the steps, and do nothing
     #[arg(long, env = "BERTH_DRY_RUN")]
     pub dry_run: bool,
@@ -194,4 +201,41 @@ pub struct UpgradeArgs {
     /// Directory where the shims of the node meet [default: the new manifest's, else /run/berth]
     #[arg(long, env = "BERTH_RUN_DIR", value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
+}
+
+/// How `berth upgrade` judges the new one.
+#[derive(Debug, Clone, Args)]
+pub struct JudgeArgs {
+    /// Give the new one its clients in steps, judge it by the metrics of both, and go back by itself if it is bad; it needs a kubeconfig
+    /// (docs/judge.md)
+    #[arg(long, env = "BERTH_JUDGE", help_heading = JUDGE)]
+    pub judge: bool,
+    /// The new one's part of new connections, step by step
+    #[arg(long, env = "BERTH_CANARY", default_value = "5%,25%,50%", value_name = "PERCENTAGES", requires = "judge", help_heading = JUDGE)]
+    pub canary: String,
+    /// How long each of these steps takes
+    #[arg(long, env = "BERTH_CANARY_TIME", default_value = "60s", value_name = "DURATION", requires = "judge", help_heading = JUDGE)]
+    pub canary_time: String,
+    /// Clients on the node itself are in the steps, too; otherwise they stay on the old one until it goes, since kubelet and
+    /// controller-manager must not depend on a server that is not judged
+    #[arg(long, env = "BERTH_CANARY_LOCAL", requires = "judge", help_heading = JUDGE)]
+    pub canary_local: bool,
+    /// How long the new one then has all new connections, while the old one still runs
+    #[arg(long, env = "BERTH_BAKE", default_value = "2m", value_name = "DURATION", requires = "judge", help_heading = JUDGE)]
+    pub bake: String,
+    /// Do not let the new one behave as the old one's release (--emulated-version) until it is judged
+    #[arg(long, env = "BERTH_NO_EMULATE", requires = "judge", help_heading = JUDGE)]
+    pub no_emulate: bool,
+    /// Findings that do not make a verdict bad, separated by commas (docs/judge.md names all)
+    #[arg(long, env = "BERTH_ACCEPT", value_name = "CODES", value_delimiter = ',', requires = "judge", help_heading = JUDGE)]
+    pub accept: Vec<Signal>,
+    /// What to do if there was not enough to judge
+    #[arg(long, env = "BERTH_UNDECIDED", default_value = "go-on", value_name = "WHAT", requires = "judge", help_heading = JUDGE)]
+    pub undecided: Undecided,
+    /// Where clients send too few requests to judge by, send some to both: lists, and writes without effect (dry run)
+    #[arg(long, env = "BERTH_JUDGE_REQUESTS", requires = "judge", help_heading = JUDGE)]
+    pub judge_requests: bool,
+    /// Divide the times that no option sets
+    #[arg(long, hide = true, default_value_t)]
+    pub speedup: Speedup,
 }

@@ -1,9 +1,10 @@
 //! `berth upgrade`: from its options to its exit status.
 
 use super::{Exit, block_on, mistaken, numbered, print, refused};
-use crate::cli::UpgradeArgs;
+use crate::cli::{JudgeArgs, UpgradeArgs};
 use berth_operate::upgrade::begin::{Begun, FILE, UpgradeOptions, begin, dry_run};
 use berth_operate::upgrade::drive::{self, DriveError, Ended};
+use berth_operate::upgrade::judge::{INTERVAL, JudgeOptions, Plan, parts};
 use berth_operate::upgrade::pod::PREFIX;
 use berth_operate::upgrade::progress::Progress;
 use berth_operate::upgrade::state::Store;
@@ -33,8 +34,30 @@ fn options(args: &UpgradeArgs, checks: &mut Checks) -> UpgradeOptions {
         pod_logs_dir: args.pod_logs_dir.clone(),
         kubeconfig: args.kubeconfig.clone(),
         ignore_errors: args.excused.ignore_errors.clone(),
+        judge: args.judge.judge.then(|| judge(&args.judge, checks)),
+        emulate: !args.judge.no_emulate,
         break_lock: args.break_lock,
         command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" "),
+    }
+}
+
+fn judge(args: &JudgeArgs, checks: &mut Checks) -> JudgeOptions {
+    let shares = parts(&args.canary);
+    if let Err(why) = &shares {
+        checks.wrong(format!("--canary {}: {why}", args.canary));
+    }
+    JudgeOptions {
+        plan: Plan {
+            warm: args.speedup.of(Plan::default().warm),
+            parts: shares.unwrap_or_default(),
+            step: checks.duration("--canary-time", &args.canary_time, Duration::from_secs(1)),
+            bake: checks.duration("--bake", &args.bake, Duration::ZERO),
+        },
+        interval: args.speedup.of(INTERVAL),
+        accepted: args.accept.clone(),
+        undecided: args.undecided,
+        requests: args.judge_requests,
+        local: args.canary_local,
     }
 }
 
@@ -48,6 +71,7 @@ async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Ex
     Ok(match drive::drive(state, &store, &setting, progress.clone()).await {
         Ok(Ended::Done) => Exit::Ok,
         Ok(Ended::RolledBack(_)) => Exit::No,
+        Ok(Ended::Judged(_)) => Exit::Again,
         Ok(Ended::Halted(_) | Ended::Stopped) => again(&progress, &store),
         Err(error @ (DriveError::State(_) | DriveError::File(_) | DriveError::Read(_))) => {
             progress.line(&format!("failed: {error}"));

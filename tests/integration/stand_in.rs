@@ -1,15 +1,29 @@
 //! An apiserver's stand-in that a test binary can be itself: it gives back what it gets; after SIGTERM, SIGINT, SIGHUP or SIGQUIT
 //! it listens no more, and ends when its last connection has ended.
 
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_rustls::TlsAcceptor;
 
 /// The flags that the stand-in was started with. Set: this process is one.
 const FLAGS: &str = "STAND_IN_FLAGS";
 
 /// With which exit status it ends, if not 0.
 const STATUS: &str = "STAND_IN_STATUS";
+
+/// The directory of `kube.crt` and `kube.key`: it serves an API by TLS then, and counts its requests in its metrics.
+pub(crate) const API: &str = "STAND_IN_API";
+
+/// The release as which that API says that it behaves, and whether it answers clients with 500.
+pub(crate) const EMULATES: &str = "STAND_IN_EMULATES";
+pub(crate) const BROKEN: &str = "STAND_IN_BROKEN";
 
 /// For a shell: runs the stand-in with the flags that berth adds, and hides them from the test harness.
 pub(crate) const STAND_IN: &str = r#"STAND_IN_FLAGS="$*" exec "$TEST_BINARY" --exact stand_in::process --nocapture"#;
@@ -29,6 +43,7 @@ fn process() {
                 .map(|kind| signal(kind).unwrap());
         let listener = TcpListener::bind(format!("{}:{}", value("--bind-address"), value("--secure-port")));
         let listener = listener.await.unwrap();
+        let api = std::env::var_os(API).map(|directory| Arc::new(Api::new(Path::new(&directory))));
         println!("listening, pid {}", std::process::id());
         let mut connections = tokio::task::JoinSet::new();
         let by = loop {
@@ -38,7 +53,13 @@ fn process() {
                 _ = hup.recv() => break "SIGHUP",
                 _ = quit.recv() => break "SIGQUIT",
                 Ok((mut stream, _)) = listener.accept() => {
+                    let api = api.clone();
                     connections.spawn(async move {
+                        if let Some(api) = api {
+                            // A probe says nothing, and a client that goes away early does not matter.
+                            let _ = api.serve(stream).await;
+                            return;
+                        }
                         let mut buffer = [0; 1024];
                         while let Ok(length @ 1..) = stream.read(&mut buffer).await {
                             stream.write_all(&buffer[..length]).await.unwrap();
@@ -60,4 +81,70 @@ fn process() {
         }
     });
     std::process::exit(std::env::var(STATUS).map_or(0, |status| status.parse().unwrap()));
+}
+
+struct Api {
+    tls: TlsAcceptor,
+    emulates: String,
+    broken: bool,
+    requests: AtomicU32,
+}
+
+impl Api {
+    fn new(directory: &Path) -> Self {
+        let file = |name: &str| -> PathBuf { directory.join(name) };
+        let chain = vec![CertificateDer::from_pem_file(file("kube.crt")).unwrap()];
+        let key = PrivateKeyDer::from_pem_file(file("kube.key")).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = builder.with_no_client_auth().with_single_cert(chain, key).unwrap();
+        Self {
+            tls: TlsAcceptor::from(Arc::new(config)),
+            emulates: std::env::var(EMULATES).unwrap(),
+            broken: std::env::var_os(BROKEN).is_some(),
+            requests: AtomicU32::new(0),
+        }
+    }
+
+    async fn serve(&self, stream: TcpStream) -> std::io::Result<()> {
+        let mut tls = self.tls.accept(stream).await?;
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(tls.read_u8().await?);
+        }
+        let head = String::from_utf8_lossy(&head);
+        let path = head.split([' ', '?']).nth(1).unwrap_or_default();
+        let (status, body) = self.answer(path.strip_prefix("/k").unwrap_or(path));
+        let length = body.len();
+        let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+        tls.write_all(answer.as_bytes()).await?;
+        tls.shutdown().await
+    }
+
+    fn answer(&self, path: &str) -> (&'static str, String) {
+        let code = if self.broken { 500 } else { 200 };
+        match path {
+            "/metrics" => ("200 OK", self.metrics(code)),
+            "/api" => ("200 OK", r#"{"versions": ["v1"]}"#.to_owned()),
+            "/apis" => ("200 OK", r#"{"groups": []}"#.to_owned()),
+            "/api/v1/pods" => {
+                self.requests.fetch_add(1, Ordering::Relaxed);
+                let status = if self.broken { "500 Internal Server Error" } else { "200 OK" };
+                (status, r#"{"apiVersion": "v1", "kind": "PodList", "items": []}"#.to_owned())
+            }
+            _ => ("404 Not Found", "{}".to_owned()),
+        }
+    }
+
+    fn metrics(&self, code: u32) -> String {
+        let requests = self.requests.load(Ordering::Relaxed);
+        let labels = r#"group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1""#;
+        let bucket =
+            |le: &str| format!("apiserver_request_duration_seconds_bucket{{{labels},le=\"{le}\"}} {requests}\n");
+        let (quick, all, emulates, id) = (bucket("0.005"), bucket("+Inf"), &self.emulates, std::process::id());
+        format!(
+            "apiserver_request_total{{code=\"{code}\",{labels}}} {requests}\n{quick}{all}process_start_time_seconds {id}\n\
+             version_info{{binary=\"1.36.3\",emulation=\"{emulates}\"}} 1\n"
+        )
+    }
 }

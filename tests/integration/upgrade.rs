@@ -2,7 +2,7 @@
 //! the kubelet's order and signals. The real kubelet, with real
 //! apiservers, is scripts/kubelet.sh's; this runs anywhere in seconds.
 
-use crate::stand_in::STAND_IN;
+use crate::stand_in::{API, BROKEN, EMULATES, STAND_IN};
 use crate::support::cluster::Cluster;
 use crate::support::net::{client_hello, connect, free_address, fresh_ip, ping};
 use crate::support::process::{Running, berth, output_of};
@@ -25,6 +25,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+
+mod judge;
 
 const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
 
@@ -184,6 +186,13 @@ impl Pod {
         run.args(["--listen", &listen.to_string(), "--instance", &self.uid, "--run-dir"]).arg(run_dir);
         run.args(["--", "sh", "-c", script(&self.text), "kube-apiserver"]);
         run.env("TEST_BINARY", std::env::current_exe().unwrap());
+        if self.text.contains("-judged") {
+            let emulates = self.text.contains("--emulated-version=1.35") || self.text.contains("kube-apiserver:v1.35");
+            run.env(API, run_dir.with_file_name("api")).env(EMULATES, if emulates { "1.35" } else { "1.36" });
+            if self.text.contains("-bad") || (self.text.contains("-late") && !emulates) {
+                run.env(BROKEN, "1");
+            }
+        }
         run.stdout(Stdio::null()).stderr(fs::File::create(log).unwrap()).spawn().unwrap()
     }
 }
@@ -301,12 +310,16 @@ struct Load {
 
 impl Load {
     fn start(to: SocketAddr) -> Self {
+        // It panics if there is no answer.
+        Self::asking(move || ping(&mut connect(to), &client_hello(64)))
+    }
+
+    fn asking(ask: impl Fn() + Send + 'static) -> Self {
         let (stop, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
         let (told, count) = (stop.clone(), asked.clone());
         let thread = std::thread::spawn(move || {
             while !told.load(Ordering::Relaxed) {
-                // It panics if there is no answer.
-                ping(&mut connect(to), &client_hello(64));
+                ask();
                 count.fetch_add(1, Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(2));
             }

@@ -1,7 +1,9 @@
 //! The API of a cluster, as much of it as berth asks: objects in memory, answered by TLS.
 
 use berth_cluster::service::{SERVICE, SLICES, slice_path};
-use berth_testing::{Objects, answer, serve_with};
+use berth_testing::{Objects, answer, authority, issue, serve_as};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,6 +17,8 @@ const KUBECONFIG: &str = "admin.conf";
 /// A cluster, and its administrator's kubeconfig.
 pub(crate) struct Cluster {
     temp: TempDir,
+    /// A certificate of its CA for an instance, and its key.
+    pub(crate) instance: (String, String),
     pub(crate) objects: Objects,
     /// Answers by their paths that are no objects, such as metrics.
     pub(crate) texts: Arc<Mutex<BTreeMap<String, String>>>,
@@ -32,6 +36,8 @@ impl Cluster {
         objects.set(SLICES, Some(json!({"items": [slice]})));
         objects.set(SERVICE, Some(json!({"spec": {"ports": [{"name": "https"}]}})));
         let (answers, (tell, told)) = (objects.clone(), mpsc::channel());
+        let ca = authority();
+        let instance = issue(&ca, &["kubernetes"]);
         let no_leases = Arc::<Mutex<Option<&str>>>::default();
         let refuses = no_leases.clone();
         let texts = Arc::<Mutex<BTreeMap<String, String>>>::default();
@@ -39,7 +45,8 @@ impl Cluster {
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let server = serve_with(move |request| match *refuses.lock().unwrap() {
+                let at = ([127, 0, 0, 1], 0).into();
+                let server = serve_as(&ca, at, "127.0.0.1", move |request| match *refuses.lock().unwrap() {
                     Some(status) if request.contains("/leases") => answer(status, "{}"),
                     _ => {
                         let path = request.split(' ').nth(1).and_then(|path| path.strip_prefix("/k"));
@@ -58,11 +65,15 @@ impl Cluster {
         fs::write(temp.path().join("ca.crt"), access.ca).unwrap();
         let text = format!(
             "current-context: a\ncontexts: [{{name: a, context: {{cluster: a, user: a}}}}]\nusers: [{{name: a, user: {{token: t}}}}]\n\
-             clusters: [{{name: a, cluster: {{server: '{}', certificate-authority: ca.crt}}}}]\n",
+             clusters: [{{name: a, cluster: {{server: '{}/k', certificate-authority: ca.crt}}}}]\n",
             access.server
         );
         fs::write(temp.path().join(KUBECONFIG), text).unwrap();
-        Self { temp, objects, texts, no_leases }
+        Self { temp, instance, objects, texts, no_leases }
+    }
+
+    pub(crate) fn ca(&self) -> CertificateDer<'static> {
+        CertificateDer::from_pem_file(self.temp.path().join("ca.crt")).unwrap()
     }
 
     pub(crate) fn kubeconfig(&self) -> PathBuf {

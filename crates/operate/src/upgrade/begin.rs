@@ -3,17 +3,18 @@
 
 use super::drive::{self, UpgradeContext};
 use super::journal::node_name;
+use super::judge::{JudgeOptions, check_judge};
 use super::lock::{Claim, Holder, Lock, LockError, NAME, NAMESPACE};
 use super::machine::{InstanceObservation, Limits, Position};
 use super::observer::{NodeDetails, NodeObserver, unreached};
-use super::pod::{self, ApiserverPod};
+use super::pod::{self, ApiserverPod, EMULATION};
 use super::progress::Progress;
-use super::state::{self, State, Store};
+use super::state::{self, Emulated, State, Store};
 use crate::doctor::cluster::Cluster;
 use crate::doctor::release::{Question, Release, warnings};
 use crate::doctor::{Case, beside, examine, node, text};
-use crate::manifest::Manifest;
 use crate::manifest::file::{Access, Backups, is_in, read};
+use crate::manifest::{Manifest, Problem};
 use crate::report::{Refusal, Severity};
 use crate::service::{Purpose, ServiceKeeper};
 use crate::wait::until;
@@ -34,6 +35,9 @@ const GAPS: &str = "the Service kubernetes is without this node for up to 10 s w
 
 /// What is not known without the cluster's lock.
 const UNLOCKED: &str = "nothing keeps another control-plane node from being upgraded at the same time";
+
+/// The first release that can emulate the one before it.
+const EMULATES: Release = Release { major: 1, minor: 32 };
 
 /// What a kubelet may take to stop a pod beyond its grace period.
 const MARGIN: Duration = Duration::from_secs(60);
@@ -59,6 +63,9 @@ pub struct UpgradeOptions {
     pub kubeconfig: Option<PathBuf>,
     /// Checks of doctor whose errors are warnings.
     pub ignore_errors: Vec<String>,
+    /// How the new one is judged, and whether it emulates the old one's release until then.
+    pub judge: Option<JudgeOptions>,
+    pub emulate: bool,
     /// Take the cluster's lock from its holder.
     pub break_lock: bool,
     /// The command line, which an upgrade of another node reports as the lock's holder.
@@ -217,8 +224,8 @@ async fn acquire_lock(
 }
 
 /// Goes on with an upgrade that was interrupted.
-fn go_on(options: &UpgradeOptions, state: State, progress: &Progress) -> Result<(State, UpgradeContext), Refusal> {
-    let Position { step, target, why } = &state.position;
+fn go_on(options: &UpgradeOptions, mut state: State, progress: &Progress) -> Result<(State, UpgradeContext), Refusal> {
+    let Position { step, target, why, .. } = &state.position;
     let under_way = format!("an upgrade that began at {} is under way (step {step})", state.started);
     let mut mistakes = Vec::new();
     if state.canonical != options.canonical {
@@ -231,6 +238,11 @@ fn go_on(options: &UpgradeOptions, state: State, progress: &Progress) -> Result<
         mistakes.push(format!(
             "{under_way}, to another manifest than {}: run `berth upgrade` without --manifest to bring it to its end first",
             path.display()
+        ));
+    }
+    if options.judge.is_some() && state.judge.is_none() {
+        mistakes.push(format!(
+            "{under_way}, and began without --judge: run `berth upgrade` without it to bring it to its end"
         ));
     }
     if !mistakes.is_empty() {
@@ -246,6 +258,7 @@ fn go_on(options: &UpgradeOptions, state: State, progress: &Progress) -> Result<
         progress.more(&format!("it goes back because: {why}"));
     }
     let client = options.client(state.kubeconfig.as_deref(), progress)?;
+    state.judge = options.judge.clone().or(state.judge);
     Ok((state, setting(options, &old, new, client)))
 }
 
@@ -264,8 +277,17 @@ async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, 
     let Texts { old_text, new_text, old, new, old_manifest, new_manifest } = Texts::read(options)?;
     let uid = pod::draw_uid().map_err(|error| Refusal::unavailable(&error))?;
     let name = options.manifest.as_ref().unwrap_or(&options.canonical).display().to_string();
-    let temporary_text =
-        pod::temporary(&new_manifest, &uid).map_err(|problem| Refusal::usage(vec![format!("{name}:{problem}")]))?;
+    let problem = |problem| Refusal::usage(vec![format!("{name}:{problem}")]);
+    let judge = options.judge.clone();
+    let emulated = match &judge {
+        Some(_) if options.emulate => emulated(&old_manifest, &new_manifest).map_err(problem)?,
+        _ => None,
+    };
+    let temporary_text = match &emulated {
+        Some(emulated) => Manifest::parse(&emulated.text).and_then(|manifest| pod::temporary(&manifest, &uid)),
+        None => pod::temporary(&new_manifest, &uid),
+    };
+    let temporary_text = temporary_text.map_err(problem)?;
     let setting = setting(options, &old, new, options.client(None, progress)?);
     let address = serving(&setting, &uid, options).await?;
     let mut state = State {
@@ -284,6 +306,8 @@ async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, 
         dialled: Vec::new(),
         access: Access::of(&options.canonical),
         kubeconfig: options.kubeconfig.as_deref().and_then(|path| std::path::absolute(path).ok()),
+        judge,
+        emulated,
     };
     let all = drive::STEPS;
     let what = match (state.same(), old.image == setting.pod.image) {
@@ -293,8 +317,25 @@ async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, 
     };
     progress.line(&format!("1/{all}  {address}: {what}; first, the checks of berth doctor"));
     state.dialled = diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
+    if state.judge.is_some() {
+        check_judge(&setting, &state.uid).await?;
+        let emulates = state.emulated.as_ref().map(|emulated| format!(", as {} until then", emulated.release));
+        progress.more(&format!("the new one is judged beside the old one{}", emulates.unwrap_or_default()));
+    }
     state.service = check_service(&setting, address, options, progress).await?;
     Ok((state, setting))
+}
+
+/// The new manifest with the old one's release, if that is the one before: no kube-apiserver emulates all others. None also
+/// if a release is not known, or the manifest says itself what is emulated.
+fn emulated(old: &Manifest, new: &Manifest) -> Result<Option<Emulated>, Problem> {
+    let (Some(from), Some(to)) = (Release::of(old), Release::of(new)) else { return Ok(None) };
+    let is_next = (from.major, from.minor + 1) == (to.major, to.minor);
+    if !is_next || to < EMULATES || new.flag(EMULATION).is_some() {
+        return Ok(None);
+    }
+    let release = format!("{}.{}", from.major, from.minor);
+    Ok(Some(Emulated { text: pod::emulating(new, &release)?, release }))
 }
 
 /// Nothing is changed while `berth doctor` knows of an error. Gives the addresses by which clients reach the apiserver.

@@ -1,14 +1,15 @@
 //! The loop: it samples the node, gets the next action from the machine, saves the position on disk, carries the action out, and reports.
 
 use super::journal::image_trouble;
+use super::judge::{ALL, Emulation, Judging, Shares, percent};
 use super::lock::Lock;
 use super::logs::{self, LoggedPod};
 use super::machine::{
-    Action, Hopeless, INTERRUPTED, LEAVING, Limits, Machine, NodeObservation, Position, Slot, Step, UpgradeOutcome,
-    Version,
+    Action, Hopeless, INTERRUPTED, Judged, LEAVING, Limits, Machine, NodeObservation, Position, Slot, Step,
+    UpgradeOutcome, Version,
 };
 use super::observer::{NodeDetails, NodeObserver, unreached};
-use super::pod::{ApiserverPod, PREFIX};
+use super::pod::{ApiserverPod, EMULATION, PREFIX};
 use super::progress::Progress;
 use super::state::{State, StateError, Store, remove};
 use crate::manifest::file::{FileError, replace, replace_or_make, sweep};
@@ -58,6 +59,8 @@ pub enum Ended {
     Done,
     /// The old one does, and why.
     RolledBack(String),
+    /// By a verdict, or as far back as it could: the old one does, or the one that emulates it.
+    Judged(String),
     /// Neither; the state is kept, and what serves is left alone.
     Halted(String),
     /// A second signal: the same.
@@ -91,7 +94,9 @@ pub async fn drive(
     let client = setting.client.as_ref().filter(|_| state.service);
     let service = client.map(|client| ServiceKeeper::new(client, Purpose::Upgrade, state.address)).transpose();
     let mut driver = Driver {
-        machine: Machine::new(state.position.clone(), setting.limits, state.same()),
+        machine: Machine::new(state.position.clone(), setting.limits, state.course()),
+        shares: state.judge.as_ref().map(|judge| Shares::new(&state.uid, judge.local)),
+        judging: None,
         observer: NodeObserver::new(&setting.run_dir),
         signals: OperatorSignals::new()?,
         service: service.map_err(io::Error::other)?.map(ServiceKeeper::start),
@@ -123,6 +128,9 @@ pub async fn drive(
 
 struct Driver<'a> {
     machine: Machine,
+    shares: Option<Shares>,
+    /// In a step that judges.
+    judging: Option<Judging>,
     observer: NodeObserver,
     signals: OperatorSignals,
     service: Option<Keeping>,
@@ -168,8 +176,23 @@ impl Driver<'_> {
                 self.warn_unkept(trouble);
             }
             self.ask_kubelet(&mut seen).await;
+            let refused = self.share(&details).await.err();
             match self.machine.next(&seen, self.progress.elapsed()) {
-                Action::Wait => {
+                Action::Judge(slot) if self.begin_judging(slot, refused.as_deref()) => {
+                    let Some(judging) = &mut self.judging else { continue };
+                    let both = [slot.other(), slot].map(|slot| details.of(slot));
+                    tokio::select! {
+                        judged = judging.look(both, &self.progress) => {
+                            judged.into_iter().for_each(|judged| self.machine.judged(judged));
+                        }
+                        _ = self.signals.next() => {
+                            if !self.interrupt() {
+                                return Ok(Ended::Stopped);
+                            }
+                        }
+                    }
+                }
+                Action::Wait | Action::Judge(_) => {
                     self.progress.waiting(&self.waits_for(&details, seen.temporary.alive));
                     let signalled = tokio::select! {
                         signalled = self.signals.next() => signalled,
@@ -185,12 +208,13 @@ impl Driver<'_> {
                     // Reported before it is kept: an upgrade that is killed in between reports it again when it is resumed.
                     if let (true, Some(why)) = (first, self.state.position.why.as_deref())
                         && why != INTERRUPTED
+                        && !self.state.position.judged
                     {
                         self.print_failure(why, before.step, &details);
                     }
                     self.store.save(&self.state)?;
                     self.entered = SystemTime::now();
-                    self.image_trouble = None;
+                    (self.image_trouble, self.judging) = (None, None);
                     self.announce();
                 }
                 Action::Place(slot, version) => {
@@ -223,6 +247,52 @@ impl Driver<'_> {
                 }
             }
         }
+    }
+
+    /// Whether a look at both is due. If a shim does not give the new one its part, there is nothing to look at.
+    fn begin_judging(&mut self, slot: Slot, refused: Option<&str>) -> bool {
+        let (Some(options), Some(client)) = (&self.state.judge, &self.setting.client) else {
+            let why = "there is no --kubeconfig with which both could be asked".to_owned();
+            let undecided = self.state.judge.as_ref().map(|judge| judge.undecided);
+            self.progress.line(&format!("     not judged: {why}"));
+            self.machine.judged(undecided.unwrap_or_default().judged(why));
+            return true;
+        };
+        if let Some(why) = refused {
+            let why = format!("a shim does not give the new one its part of the clients: {why}");
+            self.progress.line(&format!("     {why}"));
+            self.progress.more("give the new manifest a shim of this berth, or upgrade without --judge");
+            self.machine.judged(Judged::GoBack(why));
+            self.judging = None;
+            return true;
+        }
+        let emulation = self
+            .state
+            .emulated
+            .as_ref()
+            .map(|emulated| Emulation { release: emulated.release.clone(), wanted: slot == Slot::Temporary });
+        self.judging.get_or_insert_with(|| Judging::new(options, client, emulation)).is_due()
+    }
+
+    /// Tells the shims which part of the clients the new one gets: none until it is judged, everything from then on, and none
+    /// on the way back.
+    async fn share(&mut self, details: &NodeDetails) -> Result<(), String> {
+        let Some(shares) = &mut self.shares else { return Ok(()) };
+        let permille = self.judging.as_ref().map_or(0, Judging::permille);
+        let Position { step, target, .. } = self.state.position;
+        let emulated = self.state.emulated.is_some();
+        let (slot, permille) = match step {
+            Step::StartTemporary | Step::SettleTemporary | Step::Withdraw => (Slot::Temporary, 0),
+            Step::JudgeTemporary => (Slot::Temporary, permille),
+            Step::StopOld => (Slot::Temporary, ALL),
+            Step::StartCanonical if emulated => (Slot::Canonical, 0),
+            Step::SettleCanonical | Step::JudgeCanonical if emulated && target == Version::New => {
+                (Slot::Canonical, permille)
+            }
+            Step::StopTemporary if emulated && target == Version::New => (Slot::Canonical, ALL),
+            _ => return Ok(()),
+        };
+        shares.keep(slot, permille, details).await
     }
 
     /// While the new manifest's pod shall get ready: whether the kubelet cannot get one of its images.
@@ -301,7 +371,20 @@ impl Driver<'_> {
                 let why = self.state.position.why.clone().unwrap_or_else(|| INTERRUPTED.into());
                 self.progress.line(&format!("rolled back: the old manifest serves, from {file}; nothing else is left"));
                 self.progress.more(&format!("why: {why}"));
-                Ended::RolledBack(why)
+                if self.state.position.judged { Ended::Judged(why) } else { Ended::RolledBack(why) }
+            }
+            UpgradeOutcome::Emulating => {
+                let why = self.state.position.why.clone().unwrap_or_else(|| INTERRUPTED.into());
+                let release = self.state.emulated.as_ref().map_or("", |emulated| &emulated.release);
+                self.progress.line(&format!(
+                    "not done: {version} serves and behaves as {release} (--{EMULATION}), from {file}; nothing else is left"
+                ));
+                self.progress.more(&format!("why: {why}"));
+                self.progress.more(
+                    "the same command with the new manifest tries the last step again, and judges it beside what serves now; back to \
+                     the old manifest nothing is promised from here",
+                );
+                Ended::Judged(why)
             }
         };
         self.warn_unreached();
@@ -358,10 +441,10 @@ impl Driver<'_> {
             return false;
         }
         self.machine.interrupt();
-        let what = if self.machine.goes_back() {
-            "interrupted: going back to the old manifest, whose instance serves"
-        } else {
-            "interrupted: the old instance has left already, so the shortest way to a whole node is on"
+        let what = match self.state.position.step {
+            Step::JudgeCanonical => "interrupted: going back to the one that emulates the old one, and serves",
+            _ if self.machine.goes_back() => "interrupted: going back to the old manifest, whose instance serves",
+            _ => "interrupted: the old instance has left already, so the shortest way to a whole node is on",
         };
         self.progress.line(&format!("{what} (a second signal stops at once)"));
         true
@@ -379,15 +462,24 @@ impl Driver<'_> {
                 line(2, format!("the new one starts, and the old one serves on: {temporary}, ready within {ready}"));
             }
             Step::SettleTemporary => line(3, format!("it is ready and has joined; watched for {settle}")),
+            Step::JudgeTemporary => line(3, format!("judged beside the old one, {}", self.judged_for())),
             Step::StopOld => line(4, format!("the old one leaves the port, and {canonical} goes")),
             Step::StartCanonical => {
                 line(5, format!("{canonical} comes with the {target} manifest, ready within {ready}"));
             }
             Step::SettleCanonical => line(6, format!("it is ready and has joined; watched for {settle}")),
+            Step::JudgeCanonical => {
+                line(6, format!("judged beside the temporary one, which emulates the old one, {}", self.judged_for()));
+            }
             Step::StopTemporary => line(7, format!("the temporary one leaves the port, and {temporary} goes")),
             Step::Verify => line(STEPS, "one instance, from the right file, ready?".into()),
             Step::Withdraw => self.progress.line(&format!("back: the old one serves on, and {temporary} goes")),
         }
+    }
+
+    fn judged_for(&self) -> String {
+        let time = self.state.judge.as_ref().map_or(Duration::ZERO, |judge| judge.plan.time());
+        format!("for {}", humantime::format_duration(time))
     }
 
     fn waits_for(&self, details: &NodeDetails, temporary_alive: bool) -> String {
@@ -405,13 +497,14 @@ impl Driver<'_> {
         match self.state.position.step {
             Step::StartTemporary => start(temporary, temporary_alive),
             Step::StartCanonical => start(canonical, details.others > 0),
-            Step::SettleTemporary if !temporary_alive || !temporary.words.is_empty() => {
+            Step::SettleTemporary | Step::JudgeTemporary if !temporary_alive || !temporary.words.is_empty() => {
                 start(temporary, temporary_alive)
             }
-            Step::SettleCanonical if details.others == 0 || !canonical.words.is_empty() => {
+            Step::SettleCanonical | Step::JudgeCanonical if details.others == 0 || !canonical.words.is_empty() => {
                 start(canonical, details.others > 0)
             }
             Step::SettleTemporary | Step::SettleCanonical => "ready".into(),
+            Step::JudgeTemporary | Step::JudgeCanonical => "ready, and being judged".into(),
             Step::StopOld => stop(canonical),
             Step::StopTemporary | Step::Withdraw => stop(temporary),
             Step::Verify if self.unreached.is_empty() => "looking".into(),
@@ -427,7 +520,7 @@ impl Driver<'_> {
         let ApiserverPod { namespace, name, container, image, .. } = &self.setting.pod;
         let uid;
         let (instance, words, pod) = match step {
-            Step::StartTemporary | Step::SettleTemporary | Step::StopOld => {
+            Step::StartTemporary | Step::SettleTemporary | Step::JudgeTemporary | Step::StopOld => {
                 uid = self.state.uid.to_string();
                 ("the new instance", &details.temporary.words, LoggedPod::Uid(&uid))
             }
@@ -505,18 +598,31 @@ pub fn plan(state: &State, limits: &Limits, pod: &ApiserverPod) -> Vec<String> {
     let (ready, settle, stop) = (duration(limits.ready), duration(limits.settle), duration(limits.stop));
     let (canonical, temporary) = (state.canonical.display(), state.temporary.display());
     let what = if state.same() { "the same manifest" } else { "the new manifest" };
+    let judged = |beside: &str| {
+        let plan = &state.judge.as_ref()?.plan;
+        let parts: Vec<_> = plan.parts.iter().map(|part| percent(*part)).collect();
+        let (step, bake) = (duration(plan.step), duration(plan.bake));
+        Some(format!(
+            ". It is judged beside {beside}: {} of new connections for {step} each, then all for {bake}; if the verdict is bad, \
+             it goes",
+            parts.join(", ")
+        ))
+    };
+    let first = judged("the old one").unwrap_or_default();
+    let last = judged("the temporary one, which behaves as the old one's release").filter(|_| state.emulated.is_some());
+    let last = last.unwrap_or_default();
     vec![
         "check the manifest and the node".into(),
         format!(
             "write {temporary}: {what} as pod {}{}; ready and joined within {ready}, else it goes and that was all",
             PREFIX, pod.name
         ),
-        format!("watch it for {settle}; if it gets unready or starts again, it goes"),
+        format!("watch it for {settle}; if it gets unready or starts again, it goes{first}"),
         format!("drain the old instance, remove {canonical}, wait for its last stream and its end (at most {stop})"),
         format!(
             "write {canonical} with {what}; ready and joined within {ready}, else the old manifest comes back there"
         ),
-        format!("watch it for {settle}; the same"),
+        format!("watch it for {settle}; the same{last}"),
         format!(
             "drain the temporary instance, remove {temporary}, wait for its last stream and its end (at most {stop})"
         ),

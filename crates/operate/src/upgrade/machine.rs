@@ -5,6 +5,11 @@
 //! a run that was killed anywhere continues as if it had only been slow, and doing a thing twice is
 //! the same as doing it once.
 //!
+//! If the new version is judged, the step after the temporary instance has settled gives it clients beside the old one, which
+//! goes only for one that was not found bad. Where the temporary one emulates the old one's release, the canonical one, which
+//! does not, is judged beside it in the same way, and what it is sent back to is the emulation: the old version may not
+//! read what came without it.
+//!
 //! Two rules hold in every step: no file goes while its instance is in the group and the other is not,
 //! and a file that holds what berth did not put there is not touched.
 
@@ -14,8 +19,8 @@ use super::progress::seconds;
 use std::task::Poll;
 use std::time::Duration;
 pub use terms::{
-    Action, Content, Hopeless, InstanceObservation, Limits, NodeObservation, Position, Slot, Step, UpgradeOutcome,
-    Version,
+    Action, Content, Course, Hopeless, InstanceObservation, Judged, Limits, NodeObservation, Position, Slot, Step,
+    UpgradeOutcome, Version,
 };
 
 /// How long an instance may be out of the group, once it was in it, before that counts: one slow answer does not.
@@ -33,12 +38,13 @@ const DRAINS: u32 = 3;
 /// Why it goes back if the operator wants it to.
 pub const INTERRUPTED: &str = "it was interrupted";
 
+const REMOVED: &str = "the temporary file was removed";
+
 #[derive(Debug, Default)]
 pub struct Machine {
     position: Position,
     limits: Limits,
-    /// Old and new are one text: a rolling restart.
-    same: bool,
+    course: Course,
     interrupted: bool,
     /// Of the step; from its first observation on, or from when the instance that it watches has joined in this run.
     since: Option<Since>,
@@ -51,6 +57,8 @@ pub struct Machine {
     stopping: Option<Duration>,
     drained: bool,
     drains_failed: u32,
+    /// What came out of the step.
+    judged: Option<Judged>,
 }
 
 /// What a step found at its beginning.
@@ -61,10 +69,9 @@ struct Since {
 }
 
 impl Machine {
-    /// Goes on from a position, which may be one of a run that was killed; `same` if the old and the new
-    /// manifest are one text.
-    pub fn new(position: Position, limits: Limits, same: bool) -> Self {
-        Self { position, limits, same, ..Self::default() }
+    /// Goes on from a position, which may be one of a run that was killed.
+    pub fn new(position: Position, limits: Limits, course: Course) -> Self {
+        Self { position, limits, course, ..Self::default() }
     }
 
     pub fn position(&self) -> &Position {
@@ -79,8 +86,14 @@ impl Machine {
 
     /// Whether an interrupt now leads back.
     pub fn goes_back(&self) -> bool {
-        matches!(self.position.step, Step::StartTemporary | Step::SettleTemporary | Step::Withdraw)
-            || self.position.target == Version::Old
+        self.can_withdraw()
+            || matches!(self.position.step, Step::JudgeCanonical | Step::Withdraw)
+            || self.position.target != Version::New
+    }
+
+    /// The old instance serves, and nothing of it has gone.
+    fn can_withdraw(&self) -> bool {
+        matches!(self.position.step, Step::StartTemporary | Step::SettleTemporary | Step::JudgeTemporary)
     }
 
     /// How an [`Action::Drain`] went.
@@ -89,13 +102,19 @@ impl Machine {
         self.drains_failed = if asked { 0 } else { self.drains_failed + 1 };
     }
 
+    /// What came out of an [`Action::Judge`].
+    pub fn judged(&mut self, judged: Judged) {
+        self.judged = Some(judged);
+    }
+
     pub fn next(&mut self, seen: &NodeObservation, now: Duration) -> Action {
         let since = *self.since.get_or_insert(Since { at: now, seen: *seen });
-        let step = StepView { seen, now, since, limits: self.limits, same: self.same, target: self.position.target };
+        let step =
+            StepView { seen, now, since, limits: self.limits, same: self.course.same, target: self.position.target };
         if let Some(path) = step.foreign() {
             return Action::Halt(format!("the {path} file is not what this upgrade put there, so it is left alone"));
         }
-        if self.interrupted && matches!(self.position.step, Step::StartTemporary | Step::SettleTemporary) {
+        if self.interrupted && self.can_withdraw() {
             return self.withdraw(INTERRUPTED);
         }
         if let Some(wrong) = step.changed(self.position.step) {
@@ -104,9 +123,11 @@ impl Machine {
         match self.position.step {
             Step::StartTemporary => self.start_temporary(&step),
             Step::SettleTemporary => self.settle_temporary(&step),
+            Step::JudgeTemporary => self.judge(&step, Slot::Temporary, Step::StopOld),
             Step::StopOld => self.stop_old(&step),
             Step::StartCanonical => self.start_canonical(&step),
             Step::SettleCanonical => self.settle_canonical(&step),
+            Step::JudgeCanonical => self.judge(&step, Slot::Canonical, Step::StopTemporary),
             Step::StopTemporary => self.stop_temporary(&step),
             Step::Verify => step.verify(),
             Step::Withdraw => self.go_back(&step),
@@ -117,18 +138,18 @@ impl Machine {
         self.position.step = step;
         // A step that watches an instance comes after one that saw it in the group.
         (self.since, self.joined, self.lost) = (None, true, None);
-        (self.stopping, self.drained, self.drains_failed) = (None, false, 0);
+        (self.stopping, self.drained, self.drains_failed, self.judged) = (None, false, 0, None);
         Action::Entered
     }
 
-    fn back_to(&mut self, step: Step, why: &str) -> Action {
-        self.position.target = Version::Old;
+    fn back_to(&mut self, version: Version, step: Step, why: &str) -> Action {
+        self.position.target = version;
         self.position.why.get_or_insert_with(|| why.to_owned());
         self.enter(step)
     }
 
     fn withdraw(&mut self, why: &str) -> Action {
-        self.back_to(Step::Withdraw, why)
+        self.back_to(Version::Old, Step::Withdraw, why)
     }
 
     fn start_temporary(&mut self, view: &StepView<'_>) -> Action {
@@ -136,7 +157,8 @@ impl Machine {
             return if view.seen.temporary.alive {
                 self.stopping(view)
             } else {
-                Action::Place(Slot::Temporary, Version::New)
+                let version = if self.course.emulated { Version::Emulated } else { Version::New };
+                Action::Place(Slot::Temporary, version)
             };
         }
         match view.start(Slot::Temporary) {
@@ -148,12 +170,38 @@ impl Machine {
 
     fn settle_temporary(&mut self, view: &StepView<'_>) -> Action {
         if view.seen.temporary_file == Content::Absent {
-            return self.withdraw("the temporary file was removed");
+            return self.withdraw(REMOVED);
         }
         match self.settle(view, Slot::Temporary) {
-            Poll::Ready(Ok(())) => self.enter(Step::StopOld),
+            Poll::Ready(Ok(())) => self.enter(if self.course.judged { Step::JudgeTemporary } else { Step::StopOld }),
             Poll::Ready(Err(why)) => self.withdraw(&why),
             Poll::Pending => Action::Wait,
+        }
+    }
+
+    /// A slot's instance gets clients and is judged, beside the other one.
+    fn judge(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
+        let removed = (slot == Slot::Temporary && view.seen.temporary_file == Content::Absent).then(|| REMOVED.into());
+        let interrupted = self.interrupted.then(|| INTERRUPTED.into());
+        if let Some(why) = removed.or_else(|| self.lost(view, slot)).or(interrupted) {
+            return self.send_back(slot, why);
+        }
+        match self.judged.take() {
+            None if self.joined => Action::Judge(slot),
+            None => Action::Wait,
+            Some(Judged::GoOn) => self.enter(next),
+            Some(Judged::GoBack(why)) => {
+                self.position.judged = true;
+                self.send_back(slot, why)
+            }
+            Some(Judged::Stop(why)) => Action::Halt(why),
+        }
+    }
+
+    fn send_back(&mut self, slot: Slot, why: String) -> Action {
+        match slot {
+            Slot::Temporary => self.withdraw(&why),
+            Slot::Canonical => self.fail_canonical(why),
         }
     }
 
@@ -209,17 +257,20 @@ impl Machine {
     }
 
     fn settle_canonical(&mut self, view: &StepView<'_>) -> Action {
+        let judged = self.course.emulated && self.position.target == Version::New && !self.interrupted;
         match self.settle(view, Slot::Canonical) {
-            Poll::Ready(Ok(())) => self.enter(Step::StopTemporary),
+            Poll::Ready(Ok(())) => self.enter(if judged { Step::JudgeCanonical } else { Step::StopTemporary }),
             Poll::Ready(Err(why)) => self.fail_canonical(why),
             Poll::Pending => Action::Wait,
         }
     }
 
-    /// The canonical instance does not serve; the temporary one does.
+    /// The canonical instance does not serve, or is bad; the temporary one serves.
     fn fail_canonical(&mut self, why: String) -> Action {
-        if self.position.target == Version::New && !self.same {
-            self.back_to(Step::StartCanonical, &why)
+        if self.position.target == Version::New && !self.course.same {
+            // What came without emulation may have written what the old one cannot read.
+            let version = if self.course.emulated { Version::Emulated } else { Version::Old };
+            self.back_to(version, Step::StartCanonical, &why)
         } else {
             // Given again, the command waits for it once more.
             self.enter(Step::StartCanonical);
@@ -354,10 +405,12 @@ impl StepView<'_> {
     fn changed(&self, step: Step) -> Option<&'static str> {
         let (version, name) = match step {
             Step::StopOld if self.seen.canonical_file == Content::Absent => return None,
-            Step::StartTemporary | Step::SettleTemporary | Step::StopOld | Step::Withdraw => {
+            Step::StartTemporary | Step::SettleTemporary | Step::JudgeTemporary | Step::StopOld | Step::Withdraw => {
                 (Version::Old, "the old one any more")
             }
-            Step::SettleCanonical | Step::StopTemporary => (self.target, "the one that was put there"),
+            Step::SettleCanonical | Step::JudgeCanonical | Step::StopTemporary => {
+                (self.target, "the one that was put there")
+            }
             Step::StartCanonical | Step::Verify => return None,
         };
         (!self.holds(version)).then_some(name)
@@ -390,6 +443,7 @@ impl StepView<'_> {
             // A resumed upgrade could only wait for the same address again, and no other upgrade could begin.
             (true, _) if !self.seen.reached && self.elapsed() < LEAVING => Action::Wait,
             (true, Version::New) => Action::Finish(UpgradeOutcome::Done),
+            (true, Version::Emulated) => Action::Finish(UpgradeOutcome::Emulating),
             (true, Version::Old) => Action::Finish(UpgradeOutcome::RolledBack),
             (false, _) if self.elapsed() >= self.limits.ready => {
                 Action::Halt("the canonical instance is not the only one, or not ready".into())

@@ -11,6 +11,7 @@
 //! | [`state`] | the position on disk, and the lock against two runs on the node |
 //! | [`pod`] | what matters of a manifest, and the temporary one |
 //! | [`observer`] | the files and instances as the machine sees them |
+//! | [`judge`] | the new instance beside the old one: its part of the clients, and what comes of it |
 //! | [`journal`] | the kubelet's error for an image that it cannot get |
 //! | [`logs`] | the last lines of a container that failed |
 //! | [`begin`] | checks manifests, runs doctor, or resumes an interrupted upgrade |
@@ -25,6 +26,7 @@
 pub mod begin;
 pub mod drive;
 pub mod journal;
+pub mod judge;
 pub mod lock;
 pub mod logs;
 pub mod machine;

@@ -44,8 +44,9 @@ pub struct InstanceDetails {
     /// What it calls its version.
     pub version: Option<String>,
     pub socket: Option<PathBuf>,
-    /// The address that it advertises.
+    /// The address that it advertises, and where it listens itself.
     pub advertised: Option<SocketAddr>,
+    pub address: Option<SocketAddr>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -203,6 +204,7 @@ impl NodeObserver {
         if let Some(listed) = &known.record {
             let Record { advertise, address, .. } = listed.record;
             detail.advertised = Some(SocketAddr::new(advertise, address.port()));
+            detail.address = Some(address);
         }
         detail.socket = known.berth.socket_path(&known.id).ok();
         let mut refused = false;
@@ -250,6 +252,7 @@ impl NodeObserver {
         let canonical_file = content(&state.canonical, |text| match text {
             text if text == state.old => Some(Version::Old),
             text if text == state.new => Some(Version::New),
+            text if state.emulated.as_ref().is_some_and(|emulated| text == emulated.text) => Some(Version::Emulated),
             _ => None,
         })?;
         let temporary_file = content(&state.temporary, |text| (text == state.temporary_text).then_some(Version::New))?;

@@ -16,6 +16,9 @@ pub const PREFIX: &str = "berth-";
 /// A kubelet's grace period where the manifest names none.
 const GRACE: u64 = 30;
 
+/// The flag with which a kube-apiserver behaves as one of another release.
+pub const EMULATION: &str = "emulated-version";
+
 /// A new random UUID at each read; see random(4).
 const UUID: &str = "/proc/sys/kernel/random/uuid";
 
@@ -121,6 +124,21 @@ pub fn temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Proble
     apply(manifest.text(), manifest.document(), &edits)
 }
 
+/// The same pod, whose kube-apiserver behaves as one of another release.
+///
+/// # Errors
+/// The manifest is written in a way that cannot be edited.
+pub fn emulating(manifest: &Manifest, release: &str) -> Result<String, Problem> {
+    let key = if manifest.apiserver().get("args").is_some() { "args" } else { "command" };
+    let edit = Edit {
+        path: manifest.apiserver_path().key(key),
+        change: Change::Append(vec![format!("--{EMULATION}={release}").into()]),
+        reason: "both sides serve the same APIs, and store what the old one reads".into(),
+        comment: false,
+    };
+    apply(manifest.text(), manifest.document(), &[edit])
+}
+
 /// A new random UID for a pod.
 ///
 /// # Errors
@@ -169,6 +187,17 @@ mod tests {
         assert!(
             ApiserverPod::of(&deployment).unwrap_err().message.starts_with("kind: Deployment: the kubelet runs Pods")
         );
+    }
+
+    #[test]
+    fn a_pod_that_emulates_differs_in_the_flag_alone() {
+        let text = injected();
+        let emulating = emulating(&Manifest::parse(&text).unwrap(), "1.35").unwrap();
+        let changed: Vec<_> = emulating.lines().filter(|line| !text.contains(line)).collect();
+        assert_eq!(changed, ["    - --emulated-version=1.35"]);
+        assert_eq!(emulating.lines().count(), text.lines().count() + 1);
+        let flag = Manifest::parse(&emulating).unwrap().flag(EMULATION).map(|flag| flag.value.to_owned());
+        assert_eq!(flag.as_deref(), Some("1.35"));
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! themselves: what it goes back to cannot get lost apart from it. A lock on a file next to it keeps two runs from each
 //! other; it ends with the process, however that ends.
 
-use super::machine::{Position, Version};
+use super::judge::JudgeOptions;
+use super::machine::{Course, Position, Version};
 use crate::manifest::file::{Access, FileError, is_in, replace, stamp};
 use berth_node::instance::InstanceId;
 use berth_os::file::{found, lock_within, make_private};
@@ -79,6 +80,20 @@ pub struct State {
     /// The `--kubeconfig` that it was begun with: the command that resumes it may not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
+    /// How the new one is judged; none: it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub judge: Option<JudgeOptions>,
+    /// The new one as it is until it is judged, if it emulates the old one's release then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emulated: Option<Emulated>,
+}
+
+/// The new manifest with `--emulated-version`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Emulated {
+    /// Its release, such as 1.35.
+    pub release: String,
+    pub text: String,
 }
 
 impl State {
@@ -89,8 +104,13 @@ impl State {
     pub fn text(&self, version: Version) -> &str {
         match version {
             Version::Old => &self.old,
+            Version::Emulated => self.emulated.as_ref().map_or(&self.new, |emulated| &emulated.text),
             Version::New => &self.new,
         }
+    }
+
+    pub fn course(&self) -> Course {
+        Course { same: self.same(), judged: self.judge.is_some(), emulated: self.emulated.is_some() }
     }
 
     /// Old and new are one text: a rolling restart.
@@ -234,6 +254,7 @@ pub fn parse(bytes: &[u8]) -> Result<State, String> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::upgrade::judge::{INTERVAL, Plan, Signal, Undecided};
     use std::os::unix::fs::PermissionsExt;
 
     pub(in super::super) fn state() -> State {
@@ -253,6 +274,8 @@ pub(super) mod tests {
             dialled: vec!["127.0.0.1:6443".parse().unwrap()],
             access: Some(Access { mode: 0o640, uid: 0, gid: 7 }),
             kubeconfig: Some("/root/admin.conf".into()),
+            judge: None,
+            emulated: None,
         }
     }
 
@@ -262,8 +285,19 @@ pub(super) mod tests {
         let directory = temp.path().join("etc/berth");
         let store = Store::open(&directory).unwrap();
         assert_eq!((store.load().unwrap(), interrupted(&directory)), (None, None));
-        store.save(&state()).unwrap();
-        assert_eq!(store.load().unwrap(), Some(state()));
+        let judge = JudgeOptions {
+            plan: Plan::default(),
+            interval: INTERVAL,
+            accepted: vec![Signal::WebhookErrors],
+            undecided: Undecided::GoBack,
+            requests: true,
+            local: false,
+        };
+        let emulated = Emulated { release: "1.35".into(), text: "new\nflag".into() };
+        for state in [State { judge: Some(judge), emulated: Some(emulated), ..state() }, state()] {
+            store.save(&state).unwrap();
+            assert_eq!(store.load().unwrap(), Some(state));
+        }
         assert_eq!(fs::metadata(store.path()).unwrap().permissions().mode() & 0o777, 0o600);
         let why = interrupted(&directory).unwrap();
         assert!(why.ends_with("began at 2026-05-04T03:02:01Z was interrupted in the step start-temporary"), "{why}");

@@ -9,6 +9,8 @@ use std::time::Duration;
 pub enum Version {
     /// The one that was there.
     Old,
+    /// The one that shall be there, and as long as it is judged behaves as the old one's release.
+    Emulated,
     /// The one that shall be there.
     #[default]
     New,
@@ -16,7 +18,11 @@ pub enum Version {
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if *self == Self::Old { "old" } else { "new" })
+        f.write_str(match self {
+            Self::Old => "old",
+            Self::Emulated => "new, emulating",
+            Self::New => "new",
+        })
     }
 }
 
@@ -29,6 +35,16 @@ pub enum Slot {
     Temporary,
 }
 
+impl Slot {
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::Canonical => Self::Temporary,
+            Self::Temporary => Self::Canonical,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
@@ -37,12 +53,16 @@ pub enum Step {
     StartTemporary,
     /// It is ready and is watched for a while.
     SettleTemporary,
+    /// It gets clients in steps, and is judged beside the old one.
+    JudgeTemporary,
     /// The old instance leaves the port, its file goes, and its streams end.
     StopOld,
     /// The canonical file comes, and its instance shall get ready.
     StartCanonical,
     /// It is ready and is watched for a while.
     SettleCanonical,
+    /// It gets clients in steps, and is judged beside the temporary one, which emulates the old one's release.
+    JudgeCanonical,
     /// The temporary instance leaves, its file goes, and its streams end.
     StopTemporary,
     /// One instance, from the right file, ready.
@@ -67,6 +87,9 @@ pub struct Position {
     /// Why it is not the new one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
+    /// That is a verdict.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub judged: bool,
 }
 
 impl Position {
@@ -161,6 +184,9 @@ pub enum Action {
     Remove(Slot),
     /// Let this slot's shim leave; the result goes to [`super::Machine::drained`].
     Drain(Slot),
+    /// Give this slot's instance its part of the clients and judge it beside the other one; what comes out goes to
+    /// [`super::Machine::judged`].
+    Judge(Slot),
     /// The position changed: keep it before anything else is done.
     Entered,
     Finish(UpgradeOutcome),
@@ -174,6 +200,29 @@ pub enum UpgradeOutcome {
     Done,
     /// The old one does.
     RolledBack,
+    /// The new one does, and emulates the old one's release.
+    Emulating,
+}
+
+/// What an upgrade is besides its position.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Course {
+    /// Old and new are one text: a rolling restart.
+    pub same: bool,
+    /// The new one gets clients in steps, and is judged.
+    pub judged: bool,
+    /// The temporary instance emulates the old one's release.
+    pub emulated: bool,
+}
+
+/// What came out of judging.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Judged {
+    GoOn,
+    /// And why.
+    GoBack(String),
+    /// Neither: the operator decides.
+    Stop(String),
 }
 
 /// How long what may take.

@@ -4,7 +4,12 @@ mod world;
 
 use super::*;
 use proptest::prelude::*;
-use world::{Fate, Given, Reboot, World};
+use world::{Fate, Given, Judge, Reboot, World};
+
+const SAME: Course = Course { same: true, judged: false, emulated: false };
+
+const BAD: &str = "errors: all";
+const UNDECIDED: &str = "not enough to judge";
 
 const LIMITS: Limits =
     Limits { ready: Duration::from_secs(120), settle: Duration::from_secs(20), stop: Duration::from_secs(60) };
@@ -29,13 +34,27 @@ fn fate() -> impl Strategy<Value = Fate> {
     ]
 }
 
+fn verdict() -> impl Strategy<Value = Judged> {
+    prop_oneof![3 => Just(Judged::GoOn), 1 => Just(Judged::GoBack(BAD.into())), 1 => Just(Judged::Stop(UNDECIDED.into()))]
+}
+
+fn judge() -> impl Strategy<Value = Option<Judge>> {
+    let judge = (any::<bool>(), 0..60u32, prop::array::uniform2(verdict()));
+    prop::option::of(judge.prop_map(|(emulated, takes, verdicts)| Judge { emulated, takes, verdicts }))
+}
+
 fn given() -> impl Strategy<Value = Given> {
     let kills = prop::collection::vec((1..25usize, 0..90u32), 0..6);
     let times = (0..25u32, 0..40u32, 0..20u32);
     let layout = (prop::bool::weighted(0.2), prop::bool::weighted(0.8), any::<bool>());
     let harm = (kills, prop::option::weighted(0.2, 1..20usize), silences());
-    (fate(), fate(), fate(), layout, times, harm).prop_map(
-        |(temporary, canonical, back, (same, drains, journal), (lag, start, stop), (kills, interrupt, silences))| {
+    (fate(), fate(), fate(), layout, times, harm, judge()).prop_map(
+        |(temporary, canonical, back, layout, (lag, start, stop), (kills, interrupt, silences), mut judge)| {
+            let (same, drains, journal) = layout;
+            if let Some(judge) = &mut judge {
+                // One text is of one release.
+                judge.emulated &= !same;
+            }
             Given {
                 temporary,
                 canonical,
@@ -50,6 +69,7 @@ fn given() -> impl Strategy<Value = Given> {
                 interrupt,
                 reboot: None,
                 silences,
+                judge,
             }
         },
     )
@@ -65,33 +85,37 @@ proptest! {
         let mut world = World::new(given.clone());
         let mut disk = Position::begin();
         let mut over = world.run(&mut disk);
+        let judged = given.judge.clone().map(|judge| judge.verdicts);
+        let is_bad = |at: usize| matches!(judged.as_ref().map(|judged| &judged[at]), Some(Judged::GoBack(_)));
+        let withdrawn = given.temporary != Fate::Good || is_bad(1) || given.interrupt.is_some();
+        let sent_back = given.course().emulated && (is_bad(0) || given.interrupt.is_some());
+        let goes_back = given.canonical != Fate::Good || sent_back;
         if let Action::Halt(why) = &over {
-            let both_fail = given.canonical != Fate::Good && (given.same || given.back != Fate::Good);
-            prop_assert!(both_fail && given.temporary == Fate::Good, "{why} {disk:?}");
+            let both_fail = goes_back && (given.same || given.back != Fate::Good);
+            prop_assert!((both_fail || why == UNDECIDED) && given.temporary == Fate::Good, "{why} {disk:?}");
             prop_assert!(world.in_group(1), "the temporary one serves");
-            // Mended, and the command given again.
-            (world.given.canonical, world.given.back) = (Fate::Good, Fate::Good);
-            for pod in world.pods.iter_mut().flatten() {
-                pod.fate = Fate::Good;
-            }
-            world.given.kills.clear();
+            // The command is given again.
+            world.mend();
             over = world.run(&mut disk);
         }
         prop_assert!(world.alone(), "{:?}", world.see());
-        let back = Action::Finish(UpgradeOutcome::RolledBack);
+        prop_assert_eq!(world.files[0], Some(disk.target));
         match over {
             Action::Finish(UpgradeOutcome::Done) => {
-                prop_assert_eq!(world.files[0], Some(disk.target));
-                prop_assert!(given.temporary == Fate::Good);
+                prop_assert!(disk.target == Version::New && given.temporary == Fate::Good && disk.why.is_none());
             }
-            over => {
-                prop_assert_eq!(over, back);
-                prop_assert_eq!(world.files[0], Some(Version::Old));
-                prop_assert!(disk.why.is_some());
-                let failed = given.temporary != Fate::Good || given.canonical != Fate::Good;
-                prop_assert!(failed || given.interrupt.is_some());
+            Action::Finish(UpgradeOutcome::RolledBack) => {
+                prop_assert!(disk.target == Version::Old && disk.why.is_some());
+                prop_assert!(goes_back || withdrawn);
             }
+            Action::Finish(UpgradeOutcome::Emulating) => {
+                prop_assert!(given.course().emulated && disk.target == Version::Emulated);
+                prop_assert!(goes_back && disk.why.is_some());
+            }
+            over => prop_assert!(false, "{over:?}"),
         }
+        // It is told as one where it is one.
+        prop_assert!(!disk.judged || is_bad(0) || is_bad(1));
     }
 }
 
@@ -103,10 +127,11 @@ proptest! {
     fn a_reboot_undoes_nothing(
         reboot in reboot(),
         times in (0..25u32, 0..40u32, 0..20u32),
-        (same, drains) in any::<(bool, bool)>(),
+        (same, drains, judged) in any::<(bool, bool, bool)>(),
     ) {
         let (lag, start, stop) = times;
-        let given = Given { lag, start, stop, same, drains, reboot: Some(reboot), ..good() };
+        let judge = judged.then(|| passes(!same));
+        let given = Given { lag, start, stop, same, drains, judge, reboot: Some(reboot), ..good() };
         let mut world = World::new(given);
         let mut disk = Position::begin();
         prop_assert_eq!(world.run(&mut disk), Action::Finish(UpgradeOutcome::Done), "{:?}", disk.why);
@@ -119,10 +144,11 @@ proptest! {
     fn a_silent_shim_undoes_nothing(
         silences in silences(),
         times in (0..25u32, 0..40u32, 0..20u32),
-        (same, drains) in any::<(bool, bool)>(),
+        (same, drains, judged) in any::<(bool, bool, bool)>(),
     ) {
         let (lag, start, stop) = times;
-        let given = Given { lag, start, stop, same, drains, silences, ..good() };
+        let judge = judged.then(|| passes(!same));
+        let given = Given { lag, start, stop, same, drains, judge, silences, ..good() };
         let mut world = World::new(given);
         let mut disk = Position::begin();
         prop_assert_eq!(world.run(&mut disk), Action::Finish(UpgradeOutcome::Done), "{:?}", disk.why);
@@ -137,18 +163,12 @@ proptest! {
         let mut disk = Position::begin();
         let mut over = world.run(&mut disk);
         if let Action::Halt(_) = over {
-            for fate in [&mut world.given.temporary, &mut world.given.canonical, &mut world.given.back] {
-                *fate = Fate::Good;
-            }
-            for pod in world.pods.iter_mut().flatten() {
-                pod.fate = Fate::Good;
-            }
-            world.given.kills.clear();
+            world.given.temporary = Fate::Good;
+            world.mend();
             over = world.run(&mut disk);
         }
-        let serves = Some(if over == Action::Finish(UpgradeOutcome::Done) { disk.target } else { Version::Old });
         prop_assert!(matches!(over, Action::Finish(_)), "{over:?}");
-        prop_assert_eq!(world.files, [serves, None]);
+        prop_assert_eq!(world.files, [Some(disk.target), None]);
         prop_assert!(world.in_group(0));
     }
 }
@@ -168,7 +188,12 @@ fn good() -> Given {
         interrupt: None,
         reboot: None,
         silences: [None; 2],
+        judge: None,
     }
+}
+
+fn passes(emulated: bool) -> Judge {
+    Judge { emulated, takes: 30, verdicts: [Judged::GoOn, Judged::GoOn] }
 }
 
 /// How it ends, and why.
@@ -197,13 +222,52 @@ fn what_fails_is_told() {
     assert_eq!(canonical(Fate::NeverReady), Action::Halt("it was not ready in 2m".into()));
 }
 
+#[test]
+fn a_verdict_sends_back_to_what_serves_beside_it() {
+    use UpgradeOutcome::{Done, Emulating, RolledBack};
+    let bad = |judge: Judge, at: usize| {
+        let mut verdicts = judge.verdicts;
+        verdicts[at] = Judged::GoBack(BAD.into());
+        ended(Given { judge: Some(Judge { verdicts, ..judge }), ..good() })
+    };
+    let why = Some(BAD.to_owned());
+    assert_eq!(bad(passes(false), 1), (Action::Finish(RolledBack), why.clone()));
+    assert_eq!(bad(passes(true), 1), (Action::Finish(RolledBack), why.clone()));
+    assert_eq!(bad(passes(true), 0), (Action::Finish(Emulating), why));
+    // Without emulation there is no second verdict.
+    assert_eq!(bad(passes(false), 0), (Action::Finish(Done), None));
+    let judge = Judge { verdicts: [Judged::GoOn, Judged::Stop(UNDECIDED.into())], ..passes(true) };
+    assert_eq!(ended(Given { judge: Some(judge), ..good() }), (Action::Halt(UNDECIDED.into()), None));
+}
+
+/// Whatever is judged of it, an instance that is not in the group does not get the other one's place.
+#[test]
+fn one_that_is_lost_while_it_is_judged_goes() {
+    for (step, back) in [(Step::JudgeTemporary, Step::Withdraw), (Step::JudgeCanonical, Step::StartCanonical)] {
+        let mut world = World::new(good());
+        let files = if step == Step::JudgeTemporary { Version::Old } else { Version::New };
+        (world.files, world.pods[1]) = ([Some(files), Some(Version::Emulated)], world.pods[0]);
+        let course = Course { judged: true, emulated: true, same: false };
+        let mut machine = Machine::new(Position { step, ..Position::begin() }, LIMITS, course);
+        let seen = world.see();
+        assert!(matches!(machine.next(&seen, Duration::ZERO), Action::Judge(_)), "{step}");
+        let away = InstanceObservation::default();
+        let lost = NodeObservation { canonical: away, temporary: away, ..seen };
+        let _ = machine.next(&lost, Duration::from_secs(1));
+        machine.judged(Judged::GoOn);
+        assert_eq!(machine.next(&lost, Duration::from_secs(1) + LOST), Action::Entered);
+        assert_eq!(machine.position().step, back);
+        assert!(!machine.position().judged);
+    }
+}
+
 /// However long the other one was waited for before.
 #[test]
 fn the_time_to_stop_begins_when_the_file_has_gone() {
     let mut world = World::new(Given { drains: false, ..good() });
     world.files[1] = Some(Version::New);
     world.pods[1] = world.pods[0].take();
-    let mut machine = Machine::new(Position { step: Step::Withdraw, ..Position::begin() }, LIMITS, false);
+    let mut machine = Machine::new(Position { step: Step::Withdraw, ..Position::begin() }, LIMITS, Course::default());
     assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Wait);
     world.pods[0] = world.pods[1];
     assert_eq!(machine.next(&world.see(), Duration::from_secs(100)), Action::Remove(Slot::Temporary));
@@ -218,7 +282,9 @@ fn what_another_wrote_is_left_alone() {
     let world = World::new(good());
     for step in [Step::StartTemporary, Step::StopOld, Step::StopTemporary, Step::Withdraw] {
         let position = Position { step, ..Position::begin() };
-        let next = |seen: NodeObservation| Machine::new(position.clone(), LIMITS, false).next(&seen, Duration::ZERO);
+        let next = |seen: NodeObservation| {
+            Machine::new(position.clone(), LIMITS, Course::default()).next(&seen, Duration::ZERO)
+        };
         let other = NodeObservation { canonical_file: Content::Other, ..world.see() };
         assert!(matches!(next(other), Action::Halt(why) if why.contains("canonical file")), "{step:?}");
         let other = NodeObservation { temporary_file: Content::Other, ..world.see() };
@@ -231,7 +297,7 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     let mut world = World::new(good());
     world.files[1] = Some(Version::New);
     world.pods[1] = world.pods[0];
-    let mut machine = Machine::new(Position { step: Step::StopOld, ..Position::begin() }, LIMITS, false);
+    let mut machine = Machine::new(Position { step: Step::StopOld, ..Position::begin() }, LIMITS, Course::default());
     for _ in 0..DRAINS {
         assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Drain(Slot::Canonical));
         machine.drained(false);
@@ -239,7 +305,7 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Entered);
     assert_eq!(machine.position().step, Step::Withdraw);
     // Drained, but still there: it is stopped all the same, since the other one is in the group.
-    let mut machine = Machine::new(Position { step: Step::StopOld, ..Position::begin() }, LIMITS, false);
+    let mut machine = Machine::new(Position { step: Step::StopOld, ..Position::begin() }, LIMITS, Course::default());
     assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Drain(Slot::Canonical));
     machine.drained(true);
     assert_eq!(machine.next(&world.see(), LEAVING), Action::Remove(Slot::Canonical));
@@ -259,11 +325,11 @@ fn what_is_hopeless_is_not_waited_for() {
                 _ => [Some(Version::New), None],
             };
             let mut seen = NodeObservation { canonical: InstanceObservation::default(), ..world.see() };
-            let mut machine = Machine::new(Position { step, ..Position::begin() }, LIMITS, false);
+            let mut machine = Machine::new(Position { step, ..Position::begin() }, LIMITS, Course::default());
             assert_eq!(machine.next(&seen, Duration::ZERO), Action::Wait, "{step:?}");
             (seen.canonical.hopeless, seen.temporary.hopeless) = (Some(hopeless), Some(hopeless));
             assert_eq!(machine.next(&seen, Duration::from_secs(1)), Action::Entered, "{step:?}");
-            let Position { step: now, target, why: reported } = machine.position().clone();
+            let Position { step: now, target, why: reported, .. } = machine.position().clone();
             assert_eq!((now, target, reported.as_deref()), (back, Version::Old, Some(why)));
         }
     }
@@ -275,7 +341,7 @@ fn an_address_that_does_not_accept_clients_delays_the_end_and_does_not_prevent_i
     let unreached = NodeObservation { reached: false, ..reached };
     for (target, outcome) in [(Version::New, UpgradeOutcome::Done), (Version::Old, UpgradeOutcome::RolledBack)] {
         let position = Position { step: Step::Verify, target, ..Position::begin() };
-        let mut machine = Machine::new(position, LIMITS, true);
+        let mut machine = Machine::new(position, LIMITS, SAME);
         assert_eq!(machine.next(&unreached, Duration::from_secs(40)), Action::Wait);
         // Given again, the command could do nothing about it.
         assert_eq!(machine.next(&unreached, Duration::from_secs(70)), Action::Finish(outcome));

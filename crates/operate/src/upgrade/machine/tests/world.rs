@@ -61,6 +61,24 @@ pub(super) struct Given {
     pub(super) reboot: Option<Reboot>,
     /// In which second each slot's shim stops to answer, and for how many.
     pub(super) silences: [Option<(u32, u32)>; 2],
+    pub(super) judge: Option<Judge>,
+}
+
+/// That the new one is judged.
+#[derive(Debug, Clone)]
+pub(super) struct Judge {
+    pub(super) emulated: bool,
+    /// Seconds until a verdict.
+    pub(super) takes: u32,
+    /// Of each slot's instance.
+    pub(super) verdicts: [Judged; 2],
+}
+
+impl Given {
+    pub(super) fn course(&self) -> Course {
+        let emulated = self.judge.as_ref().is_some_and(|judge| judge.emulated);
+        Course { same: self.same, judged: self.judge.is_some(), emulated }
+    }
 }
 
 /// berth is killed as it is, all pods end, and those of the files start.
@@ -88,6 +106,8 @@ pub(super) struct World {
     pub(super) dark: bool,
     /// Each slot's shim last reported its instance in the group.
     pub(super) reported: [bool; 2],
+    /// Each slot's instance was judged, and may stay.
+    pub(super) passed: [bool; 2],
 }
 
 impl World {
@@ -112,6 +132,7 @@ impl World {
             now: 0,
             dark: false,
             reported: [true, false],
+            passed: [false; 2],
         }
     }
 
@@ -127,7 +148,7 @@ impl World {
         let Some(version) = self.known[at] else { return };
         let fate = match (at, version) {
             (0, Version::New) => self.given.canonical,
-            (0, Version::Old) => self.given.back,
+            (0, Version::Old | Version::Emulated) => self.given.back,
             _ => self.given.temporary,
         };
         self.processes += 1;
@@ -154,7 +175,7 @@ impl World {
             process: pod.filter(|pod| !matches!(pod.life, Life::Down(_))).map(|pod| pod.process),
             ends: self.ends[slot],
             hopeless: self.pods[slot]
-                .filter(|pod| self.given.journal && pod.fate == Fate::NotStarted && pod.version == Version::New)
+                .filter(|pod| self.given.journal && pod.fate == Fate::NotStarted && pod.version != Version::Old)
                 .map(|_| Hopeless::Image),
         }
     }
@@ -175,6 +196,11 @@ impl World {
             Action::Place(slot, version) => {
                 let at = *slot as usize;
                 assert!(self.files[at].is_none(), "{slot:?} is placed over another");
+                let Course { emulated, .. } = self.given.course();
+                assert!(
+                    !emulated || (*slot, *version) != (Slot::Canonical, Version::Old),
+                    "back to what may not read it"
+                );
                 assert!(self.pods[at].is_none_or(|pod| pod.fate == Fate::NotStarted));
                 self.files[at] = Some(*version);
                 self.unknown_for[at] = self.given.lag;
@@ -182,6 +208,7 @@ impl World {
             Action::Remove(slot) => {
                 let at = *slot as usize;
                 assert!(self.files[at].is_some());
+                self.may_go(*slot);
                 // That it got ready while its shim is silent, and was not before, cannot be known.
                 let unreported = self.is_silent(at) && !self.reported[at];
                 assert!(!self.in_group(at) || self.in_group(1 - at) || unreported, "the last ready one is removed");
@@ -191,9 +218,23 @@ impl World {
             Action::Drain(slot) => {
                 let at = *slot as usize;
                 assert!(self.in_group(1 - at), "the last ready one is drained");
+                self.may_go(*slot);
                 if let Some(pod) = &mut self.pods[at] {
                     pod.drained = true;
                 }
+            }
+            _ => {}
+        }
+    }
+
+    /// The old one goes for one that was judged, and so does the one that emulates it for one that does not.
+    fn may_go(&self, slot: Slot) {
+        let Course { judged, emulated, .. } = self.given.course();
+        let [old, new] = [self.files[slot as usize], self.files[1 - slot as usize]];
+        match (slot, old, new) {
+            (Slot::Canonical, Some(Version::Old), _) => assert!(!judged || self.passed[1], "the old one goes"),
+            (Slot::Temporary, _, Some(Version::New)) => {
+                assert!(!emulated || self.passed[0] || self.given.interrupt.is_some(), "the one that emulates it goes");
             }
             _ => {}
         }
@@ -256,16 +297,25 @@ impl World {
 
     /// Runs berth until it ends, and again wherever it is killed.
     pub(super) fn run(&mut self, disk: &mut Position) -> Action {
-        let mut machine = Machine::new(disk.clone(), LIMITS, self.given.same);
-        let mut actions = 0;
+        let course = self.given.course();
+        let mut machine = Machine::new(disk.clone(), LIMITS, course);
+        let (mut actions, mut judging) = (0, 0);
         for _ in 0..10_000 {
             match machine.next(&self.see(), Duration::from_secs(self.now.into())) {
-                Action::Wait => {
+                action @ (Action::Wait | Action::Judge(_)) => {
+                    if let (Action::Judge(slot), Some(judge)) = (&action, &self.given.judge) {
+                        judging += 1;
+                        if judging > judge.takes {
+                            let verdict = judge.verdicts[*slot as usize].clone();
+                            self.passed[*slot as usize] |= verdict == Judged::GoOn;
+                            machine.judged(verdict);
+                        }
+                    }
                     self.tick();
                     if let Some(Reboot { away, boot, .. }) = self.given.reboot.take_if(|reboot| self.now >= reboot.at) {
                         self.reboot(boot);
                         (0..away).for_each(|_| self.tick());
-                        machine = Machine::new(disk.clone(), LIMITS, self.given.same);
+                        machine = Machine::new(disk.clone(), LIMITS, course);
                     }
                     continue;
                 }
@@ -273,7 +323,10 @@ impl World {
                     *disk = machine.position().clone();
                     return over;
                 }
-                Action::Entered => *disk = machine.position().clone(),
+                Action::Entered => {
+                    *disk = machine.position().clone();
+                    judging = 0;
+                }
                 action => {
                     // As long as a shim is silent, so long it is waited for.
                     let mut waited = false;
@@ -304,10 +357,22 @@ impl World {
                 for _ in 0..*away {
                     self.tick();
                 }
-                machine = Machine::new(disk.clone(), LIMITS, self.given.same);
+                machine = Machine::new(disk.clone(), LIMITS, course);
             }
         }
         panic!("it comes to no end: {disk:?} {:?}", self.see());
+    }
+
+    /// Whatever kept it from its end is no more.
+    pub(super) fn mend(&mut self) {
+        (self.given.canonical, self.given.back) = (Fate::Good, Fate::Good);
+        for pod in self.pods.iter_mut().flatten() {
+            pod.fate = Fate::Good;
+        }
+        if let Some(judge) = &mut self.given.judge {
+            judge.verdicts = [Judged::GoOn, Judged::GoOn];
+        }
+        self.given.kills.clear();
     }
 
     pub(super) fn alone(&self) -> bool {

@@ -1,0 +1,266 @@
+//! Judges a new instance beside the one that it is to replace: asks both what they count, and says which part of the
+//! clients the new one gets, and what comes out ([`berth_judge`] decides both).
+//!
+//! Nothing of it is kept: an upgrade that was killed meanwhile judges from the beginning.
+
+mod instance;
+mod share;
+
+use super::drive::UpgradeContext;
+use super::machine::Judged;
+use super::observer::{InstanceDetails, NodeDetails, NodeObserver};
+use super::progress::{Progress, seconds};
+use crate::report::Refusal;
+use berth_cluster::Client;
+pub use berth_judge::canary::{ALL, parts};
+use berth_judge::metrics::samples;
+use berth_judge::signals::Subject;
+use berth_judge::verdict::{Judgement, Row, Verdict};
+use berth_judge::{Canary, Judge, Outcome, Wanted};
+pub use berth_judge::{Plan, Signal};
+use berth_node::instance::InstanceId;
+use clap::ValueEnum;
+use instance::Instance;
+use serde::{Deserialize, Serialize};
+pub use share::Shares;
+use share::knows_shares;
+use std::time::{Duration, Instant};
+
+/// Time between two samples.
+pub const INTERVAL: Duration = Duration::from_secs(2);
+
+/// How long an answer may take: a large cluster's page takes seconds, so it is some times what the old one needed.
+const PATIENCE: Duration = Duration::from_secs(2);
+const MOST_PATIENCE: Duration = Duration::from_secs(10);
+const TIMES: u32 = 4;
+
+/// What the operator wants of it. Kept with the upgrade.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JudgeOptions {
+    pub plan: Plan,
+    /// Time between two samples.
+    pub interval: Duration,
+    /// Findings that do not count.
+    pub accepted: Vec<Signal>,
+    pub undecided: Undecided,
+    /// Where clients send too few requests, berth sends some.
+    pub requests: bool,
+    /// Clients on the node get to the new one, too.
+    pub local: bool,
+}
+
+/// What is done if there was not enough to judge.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Undecided {
+    /// As without a judge
+    #[default]
+    GoOn,
+    /// As after a bad verdict
+    GoBack,
+    /// Leave both as they are, with exit status 75
+    Stop,
+}
+
+impl Undecided {
+    pub fn judged(self, why: String) -> Judged {
+        match self {
+            Self::GoOn => Judged::GoOn,
+            Self::GoBack => Judged::GoBack(why),
+            Self::Stop => Judged::Stop(why),
+        }
+    }
+}
+
+/// The release that an instance is to behave as, or is not to.
+#[derive(Debug, Clone)]
+pub struct Emulation {
+    pub release: String,
+    pub wanted: bool,
+}
+
+pub struct Judging {
+    options: JudgeOptions,
+    canary: Canary,
+    judge: Judge,
+    old: Instance,
+    new: Instance,
+    /// Not seen yet.
+    emulation: Option<Emulation>,
+    due: Instant,
+    patience: Duration,
+    /// When the first client could get to the new one.
+    clients: Option<Duration>,
+}
+
+impl Judging {
+    pub fn new(options: &JudgeOptions, client: &Client, emulation: Option<Emulation>) -> Self {
+        Self {
+            canary: Canary::new(&options.plan),
+            judge: Judge::new(options.accepted.iter().copied()),
+            options: options.clone(),
+            old: Instance::new(client),
+            new: Instance::new(client),
+            emulation,
+            due: Instant::now(),
+            patience: MOST_PATIENCE,
+            clients: None,
+        }
+    }
+
+    /// The new one's part of the clients, in thousandths.
+    pub fn permille(&self) -> u16 {
+        self.canary.permille()
+    }
+
+    pub fn is_due(&self) -> bool {
+        Instant::now() >= self.due
+    }
+
+    /// Takes a sample of both; gives what comes out, if it is over.
+    pub async fn look(&mut self, [old, new]: [&InstanceDetails; 2], progress: &Progress) -> Option<Judged> {
+        self.due = Instant::now() + self.options.interval;
+        let patience = self.patience;
+        let (old, new) = tokio::join!(self.old.sample(old, patience), self.new.sample(new, patience));
+        if old.page.is_some() {
+            self.patience = (old.took * TIMES).clamp(PATIENCE, MOST_PATIENCE);
+        }
+        let wrong = new.page.as_deref().and_then(|page| self.emulates_wrongly(page, progress));
+        if let Some(why) = wrong {
+            progress.line(&format!("     {why}"));
+            return Some(Judged::GoBack(why));
+        }
+        let now = progress.elapsed();
+        self.judge.observe(now, old.sample, new.sample);
+        let verdict = self.judge.verdict();
+        match self.canary.next(now, verdict.outcome) {
+            Wanted::End(outcome) => return Some(self.end(outcome, &verdict, now, progress)),
+            Wanted::Share { permille, begins: true } => self.begin(permille, &verdict, now, progress),
+            Wanted::Share { .. } => {}
+        }
+        // The new one is warmed; later it is asked as the old one is.
+        let (warms, lacks) = (self.permille() == 0, verdict.outcome == Outcome::Undecided);
+        if let Some(page) = old.page.filter(|_| warms || (self.options.requests && lacks)) {
+            let used = instance::used(&page);
+            let of_old = async {
+                if !warms {
+                    self.old.ask(&used, true, patience).await;
+                }
+            };
+            tokio::join!(of_old, self.new.ask(&used, !warms, patience));
+        }
+        None
+    }
+
+    fn begin(&mut self, permille: u16, verdict: &Verdict, now: Duration, progress: &Progress) {
+        let Plan { warm, step, bake, .. } = &self.options.plan;
+        if permille == 0 {
+            let warm = humantime::format_duration(*warm);
+            return progress.line(&format!(
+                "     berth alone asks the new one, and what is usual for the old one is learned ({warm})"
+            ));
+        }
+        if self.clients.is_some() {
+            progress.more(&format!("until now: {}", said(verdict)));
+        }
+        self.clients.get_or_insert(now);
+        self.judge.begin_step();
+        let (part, time) = match permille {
+            ALL => ("all".to_owned(), bake),
+            part => (format!("{} of", percent(part)), step),
+        };
+        progress
+            .line(&format!("     {part} new connections are for the new one ({})", humantime::format_duration(*time)));
+    }
+
+    fn end(&self, outcome: Outcome, verdict: &Verdict, now: Duration, progress: &Progress) -> Judged {
+        match outcome {
+            Outcome::Good => {
+                progress.line(&format!("     {}", said(verdict)));
+                Judged::GoOn
+            }
+            Outcome::Bad => {
+                let took = self.clients.map_or(Duration::ZERO, |clients| now.saturating_sub(clients));
+                progress.line(&format!(
+                    "the verdict is bad, {} after the first clients came to the new one:",
+                    seconds(took)
+                ));
+                verdict.to_string().lines().for_each(|line| progress.more(line));
+                progress.more("what each is, and how to accept one (--accept): docs/judge.md");
+                Judged::GoBack(said(verdict))
+            }
+            Outcome::Undecided => {
+                let why = format!("there was not enough to judge: {}", verdict.lacking.join("; "));
+                progress.line(&format!("     {why}"));
+                self.options.undecided.judged(why)
+            }
+        }
+    }
+
+    /// Why an instance does not behave as the release that it is to, by its own metrics.
+    fn emulates_wrongly(&mut self, page: &str, progress: &Progress) -> Option<String> {
+        let Emulation { release, wanted } = self.emulation.take()?;
+        let info = samples(page, |name| name == "version_info").next();
+        let [binary, emulation] =
+            ["binary", "emulation"].map(|label| info.as_ref().map_or("", |info| info.label(label)));
+        if emulation.is_empty() {
+            progress.more("its metrics do not say which release it emulates");
+            return None;
+        }
+        progress.more(&format!("kube-apiserver {binary} behaves as {emulation}"));
+        let should = if wanted { "" } else { " not" };
+        let wrong = (emulation == release) != wanted;
+        wrong.then(|| format!("it was{should} to behave as {release}, and says that it does as {emulation}"))
+    }
+}
+
+/// That the instance that serves can be judged by: nothing was changed yet. What the new one's shim knows is seen when it runs.
+///
+/// # Errors
+/// Why not, and the fix.
+pub async fn check_judge(setting: &UpgradeContext, temporary: &InstanceId) -> Result<(), Refusal> {
+    let refused = |what: String| Err(Refusal::unavailable(&format!("--judge: {what}")));
+    let Some(client) = &setting.client else {
+        return refused("both instances are asked for their metrics as an administrator: give --kubeconfig".into());
+    };
+    let seen = NodeObserver::new(&setting.run_dir).instances(temporary).await;
+    let (_, NodeDetails { canonical, .. }) = seen.map_err(|error| Refusal::unavailable(&error))?;
+    if let Err(why) = knows_shares(&canonical, temporary).await {
+        return refused(format!(
+            "the shim of the instance that serves does not give another one a part of the clients ({why}): each instance \
+             needs a shim of its own, of this berth ({}); `berth inject` puts it beside it, and `berth upgrade` without --judge \
+             to that manifest starts it",
+            berth_node::VERSION
+        ));
+    }
+    let Some(address) = canonical.address else {
+        return refused("the address of the instance that serves is not known".into());
+    };
+    match Instance::new(client).page(address, MOST_PATIENCE).await {
+        Ok(_) => Ok(()),
+        Err(error) => refused(format!(
+            "the instance that serves at {address} does not give its metrics: {error}: let the user of --kubeconfig read \
+             /metrics, /api and /apis, and see that its server's certificate authority signed the instance's certificate"
+        )),
+    }
+}
+
+/// A verdict in a line.
+fn said(verdict: &Verdict) -> String {
+    let bad = verdict.rows.iter().filter(|row| row.judgement == Judgement::Bad);
+    let bad: Vec<_> = bad.map(|row| format!("{} ({})", row.code, row.subject)).collect();
+    let all = |row: &&Row| row.code == Signal::Errors && row.subject == Subject::default().to_string();
+    let compared = verdict.rows.iter().find(all).map_or(0, |row| row.compared);
+    match verdict.outcome {
+        Outcome::Bad => format!("the verdict is bad: {}", bad.join(", ")),
+        Outcome::Good => format!("good: {compared} requests to the new one do as well as those to the old one"),
+        Outcome::Undecided => format!("not enough to judge yet: {}", verdict.lacking.join("; ")),
+    }
+}
+
+pub(super) fn percent(permille: u16) -> String {
+    match (permille / 10, permille % 10) {
+        (whole, 0) => format!("{whole} %"),
+        (whole, tenth) => format!("{whole}.{tenth} %"),
+    }
+}

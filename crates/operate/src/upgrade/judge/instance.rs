@@ -1,0 +1,218 @@
+//! One instance, asked at its own address, past the shims.
+
+use super::super::observer::InstanceDetails;
+use berth_cluster::{Client, Error};
+use berth_judge::metrics::samples;
+use berth_judge::{Connections, Sample};
+use berth_node::ipc;
+use berth_node::ipc::wire::{Ask, Reply};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+
+/// In every apiserver's certificate; the name of the kubeconfig's server may be in another node's alone.
+const NAME: &str = "kubernetes";
+
+/// Resources for which berth asks itself: the most used ones.
+const RESOURCES: usize = 40;
+
+pub(super) struct Instance {
+    client: Client,
+    /// With the kubeconfig's name, until it is known which one is in the certificate.
+    other: Option<Client>,
+}
+
+/// What it answers; one that does not answer in time, or has no address, is silent.
+pub(super) struct Seen {
+    pub(super) sample: Sample,
+    pub(super) page: Option<String>,
+    pub(super) took: Duration,
+}
+
+impl Instance {
+    pub(super) fn new(client: &Client) -> Self {
+        match client.clone().named(NAME) {
+            Ok(named) => Self { client: named, other: Some(client.clone()) },
+            Err(_) => Self { client: client.clone(), other: None },
+        }
+    }
+
+    pub(super) async fn sample(&mut self, details: &InstanceDetails, patience: Duration) -> Seen {
+        let began = Instant::now();
+        let page = async {
+            match details.address {
+                Some(address) => self.page(address, patience).await.ok(),
+                None => None,
+            }
+        };
+        let (page, connections) = tokio::join!(page, connections(details));
+        let took = began.elapsed();
+        let mut sample = Sample::new(page.as_deref());
+        if let Some(connections) = connections {
+            sample = sample.with_connections(connections);
+        }
+        if page.is_some()
+            && let Some(apis) = self.apis().await
+        {
+            sample = sample.serves(apis);
+        }
+        Seen { sample, page, took }
+    }
+
+    /// Its metrics.
+    ///
+    /// # Errors
+    /// Why they cannot be had.
+    pub(super) async fn page(&mut self, address: SocketAddr, patience: Duration) -> Result<String, Error> {
+        let at = |client: &Client| client.clone().at([address]).with_patience(patience);
+        self.client = at(&self.client);
+        match (self.client.text("/metrics").await, self.other.take()) {
+            (Err(error), Some(other)) => match at(&other).text("/metrics").await {
+                Ok(page) => {
+                    self.client = at(&other);
+                    Ok(page)
+                }
+                Err(_) => {
+                    self.other = Some(other);
+                    Err(error)
+                }
+            },
+            (answer, _) => answer,
+        }
+    }
+
+    /// The APIs that it serves: `v1`, `apps/v1`.
+    async fn apis(&self) -> Option<BTreeSet<String>> {
+        let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
+        let [core, groups] = [self.client.get("/api").await.ok()?, self.client.get("/apis").await.ok()?];
+        let core = core["versions"].as_array()?.iter().filter_map(text);
+        let versions = groups["groups"].as_array()?.iter().filter_map(|group| group["versions"].as_array()).flatten();
+        Some(core.chain(versions.filter_map(|version| text(&version["groupVersion"]))).collect())
+    }
+
+    /// Lists one object of each resource, and writes it as it is without effect (`dryRun=All`).
+    pub(super) async fn ask(&self, resources: &[String], writes: bool, patience: Duration) {
+        let asks = async {
+            for path in resources {
+                let Ok(list) = self.client.get(&format!("{path}?limit=1")).await else { continue };
+                if let Some((path, object)) = writes.then(|| first(path, &list)).flatten() {
+                    let _ = self.client.put(&format!("{path}?dryRun=All"), &object).await;
+                }
+            }
+        };
+        // What has not been asked until then is not.
+        let _ = timeout(patience, asks).await;
+    }
+}
+
+/// What its shim counted of its clients; none: it does not answer, or is older.
+async fn connections(details: &InstanceDetails) -> Option<Connections> {
+    let asked = ipc::ask(details.socket.as_deref()?, Ask::Metrics, ipc::PATIENCE).await;
+    if let Ok(Reply::Metrics(page)) = asked { counted(&page) } else { None }
+}
+
+fn counted(page: &str) -> Option<Connections> {
+    let mut counted = Connections::default();
+    let mut known = false;
+    for line in
+        samples(page, |name| name.starts_with("berth_first_byte_seconds_") || name == "berth_empty_attempts_total")
+    {
+        match line.name {
+            "berth_empty_attempts_total" => {
+                (counted.empty, known) = (line.value, true);
+                counted.all += line.value;
+            }
+            "berth_first_byte_seconds_count" => counted.all += line.value,
+            "berth_first_byte_seconds_bucket" => {
+                let bound = line.label("le").parse();
+                bound.into_iter().for_each(|bound| counted.first_byte.add(bound, line.value));
+            }
+            _ => {}
+        }
+    }
+    known.then_some(counted)
+}
+
+/// The first object of a list, as it would be written, and its path.
+fn first(resource: &str, list: &Value) -> Option<(String, Value)> {
+    let mut object = list["items"].get(0)?.clone();
+    object["apiVersion"] = list["apiVersion"].clone();
+    object["kind"] = list["kind"].as_str()?.strip_suffix("List")?.into();
+    let (before, plural) = resource.rsplit_once('/')?;
+    let name = object["metadata"]["name"].as_str().filter(|name| is_plain(name))?;
+    let namespace = match object["metadata"]["namespace"].as_str() {
+        Some(namespace) if is_plain(namespace) => format!("namespaces/{namespace}/"),
+        Some(_) => return None,
+        None => String::new(),
+    };
+    Some((format!("{before}/{namespace}{plural}/{name}"), object))
+}
+
+/// The paths of the resources that clients list, by a page of metrics; the most used first.
+pub(super) fn used(page: &str) -> Vec<String> {
+    let mut counts: BTreeMap<String, f64> = BTreeMap::new();
+    for line in samples(page, |name| name == "apiserver_request_total") {
+        let [group, version, resource] = ["group", "version", "resource"].map(|name| line.label(name));
+        let is_list =
+            line.label("verb") == "LIST" && line.label("code") == "200" && line.label("subresource").is_empty();
+        if is_list && [version, resource].iter().all(|part| is_plain(part)) && (group.is_empty() || is_plain(group)) {
+            let prefix = if group.is_empty() { "/api".to_owned() } else { format!("/apis/{group}") };
+            *counts.entry(format!("{prefix}/{version}/{resource}")).or_default() += line.value;
+        }
+    }
+    let mut used: Vec<_> = counts.into_iter().collect();
+    used.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    used.into_iter().take(RESOURCES).map(|(path, _)| path).collect()
+}
+
+/// A name that is a part of a path as it is. Of RBAC, some have a colon.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty()
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b':' | b'_'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_clients_list_is_asked_for() {
+        let line = |labels: &str, count: u32| format!("apiserver_request_total{{{labels},subresource=\"\"}} {count}\n");
+        let page = [
+            line(r#"verb="LIST",code="200",group="",version="v1",resource="pods",scope="cluster""#, 3),
+            line(r#"verb="LIST",code="200",group="",version="v1",resource="pods",scope="namespace""#, 3),
+            line(r#"verb="LIST",code="200",group="apps",version="v1",resource="deployments""#, 9),
+            line(r#"verb="LIST",code="200",group="",version="v1",resource="../x""#, 99),
+            line(r#"verb="LIST",code="404",group="a.b",version="v1",resource="gone""#, 99),
+            line(r#"verb="GET",code="200",group="",version="v1",resource="secrets""#, 99),
+        ];
+        assert_eq!(used(&page.concat()), ["/apis/apps/v1/deployments", "/api/v1/pods"]);
+    }
+
+    #[test]
+    fn a_shim_counts_the_clients_of_its_instance() {
+        let page = "berth_first_byte_seconds_bucket{le=\"0.1\",shim=\"a\"} 5\nberth_first_byte_seconds_bucket{le=\"+Inf\",shim=\"a\"} 7\n\
+                    berth_first_byte_seconds_count{shim=\"a\"} 7\n";
+        assert!(counted(page).is_none(), "an older shim");
+        let Connections { all, empty, first_byte } =
+            counted(&format!("{page}berth_empty_attempts_total{{shim=\"a\"}} 3\n# EOF\n")).unwrap();
+        assert_eq!((all, empty, first_byte.total()), (10.0, 3.0, 7.0));
+    }
+
+    #[test]
+    fn an_object_is_written_as_it_is() {
+        let list =
+            |meta: Value| json!({"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": meta, "spec": 1}]});
+        let (path, object) = first("/api/v1/pods", &list(json!({"name": "a", "namespace": "b"}))).unwrap();
+        assert_eq!(path, "/api/v1/namespaces/b/pods/a");
+        let metadata = json!({"name": "a", "namespace": "b"});
+        assert_eq!(object, json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": 1}));
+        assert_eq!(first("/api/v1/nodes", &list(json!({"name": "a"}))).unwrap().0, "/api/v1/nodes/a");
+        for none in [json!({}), list(json!({"name": "a/b"})), list(json!({"name": "a", "namespace": "?"}))] {
+            assert_eq!(first("/api/v1/pods", &none), None);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The part of the clients that the new instance gets, as the shims are told again and again: it ends by itself soon
+//! after berth has.
+
+use super::super::machine::Slot;
+use super::super::observer::{InstanceDetails, NodeDetails};
+use berth_node::instance::InstanceId;
+use berth_node::ipc;
+use berth_node::ipc::wire::{Ask, Reply, Share};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant};
+
+/// How long it is in force if it is not sent again, and when it is.
+const LEASE: Duration = Duration::from_secs(10);
+const RENEWED: Duration = Duration::from_secs(2);
+
+pub struct Shares {
+    /// The same in one upgrade, so that clients keep their sides when it is resumed.
+    salt: u64,
+    local: bool,
+    sent: Option<(Instant, Slot, u16)>,
+}
+
+impl Shares {
+    pub fn new(upgrade: &InstanceId, local: bool) -> Self {
+        let mut hasher = DefaultHasher::new();
+        upgrade.hash(&mut hasher);
+        Self { salt: hasher.finish(), local, sent: None }
+    }
+
+    /// Gives a slot's instance this part, in thousandths, and the other one the rest.
+    ///
+    /// # Errors
+    /// Why a shim refuses. One that is not there, or does not answer now, is told the next time.
+    pub async fn keep(&mut self, slot: Slot, permille: u16, details: &NodeDetails) -> Result<(), String> {
+        let is_kept = |(at, of, part): (Instant, Slot, u16)| (of, part) == (slot, permille) && at.elapsed() < RENEWED;
+        if self.sent.is_some_and(is_kept) {
+            return Ok(());
+        }
+        let [new, old] = [details.of(slot), details.of(slot.other())];
+        let (Some(to), Some(from)) = (&new.id, &old.id) else { return Ok(()) };
+        self.sent = Some((Instant::now(), slot, permille));
+        let share = Share {
+            old: from.clone(),
+            new: to.clone(),
+            permille,
+            salt: self.salt,
+            lease_ms: LEASE.as_millis() as u64,
+            local: self.local,
+        };
+        let (new, old) = tokio::join!(tell(new, &share), tell(old, &share));
+        new.and(old)
+    }
+}
+
+async fn tell(details: &InstanceDetails, share: &Share) -> Result<(), String> {
+    let Some(socket) = &details.socket else { return Ok(()) };
+    match ipc::ask(socket, Ask::Share(share.clone()), ipc::PATIENCE).await {
+        Ok(Reply::Refused(why)) => Err(why),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Whether an instance's shim can give another instance a part of the clients: it is told to end what has not begun.
+///
+/// # Errors
+/// Why not.
+pub(super) async fn knows_shares(details: &InstanceDetails, other: &InstanceId) -> Result<(), String> {
+    let (Some(own), Some(socket)) = (&details.id, &details.socket) else { return Err("it has no shim".into()) };
+    let share = Share { old: own.clone(), new: other.clone(), permille: 0, salt: 0, lease_ms: 0, local: false };
+    match ipc::ask(socket, Ask::Share(share), LEASE).await {
+        Ok(Reply::Done) => Ok(()),
+        Ok(Reply::Refused(why)) => Err(why),
+        Ok(reply) => Err(format!("unexpected reply: {reply:?}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use std::sync::{Arc, Mutex};
+
+    /// A shim that replies this, and what it was asked.
+    fn shim(directory: &Path, id: &str, reply: Reply) -> (InstanceDetails, Arc<Mutex<Vec<Ask>>>) {
+        let socket = directory.join(format!("{id}.sock"));
+        let (asked, reply) = (Arc::<Mutex<Vec<Ask>>>::default(), Arc::new(reply));
+        let asks = asked.clone();
+        let serving = ipc::Server::bind(&socket).unwrap().serve(move |request| {
+            asks.lock().unwrap().push(request.ask.clone());
+            let reply = reply.clone();
+            async move { drop(request.reply(&reply).await) }
+        });
+        tokio::spawn(serving);
+        (InstanceDetails { id: id.parse().ok(), socket: Some(socket), ..InstanceDetails::default() }, asked)
+    }
+
+    #[tokio::test]
+    async fn a_shim_that_knows_no_shares_is_known_before_anything_changes() {
+        let temp = tempfile::tempdir().unwrap();
+        let other = "b".parse().unwrap();
+        let (older, _) = shim(temp.path(), "older", Reply::Refused("version 2 is not known".into()));
+        assert_eq!(knows_shares(&older, &other).await, Err("version 2 is not known".into()));
+        assert!(knows_shares(&InstanceDetails::default(), &other).await.is_err());
+        let (shim, asked) = shim(temp.path(), "a", Reply::Done);
+        assert_eq!(knows_shares(&shim, &other).await, Ok(()));
+        assert!(matches!(&asked.lock().unwrap()[..], [Ask::Share(share)] if share.lease_ms == 0), "it begins nothing");
+    }
+
+    #[tokio::test]
+    async fn both_shims_are_told_and_told_again_when_it_changes() {
+        let temp = tempfile::tempdir().unwrap();
+        let (canonical, of_old) = shim(temp.path(), "old", Reply::Done);
+        let (temporary, of_new) = shim(temp.path(), "new", Reply::Done);
+        let details = NodeDetails { canonical, temporary, ..NodeDetails::default() };
+        let mut shares = Shares::new(&"u".parse().unwrap(), true);
+        for permille in [50, 50, 250] {
+            assert_eq!(shares.keep(Slot::Temporary, permille, &details).await, Ok(()));
+        }
+        let told = |asked: &Mutex<Vec<Ask>>| {
+            let asked = asked.lock().unwrap();
+            let share = |ask: &Ask| match ask {
+                Ask::Share(share) => (share.old.to_string(), share.new.to_string(), share.permille, share.local),
+                other => panic!("{other:?}"),
+            };
+            asked.iter().map(share).collect::<Vec<_>>()
+        };
+        let [first, last] = [50, 250].map(|permille| ("old".to_owned(), "new".to_owned(), permille, true));
+        // Not again before it is due, unless it changes.
+        assert_eq!(told(&of_new).first(), Some(&first));
+        assert_eq!(told(&of_new).last(), Some(&last));
+        assert_eq!(told(&of_old), told(&of_new));
+        // The other way round, the temporary one is the old one.
+        shares.keep(Slot::Canonical, 0, &details).await.unwrap();
+        assert_eq!(told(&of_old).last(), Some(&("new".to_owned(), "old".to_owned(), 0, true)));
+    }
+}

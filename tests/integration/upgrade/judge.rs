@@ -1,0 +1,163 @@
+//! `berth upgrade --judge`, with apiservers that count their requests.
+
+use super::*;
+use crate::support::tls;
+
+const OLD: &str = "v1.35.4-judged";
+
+/// A node whose apiserver has an API, and its cluster.
+struct Judged {
+    node: Node,
+    cluster: Cluster,
+    _kubelet: Kubelet,
+}
+
+impl Judged {
+    fn new() -> Self {
+        let node = Node::new(OLD);
+        let cluster = Cluster::of(&[node.listen.ip()]);
+        fs::create_dir(node.path("api")).unwrap();
+        let (certificate, key) = &cluster.instance;
+        fs::write(node.path("api/kube.crt"), certificate).unwrap();
+        fs::write(node.path("api/kube.key"), key).unwrap();
+        let kubelet = Kubelet::start(&node);
+        node.until_joined();
+        Self { node, cluster, _kubelet: kubelet }
+    }
+
+    /// Clients that list pods.
+    fn load(&self) -> Load {
+        let (ca, to) = (self.cluster.ca(), self.node.listen);
+        Load::asking(move || {
+            let answer = tls::get(&ca, connect(to), "/api/v1/pods");
+            assert!(answer.ends_with("items\": []}"), "{answer}");
+        })
+    }
+
+    /// An upgrade to this tag, which is judged for some seconds once clients come to it.
+    fn upgrade(&self, tag: &str, options: &[&str]) -> Command {
+        let manifest = self.node.new_manifest(tag);
+        let mut upgrade = self.again(options);
+        upgrade.arg("--manifest").arg(manifest);
+        upgrade
+    }
+
+    /// Goes on with it.
+    fn again(&self, options: &[&str]) -> Command {
+        // The clients of this test are on the node.
+        let mut upgrade = self.node.upgrade_in(&self.cluster, &["--judge", "--canary-local", "--speedup", "40"]);
+        upgrade.args(options);
+        upgrade
+    }
+}
+
+const SHORT: [&str; 6] = ["--canary", "20%,50%", "--canary-time", "1s", "--bake", "1s"];
+
+/// With steps that end only by a verdict.
+const LONG: [&str; 6] = ["--canary", "50%", "--canary-time", "1s", "--bake", "1h"];
+
+#[test]
+fn a_good_version_goes_through_step_by_step() {
+    let judged = Judged::new();
+    let load = judged.load();
+    let (code, _, log) = output_of(&mut judged.upgrade("v1.36.3-judged", &SHORT));
+    assert_eq!(code, Some(0), "{log}");
+    let told = [
+        "judged beside the old one",
+        "kube-apiserver 1.36.3 behaves as 1.35",
+        "20 % of new connections are for the new one",
+        "50 % of new connections are for the new one",
+        "all new connections are for the new one",
+        "judged beside the temporary one",
+        "kube-apiserver 1.36.3 behaves as 1.36",
+    ];
+    let mut rest = log.as_str();
+    for part in told {
+        (_, rest) = rest.split_once(part).unwrap_or_else(|| panic!("{part} in {log}"));
+    }
+    judged.node.is_whole("v1.36.3-judged");
+    load.end();
+}
+
+#[test]
+fn a_bad_version_is_sent_back_and_nothing_is_lost() {
+    let judged = Judged::new();
+    let load = judged.load();
+    let (code, _, log) = output_of(&mut judged.upgrade("v1.36.3-judged-bad", &LONG));
+    assert_eq!(code, Some(75), "{log}");
+    for part in
+        ["the verdict is bad", "signal ", "errors ", "LIST pods cluster", "rolled back: the old manifest serves"]
+    {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    judged.node.is_whole(OLD);
+    // The same goes through if nobody judges, or if that is accepted.
+    let accepted = ["--accept", "errors", "--no-emulate"];
+    let (code, _, log) = output_of(judged.upgrade("v1.36.3-judged-bad", &SHORT).args(accepted));
+    assert_eq!(code, Some(0), "{log}");
+    judged.node.is_whole("v1.36.3-judged-bad");
+    load.end();
+}
+
+/// What is bad only without emulation is sent back to what emulates.
+#[test]
+fn a_version_that_is_bad_at_last_keeps_emulating() {
+    let judged = Judged::new();
+    let load = judged.load();
+    let tag = "v1.36.3-judged-late";
+    let mut upgrade = Running::start(&mut judged.upgrade(tag, &SHORT));
+    upgrade.logs("judged beside the temporary one");
+    upgrade.signal(Signal::SIGKILL);
+    upgrade.ended();
+    let (code, _, log) = output_of(&mut judged.again(&LONG));
+    assert_eq!(code, Some(75), "{log}");
+    for part in ["(step judge-canonical)", "the verdict is bad", "not done: ", "behaves as 1.35 (--emulated-version)"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    let left = fs::read_to_string(judged.node.canonical()).unwrap();
+    assert_eq!(left.replace("    - --emulated-version=1.35\n", ""), judged.node.manifest(tag));
+    assert_ne!(left, judged.node.manifest(tag));
+    assert!(!judged.node.path("kept/upgrade.json").exists());
+    load.end();
+}
+
+#[test]
+fn one_that_is_killed_while_it_judges_goes_on() {
+    let judged = Judged::new();
+    let load = judged.load();
+    let mut upgrade = Running::start(&mut judged.upgrade("v1.36.3-judged", &LONG));
+    upgrade.logs("all new connections");
+    upgrade.signal(Signal::SIGKILL);
+    upgrade.ended();
+    let (code, _, log) = output_of(&mut judged.again(&SHORT));
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("is under way (step judge-temporary)"), "{log}");
+    judged.node.is_whole("v1.36.3-judged");
+    load.end();
+}
+
+#[test]
+fn what_cannot_be_judged_is_refused_and_nothing_is_changed() {
+    let judged = Judged::new();
+    let node = &judged.node;
+    let v2 = node.new_manifest("v1.36.3-judged");
+    let v2 = ["--judge", "--manifest", v2.to_str().unwrap()];
+    let (code, _, log) = output_of(node.upgrade(&v2).env("BERTH_KUBECONFIG", "/nonexistent"));
+    assert_eq!(code, Some(64), "{log}");
+    let (code, _, log) = output_of(node.upgrade(&v2).args(["--canary", "5%,200%", "--bake", "soon"]));
+    assert_eq!(code, Some(64), "{log}");
+    assert!(log.contains("--canary 5%,200%: give percentages") && log.contains("--bake soon"), "{log}");
+    for wrong in [["--accept", "error"], ["--undecided", "perhaps"]] {
+        let (code, _, log) = output_of(node.upgrade(&v2).args(wrong));
+        assert!(code == Some(64) && log.contains(wrong[1]), "{log}");
+    }
+    // Another CA than the instances': their metrics cannot be had.
+    let other = Cluster::of(&[node.listen.ip()]);
+    let (code, _, log) = output_of(&mut node.upgrade_in(&other, &v2));
+    assert_eq!(code, Some(69), "{log}");
+    assert!(
+        log.contains("--judge: the instance that serves at 127.") && log.contains("does not give its metrics"),
+        "{log}"
+    );
+    node.is_whole(OLD);
+}
