@@ -59,7 +59,8 @@ impl Pair {
     /// A connection from each of these addresses.
     #[track_caller]
     fn clients(&self, addresses: &[Ipv4Addr]) -> Served {
-        let before = self.counts();
+        let answered = || self.shims[1].metric("berth_first_byte_seconds_count", &[]) as usize;
+        let (before, answered_before) = (self.counts(), answered());
         let served = |address: &Ipv4Addr| {
             let mut client = connect_from((*address).into(), self.node.listen);
             client.write_all(&client_hello(64)).unwrap();
@@ -71,6 +72,7 @@ impl Pair {
             let of = [0, 1].map(|shim| [0, 1, 2].map(|result| now[shim][result] - before[shim][result]));
             (of.as_flattened().iter().sum::<usize>() == addresses.len()).then_some(of)
         });
+        assert_eq!(answered() - answered_before, new.len(), "the shim counts what its instance answered");
         let [[_, to_new, declined_old], [kept_new, _, declined_new]] = of;
         assert_eq!(new.len(), kept_new + to_new + declined_new, "served by the new instance: {of:?}");
         Served { new, on_new_side: kept_new + to_new + declined_old, declined: declined_old + declined_new, of }

@@ -405,6 +405,8 @@ fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
                 assert_eq!(end.unwrap().unwrap_err().kind(), ErrorKind::ConnectionReset);
             });
             assert_eq!(shim.metric("berth_replays_total"), 1);
+            assert_eq!(shim.metric("berth_empty_attempts_total"), 1);
+            assert_eq!(shim.metric("berth_first_byte_seconds_count"), 0, "the sibling's instance answered");
             drop(record);
         }
     }
