@@ -85,9 +85,13 @@ fn a_bad_version_is_sent_back_and_nothing_is_lost() {
     let load = judged.load();
     let (code, _, log) = output_of(&mut judged.upgrade("v1.36.3-judged-bad", &LONG));
     assert_eq!(code, Some(75), "{log}");
-    for part in
-        ["the verdict is bad", "signal ", "errors ", "LIST pods cluster", "rolled back: the old manifest serves"]
-    {
+    for part in [
+        "the verdict is bad",
+        "signal ",
+        "errors ",
+        "why: the verdict is bad: errors (",
+        "rolled back: the old manifest serves",
+    ] {
         assert!(log.contains(part), "{part} in {log}");
     }
     judged.node.is_whole(OLD);
