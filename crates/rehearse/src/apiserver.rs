@@ -87,10 +87,24 @@ impl Apiserver {
         off == Some(true) || has(flags, "authentication-config")
     }
 
+    /// One that is judged: its lists take so long that ten times as long stands out.
+    #[must_use]
+    pub fn judged(mut self) -> Self {
+        if let Self::Simulated { flags } = &mut self {
+            flags.push(list_time(1));
+        }
+        self
+    }
+
     /// Whether it is berth's own.
     pub fn is_simulated(&self) -> bool {
         matches!(self, Self::Simulated { .. })
     }
+}
+
+/// How long a simulated one takes for a list, in tens of milliseconds.
+pub(crate) fn list_time(tens: u32) -> OsString {
+    format!("--stand-in-list-time={}ms", 10 * tens).into()
 }
 
 /// Whether a flag is among those typed; `_` counts as `-`, as in kube-apiserver.

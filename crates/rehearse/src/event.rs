@@ -7,6 +7,7 @@ use super::fault::{Fault, Standby};
 use super::gate::GateMetrics;
 use super::loss::Loss;
 use super::stamp::Stamp;
+use berth_judge::Verdict;
 use berth_node::ipc::wire::DirectStatus;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,6 +76,8 @@ pub enum EventKind {
     },
     /// Something was seen of the fault that was injected as the N-th, from 0 on.
     FaultStep(usize, FaultStep),
+    /// What the judge says of the instance, after a sample of it and of the old one.
+    Judged(Verdict),
     /// The Service `kubernetes` was polled.
     Service {
         /// When the poll before was, which saw what the event before has.

@@ -1,5 +1,6 @@
 //! What can be made to go wrong in a rehearsal, and what berth promises then.
 
+use berth_judge::Signal;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -49,6 +50,16 @@ pub enum Fault {
     NodeGone,
     /// A node of several loses its link, and gets it back
     Partition,
+    /// The new version answers 500 to one resource
+    Errors,
+    /// It lists 10 times slower
+    SlowLists,
+    /// One of its admission webhooks cannot be called
+    Webhook,
+    /// It lacks one API
+    MissingApi,
+    /// From its first client on it takes 50 MiB of memory a second, 512 MiB in all
+    Leak,
 }
 
 /// What else could serve when something goes wrong.
@@ -63,15 +74,25 @@ pub enum Standby {
     Shim,
     /// The direct path: an instance without a shim, or a sibling that steers. What is queued or unanswered at an instance, no shim holds.
     Direct,
+    /// The old version, beside which the new one is judged.
+    Judged,
     /// Nothing.
     Nothing,
 }
 
 impl Fault {
+    /// Those of a new version that is judged.
+    pub const JUDGED: [Self; 6] =
+        [Self::Errors, Self::SlowLists, Self::Webhook, Self::MissingApi, Self::Leak, Self::Hang];
+
     /// What berth promises under it.
     pub fn promise(self, standby: Standby) -> &'static str {
-        use Standby::{Bridge, Direct, Nothing, Shim, Sibling};
+        use Standby::{Bridge, Direct, Judged, Nothing, Shim, Sibling};
         match (self, standby) {
+            (Self::Errors | Self::SlowLists | Self::Webhook | Self::MissingApi | Self::Leak, _) | (_, Judged) => {
+                "the judge finds it and the old version gets all new connections again; nothing is lost but what the new one answered \
+                 with an error"
+            }
             (Self::BadFlag | Self::NeverReady, Bridge) => {
                 "the new version never gets a connection, clients stay on the bridge until the old one is back, nothing is lost, and \
                  the reason is given"
@@ -147,6 +168,24 @@ impl Fault {
     /// Whether it is an upgrade of its own, which fails, before the real one.
     pub fn fails_the_upgrade(self) -> bool {
         matches!(self, Self::BadFlag | Self::NeverReady)
+    }
+
+    /// What the judge can find it by.
+    pub(crate) fn signals(self) -> &'static [Signal] {
+        match self {
+            Self::Errors => &[Signal::Errors],
+            Self::SlowLists => &[Signal::Latency],
+            Self::Webhook => &[Signal::WebhookErrors, Signal::Errors],
+            Self::MissingApi => &[Signal::MissingApi],
+            Self::Leak => &[Signal::Memory],
+            Self::Hang => &[Signal::NoAnswer],
+            _ => &[],
+        }
+    }
+
+    /// Whether only a new version that is judged can have it.
+    pub fn is_of_judge(self) -> bool {
+        Self::JUDGED.contains(&self) && self != Self::Hang
     }
 
     /// Whether it is done to a whole node, of several.

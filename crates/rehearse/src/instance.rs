@@ -1,6 +1,6 @@
 //! One apiserver of a rehearsal, and how what was typed becomes a whole command line.
 
-use super::apiserver::{Apiserver, flag, has, this};
+use super::apiserver::{Apiserver, flag, has, list_time, this};
 use super::fault::{Fault, SLOW};
 use super::setting::StageSetting;
 use berth_node::terms::Speedup;
@@ -52,6 +52,8 @@ impl InstanceSpec {
             (Fault::BadFlag, _) => Some("--no-such-flag".into()),
             (Fault::NeverReady, true) => Some(delay(Duration::from_secs(60 * 60))),
             (Fault::SlowStart, true) => Some(delay(self.start_delay + speedup.of(SLOW))),
+            (Fault::SlowLists, _) => Some(list_time(10)),
+            (fault, _) if fault.is_of_judge() => Some(format!("--stand-in-fault={fault}").into()),
             _ => None,
         }
     }

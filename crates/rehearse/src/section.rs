@@ -76,7 +76,7 @@ pub(crate) struct Grid {
 /// Lines of a plot.
 #[derive(Debug, Clone)]
 pub(crate) struct Series {
-    pub(crate) title: &'static str,
+    pub(crate) title: String,
     /// For those who cannot see it.
     pub(crate) words: String,
     pub(crate) lines: Vec<Line>,

@@ -5,6 +5,7 @@ use berth_options::check::{Checks, Mistakes};
 use berth_os::process::cpus;
 use berth_rehearse::apiserver::{Apiserver, Shutdown, has};
 use berth_rehearse::fault::Fault;
+use berth_rehearse::plan::choice::ALL;
 use berth_rehearse::plan::{
     CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, NODES, Nodes, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE,
     SLOW_READERS, STORM, Timing, Topology, UPGRADES, Via, WATCHES, find_program,
@@ -25,7 +26,11 @@ const SERVICE_RANGE: &str = "service-cluster-ip-range";
 pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut checks = Checks::default();
     let (old, new) = (apiserver("--old", &args.old, &mut checks), apiserver("--new", &args.new, &mut checks));
-    let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
+    let (mut old, mut new) = (old.unwrap_or_default(), new.unwrap_or_default());
+    let judge = args.judge.as_deref().map(judged);
+    if judge.is_some() {
+        (old, new) = (old.judged(), new.judged());
+    }
     if old.is_simulated() != new.is_simulated() {
         checks.wrong(
             "--old and --new: a simulated apiserver and a real one have no store in common; give both or neither",
@@ -65,6 +70,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         rate: checks.number("--rate", &args.rate, RATE),
         clients: checks.number("--clients", &args.clients, CLIENTS),
         watches: checks.number("--watches", &args.watches, WATCHES),
+        kinds: judge.is_some(),
         slow_readers: checks.number("--slow-readers", &args.slow_readers, SLOW_READERS),
         storm: checks.number("--storm", &args.storm, STORM),
         seed: seed.unwrap_or_else(|| getrandom::u64().unwrap_or_default()),
@@ -98,7 +104,9 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         timing,
         load,
         via: decides,
-        runs: runs(decides, &compared),
+        // Nothing else can be judged.
+        runs: if judge.is_some() { vec![decides] } else { runs(decides, &compared) },
+        judge,
         output: Output { json: args.json.clone(), report: args.report.clone() },
     };
     for fault in &plan.faults {
@@ -110,6 +118,9 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         bridge(&plan, &mut checks);
     }
     direct(&mut plan, &mut checks);
+    if plan.judge.is_some() {
+        judge_needs(&plan, &mut checks);
+    }
     checks.finish(Some(plan))
 }
 
@@ -249,6 +260,7 @@ fn direct(plan: &mut Plan, checks: &mut Checks) {
         _ if plan.direct == DirectMode::Off => return,
         Topology::Bridge => "a bridge's shim steers already; leave out --topology bridge",
         _ if plan.nodes.is_some() => "it is rehearsed on one node; leave out --nodes",
+        _ if plan.judge.is_some() => "no share is given of what goes past the shims; leave out --judge",
         _ if plan.load.rate > calm => &crowd,
         _ if !plan.runs.contains(&Via::Berth) || plan.via != Via::Berth => {
             "only a berth has a direct path; give --via berth"
@@ -261,6 +273,31 @@ fn direct(plan: &mut Plan, checks: &mut Checks) {
     match plan.direct {
         DirectMode::On => checks.wrong(format!("--direct on: {why}")),
         _ => plan.without_direct(why),
+    }
+}
+
+/// Requirements of a judge.
+fn judge_needs(plan: &Plan, checks: &mut Checks) {
+    let shares = matches!(plan.topology, Topology::Sidecar | Topology::NativeSidecar | Topology::Run);
+    let rules = [
+        (
+            !plan.old.is_simulated() || !plan.new.is_simulated(),
+            "it is for simulated apiservers; leave out --old and --new",
+        ),
+        (plan.via != Via::Berth, "only a berth can send connections back; give --via berth"),
+        (!shares, "it needs a shim for each instance; give --topology sidecar, native-sidecar or run"),
+        (!plan.faults.is_empty(), "other faults would be judged, too; leave out --fault"),
+    ];
+    for (_, why) in rules.into_iter().filter(|(is_wrong, _)| *is_wrong) {
+        checks.wrong(format!("--judge: {why}"));
+    }
+}
+
+fn judged(name: &str) -> BTreeSet<Fault> {
+    match name {
+        ALL => Fault::JUDGED.into(),
+        // Clap knows the names.
+        name => Fault::from_str(name, false).into_iter().collect(),
     }
 }
 
@@ -440,6 +477,34 @@ mod tests {
         let plan = typed(&["--direct=on", "--rate=50", "--compare=haproxy,none"]).unwrap();
         assert_eq!((plan.direct, plan.no_direct), (DirectMode::On, None));
         assert_eq!(typed(&[]).unwrap().direct, DirectMode::Off);
+    }
+
+    #[test]
+    fn what_is_judged_is_simulated_and_has_a_shim_each() {
+        let judge = |text: &str| typed(&[text]).unwrap();
+        assert_eq!((judge("--rate=20").judge, judge("--rate=20").load.kinds), (None, false));
+        for (text, faults) in [
+            ("--judge", vec![]),
+            ("--judge=none", vec![]),
+            ("--judge=hang", vec![Fault::Hang]),
+            ("--judge=all", Fault::JUDGED.to_vec()),
+        ] {
+            let plan = judge(text);
+            assert_eq!(plan.judge, Some(faults.into_iter().collect()), "{text}");
+            assert_eq!((plan.runs, plan.load.kinds), (vec![Via::Berth], true));
+            let slowly = Apiserver::parse("stand-in --stand-in-list-time=10ms").unwrap();
+            assert_eq!((&plan.old, &plan.new), (&slowly, &slowly));
+        }
+        for (args, why) in [
+            (&["--old=true", "--new=true", "--etcd=/bin/true"][..], "leave out --old and --new"),
+            (&["--via=none"], "give --via berth"),
+            (&["--topology=node"], "a shim for each instance"),
+            (&["--fault=hang"], "leave out --fault"),
+            (&["--direct=on", "--rate=20"], "leave out --judge"),
+        ] {
+            let errors = typed(&[&["--judge"], args].concat()).unwrap_err().0;
+            assert!(errors.len() == 1 && errors[0].contains(why), "{errors:?}");
+        }
     }
 
     #[test]

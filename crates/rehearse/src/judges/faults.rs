@@ -3,6 +3,7 @@
 //! A loss is excused by a fault only if the promise names it: what was accepted before, ends at that
 //! moment, and was on the one that was harmed. What is excused is counted under the fault.
 
+use super::judged::{self, UNDECIDED};
 use super::service::{Forgotten, Service};
 use super::{JUDGE, Judge, Span, what_happened};
 use crate::data::{MarkKind, Promise};
@@ -11,6 +12,7 @@ use crate::fault::{Fault, SLOW, Standby};
 use crate::loss::Loss;
 use crate::plan::{GONE_WITHIN, LEASE};
 use crate::record::{Injected, InjectedNode, Record};
+use crate::report::format;
 use crate::stamp::Stamp;
 use berth_node::terms::Speedup;
 use std::net::SocketAddr;
@@ -93,6 +95,11 @@ fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
     let begun = lost.due.is_none_or(|due| due <= killed);
     let all = injected.standby == Standby::Nothing || *fault == Fault::BothKilled;
     match fault {
+        // What a bad version answers, until the last of its clients is gone.
+        _ if injected.standby == Standby::Judged => {
+            let answered = lost.loss == Loss::BadStatus && lost.instance == Some(&injected.instance);
+            answered && injected.over.is_none_or(|over| lost.seen <= over)
+        }
         // What went past the shim does not end with it.
         Fault::CalmKillShim if injected.standby == Standby::Direct && lost.loss == Loss::StreamEnded => false,
         Fault::BothKilled | Fault::KillShim | Fault::CrashAfterReady | Fault::CalmKillShim | Fault::CalmCrash
@@ -169,6 +176,7 @@ impl Check<'_> {
             self.broken.push("its end was not seen".into());
         }
         match fault {
+            _ if *standby == Standby::Judged => self.found(span),
             Fault::BadFlag | Fault::NeverReady => self.never_served(),
             Fault::SlowStart => self.late(),
             Fault::CrashAfterReady | Fault::KillShim | Fault::BothKilled | Fault::KillTemporary | Fault::KillOld => {
@@ -184,6 +192,7 @@ impl Check<'_> {
                 self.waits();
             }
             Fault::NodeGone | Fault::Partition => self.forgotten(),
+            Fault::Errors | Fault::SlowLists | Fault::Webhook | Fault::MissingApi | Fault::Leak => {}
         }
         Promise {
             fault: fault.to_string(),
@@ -195,6 +204,32 @@ impl Check<'_> {
             what_happened: what_happened(self.broken, self.seen),
             allowed: Vec::new(),
         }
+    }
+
+    /// The judge finds what is wrong, and then no new connection comes to it any more.
+    fn found(&mut self, span: &Span) {
+        let Injected { fault, ref instance, noticed, .. } = *self.injected;
+        let (judged, codes) = judged::of(self.record, instance, span);
+        if judged.verdict == UNDECIDED {
+            return self.seen.push("there was not enough to judge it by".into());
+        }
+        if !fault.signals().iter().any(|signal| codes.contains(signal)) {
+            let found = if judged.found.is_empty() { "nothing".to_owned() } else { judged.found.join(", ") };
+            self.broken.push(format!("it was not found, but {found}; the verdict was {:?}", judged.verdict));
+            return;
+        }
+        self.seen.push(format!("found {} by {}", judged.when(), judged.found.join(", ")));
+        let (met, all) = (format::count(judged.met), format::of(judged.requests, "request", "requests"));
+        self.seen.push(format!("{met} of all clients' {all} meanwhile met it ({})", judged.met_share()));
+        let Some(noticed) = noticed else {
+            return self.broken.push("its shims did not take the way back".into());
+        };
+        let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance: by } | Answer::Bad { instance: by, .. } if by == instance);
+        let new = self.attempts.iter().filter(|a| a.kind == ConnectionKind::New && a.due > noticed);
+        let (late, all) = (new.clone().filter(by).count(), new.count());
+        // One that the other shim does not take at once is not passed.
+        let went = format!("{late} of {all} new connections came to it after the way back");
+        if late * 10 > all { self.broken.push(went) } else { self.seen.push(went) }
     }
 
     fn never_served(&mut self) {

@@ -126,12 +126,12 @@ fn series(gate: &Gate) -> [Series; 2] {
     let (in_flight, limit) = (most(&gate.openings), most(&gate.limit));
     [
         Series {
-            title: "Clients queued at the gate, by class",
+            title: "Clients queued at the gate, by class".to_owned(),
             words: format!("At most {} were queued. {}.", count(gate.most_waiting), format::gate(gate)),
             lines: waiting.collect(),
         },
         Series {
-            title: "TLS handshakes in flight, and their limit",
+            title: "TLS handshakes in flight, and their limit".to_owned(),
             words: format!("At most {in_flight} were in flight; the limit was at most {limit}."),
             lines: handshakes,
         },

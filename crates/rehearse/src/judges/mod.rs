@@ -8,6 +8,7 @@ mod ends;
 mod faults;
 mod gate;
 mod instances;
+mod judged;
 mod losses;
 mod marks;
 mod nodes;
@@ -42,12 +43,13 @@ struct Judge {
 const JUDGE: Judge = Judge { judge: |_, _| {}, section: |_| Section::default() };
 
 /// In the order in which sections are drawn. What is lost is excused by promises, so that these come before it.
-const JUDGES: [Judge; 12] = [
+const JUDGES: [Judge; 13] = [
     requests::REQUESTS,
     faults::FAULTS,
     losses::LOSSES,
     watches::WATCHES,
     instances::INSTANCES,
+    judged::JUDGED,
     service::SERVICE,
     storm::STORM,
     gate::GATE,

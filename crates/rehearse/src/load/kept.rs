@@ -126,6 +126,7 @@ mod tests {
             stop: CancellationToken::new(),
             node: None,
             control: None,
+            only: None,
         };
         let recorder = client.recorder.clone();
         // When the machine started.

@@ -133,6 +133,7 @@ impl Load {
             stop: stop.clone(),
             node: None,
             control: None,
+            only: None,
         };
         let (begin, begun) = oneshot::channel();
         let (end, over) = oneshot::channel();
@@ -214,6 +215,9 @@ async fn run(
         timed.spawn(slow::run(client.clone(), seed, index, plan.bytes_a_second));
     }
     timed.spawn(fresh::run(client.clone(), seed, plan.rate));
+    for (ask, part) in [(Ask::Secrets, 10), (Ask::Leases, 20)].into_iter().filter(|_| plan.kinds) {
+        timed.spawn(fresh::run(Client { only: Some(ask), ..client.clone() }, seed, (plan.rate / part).max(1)));
+    }
     for (name, address) in nodes {
         client.recorder.add(&name, EventKind::NodeDialed(address));
         let at_node = client.at_node(name, address);
@@ -288,6 +292,8 @@ struct Client {
     node: Option<String>,
     /// It dials this instance itself, once.
     control: Option<Joined>,
+    /// It asks for this, whatever its timetable says.
+    only: Option<Ask>,
 }
 
 impl Client {
@@ -308,7 +314,10 @@ impl Client {
         match (&self.control, &self.node) {
             (Some(joined), _) => format!("control-{}-{:x}-{kind}-{index}", joined.name, joined.at.0),
             (None, Some(node)) => format!("{node}-{kind}-{index}"),
-            (None, None) => format!("{kind}-{index}"),
+            (None, None) => match self.only {
+                Some(ask) => format!("{kind}-{ask:?}-{index}").to_lowercase(),
+                None => format!("{kind}-{index}"),
+            },
         }
     }
 
@@ -334,6 +343,7 @@ impl Client {
     /// Connects and sends a first request: an attempt of kind [`ConnectionKind::New`]. The link is there when
     /// it was answered.
     async fn open(&self, protocol: Protocol, stream: StreamId, entry: Entry, due: Stamp) -> Option<Link> {
+        let entry = Entry { ask: self.only.unwrap_or(entry.ask), ..entry };
         // From now on: a client that waited for its last request is late, and has not failed yet.
         let opened = dial::within(UNANSWERED, async {
             let mut link = self.target.dial(protocol, stream.clone()).await?;

@@ -83,6 +83,8 @@ pub struct Plan {
     pub upgrades: u32,
     /// What goes wrong meanwhile, in this order.
     pub faults: BTreeSet<Fault>,
+    /// New versions are judged beside the old one: first one with each of these faults, which is to be sent back.
+    pub judge: Option<BTreeSet<Fault>>,
     /// kube-apiserver's flags for its shutdown.
     pub shutdown: Shutdown,
     /// How long each phase lasts.
@@ -144,6 +146,8 @@ pub struct LoadPlan {
     pub slow_readers: u32,
     /// Clients that come at one moment after the first switch, in [`STORM`].
     pub storm: u32,
+    /// Clients of Secrets and of Leases, too: one for ten and for twenty others.
+    pub kinds: bool,
     /// What is random in the clients follows from it.
     pub seed: u64,
     /// After this long without anything new, at the end, the last writes do not arrive at a watch any more.
@@ -161,6 +165,7 @@ impl Default for LoadPlan {
             watches: 8,
             slow_readers: 0,
             storm: 0,
+            kinds: false,
             seed: 0,
             catch_up: Duration::from_secs(5),
             bytes_a_second: 100 * 1024,
@@ -209,6 +214,7 @@ impl Default for Plan {
             topology: Topology::Sidecar,
             upgrades: 1,
             faults: BTreeSet::new(),
+            judge: None,
             shutdown: Shutdown::default(),
             timing: Timing::default(),
             load: LoadPlan::default(),
@@ -275,7 +281,8 @@ impl LoadPlan {
     /// Descriptors that the load can have open at most: an answer that never comes holds its
     /// connection for [`UNANSWERED`], the store's sockets come on top.
     fn descriptors(&self) -> u64 {
-        let fresh = u64::from(self.rate) * UNANSWERED.as_secs();
+        let kinds = if self.kinds { self.rate / 10 + self.rate / 20 + 2 } else { 0 };
+        let fresh = u64::from(self.rate + kinds) * UNANSWERED.as_secs();
         let others = 2 * u64::from(self.clients) + 3 * u64::from(self.watches + self.slow_readers) + 128;
         fresh + u64::from(self.storm) + others
     }

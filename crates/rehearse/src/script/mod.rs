@@ -1,9 +1,10 @@
 //! The script of one run: start old, load, start new, wait until it joined, stop old, and so on; then
-//! end the load and stop what is left. `calm`: faults before; `harm`: while both serve. `nodes`: the same on several nodes. `bridge`: in place, under a bridge.
+//! end the load and stop what is left. `calm`: faults before; `harm`: while both serve; `judged`: beside the old one. `nodes`: the same on several nodes. `bridge`: in place, under a bridge.
 
 mod bridge;
 mod calm;
 mod harm;
+mod judged;
 mod nodes;
 
 use super::context::Context;
@@ -94,6 +95,9 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
     }
     for fault in plan.faults.iter().filter(|fault| fault.is_of_calm()) {
         play.harm_in_calm(&old, *fault).await?;
+    }
+    for fault in plan.judge.iter().flatten() {
+        play.faulty_upgrade(&old, *fault).await?;
     }
     let mut old = old;
     for upgrade in 1..=plan.upgrades {
@@ -223,6 +227,9 @@ impl Play<'_> {
     async fn upgrade(&mut self, old: &InstanceSpec, new: &InstanceSpec, faults: &[Fault]) -> Result<(), Error> {
         if self.stage.layout.bridges() {
             return self.bridged_upgrade(old, new, faults).await;
+        }
+        if self.context.plan.judge.is_some() {
+            return self.judged_upgrade(old, new).await;
         }
         let alone = self.context.via == Via::None;
         if alone {

@@ -4,9 +4,10 @@
 //! machine that has none. So flags (`flags`), phases on SIGTERM (`life`, `listener`) and the API
 //! (`api`) behave as kube-apiserver's do, in its start (`loopback`), too; objects come from the rehearsal's store
 //! (`store_client`), as kube-apiserver's come from etcd, and their changes since its start are kept for watches (`cache`). Beyond the real one, it reports to the
-//! rehearsal which connections it ended itself (`connection`), which only it knows.
+//! rehearsal which connections it ended itself (`connection`), which only it knows. Its `metrics` are of what it really did, and so
+//! are its faults (`server`): some answers, and memory.
 //!
-//! What it is not: authentication but by a certificate, authorization, objects of other kinds than ConfigMaps, updates, selectors, and discovery beyond `/api/v1`.
+//! What it is not: authentication but by a certificate, authorization, objects of other kinds than ConfigMaps, updates, and selectors.
 
 mod api;
 mod body;
@@ -16,6 +17,7 @@ mod flags;
 mod life;
 mod listener;
 mod loopback;
+mod metrics;
 mod objects;
 mod request;
 mod server;

@@ -27,6 +27,7 @@ use super::network::Node;
 use super::plan::Via;
 use super::setting::StageSetting;
 use super::topology::{BESIDE, Layout, NODE, ProcessSpec, Role};
+use berth_node::ipc::wire::{Ask, Reply, Share};
 use berth_os::proc_net;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -297,6 +298,12 @@ impl Stage {
             Via::Haproxy => self.listens(name, Role::Proxy),
             Via::PortSharing | Via::None => self.listens(name, Role::Apiserver),
         }
+    }
+
+    /// Gives two instances their parts of new connections; whether the shims of both took it.
+    pub(crate) async fn share(&self, share: Share) -> bool {
+        let taken = |reply| (reply == Reply::Done).then_some(());
+        of_shims(&self.setting.run_dir(), Ask::Share(share), taken).await.len() == 2
     }
 
     /// Whether new connections do not come to an instance any more. A shim that does not answer in time does not count.

@@ -100,7 +100,7 @@ fn timeline(ran: &Ran, id: &str) -> Markup {
                                 span.when { (format::moment(mark.at_ms)) }
                                 span {
                                     (mark.words())
-                                    @if mark.what != MarkKind::Fault && !mark.text.is_empty() { span.quiet { " " (mark.text) } }
+                                    @if !mark.more().is_empty() { span.quiet { " " (mark.more()) } }
                                 }
                             }
                         }

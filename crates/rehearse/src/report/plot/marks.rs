@@ -36,7 +36,8 @@ pub(super) fn header(frame: &Frame, marks: &[Mark]) -> (Markup, Vec<Placed>) {
 
 /// Whether a mark is worth its words where there is little room.
 pub(super) fn matters(mark: &Mark) -> bool {
-    matches!(mark.what, MarkKind::Ready | MarkKind::Sigterm | MarkKind::Exited | MarkKind::Fault)
+    use MarkKind::{Exited, Fault, Judged, Ready, Sigterm};
+    matches!(mark.what, Ready | Sigterm | Exited | Fault | Judged)
 }
 
 fn place(frame: &Frame, marks: &[Mark]) -> Vec<Placed> {
@@ -60,7 +61,7 @@ fn badge(index: usize, mark: &Mark, place: &Placed, y: f64) -> Markup {
         g.mark.fault[mark.what == MarkKind::Fault].sigterm[mark.what == MarkKind::Sigterm] {
             title {
                 (mark.words()) " at " (format::moment(mark.at_ms))
-                @if mark.what != MarkKind::Fault && !mark.text.is_empty() { ": " (mark.text) }
+                @if !mark.more().is_empty() { ": " (mark.more()) }
             }
             rect x=(px(place.at - BADGE / 2.0)) y=(px(y - BADGE / 2.0)) width=(BADGE) height=(BADGE)
                 rx=(if mark.what == MarkKind::Fault { 2.0 } else { BADGE / 2.0 }) {}
