@@ -5,10 +5,24 @@ use hyper::body::Bytes;
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use std::error::Error;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpSocket, TcpStream};
 
 /// A body, or why it is incomplete.
 pub type Body = Result<Bytes, Box<dyn Error + Send + Sync>>;
+
+/// A connection to an address, from another one if that matters.
+///
+/// # Errors
+/// Nothing listens there, or the source is no address of this node.
+pub async fn connect(source: Option<IpAddr>, address: SocketAddr) -> io::Result<TcpStream> {
+    let Some(source) = source else { return TcpStream::connect(address).await };
+    let socket = if source.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.bind(SocketAddr::new(source, 0))?;
+    socket.connect(address).await
+}
 
 /// Sends a request, and reads at most this many bytes of the answer's body.
 ///

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 /// Most bytes of an answer that are read; `/readyz?verbose` has some 3 KB.
@@ -165,7 +165,7 @@ impl Probe {
     }
 
     async fn connect(&self, address: SocketAddr) -> Result<TcpStream, Answer> {
-        connect(self.source, address).await.map_err(|error| {
+        http::connect(self.source, address).await.map_err(|error| {
             if error.kind() == io::ErrorKind::ConnectionRefused {
                 let words = format!("nothing listens on {address}");
                 Answer { seen: Observation::Refused, result: "refused", words }
@@ -326,13 +326,6 @@ fn read_linked(path: &Path) -> io::Result<(Vec<u8>, bool)> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     Ok((bytes, file.metadata()?.nlink() > 0))
-}
-
-async fn connect(source: Option<IpAddr>, address: SocketAddr) -> io::Result<TcpStream> {
-    let Some(source) = source else { return TcpStream::connect(address).await };
-    let socket = if source.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    socket.bind(SocketAddr::new(source, 0))?;
-    socket.connect(address).await
 }
 
 /// The answer for a result, with the time that it took.
