@@ -1236,4 +1236,8 @@ fn every_mistake_is_reported_at_once() {
     assert!(err.contains("--port 0") && !err.contains("nothing to run"), "{err}");
     let (code, _, err) = output_of(&mut berth(["bridge", "--probe=tcp", "--command", "k --secure-port", "--", "true"]));
     assert!(code == Some(64) && err.contains("--secure-port"), "{err}");
+    let (code, _, err) = output_of(&mut berth(["bridge", "start", "--judge", "--accept", "errors"]));
+    assert!(code == Some(64) && err.contains("--judge: it compares what COMMAND puts there"), "{err}");
+    let (code, _, err) = output_of(berth(["bridge", "--judge", "--", "true"]).env("BERTH_KUBECONFIG", "/nonexistent"));
+    assert!(code == Some(69) && err.contains("--judge: kubeconfig /nonexistent"), "{err}");
 }

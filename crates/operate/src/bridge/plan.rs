@@ -12,7 +12,7 @@ use berth_node::instance::InstanceId;
 use berth_os::process::{HeldProcess, ProcessAttributes};
 use berth_shim::backend::probe::ProbeConfig;
 use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 
 /// The kube-apiserver that runs here.
@@ -50,6 +50,11 @@ impl BridgeOptions {
     pub(super) fn client(&self) -> Option<Client> {
         given_or_admin(self.kubeconfig.as_deref()).and_then(|path| Client::from_kubeconfig(path).ok())
     }
+}
+
+/// The address that the node's own is probed from: what comes from there is not steered.
+pub(super) fn own_source(own: IpAddr) -> IpAddr {
+    if own.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() }
 }
 
 /// A bridge that can be built.

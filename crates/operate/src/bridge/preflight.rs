@@ -2,7 +2,7 @@
 
 use super::etcd::{self, EtcdMode, EtcdPlan, temporary};
 use super::localhost::{Localhost, NOT_COVERED};
-use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
+use super::plan::{BridgeOptions, BridgePlan, RunningInstance, own_source};
 use super::pod::{self, RunningPod};
 use super::{LOCK, instance, surroundings};
 use crate::command::{WATCH_GRACE, WATCH_GRACE_FLAG, audit_log, find, knows, strings};
@@ -103,7 +103,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     let own = own_address(&addresses, advertised, binds_ipv6(&command), &of_node);
     let named = SocketAddr::new(advertised.unwrap_or(own), port);
     let own = SocketAddr::new(own, port);
-    let source: IpAddr = if own.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    let source = own_source(own.ip());
     let localhost = Localhost::new(&name, own.ip(), &listening.at_localhost(&addresses)).await;
     if let Err(why) = &localhost {
         report.info(format!("localhost is not covered: {why}; {NOT_COVERED}"));

@@ -3,7 +3,7 @@
 //!
 //! Nothing of it is kept: an upgrade that was killed meanwhile judges from the beginning.
 
-mod instance;
+pub(crate) mod instance;
 mod share;
 
 use super::drive::UpgradeContext;
@@ -15,12 +15,12 @@ use berth_cluster::Client;
 pub use berth_judge::canary::{ALL, parts};
 use berth_judge::metrics::samples;
 use berth_judge::signals::Subject;
-use berth_judge::verdict::{Judgement, Row, Verdict};
-use berth_judge::{Canary, Judge, Outcome, Wanted};
-pub use berth_judge::{Plan, Signal};
+use berth_judge::verdict::{Judgement, Row};
+use berth_judge::{Canary, Judge, Wanted};
+pub use berth_judge::{Outcome, Plan, Signal, Verdict};
 use berth_node::instance::InstanceId;
 use clap::ValueEnum;
-use instance::Instance;
+use instance::{Both, Instance, MOST_PATIENCE};
 use serde::{Deserialize, Serialize};
 pub use share::Shares;
 use share::knows_shares;
@@ -28,11 +28,6 @@ use std::time::{Duration, Instant};
 
 /// Time between two samples.
 pub const INTERVAL: Duration = Duration::from_secs(2);
-
-/// How long an answer may take: a large cluster's page takes seconds, so it is some times what the old one needed.
-const PATIENCE: Duration = Duration::from_secs(2);
-const MOST_PATIENCE: Duration = Duration::from_secs(10);
-const TIMES: u32 = 4;
 
 /// What the operator wants of it. Kept with the upgrade.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,12 +78,10 @@ pub struct Judging {
     options: JudgeOptions,
     canary: Canary,
     judge: Judge,
-    old: Instance,
-    new: Instance,
+    both: Both,
     /// Not seen yet.
     emulation: Option<Emulation>,
     due: Instant,
-    patience: Duration,
     /// When the first client could get to the new one.
     clients: Option<Duration>,
 }
@@ -99,11 +92,9 @@ impl Judging {
             canary: Canary::new(&options.plan),
             judge: Judge::new(options.accepted.iter().copied()),
             options: options.clone(),
-            old: Instance::new(client),
-            new: Instance::new(client),
+            both: Both::new(client),
             emulation,
             due: Instant::now(),
-            patience: MOST_PATIENCE,
             clients: None,
         }
     }
@@ -118,13 +109,9 @@ impl Judging {
     }
 
     /// Takes a sample of both; gives what comes out, if it is over.
-    pub async fn look(&mut self, [old, new]: [&InstanceDetails; 2], progress: &Progress) -> Option<Judged> {
+    pub async fn look(&mut self, both: [&InstanceDetails; 2], progress: &Progress) -> Option<Judged> {
         self.due = Instant::now() + self.options.interval;
-        let patience = self.patience;
-        let (old, new) = tokio::join!(self.old.sample(old, patience), self.new.sample(new, patience));
-        if old.page.is_some() {
-            self.patience = (old.took * TIMES).clamp(PATIENCE, MOST_PATIENCE);
-        }
+        let [old, new] = self.both.sample(both).await;
         let wrong = new.page.as_deref().and_then(|page| self.emulates_wrongly(page, progress));
         if let Some(why) = wrong {
             progress.line(&format!("     {why}"));
@@ -141,13 +128,7 @@ impl Judging {
         // The new one is warmed; later it is asked as the old one is.
         let (warms, lacks) = (self.permille() == 0, verdict.outcome == Outcome::Undecided);
         if let Some(page) = old.page.filter(|_| warms || (self.options.requests && lacks)) {
-            let used = instance::used(&page);
-            let of_old = async {
-                if !warms {
-                    self.old.ask(&used, true, patience).await;
-                }
-            };
-            tokio::join!(of_old, self.new.ask(&used, !warms, patience));
+            self.both.ask(&page, !warms).await;
         }
         None
     }
@@ -246,7 +227,7 @@ pub async fn check_judge(setting: &UpgradeContext, temporary: &InstanceId) -> Re
 }
 
 /// A verdict in a line.
-fn said(verdict: &Verdict) -> String {
+pub fn said(verdict: &Verdict) -> String {
     let bad = verdict.rows.iter().filter(|row| row.judgement == Judgement::Bad);
     let bad: Vec<_> = bad.map(|row| format!("{} ({})", row.code, row.subject)).collect();
     let all = |row: &&Row| row.code == Signal::Errors && row.subject == Subject::default().to_string();

@@ -1,4 +1,4 @@
-//! One instance, asked at its own address, past the shims.
+//! Two instances, each asked at its own address, past the shims.
 
 use super::super::observer::InstanceDetails;
 use berth_cluster::{Client, Error};
@@ -18,28 +18,68 @@ const NAME: &str = "kubernetes";
 /// Resources for which berth asks itself: the most used ones.
 const RESOURCES: usize = 40;
 
-pub(super) struct Instance {
+/// How long an answer may take: a large cluster's page takes seconds, so it is some times what the old one needed.
+const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const MOST_PATIENCE: Duration = Duration::from_secs(10);
+const TIMES: u32 = 4;
+
+/// The old and the new one.
+pub(crate) struct Both {
+    old: Instance,
+    new: Instance,
+    patience: Duration,
+}
+
+impl Both {
+    /// As this client, at their own addresses.
+    pub(crate) fn new(client: &Client) -> Self {
+        Self { old: Instance::new(client), new: Instance::new(client), patience: MOST_PATIENCE }
+    }
+
+    /// What they answer, at the same time.
+    pub(crate) async fn sample(&mut self, [old, new]: [&InstanceDetails; 2]) -> [Seen; 2] {
+        let patience = self.patience;
+        let (old, new) = tokio::join!(self.old.sample(old, patience), self.new.sample(new, patience));
+        if old.page.is_some() {
+            self.patience = (old.took * TIMES).clamp(PATIENCE, MOST_PATIENCE);
+        }
+        [old, new]
+    }
+
+    /// Asks the new one, and if `writes` both, for what is in the old one's page.
+    pub(crate) async fn ask(&self, page: &str, writes: bool) {
+        let used = used(page);
+        let of_old = async {
+            if writes {
+                self.old.ask(&used, true, self.patience).await;
+            }
+        };
+        tokio::join!(of_old, self.new.ask(&used, writes, self.patience));
+    }
+}
+
+pub(crate) struct Instance {
     client: Client,
     /// With the kubeconfig's name, until it is known which one is in the certificate.
     other: Option<Client>,
 }
 
 /// What it answers; one that does not answer in time, or has no address, is silent.
-pub(super) struct Seen {
-    pub(super) sample: Sample,
-    pub(super) page: Option<String>,
-    pub(super) took: Duration,
+pub(crate) struct Seen {
+    pub(crate) sample: Sample,
+    pub(crate) page: Option<String>,
+    took: Duration,
 }
 
 impl Instance {
-    pub(super) fn new(client: &Client) -> Self {
+    pub(crate) fn new(client: &Client) -> Self {
         match client.clone().named(NAME) {
             Ok(named) => Self { client: named, other: Some(client.clone()) },
             Err(_) => Self { client: client.clone(), other: None },
         }
     }
 
-    pub(super) async fn sample(&mut self, details: &InstanceDetails, patience: Duration) -> Seen {
+    async fn sample(&mut self, details: &InstanceDetails, patience: Duration) -> Seen {
         let began = Instant::now();
         let page = async {
             match details.address {
@@ -65,7 +105,7 @@ impl Instance {
     ///
     /// # Errors
     /// Why they cannot be had.
-    pub(super) async fn page(&mut self, address: SocketAddr, patience: Duration) -> Result<String, Error> {
+    pub(crate) async fn page(&mut self, address: SocketAddr, patience: Duration) -> Result<String, Error> {
         let at = |client: &Client| client.clone().at([address]).with_patience(patience);
         self.client = at(&self.client);
         match (self.client.text("/metrics").await, self.other.take()) {
@@ -93,7 +133,7 @@ impl Instance {
     }
 
     /// Lists one object of each resource, and writes it as it is without effect (`dryRun=All`).
-    pub(super) async fn ask(&self, resources: &[String], writes: bool, patience: Duration) {
+    async fn ask(&self, resources: &[String], writes: bool, patience: Duration) {
         let asks = async {
             for path in resources {
                 let Ok(list) = self.client.get(&format!("{path}?limit=1")).await else { continue };
@@ -151,7 +191,7 @@ fn first(resource: &str, list: &Value) -> Option<(String, Value)> {
 }
 
 /// The paths of the resources that clients list, by a page of metrics; the most used first.
-pub(super) fn used(page: &str) -> Vec<String> {
+fn used(page: &str) -> Vec<String> {
     let mut counts: BTreeMap<String, f64> = BTreeMap::new();
     for line in samples(page, |name| name == "apiserver_request_total") {
         let [group, version, resource] = ["group", "version", "resource"].map(|name| line.label(name));
