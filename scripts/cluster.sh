@@ -20,6 +20,8 @@
 #   eject             berth eject: as it was again
 #   behind            the upgrade of a node that is behind berth, as docs/upgrade.md has it: berth upgrade, then
 #                     kubeadm upgrade apply; the control leaves out berth upgrade
+#   judged            a node that is behind berth, by berth upgrade --judge: to a version that lacks an API and is sent back, and to
+#                     a good one; the control writes the manifest
 #   killed            a flag changed again and again, and each time a process of the bridge gets SIGKILL, at another step
 #   all of them if none is given. With --nodes 3:
 #   guide             Kubernetes' guide to upgrades with kubeadm, node after node: kubeadm, drain, kubelet, uncordon
@@ -66,7 +68,7 @@ readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVI
 declare -rA ADDRESSES=([cp-1]=192.0.2.2 [cp-2]=192.0.2.3 [cp-3]=192.0.2.4 [w-1]=192.0.2.5)
 readonly LB_IP=192.0.2.10
 CONTROLS=()
-readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind killed) SCENARIOS_OF_THREE=(guide kubelet behind dead)
+readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind judged killed) SCENARIOS_OF_THREE=(guide kubelet behind dead)
 
 main() {
     local all

@@ -40,7 +40,7 @@ link_programs() {
 }
 
 # needs_berth: does one of the scenarios?
-needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ ((in|e)ject|behind|dead)\  ]]; }
+needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ ((in|e)ject|behind|judged|dead)\  ]]; }
 
 # What berth puts into the manifest.
 have_image() {

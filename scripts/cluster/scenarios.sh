@@ -217,6 +217,39 @@ put_behind() {
     await 60 "all pods to be ready" pods_are_ready
 }
 
+# A node that is behind berth: first to a version without an API that clients use, which the judge sends back, then to one that is good.
+# The control writes the manifest itself.
+judged_begins() {
+    local manifest=$work/node/next.yaml
+    put_behind
+    sed "s/\(kube-apiserver:\)$OLD/\1$NEW/" $manifests/kube-apiserver.yaml >"$manifest"
+    sed 's/^\( *- \)--allow-privileged=true$/&\n\1--runtime-config=autoscaling\/v2=false/' "$manifest" >"$work/node/lacks-api.yaml"
+    grep -q autoscaling "$work/node/lacks-api.yaml" || fail "a manifest without an API"
+    instance=$(pgrep -x kube-apiserver)
+    bridges_itself=true
+    with="berth upgrade --judge" without="the manifest replaced"
+}
+judged_operates() {
+    local judge=(--judge --canary-time 15s --bake 20s)
+    if [[ ! $bridge ]]; then
+        cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml
+        return
+    fi
+    say "judged: berth upgrade --judge, to a version that lacks an API, then to a good one"
+    on_the_node "$BERTH" upgrade --manifest "$work/node/lacks-api.yaml" "${judge[@]}" >"$work/lacks-api.log" 2>&1 || status=$?
+    expect "exit status of the upgrade to a version that lacks an API" "$status" -eq 75 lacks-api.log
+    expect "what the verdict names" "$(grep -o '^ *missing-api .*autoscaling' "$work/lacks-api.log" | wc -l)" -ge 1 lacks-api.log
+    expect "kube-apiserver after the way back" "$(pgrep -x kube-apiserver)" == "$instance" lacks-api.log
+    status=0
+    on_the_node "$BERTH" upgrade --manifest "$work/node/next.yaml" "${judge[@]}" >"$work/operator.log" 2>&1 || status=$?
+}
+judged_ends() {
+    ((status == 0)) || fail "berth upgrade --judge" operator.log
+    await 120 "kube-apiserver $NEW" serves "$NEW"
+    expect "kube-apiserver behind berth" "$(is_behind_berth && echo yes)" == yes
+    [[ -z $bridge ]] || expect "verdicts" "$(grep -c 'good: [0-9]* requests' "$work/operator.log")" -eq 2 operator.log
+}
+
 # A node that is behind berth, upgraded by the very commands of docs/upgrade.md. The control leaves out `berth upgrade`.
 behind_begins() {
     local patches=/etc/kubernetes/patches

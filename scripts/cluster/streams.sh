@@ -15,7 +15,8 @@ spec:
   containers:
     - {name: tool, image: $TOOL_IMAGE, imagePullPolicy: Never, command: [/usr/local/bin/pause, serve]}
 TEXT
-    await 60 "the tool's pod to be ready" tool_is_ready
+    # After a gap the scheduler's informers come back with client-go's delays, of up to a minute.
+    await 180 "the tool's pod to be ready" tool_is_ready
 }
 tool_is_ready() { [[ $(kubectl get pod tool -o 'jsonpath={.status.containerStatuses[0].ready}') == true ]]; }
 
