@@ -221,7 +221,7 @@ put_behind() {
 # The control writes the manifest itself.
 judged_begins() {
     local manifest=$work/node/next.yaml
-    put_behind
+    put_behind --service
     sed "s/\(kube-apiserver:\)$OLD/\1$NEW/" $manifests/kube-apiserver.yaml >"$manifest"
     sed 's/^\( *- \)--allow-privileged=true$/&\n\1--runtime-config=autoscaling\/v2=false/' "$manifest" >"$work/node/lacks-api.yaml"
     grep -q autoscaling "$work/node/lacks-api.yaml" || fail "a manifest without an API"
@@ -230,7 +230,7 @@ judged_begins() {
     with="berth upgrade --judge" without="the manifest replaced"
 }
 judged_operates() {
-    local judge=(--judge --canary-time 15s --bake 20s)
+    local judge=(--judge --canary-time 15s --bake 40s)
     if [[ ! $bridge ]]; then
         cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml
         return
