@@ -225,13 +225,12 @@ impl Judge {
         }
         let (Some(first), [Some(served), Some(serves)]) = (&self.requests, &self.apis) else { return };
         for api in served.difference(serves) {
-            let [before, now] = [first, &old.requests].map(|requests| requests.get(api).copied().unwrap_or_default());
-            if now > before {
-                find(
-                    Signal::MissingApi,
-                    api,
-                    format!("not served, and the old one had {} requests for it", now - before),
-                );
+            let [before, now, open] =
+                [first, &old.requests, &old.open].map(|requests| requests.get(api).copied().unwrap_or_default());
+            if now > before || open > 0.0 {
+                let note =
+                    format!("not served; the old one had {} requests for it, and has {open} watches", now - before);
+                find(Signal::MissingApi, api, note);
             }
         }
     }

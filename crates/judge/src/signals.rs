@@ -5,7 +5,7 @@
 //!
 //! | metrics | where in kubernetes/kubernetes, below staging/src/k8s.io |
 //! | --- | --- |
-//! | `apiserver_request_total`, `…_request_duration_seconds` (buckets from 5 ms), `…_request_sli_duration_seconds` (from 50 ms, without webhooks and queueing), `…_request_aborts_total`, `…_tls_handshake_errors_total` | apiserver/pkg/endpoints/metrics/metrics.go |
+//! | `apiserver_request_total`, `…_request_duration_seconds` (buckets from 5 ms), `…_request_sli_duration_seconds` (from 50 ms, without webhooks and queueing), `…_request_aborts_total`, `…_tls_handshake_errors_total`, `apiserver_longrunning_requests` | apiserver/pkg/endpoints/metrics/metrics.go |
 //! | `apiserver_flowcontrol_{rejected,dispatched}_requests_total`, `…_current_executing_seats`, `…_current_limit_seats` | apiserver/pkg/util/flowcontrol/metrics/metrics.go |
 //! | `apiserver_admission_webhook_admission_duration_seconds`, `…_rejection_count`, `…_fail_open_count` | apiserver/pkg/admission/metrics/metrics.go |
 //! | `etcd_requests_total`, `etcd_request_errors_total`, `apiserver_storage_decode_errors_total` | apiserver/pkg/storage/etcd3/metrics/metrics.go |
@@ -251,6 +251,8 @@ pub struct Sample {
     pub(crate) goroutines: Option<f64>,
     /// Requests by `group/version`, as [`Sample::serves`] has it.
     pub(crate) requests: BTreeMap<String, f64>,
+    /// Those of them that are open now, which are watches: a controller's may be days old.
+    pub(crate) open: BTreeMap<String, f64>,
     pub(crate) apis: Option<BTreeSet<String>>,
     /// The wanted metrics that the page has.
     pub(crate) metrics: BTreeSet<&'static str>,
@@ -298,6 +300,7 @@ impl Sample {
         self.metrics.extend(known);
         match line.name.strip_prefix("apiserver_").unwrap_or(line.name) {
             "request_total" => self.request(line),
+            "longrunning_requests" => *self.open.entry(api(line)).or_default() += value,
             "request_duration_seconds_bucket" if !is_long(line) => {
                 self.bucket(Signal::Latency, Subject::of(line), line);
             }
@@ -361,9 +364,7 @@ impl Sample {
         if ["/healthz", "/livez", "/readyz", "/metrics"].iter().any(|path| subject.resource.starts_with(path)) {
             return;
         }
-        let [group, version] = ["group", "version"].map(|name| line.label(name));
-        let api = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
-        *self.requests.entry(api).or_default() += value;
+        *self.requests.entry(api(line)).or_default() += value;
         if matches!(line.label("verb"), "LIST" | "WATCH") {
             self.count(Signal::NotFound, subject.clone(), if code == "404" { value } else { 0.0 }, value);
         }
@@ -388,6 +389,12 @@ fn is_wanted(name: &str) -> bool {
 /// How long a watch takes, or a shell in a pod, says nothing of the instance.
 fn is_long(line: &metrics::Sample<'_>) -> bool {
     matches!(line.label("verb"), "WATCH" | "CONNECT")
+}
+
+/// As [`Sample::serves`] has it.
+fn api(line: &metrics::Sample<'_>) -> String {
+    let [group, version] = ["group", "version"].map(|name| line.label(name));
+    if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
 }
 
 fn level(line: &metrics::Sample<'_>) -> Subject {

@@ -265,6 +265,12 @@ fn an_api_that_is_gone_counts_if_it_is_used() {
             && json.contains("{\"code\":\"missing-api\",\"subject\":\"a/v1beta1\",")
     );
     assert_eq!(serde_json::from_str::<Verdict>(&json).expect("it was written"), verdict);
+    // A watch that was begun before counts for as long as it is open.
+    let watched = "apiserver_longrunning_requests{group=\"a\",version=\"v1beta1\",resource=\"x\",verb=\"WATCH\"} 1";
+    let old = Sample::new(Some(watched)).serves(["a/v1beta1".to_owned()].into());
+    let mut judge = Judge::new([]);
+    judge.observe(Duration::ZERO, old, new());
+    assert_eq!(codes(&judge), [Signal::MissingApi]);
 }
 
 #[test]
