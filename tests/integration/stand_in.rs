@@ -125,8 +125,7 @@ impl Api {
         let code = if self.broken { 500 } else { 200 };
         match path {
             "/metrics" => ("200 OK", self.metrics(code)),
-            "/api" => ("200 OK", r#"{"versions": ["v1"]}"#.to_owned()),
-            "/apis" => ("200 OK", r#"{"groups": []}"#.to_owned()),
+            "/api/v1" => ("200 OK", r#"{"kind": "APIResourceList", "resources": []}"#.to_owned()),
             "/api/v1/pods" => {
                 self.requests.fetch_add(1, Ordering::Relaxed);
                 let status = if self.broken { "500 Internal Server Error" } else { "200 OK" };

@@ -283,7 +283,14 @@ impl Sample {
         self
     }
 
-    /// The APIs that the instance serves (`v1`, `apps/v1`), from its discovery.
+    /// The APIs (`v1`, `apps/v1`) that it has been asked for.
+    pub fn used(&self) -> BTreeSet<String> {
+        let used = self.requests.iter().chain(&self.open).filter(|(api, count)| !api.is_empty() && **count > 0.0);
+        used.map(|(api, _)| api.clone()).collect()
+    }
+
+    /// Which of these the instance serves itself. Its `/apis` does not tell: that is of the APIService objects, which both instances
+    /// write, and from which one that lacks an API removes it.
     #[must_use]
     pub fn serves(mut self, apis: BTreeSet<String>) -> Self {
         self.apis = Some(apis);

@@ -83,19 +83,19 @@ mod tests {
         temporary: Server,
         own: Server,
         breaks: Arc<AtomicBool>,
+        /// It does not serve `v1` any more.
+        lacks: Arc<AtomicBool>,
     }
 
     impl Instances {
         async fn start() -> Self {
             let (ca, at) = (authority(), SocketAddr::from(([127, 0, 0, 1], 0)));
-            let (breaks, count) = (Arc::<AtomicBool>::default(), AtomicU32::new(0));
-            let broken = breaks.clone();
+            let [breaks, lacks] = <[Arc<AtomicBool>; 2]>::default();
+            let (broken, lacking, count) = (breaks.clone(), lacks.clone(), AtomicU32::new(0));
             let api = |request: &str, page: String| {
                 let path = request.split([' ', '?']).nth(1).unwrap_or_default();
                 match path {
                     "/metrics" => answer("200 OK", &page),
-                    "/api" => answer("200 OK", r#"{"versions": ["v1"]}"#),
-                    "/apis" => answer("200 OK", r#"{"groups": []}"#),
                     _ => answer("200 OK", r#"{"kind": "PodList", "apiVersion": "v1", "items": []}"#),
                 }
             };
@@ -103,9 +103,12 @@ mod tests {
             let own = serve_as(&ca, at, "kubernetes", move |request| {
                 let more = if request.starts_with("GET /metrics") { 10 } else { 0 };
                 let requests = count.fetch_add(more, Relaxed) + more;
+                if lacking.load(Relaxed) && request.starts_with("GET /api/v1 ") {
+                    return answer("404 Not Found", "{}");
+                }
                 api(request, page(if broken.load(Relaxed) { 500 } else { 200 }, requests))
             });
-            Self { temporary, own: own.await, breaks }
+            Self { temporary, own: own.await, breaks, lacks }
         }
 
         fn judge(&self, accepted: &[Signal]) -> BridgeJudge {
@@ -154,5 +157,11 @@ mod tests {
         assert_eq!(verdict.outcome, Outcome::Bad, "{verdict}");
         assert!(verdict.to_string().contains("LIST pods"), "{verdict}");
         assert_ne!(accepting.verdict().unwrap().outcome, Outcome::Bad);
+        // What clients asked the temporary one for, and this one does not have.
+        instances.breaks.store(false, Relaxed);
+        instances.lacks.store(true, Relaxed);
+        judge.look(&instances.status(3, true)).await;
+        let verdict = judge.verdict().unwrap();
+        assert!(verdict.outcome == Outcome::Bad && verdict.to_string().contains("missing-api "), "{verdict}");
     }
 }

@@ -221,7 +221,7 @@ pub async fn check_judge(setting: &UpgradeContext, temporary: &InstanceId) -> Re
         Ok(_) => Ok(()),
         Err(error) => refused(format!(
             "the instance that serves at {address} does not give its metrics: {error}: let the user of --kubeconfig read \
-             /metrics, /api and /apis, and see that its server's certificate authority signed the instance's certificate"
+             /metrics, /api/ and /apis/, and see that its server's certificate authority signed the instance's certificate"
         )),
     }
 }

@@ -1,6 +1,7 @@
 //! Two instances, each asked at its own address, past the shims.
 
 use super::super::observer::InstanceDetails;
+use berth_cluster::client::found;
 use berth_cluster::{Client, Error};
 use berth_judge::metrics::samples;
 use berth_judge::{Connections, Sample};
@@ -28,22 +29,49 @@ pub(crate) struct Both {
     old: Instance,
     new: Instance,
     patience: Duration,
+    /// By API: whether the new one serves it, or the old one does not either.
+    served: BTreeMap<String, bool>,
 }
 
 impl Both {
     /// As this client, at their own addresses.
     pub(crate) fn new(client: &Client) -> Self {
-        Self { old: Instance::new(client), new: Instance::new(client), patience: MOST_PATIENCE }
+        let [old, new] = [client, client].map(Instance::new);
+        Self { old, new, patience: MOST_PATIENCE, served: BTreeMap::new() }
     }
 
     /// What they answer, at the same time.
     pub(crate) async fn sample(&mut self, [old, new]: [&InstanceDetails; 2]) -> [Seen; 2] {
         let patience = self.patience;
-        let (old, new) = tokio::join!(self.old.sample(old, patience), self.new.sample(new, patience));
+        let (mut old, mut new) = tokio::join!(self.old.sample(old, patience), self.new.sample(new, patience));
         if old.page.is_some() {
             self.patience = (old.took * TIMES).clamp(PATIENCE, MOST_PATIENCE);
         }
+        if old.page.is_some() && new.page.is_some() {
+            let used = old.sample.used();
+            // Those for which there is no time are asked for beside the next sample.
+            let _ = timeout(patience, self.look_for(&used)).await;
+            let serves = used.iter().filter(|api| self.served.get(*api) != Some(&false)).cloned().collect();
+            (old.sample, new.sample) = (old.sample.serves(used), new.sample.serves(serves));
+        }
         [old, new]
+    }
+
+    /// Asks the new one for each API, once, and the old one for what the new one lacks.
+    async fn look_for(&mut self, apis: &BTreeSet<String>) {
+        for api in apis.iter().filter(|api| api.split('/').all(is_plain)) {
+            if self.served.contains_key(api) {
+                continue;
+            }
+            // What neither serves is not missing.
+            let served = match self.new.serves(api).await {
+                Some(false) => self.old.serves(api).await.map(|old| !old),
+                served => served,
+            };
+            if let Some(served) = served {
+                self.served.insert(api.clone(), served);
+            }
+        }
     }
 
     /// Asks the new one, and if `writes` both, for what is in the old one's page.
@@ -93,11 +121,6 @@ impl Instance {
         if let Some(connections) = connections {
             sample = sample.with_connections(connections);
         }
-        if page.is_some()
-            && let Some(apis) = self.apis().await
-        {
-            sample = sample.serves(apis);
-        }
         Seen { sample, page, took }
     }
 
@@ -123,13 +146,10 @@ impl Instance {
         }
     }
 
-    /// The APIs that it serves: `v1`, `apps/v1`.
-    async fn apis(&self) -> Option<BTreeSet<String>> {
-        let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
-        let [core, groups] = [self.client.get("/api").await.ok()?, self.client.get("/apis").await.ok()?];
-        let core = core["versions"].as_array()?.iter().filter_map(text);
-        let versions = groups["groups"].as_array()?.iter().filter_map(|group| group["versions"].as_array()).flatten();
-        Some(core.chain(versions.filter_map(|version| text(&version["groupVersion"]))).collect())
+    /// Whether it serves an API, if it says so.
+    async fn serves(&self, api: &str) -> Option<bool> {
+        let prefix = if api.contains('/') { "/apis" } else { "/api" };
+        found(self.client.get(&format!("{prefix}/{api}")).await).ok().map(|list| list.is_some())
     }
 
     /// Lists one object of each resource, and writes it as it is without effect (`dryRun=All`).
