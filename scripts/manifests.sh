@@ -2,8 +2,9 @@
 # usage: scripts/manifests.sh [--help]
 #
 # Tests berth inject, berth eject and the manifests in examples/ with a real kubeadm, kube-apiserver and
-# kubectl, in a network namespace and a directory of its own. Needs root, ip, openssl, cargo and the binaries of
-# scripts/kube-apiserver.sh, which it builds if they are not there.
+# kubectl, and the chart charts/berth with helm, in a network namespace and a directory of its own. Needs root,
+# ip, openssl, cargo and the binaries of scripts/kube-apiserver.sh, which it builds if they are not there.
+# Without helm it leaves the chart out.
 #
 # Variables:
 #   BERTH   the berth to test; built with cargo if not given
@@ -50,6 +51,7 @@ main() {
         --probe-insecure --sidecar plain >"$manifests/deployment-plain.yaml" 2>"$work/notes"
     examples
     apiserver_takes_all
+    apiserver_takes_chart
     say "all held: kubeadm $version twice, $(find "$manifests" -type f | wc -l) files taken by $("$KUBE_APISERVER" --version)"
 }
 
@@ -164,6 +166,37 @@ apiserver_takes_all() {
     if kubectl apply --dry-run=server --validate=strict -f "$work/wrong.yaml" >"$work/wrong.log" 2>&1; then return 1; fi
     grep -q 'unknown field' "$work/wrong.log"
 }
+
+# The chart is installed, upgraded to the other layout, and uninstalled, which leaves what serves clients.
+apiserver_takes_chart() {
+    local kubernetes=registry.k8s.io/kube-apiserver:$version
+    if ! type -P helm >/dev/null; then
+        say "skipped: no helm, so nothing is installed by charts/berth"
+        return
+    fi
+    cat >"$work/kubeconfig" <<TEXT
+apiVersion: v1
+kind: Config
+current-context: a
+clusters: [{name: a, cluster: {server: "https://$HOST_IP:$PORT", tls-server-name: kubernetes, certificate-authority: $work/ca.crt}}]
+users: [{name: a, user: {client-certificate: $work/admin.crt, client-key: $work/admin.key}}]
+contexts: [{name: a, context: {cluster: a, user: a}}]
+TEXT
+    # The namespace is there already.
+    helm install berth "$root/charts/berth" --take-ownership --set "image=$IMAGE,kubeApiserver.image=$kubernetes" \
+        --set 'cluster.nodes={cp-1},monitoring.port=9443' >&2
+    [[ $(system get deployment kube-apiserver -o 'jsonpath={.spec.template.spec.containers[0].image}') == "$kubernetes" ]]
+    helm upgrade berth "$root/charts/berth" --reuse-values --set kubeApiserver.replicas=3 >&2
+    [[ $(system get deployment kube-apiserver -o 'jsonpath={.spec.replicas}') == 3 ]]
+    helm upgrade berth "$root/charts/berth" --reuse-values --set layout=node-shim,nodeShim.direct=auto >&2
+    helm uninstall berth >&2
+    system get deployment/kube-apiserver poddisruptionbudget/kube-apiserver daemonset/berth serviceaccount/berth >&2
+}
+
+# What it caches is in $work, too.
+helm() { env HOME="$work" helm --kubeconfig "$work/kubeconfig" --namespace kube-system "$@"; }
+
+system() { kubectl --namespace kube-system "$@"; }
 
 kubectl() { "$KUBECTL" "${kubectl_options[@]}" "$@"; }
 

@@ -1,7 +1,7 @@
 //! Upgrades of real kube-apiservers behind this build of berth: `scripts/e2e.sh`, which observes berth
 //! from outside, and `berth rehearse` from one minor version to the next. And `scripts/manifests.sh`: a real
-//! kubeadm and kube-apiserver that take what `berth inject` writes. And `scripts/kubelet.sh`: a real kubelet with
-//! containerd that runs such pods, and what berth does to them meanwhile. And `scripts/cluster.sh`: a whole cluster of kubeadm's that
+//! kubeadm and kube-apiserver that take what `berth inject` writes and the Helm chart installs. And `scripts/kubelet.sh`: a real
+//! kubelet with containerd that runs such pods, and what berth does to them meanwhile. And `scripts/cluster.sh`: a whole cluster of kubeadm's that
 //! is upgraded under `berth bridge`, and without. And etcd under a bridge, `berth grant` and the lock of
 //! `berth upgrade`, and bridges of nodes of IPv6 (`e2e/`). And `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances
 //! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and which clients are relayed.

@@ -1,10 +1,11 @@
-//! What is in `examples/`, tried as it is written. Kubernetes manifests go through a real kube-apiserver in
-//! `scripts/manifests.sh`.
+//! What is in `examples/`, tried as it is written, and the Helm chart that is made of it. Kubernetes manifests and
+//! the chart go through a real kube-apiserver in `scripts/manifests.sh`.
 //!
 //! What cannot be run here counts as ignored and prints why; Rust's own harness can decide that only at compile
 //! time, so this one has its own.
 
 mod addresses;
+mod chart;
 mod kubespray;
 mod made;
 mod migration;
@@ -35,6 +36,10 @@ fn main() -> ExitCode {
         trial("made_manifests_are_what_their_command_makes", made::made_manifests_are_what_their_command_makes),
         trial("doctor_finds_nothing", made::doctor_finds_nothing),
         trial("a_direct_path_is_two_capabilities", made::a_direct_path_is_two_capabilities),
+        trial("the_charts_files_are_those_of_the_examples", chart::the_charts_files_are_those_of_the_examples),
+        trial("the_chart_renders_what_kustomize_builds", chart::the_chart_renders_what_kustomize_builds),
+        trial("values_change_what_they_name", chart::values_change_what_they_name),
+        trial("wrong_values_are_refused", chart::wrong_values_are_refused),
         trial("from_haproxy_to_berth", migration::from_haproxy_to_berth),
         trial("back_to_haproxy", migration::back_to_haproxy),
     ];

@@ -29,7 +29,7 @@ fn files(directory: &str, ending: &str) -> Vec<PathBuf> {
 fn documents() -> BTreeMap<PathBuf, String> {
     let of_root = fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().path());
     let of_root = of_root.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
-    let found = ["docs", "examples"].iter().flat_map(|directory| files(directory, ".md"));
+    let found = ["docs", "examples", "charts"].iter().flat_map(|directory| files(directory, ".md"));
     of_root.chain(found).map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
