@@ -71,6 +71,8 @@ pub struct Judge {
     /// Empty until the first step.
     tests: BTreeMap<Id, Test>,
     certain: BTreeMap<(Signal, String), String>,
+    /// Requests of both instances when the first step began.
+    before: f64,
     /// Requests of the old instance by API when it was first seen, and what each serves.
     requests: Option<BTreeMap<String, f64>>,
     apis: [Option<BTreeSet<String>>; 2],
@@ -118,6 +120,7 @@ impl Judge {
     pub fn begin_step(&mut self) {
         if self.tests.is_empty() {
             self.tests = self.prepare();
+            self.before = self.asked();
         }
         for history in self.history.values_mut() {
             history.most = history.most.max(mem::take(&mut history.bad) / self.step.seconds.max(1.0));
@@ -170,6 +173,17 @@ impl Judge {
     pub fn is_bad(&self) -> bool {
         let tests = self.tests.iter().filter(|(_, test)| test.found).map(|(id, _)| id.0);
         tests.chain(self.certain.keys().map(|(signal, _)| *signal)).any(|signal| !self.accepted.contains(&signal))
+    }
+
+    /// Requests of both instances since the first step began, and how many of them met what is bad, as far as that is of requests.
+    pub fn met(&self) -> (u64, u64) {
+        let found = self.tests.iter().filter(|((signal, _), test)| test.found && !signal.is_state());
+        let met = found.map(|(_, test)| test.total.new.bad).fold(0.0, f64::max);
+        ((self.asked() - self.before).max(met) as u64, met as u64)
+    }
+
+    fn asked(&self) -> f64 {
+        [&self.old, &self.new].into_iter().flat_map(|side| side.last.requests.values()).sum()
     }
 
     pub fn verdict(&self) -> Verdict {
@@ -396,8 +410,7 @@ impl Judge {
                 _ => (Judgement::Good, self.quantiles(signal, subject)),
             };
             let [old, new_share, limit] = [old, new.bad, allowed].map(share);
-            let is_state = matches!(signal, Signal::Aggregation | Signal::Memory | Signal::Goroutines);
-            let compared = (new.all / if is_state { SAMPLE } else { 1.0 }).round() as u64;
+            let compared = (new.all / if signal.is_state() { SAMPLE } else { 1.0 }).round() as u64;
             Row { code: signal, subject: subject.to_string(), compared, old, new: new_share, limit, judgement, note }
         });
         rows.collect()

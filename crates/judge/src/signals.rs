@@ -106,6 +106,11 @@ impl Signal {
         Self::Goroutines,
     ];
 
+    /// What is no count of requests or connections.
+    pub(crate) fn is_state(self) -> bool {
+        matches!(self, Self::Aggregation | Self::Memory | Self::Goroutines)
+    }
+
     /// The smallest effect that matters, as a share of requests.
     pub fn tolerance(self) -> f64 {
         match self {

@@ -273,21 +273,35 @@ fn an_api_that_is_gone_counts_if_it_is_used() {
     assert_eq!(codes(&judge), [Signal::MissingApi]);
 }
 
+/// An instance that had so many requests that were answered well, and so many that were not.
+fn gets(good: u64, bad: u64) -> Sample {
+    let line =
+        |code, count| format!("apiserver_request_total{{verb=\"GET\",resource=\"pods\",code=\"{code}\"}} {count}\n");
+    Sample::new(Some(&(line(200, good) + &line(500, bad))))
+}
+
+#[test]
+fn requests_that_met_a_fault_are_counted() {
+    let mut judge = Judge::new([]);
+    judge.observe(Duration::ZERO, gets(50, 0), gets(0, 0));
+    judge.begin_step();
+    assert_eq!(judge.met(), (0, 0));
+    let bad = (1..99).find(|at| {
+        judge.observe(Duration::from_secs(2 * at), gets(50 + 90 * at, 0), gets(0, 20 * at));
+        judge.is_bad()
+    });
+    let intervals = bad.expect("it is found");
+    assert_eq!(judge.met(), (110 * intervals, 20 * intervals));
+}
+
 #[test]
 fn an_outage_that_both_have_is_left_out() {
-    let good = "apiserver_request_total{verb=\"GET\",resource=\"pods\",code=\"200\"} 50\n";
     let mut judge = Judge::new([]);
-    let page = |good: u64, bad: u64| {
-        let line = |code, count| {
-            format!("apiserver_request_total{{verb=\"GET\",resource=\"pods\",code=\"{code}\"}} {count}\n")
-        };
-        Sample::new(Some(&(line(200, good) + &line(500, bad))))
-    };
-    judge.observe(Duration::ZERO, Sample::new(Some(good)), Sample::new(Some("")));
+    judge.observe(Duration::ZERO, gets(50, 0), gets(0, 0));
     judge.begin_step();
     for at in 1..40 {
         // A tenth of the old one's requests fail, and all of the new one's.
-        judge.observe(Duration::from_secs(2 * at), page(50 + 90 * at, 10 * at), page(0, 20 * at));
+        judge.observe(Duration::from_secs(2 * at), gets(50 + 90 * at, 10 * at), gets(0, 20 * at));
     }
     let verdict = judge.verdict();
     assert_eq!(verdict.outcome, Outcome::Undecided, "{verdict:?}");

@@ -161,11 +161,13 @@ impl Judging {
                 Judged::GoOn
             }
             Outcome::Bad => {
-                let took = self.clients.map_or(Duration::ZERO, |clients| now.saturating_sub(clients));
-                progress.line(&format!(
-                    "the verdict is bad, {} after the first clients came to the new one:",
-                    seconds(took)
-                ));
+                let when = self.clients.map_or("before a client came to the new one".into(), |clients| {
+                    format!("{} after the first clients came to the new one", seconds(now.saturating_sub(clients)))
+                });
+                progress.line(&format!("the verdict is bad, {when}:"));
+                if let (all @ 1.., met @ 1..) = self.judge.met() {
+                    progress.more(&format!("{met} of {all} requests met it, from then on, to both"));
+                }
                 verdict.to_string().lines().for_each(|line| progress.more(line));
                 progress.more("what each is, and how to accept one (--accept): docs/judge.md");
                 Judged::GoBack(said(verdict))
