@@ -13,7 +13,8 @@
 //! is not compared.
 //!
 //! Intervals in which the old instance suffers too are left out, with the one after, since the two do not see an outage
-//! of etcd at the same moment; so are requests that the old one never had.
+//! of etcd at the same moment; so are requests that the old one never had. Whether it suffers shows in its own requests:
+//! times count only while it has some (`BESIDE`), for without them a busy machine looks like a slow version.
 //!
 //! The probability of a false alarm ([`ALPHA`]) is divided among signals and, within each, among all requests,
 //! resources, verbs and their combinations (as many as the old instance had before the first step): family-wise, by
@@ -37,6 +38,8 @@ use std::time::Duration;
 const RATIO: f64 = 3.0;
 /// The old instance suffers if this share of its requests, and so many, are bad beyond [`RATIO`] times what is usual.
 const SUFFERS: Counts = Counts { bad: 3.0, all: 0.05 };
+/// Requests of the old instance in an interval without which the times of the new one are not compared.
+const BESIDE: f64 = 5.0;
 /// Samples in a row without an answer, while the other instance answers.
 const SILENCE: u32 = 4;
 /// Connections, none of which got a byte, that are as good as no answer.
@@ -366,6 +369,9 @@ impl Judge {
             history.new.merge(histogram);
             Some((id, Counts { bad: histogram.above(history.slow?), all: histogram.total() }))
         });
+        let mut beside: BTreeMap<Signal, f64> = BTreeMap::new();
+        was.iter().for_each(|(id, old)| *beside.entry(id.0).or_default() += old.all);
+        let alone = |signal: &Signal| signal.is_time() && beside.get(signal).is_none_or(|requests| *requests < BESIDE);
         let all: Vec<_> = slow.collect();
         for (id, new) in all.into_iter().chain(from.counts.iter().map(|(id, new)| (id, *new))) {
             let (signal, subject) = id;
@@ -373,7 +379,7 @@ impl Judge {
             self.step.requests += if is_request { new.all } else { 0.0 };
             let known = self.history.get(id).filter(|history| history.counts.all >= ENOUGH);
             let Some(history) = known.filter(|_| new.all > 0.0) else { continue };
-            if *signal == Signal::Rejections && busy.contains(subject) {
+            if alone(signal) || *signal == Signal::Rejections && busy.contains(subject) {
                 continue;
             }
             self.step.compared += if is_request { new.all } else { 0.0 };

@@ -106,6 +106,11 @@ impl Signal {
         Self::Goroutines,
     ];
 
+    /// How long something takes.
+    pub(crate) fn is_time(self) -> bool {
+        matches!(self, Self::Latency | Self::Objective | Self::WebhookLatency | Self::FirstByte)
+    }
+
     /// What is no count of requests or connections.
     pub(crate) fn is_state(self) -> bool {
         matches!(self, Self::Aggregation | Self::Memory | Self::Goroutines)

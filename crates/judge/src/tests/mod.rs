@@ -12,7 +12,7 @@ use std::env;
 use std::time::Duration;
 
 /// The part of new connections in each step, each a minute.
-const STEPS: [f64; 3] = [0.05, 0.25, 0.5];
+const STEPS: [f64; 4] = [0.05, 0.25, 0.5, 1.0];
 const MINUTE: u32 = (60.0 / INTERVAL) as u32;
 
 /// How an upgrade went.
