@@ -492,7 +492,7 @@ mod tests {
             let plan = judge(text);
             assert_eq!(plan.judge, Some(faults.into_iter().collect()), "{text}");
             assert_eq!((plan.runs, plan.load.kinds), (vec![Via::Berth], true));
-            let slowly = Apiserver::parse("stand-in --stand-in-list-time=10ms").unwrap();
+            let slowly = Apiserver::parse("stand-in --stand-in-list-time=50ms").unwrap();
             assert_eq!((&plan.old, &plan.new), (&slowly, &slowly));
         }
         for (args, why) in [

@@ -17,7 +17,7 @@ pub(super) const JUDGED: Judge = Judge { judge, section };
 pub(super) const UNDECIDED: &str = "undecided";
 
 /// A wait that is as long as that for a slow list; and for what the old version answers in the end, as without a fault.
-const SLOW: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+const SLOW: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(1)];
 
 fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     let Case { record, span, steps, .. } = case;
