@@ -107,7 +107,7 @@ impl Signal {
     ];
 
     /// How long something takes.
-    pub(crate) fn is_time(self) -> bool {
+    pub fn is_time(self) -> bool {
         matches!(self, Self::Latency | Self::Objective | Self::WebhookLatency | Self::FirstByte)
     }
 

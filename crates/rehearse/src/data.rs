@@ -169,7 +169,7 @@ pub struct Judged {
     pub share: String,
     /// All clients' requests meanwhile.
     pub requests: u64,
-    /// Those of them that were answered with an error, failed, or waited: 100 ms for the new version, 1 s for the old one.
+    /// Those of them that were answered with an error, failed, or waited: 500 ms for the new version, 1 s for the old one.
     pub met: u64,
     /// What was bad, in words: code, subject, and the shares of bad requests.
     pub found: Vec<String>,

@@ -13,8 +13,9 @@ use std::time::Duration;
 
 pub(super) const JUDGED: Judge = Judge { judge, section };
 
-/// A verdict as it is written.
+/// Verdicts as they are written.
 pub(super) const UNDECIDED: &str = "undecided";
+const BAD: &str = "bad";
 
 /// A wait that is as long as that for a slow list; and for what the old version answers in the end, as without a fault.
 const SLOW: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(1)];
@@ -34,11 +35,20 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
             [to.old[step], to.new[step], to.limit[step]] = shares.map(|share| Some(share * 100.0));
         }
     }
-    for judged in ran.judged.iter().filter(|judged| judged.verdict == UNDECIDED) {
+    for judged in &ran.judged {
         let name = &judged.instance;
-        if record.injected.iter().any(|injected| injected.instance == *name) {
+        let has_fault = record.injected.iter().any(|injected| injected.instance == *name);
+        if has_fault && judged.verdict == UNDECIDED {
             ran.verdict
                 .doubt(format!("there was not enough to judge {name} by: a higher --rate or a faster machine helps"));
+        }
+        if !has_fault && judged.verdict == BAD {
+            let found = judged.found.join(", ");
+            let why = format!("{name} was judged bad although nothing is wrong with it: {found}");
+            match of(record, name, span).1.into_iter().all(Signal::is_time) {
+                true => ran.verdict.doubt(format!("{why}: the machine is too busy for times")),
+                false => ran.verdict.object(why),
+            }
         }
     }
     if case.plan.judge.is_some() && ran.judged.is_empty() {

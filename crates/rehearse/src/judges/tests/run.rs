@@ -609,3 +609,15 @@ fn another_finding_a_late_way_back_and_other_losses_are_no_success() {
     reset.attempts.push(attempt(ConnectionKind::New, "other", 701, 702, Answer::Failed(Failure::Reset)));
     assert_eq!(judged(&reset).verdict.lost(), 1);
 }
+
+#[test]
+fn a_false_alarm_is_no_success_and_by_times_alone_it_proves_nothing() {
+    for (code, proves_nothing) in [(Signal::Errors, false), (Signal::Latency, true)] {
+        let mut good = faulty(code, "LIST secrets cluster");
+        good.injected.clear();
+        good.attempts.retain(|attempt| !matches!(attempt.answer, Answer::Bad { .. }));
+        let verdict = judged(&good).verdict;
+        let said = verdict.objections.iter().any(|why| why.contains("faulty was judged bad although nothing is wrong"));
+        assert!(said && !verdict.held && verdict.inconclusive == proves_nothing, "{code}: {verdict:?}");
+    }
+}
