@@ -10,6 +10,9 @@ use crate::verdict::Outcome;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
+/// Time between two samples.
+pub const INTERVAL: Duration = Duration::from_secs(2);
+
 /// Everything.
 pub const ALL: u16 = 1000;
 
@@ -60,6 +63,15 @@ pub fn parts(text: &str) -> Result<Vec<u16>, String> {
     parts
         .filter(|parts| parts.is_sorted_by(|one, next| one < next))
         .ok_or_else(|| "give percentages between 0.1% and 99.9%, each larger than the one before: 5%,25%,50%".into())
+}
+
+/// A part in words.
+#[must_use]
+pub fn percent(permille: u16) -> String {
+    match (permille / 10, permille % 10) {
+        (whole, 0) => format!("{whole} %"),
+        (whole, tenth) => format!("{whole}.{tenth} %"),
+    }
 }
 
 /// What is to be done until the next sample.

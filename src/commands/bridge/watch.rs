@@ -7,7 +7,7 @@ use berth_node::ipc::bridge::{
 };
 use berth_operate::bridge::machine::LATE;
 use berth_operate::service::LOST;
-use berth_operate::upgrade::judge::{Outcome, Verdict, said};
+use berth_operate::upgrade::judge::{Outcome, Verdict, explain, said};
 use berth_operate::upgrade::progress::Progress;
 use berth_os::signals::Signals;
 use humantime::format_duration;
@@ -274,8 +274,7 @@ impl Watcher {
         }
         self.line(&format!("the node's own kube-apiserver beside what it was: {}", said(verdict)));
         if verdict.outcome == Outcome::Bad {
-            verdict.to_string().lines().for_each(|line| self.more(line));
-            self.more("what each is, and how to accept one (--accept): docs/judge.md");
+            explain(verdict, |line| self.more(line));
             self.more("it serves all the same; to go back, undo what COMMAND did under another bridge: kubeadm keeps what it replaced in /etc/kubernetes/tmp");
         }
     }

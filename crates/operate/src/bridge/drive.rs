@@ -7,7 +7,7 @@ use super::etcd::temporary::{self, EtcdDaemon};
 use super::instance::{self, Template, TemporaryProcess};
 use super::localhost::NOT_COVERED;
 use super::machine::{Action, BridgeObservation, Machine, OwnObservation, TemporaryObservation};
-use super::plan::BridgePlan;
+use super::plan::{BridgePlan, own_source};
 use super::pod::RunningPod;
 use super::probe::{self, ProbeState};
 use super::restore::{self, SavedFile};
@@ -275,7 +275,7 @@ impl Bridge {
         asking.spawn(probe::follow(probe(&plan.probe), plan.temporary.into(), None, speedup, to));
         let (to, own) = watch::channel(ProbeState::default());
         asking.spawn(probe::follow(
-            probe(&plan.options.probe).from(plan.source),
+            probe(&plan.options.probe).from(own_source(plan.own.ip())),
             plan.own,
             Some(plan.port),
             speedup,

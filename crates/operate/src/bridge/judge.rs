@@ -41,15 +41,15 @@ impl BridgeJudge {
     /// Takes a sample of both, if both serve by the bridge's status.
     pub async fn look(&mut self, status: &BridgeStatus) {
         let OwnStatus { address: Some(own), listener, preferred: true, .. } = status.own else { return };
-        if self.looking.as_ref().is_none_or(|looking| looking.listener != listener) {
+        let before = self.looking.take().filter(|looking| looking.listener == listener);
+        let looking = self.looking.insert(before.unwrap_or_else(|| {
             // Past the steering, as the bridge's own probe.
             let client = self.client.clone().from(own_source(own.ip()));
             let (mut judge, both) = (Judge::new(self.accepted.iter().copied()), Both::new(&client));
             // So that all that the temporary one was asked for counts as asked for now.
             judge.observe(Duration::ZERO, Sample::new(Some("")), Sample::new(None));
-            self.looking = Some(Looking { listener, began: Instant::now(), samples: 0, judge, both });
-        }
-        let Some(looking) = &mut self.looking else { return };
+            Looking { listener, began: Instant::now(), samples: 0, judge, both }
+        }));
         let [old, new] =
             [status.temporary.address, Some(own)].map(|address| InstanceDetails { address, ..Default::default() });
         let [old, new] = looking.both.sample([&old, &new]).await;

@@ -67,10 +67,8 @@ pub struct BridgePlan {
     pub steered: Vec<IpAddr>,
     /// How localhost is covered, where something listens there; or why not.
     pub localhost: Result<Option<Localhost>, String>,
-    /// Where the node's own instance is probed, and the probes' source address, so that they are not steered. The address that it
-    /// advertises need not be one of the node.
+    /// Where the node's own instance is probed. The address that it advertises need not be one of the node.
     pub own: SocketAddr,
-    pub source: IpAddr,
     pub listen: Vec<SocketAddr>,
     pub temporary: SocketAddrV4,
     /// How the temporary instance is probed: with copies of files, which COMMAND does not change.

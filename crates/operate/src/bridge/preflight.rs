@@ -103,7 +103,6 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     let own = own_address(&addresses, advertised, binds_ipv6(&command), &of_node);
     let named = SocketAddr::new(advertised.unwrap_or(own), port);
     let own = SocketAddr::new(own, port);
-    let source = own_source(own.ip());
     let localhost = Localhost::new(&name, own.ip(), &listening.at_localhost(&addresses)).await;
     if let Err(why) = &localhost {
         report.info(format!("localhost is not covered: {why}; {NOT_COVERED}"));
@@ -116,7 +115,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
             report.error(unseen);
         }
     }
-    probe(&options, own, source, &mut report).await;
+    probe(&options, own, own_source(own.ip()), &mut report).await;
     let service = service(&options, own, named, &mut report).await;
     let etcd = etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
     let apiserver = (&like, pod.as_ref());
@@ -154,7 +153,6 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
         steered,
         localhost,
         own,
-        source,
         listen,
         temporary,
         probe,

@@ -12,7 +12,7 @@ use super::observer::{InstanceDetails, NodeDetails, NodeObserver};
 use super::progress::{Progress, seconds};
 use crate::report::Refusal;
 use berth_cluster::Client;
-pub use berth_judge::canary::{ALL, parts};
+pub use berth_judge::canary::{ALL, INTERVAL, parts, percent};
 use berth_judge::metrics::samples;
 use berth_judge::signals::Subject;
 use berth_judge::verdict::{Judgement, Row};
@@ -25,9 +25,6 @@ use serde::{Deserialize, Serialize};
 pub use share::Shares;
 use share::knows_shares;
 use std::time::{Duration, Instant};
-
-/// Time between two samples.
-pub const INTERVAL: Duration = Duration::from_secs(2);
 
 /// What the operator wants of it. Kept with the upgrade.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,8 +165,7 @@ impl Judging {
                 if let (all @ 1.., met @ 1..) = self.judge.met() {
                     progress.more(&format!("{met} of {all} requests met it, from then on, to both"));
                 }
-                verdict.to_string().lines().for_each(|line| progress.more(line));
-                progress.more("what each is, and how to accept one (--accept): docs/judge.md");
+                explain(verdict, |line| progress.more(line));
                 Judged::GoBack(said(verdict))
             }
             Outcome::Undecided => {
@@ -228,6 +224,12 @@ pub async fn check_judge(setting: &UpgradeContext, temporary: &InstanceId) -> Re
     }
 }
 
+/// A bad verdict for an operator, line by line: its table, and what to do.
+pub fn explain(verdict: &Verdict, print: impl Fn(&str)) {
+    verdict.to_string().lines().for_each(&print);
+    print("what each is, and how to accept one (--accept): docs/judge.md");
+}
+
 /// A verdict in a line.
 pub fn said(verdict: &Verdict) -> String {
     let bad = verdict.rows.iter().filter(|row| row.judgement == Judgement::Bad);
@@ -238,12 +240,5 @@ pub fn said(verdict: &Verdict) -> String {
         Outcome::Bad => format!("the verdict is bad: {}", bad.join(", ")),
         Outcome::Good => format!("good: {compared} requests to the new one do as well as those to the old one"),
         Outcome::Undecided => format!("not enough to judge yet: {}", verdict.lacking.join("; ")),
-    }
-}
-
-pub(super) fn percent(permille: u16) -> String {
-    match (permille / 10, permille % 10) {
-        (whole, 0) => format!("{whole} %"),
-        (whole, tenth) => format!("{whole}.{tenth} %"),
     }
 }

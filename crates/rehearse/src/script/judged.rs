@@ -9,6 +9,7 @@ use crate::fault::{Fault, Standby};
 use crate::instance::InstanceSpec;
 use crate::monitor::Monitor;
 use crate::stage::{Error, Stage};
+use berth_judge::canary::{INTERVAL, percent};
 use berth_judge::{Canary, Judge, Judgement, Outcome, Plan, Verdict, Wanted};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::Share;
@@ -17,9 +18,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 /// How many times faster it is.
 const FASTER: u32 = 4;
-
-/// Time between two samples of `berth upgrade`.
-const EVERY: Duration = Duration::from_secs(2);
 
 /// From its first client to the hang of a new version, at the pace of `berth upgrade`.
 const HANGS_AFTER: Duration = Duration::from_secs(20);
@@ -75,7 +73,7 @@ impl Play<'_> {
         let plan = Plan::default();
         let plan = Plan { warm: pace(plan.warm), step: pace(plan.step), bake: pace(plan.bake), ..plan };
         let (mut judge, mut canary) = (Judge::default(), Canary::new(&plan));
-        let (began, mut ticks) = (Instant::now(), interval(pace(EVERY)));
+        let (began, mut ticks) = (Instant::now(), interval(pace(INTERVAL)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut hangs_at, mut is_to_hang) = (None, new.fault == Some(Fault::Hang));
         loop {
@@ -88,7 +86,7 @@ impl Play<'_> {
                 Wanted::Share { permille, begins } => {
                     if begins && permille > 0 {
                         judge.begin_step();
-                        let part = format!("{} %", permille / 10);
+                        let part = percent(permille);
                         self.print(&format!("{name} has {part} of new connections"));
                         context.recorder.add(name, EventKind::Mark { mark: MarkKind::Share, text: part });
                         hangs_at = hangs_at.or(Some(Instant::now() + pace(HANGS_AFTER)));
