@@ -6,7 +6,6 @@
 pub(crate) mod instance;
 mod share;
 
-use super::drive::UpgradeContext;
 use super::machine::Judged;
 use super::observer::{InstanceDetails, NodeDetails, NodeObserver};
 use super::progress::{Progress, seconds};
@@ -24,6 +23,7 @@ use instance::{Both, Instance, MOST_PATIENCE};
 use serde::{Deserialize, Serialize};
 pub use share::Shares;
 use share::knows_shares;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// What the operator wants of it. Kept with the upgrade.
@@ -197,12 +197,12 @@ impl Judging {
 ///
 /// # Errors
 /// Why not, and the fix.
-pub async fn check_judge(setting: &UpgradeContext, temporary: &InstanceId) -> Result<(), Refusal> {
+pub async fn check_judge(run_dir: &Path, client: Option<&Client>, temporary: &InstanceId) -> Result<(), Refusal> {
     let refused = |what: String| Err(Refusal::unavailable(&format!("--judge: {what}")));
-    let Some(client) = &setting.client else {
+    let Some(client) = client else {
         return refused("both instances are asked for their metrics as an administrator: give --kubeconfig".into());
     };
-    let seen = NodeObserver::new(&setting.run_dir).instances(temporary).await;
+    let seen = NodeObserver::new(run_dir).instances(temporary).await;
     let (_, NodeDetails { canonical, .. }) = seen.map_err(|error| Refusal::unavailable(&error))?;
     if let Err(why) = knows_shares(&canonical, temporary).await {
         return refused(format!(
