@@ -98,8 +98,8 @@ pub struct RehearseArgs {
     /// Clients that read a large answer slowly
     #[arg(long, env = "BERTH_REHEARSE_SLOW_READERS", default_value = "0", value_name = "N", help_heading = LOAD)]
     pub slow_readers: String,
-    /// Clients that all connect at one moment after the first switch, each from an address of its own, and retry until they
-    /// are served
+    /// Clients that all connect at one moment after the first switch, or while a good version is judged, each from an address
+    /// of its own, and retry until they are served
     #[arg(long, env = "BERTH_REHEARSE_STORM", default_value = "0", value_name = "N", help_heading = LOAD)]
     pub storm: String,
     /// Seed of the clients' random choices, to repeat a run [default: a random one, which is printed]

@@ -4,6 +4,7 @@ use super::event::{EventKind, FaultStep};
 use super::log::Recorder;
 use super::plan::{Plan, Via};
 use super::progress::Progress;
+use super::store::{NOTIFY_EVERY, Store};
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -11,13 +12,16 @@ pub(crate) struct Context<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) via: Via,
     pub(crate) recorder: Arc<Recorder>,
+    /// Of simulated apiservers.
+    pub(crate) store: Arc<Store>,
     progress: Progress,
 }
 
 impl<'a> Context<'a> {
     pub(crate) fn new(plan: &'a Plan, via: Via) -> Self {
         let recorder = Arc::default();
-        Self { plan, via, progress: Progress::new(&recorder), recorder }
+        let store = Arc::new(Store::default().notifying_every(plan.timing.speedup.of(NOTIFY_EVERY)));
+        Self { plan, via, progress: Progress::new(&recorder), recorder, store }
     }
 
     /// Prints what begins or has ended.

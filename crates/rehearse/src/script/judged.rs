@@ -3,11 +3,13 @@
 //! bad.
 
 use super::{POLL, Play};
+use crate::context::Context;
 use crate::data::MarkKind;
-use crate::event::{EventKind, FaultStep};
+use crate::event::{Event, EventKind, FaultStep};
 use crate::fault::{Fault, Standby};
 use crate::instance::InstanceSpec;
 use crate::monitor::Monitor;
+use crate::setting::StageSetting;
 use crate::stage::{Error, Stage};
 use berth_judge::canary::{INTERVAL, percent};
 use berth_judge::{Canary, Judge, Judgement, Outcome, Plan, Verdict, Wanted};
@@ -21,6 +23,9 @@ const FASTER: u32 = 4;
 
 /// From its first client to the hang of a new version, at the pace of `berth upgrade`.
 const HANGS_AFTER: Duration = Duration::from_secs(20);
+
+/// The store, while there is a storm.
+const STANDS_STILL: Duration = Duration::from_secs(3);
 
 /// How long a share lasts that is not renewed.
 const LEASE: Duration = Duration::from_secs(10);
@@ -45,7 +50,8 @@ impl Play<'_> {
     /// An upgrade to a version with which nothing is wrong: the control.
     pub(super) async fn judged_upgrade(&mut self, old: &InstanceSpec, new: &InstanceSpec) -> Result<(), Error> {
         // One that is judged bad is a false alarm, for the report; the upgrade goes on to its end.
-        self.judge(old, new).await?;
+        let (context, setting) = (self.context, self.stage.setting.clone());
+        tokio::try_join!(self.judge(old, new), disturb(context, &setting, &new.name))?;
         self.stage.publish_joined(&new.name);
         self.print(&format!("stop {}", old.name));
         self.stop(old).await;
@@ -129,6 +135,23 @@ impl Play<'_> {
     fn monitor_of(&self, name: &str) -> Monitor {
         self.monitor.at(self.stage.direct(name).unwrap_or(self.stage.setting.address))
     }
+}
+
+/// The storm, if there is to be one, when a version has its first clients, and a store that stands still: both meet what
+/// neither of them is to blame for.
+async fn disturb(context: &Context<'_>, setting: &StageSetting, name: &str) -> Result<(), Error> {
+    if context.plan.load.storm == 0 {
+        return Ok(());
+    }
+    // Or is sent back before.
+    let has_clients = |event: &Event| {
+        event.subject == name && matches!(event.what, EventKind::Mark { mark: MarkKind::Share | MarkKind::Judged, .. })
+    };
+    while !context.recorder.read(|log| log.iter().rev().any(has_clients)) {
+        sleep(POLL).await;
+    }
+    let (storm, ()) = tokio::join!(super::storm(context, setting), context.store.stand_still(STANDS_STILL));
+    storm
 }
 
 /// All clients dial from this machine.

@@ -19,7 +19,6 @@ use super::plan::{Plan, UNANSWERED, Via};
 use super::setting::StageSetting;
 use super::stage::{self, Error, Stage, Stages};
 use super::stamp::Stamp;
-use super::store::{NOTIFY_EVERY, Store};
 use super::store_server;
 use super::topology::Role;
 use super::verdict::{NEW, OLD};
@@ -48,8 +47,7 @@ pub(crate) async fn play(context: &Context<'_>, stages: &mut Stages) -> Result<(
     })?;
     // Aborted with this future when it is dropped.
     let mut background = JoinSet::new();
-    let store = Store::default().notifying_every(plan.timing.speedup.of(NOTIFY_EVERY));
-    background.spawn(store_server::serve(socket, Arc::new(store), Arc::clone(recorder)));
+    background.spawn(store_server::serve(socket, Arc::clone(&context.store), Arc::clone(recorder)));
     if plan.etcd.is_none() && !plan.old.is_simulated() {
         context.print("--etcd-servers is given: what this rehearsal writes stays there");
     }
