@@ -11,6 +11,9 @@
 //! harness can decide that only at compile time, so this one has its own.
 
 #[cfg(feature = "operate")]
+#[path = "e2e/emulation.rs"]
+mod emulation;
+#[cfg(feature = "operate")]
 #[path = "e2e/etcd.rs"]
 mod etcd;
 #[cfg(feature = "operate")]
@@ -87,6 +90,11 @@ fn main() -> ExitCode {
     trials.push(Trial::ignorable_test("lock_of_a_real_cluster", || match binaries() {
         Err(why) => Ok(Completion::ignored_with(why)),
         Ok(binaries) => lock::lock_of_a_cluster(&binaries.new.path, &binaries.etcd).map(|()| Completion::Completed),
+    }));
+    #[cfg(feature = "operate")]
+    trials.push(Trial::ignorable_test("the_old_release_reads_what_one_stores_that_emulates_it", || match binaries() {
+        Err(why) => Ok(Completion::ignored_with(why)),
+        Ok(binaries) => emulation::goes_back(&binaries).map(|()| Completion::Completed),
     }));
     #[cfg(feature = "operate")]
     trials.push(Trial::ignorable_test("etcd_is_replaced_under_a_bridge", || {

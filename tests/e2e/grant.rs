@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime};
 const NODE: &str = "cp-1";
 
 /// How long an apiserver may take to come up on a slow machine.
-const UP: Duration = Duration::from_secs(90);
+pub(crate) const UP: Duration = Duration::from_secs(90);
 
 /// kube-apiserver remembers for 10 s that a token was good.
 const REVOKED: Duration = Duration::from_secs(20);
