@@ -7,7 +7,7 @@
 //! linux/inet_diag.h.
 
 use crate::file::found;
-use crate::proc_net::{ESTABLISHED, Entry, LISTEN};
+use crate::proc_net::{self, ESTABLISHED, Entry, LISTEN};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
@@ -110,20 +110,32 @@ pub fn accept_queue(listener: SocketAddrV4) -> io::Result<Option<AcceptQueue>> {
 /// The listening sockets with this port. A socket that is bound and does not listen is not there: the kernel does not show it.
 ///
 /// # Errors
-/// As [`connections`], without `Unsupported`.
+/// As [`connections`], without `Unsupported` and `ENOENT`.
 pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
     let list = |family| sockets(family, port, &[LISTEN], LISTENERS_PATIENCE);
-    let mut listeners = list(libc::AF_INET)?;
-    // None for a kernel without IPv6.
-    listeners.extend(found(list(libc::AF_INET6))?.into_iter().flatten());
-    Ok(listeners.iter().filter(|socket| socket.local.port() == port).map(ListedSocket::listener).collect())
+    let listed = list(libc::AF_INET).and_then(|mut listeners| {
+        // None for a kernel without IPv6.
+        listeners.extend(found(list(libc::AF_INET6))?.into_iter().flatten());
+        Ok(listeners)
+    });
+    or_by_table(listed, |local| local.port() == port)
 }
 
 /// As [`listeners`], those with this address.
 pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
     let family = if address.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
-    let listeners = sockets(family, address.port(), &[LISTEN], LISTENERS_PATIENCE)?;
-    Ok(listeners.iter().filter(|socket| socket.local == address).map(ListedSocket::listener).collect())
+    or_by_table(sockets(family, address.port(), &[LISTEN], LISTENERS_PATIENCE), |local| *local == address)
+}
+
+/// Those with a local address that is wanted; from /proc where there is no sock_diag, or none for TCP (CONFIG_INET_TCP_DIAG).
+fn or_by_table(listed: io::Result<Vec<ListedSocket>>, wants: impl Fn(&SocketAddr) -> bool) -> io::Result<Vec<Entry>> {
+    let listed = match listed {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EPROTONOSUPPORT | libc::ENOENT)) => {
+            proc_net::sockets()?.into_iter().filter(|entry| entry.state == LISTEN).collect()
+        }
+        listed => listed?.iter().map(ListedSocket::listener).collect::<Vec<_>>(),
+    };
+    Ok(listed.into_iter().filter(|entry| wants(&entry.local)).collect())
 }
 
 /// Ends the connections that a listener on this local port accepted, unless it had [`super::socket::mark_listener`]: both ends get an
@@ -402,6 +414,17 @@ mod tests {
                 answer => return answer.unwrap(),
             }
         }
+    }
+
+    #[test]
+    fn without_sock_diag_listeners_are_in_proc() {
+        let here = listener((Ipv4Addr::LOCALHOST, 0), 1);
+        let at = here.local_addr().unwrap();
+        let instead_of = |error| or_by_table(Err(io::Error::from_raw_os_error(error)), |local| *local == at);
+        for error in [libc::EPROTONOSUPPORT, libc::ENOENT] {
+            assert_eq!(instead_of(error).unwrap(), in_time(|| listeners_at(at)));
+        }
+        assert_eq!(instead_of(libc::EPERM).unwrap_err().raw_os_error(), Some(libc::EPERM));
     }
 
     fn counted(addresses: &[Ipv4Addr]) -> (u64, u64) {

@@ -8,9 +8,11 @@ use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
 use procfs::KernelVersion;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use std::ffi::c_int;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::from_mut;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -22,10 +24,6 @@ sockopt_impl!(
     LocalPortRange, SetOnly, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, u32
 );
 sockopt_impl!(NamespaceCookie, GetOnly, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64);
-sockopt_impl!(
-    /// What the socket's buffers hold and may hold; the figures' places are those of linux/sock_diag.h.
-    MemInfo, GetOnly, libc::SOL_SOCKET, libc::SO_MEMINFO, [u32; 9]
-);
 
 /// What keeps a dead peer from being held for ever. On a listener the accepted sockets inherit it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,9 +168,13 @@ pub fn set_options(socket: BorrowedFd<'_>, keepalive: &Keepalive) -> io::Result<
 }
 
 /// Lets a bind to a source address leave the port open until connect, so that the 28,000 ephemeral
-/// ports count for each pair of addresses and not for the source address alone.
+/// ports count for each pair of addresses and not for the source address alone. What does not know the option (before Linux 4.2; QEMU's
+/// user mode) has the fewer ports.
 pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
-    Ok(setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?)
+    match setsockopt(&socket, sockopt::IpBindAddressNoPort, &true) {
+        Err(Errno::ENOPROTOOPT) => Ok(()),
+        result => Ok(result?),
+    }
 }
 
 /// Whether a socket can be made to search odd and even ports alike: Linux 6.8. Before that, connect() tries
@@ -194,12 +196,13 @@ fn set_every_port(socket: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// The kernel's name of a socket, the same for all duplicates and for no other socket of the network
-/// namespace (`SO_COOKIE`).
+/// namespace (`SO_COOKIE`; before Linux 4.12 and in QEMU's user mode, which do not know it, its inode).
 ///
 /// # Errors
 /// Those of getsockopt(2), such as `ENOTSOCK`.
 pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
-    SockRef::from(&socket).cookie()
+    let known = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOPROTOOPT | libc::EINVAL));
+    SockRef::from(&socket).cookie().or_else(|error| inode(socket).filter(|_| known(&error)).ok_or(error))
 }
 
 /// The kernel's name of this thread's network namespace, which no other ever has (`SO_NETNS_COOKIE`).
@@ -297,7 +300,12 @@ pub fn room(socket: &impl AsFd) -> usize {
     const SNDBUF: usize = 3;
     const WMEM_QUEUED: usize = 5;
     // Without an answer, assume room until a write shows otherwise.
-    let Ok(figures) = getsockopt(socket, MemInfo) else { return usize::MAX };
+    let mut figures = [0_u32; 9];
+    // SAFETY: numbers.
+    let length = unsafe { option(socket.as_fd(), (libc::SOL_SOCKET, libc::SO_MEMINFO), &mut figures) };
+    if !length.is_ok_and(|length| length > WMEM_QUEUED * size_of::<u32>()) {
+        return usize::MAX;
+    }
     let (queued, room) = (figures[WMEM_QUEUED], figures[SNDBUF].saturating_sub(figures[WMEM_QUEUED]));
     if room >= queued / 2 { room as usize } else { 0 }
 }
@@ -338,11 +346,22 @@ pub fn quiet(socket: BorrowedFd<'_>) -> io::Result<Duration> {
 fn info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
     // SAFETY: a plain C struct, of whatever zeroes.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut length = size_of_val(&info) as libc::socklen_t;
-    let (level, fd) = (libc::IPPROTO_TCP, socket.as_raw_fd());
-    // SAFETY: `info` is alive and has room for `length` bytes.
-    Errno::result(unsafe { libc::getsockopt(fd, level, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length) })?;
+    // SAFETY: as above.
+    unsafe { option(socket, (libc::IPPROTO_TCP, libc::TCP_INFO), &mut info) }?;
     Ok(info)
+}
+
+/// Reads an option, of which the kernel may have only the beginning; gives how many bytes it has.
+///
+/// # Safety
+/// `T` is made of numbers, which any bytes are.
+unsafe fn option<T>(socket: BorrowedFd<'_>, (level, option): (c_int, c_int), value: &mut T) -> io::Result<usize> {
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` is alive and has room for `length` bytes; what they are is the caller's promise.
+    Errno::result(unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, option, from_mut(value).cast(), &raw mut length)
+    })?;
+    Ok(length as usize)
 }
 
 /// What poll(2) reports for a socket now; none: flags that nix does not know, or poll(2) failed.
