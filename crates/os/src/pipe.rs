@@ -14,12 +14,17 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// A pipe that holds `size` bytes, or as many as the kernel gives.
+    /// A pipe that holds `size` bytes, or what the kernel gives if that is more, or all that is left.
     pub fn new(size: usize) -> io::Result<Self> {
         let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
         // Without privilege all pipes of a user share a limit (pipe-user-pages-soft): beyond it they
         // stay at 64 KiB, which works too.
-        let _ = fcntl(&write, FcntlArg::F_SETPIPE_SZ(i32::try_from(size).unwrap_or(i32::MAX)));
+        let size = i32::try_from(size).unwrap_or(i32::MAX);
+        // The kernel gives 16 pages, and each part of what a socket received takes one, however short it is: where a page has 64 KiB,
+        // 64 KiB would be a single part a move.
+        if fcntl(&write, FcntlArg::F_GETPIPE_SZ).is_ok_and(|has| has < size) {
+            let _ = fcntl(&write, FcntlArg::F_SETPIPE_SZ(size));
+        }
         Ok(Self { read, write })
     }
 
@@ -53,4 +58,17 @@ impl Pipe {
 
 fn flags() -> SpliceFFlags {
     SpliceFFlags::SPLICE_F_NONBLOCK | SpliceFFlags::SPLICE_F_MOVE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_has_no_fewer_pages_than_the_kernel_gives() {
+        let size = |pipe: &OwnedFd| fcntl(pipe, FcntlArg::F_GETPIPE_SZ).unwrap();
+        let (_read, kernels) = pipe2(OFlag::O_CLOEXEC).unwrap();
+        assert_eq!(size(&Pipe::new(1).unwrap().write), size(&kernels));
+        assert!(size(&Pipe::new(1 << 20).unwrap().write) >= size(&kernels));
+    }
 }

@@ -6,6 +6,10 @@
 //! so a small assembler makes it. A library would bring a compiler for BPF or a loader of ELF files, for some 60 instructions
 //! each and nine commands of bpf(2).
 //!
+//! Programs do not depend on the machine. Addresses are compared and passed on as their four bytes, whatever these are as a number; which
+//! ports the kernel has in the host's order and which in the network's stands beside the offsets. What is loaded and stored is aligned,
+//! and the verifier checks it everywhere. Memory that is shared with a program begins at a page of whatever size, and has room in one.
+//!
 //! Nothing is pinned. What steers is a descriptor: when its holder ends in whatever way, the port's own listeners
 //! get new connections again. A child that is forked without execve would hold it too.
 

@@ -53,6 +53,10 @@ impl ProgramType {
 /// Flag of a map that processes may map.
 const MMAPABLE: u32 = 1 << 10;
 
+/// Flag of a program: the verifier refuses what is not aligned (BPF_F_STRICT_ALIGNMENT). Without it those of amd64 and arm64 take it,
+/// and those of other machines do not.
+const STRICT_ALIGNMENT: u32 = 1;
+
 /// Not GPL: the program calls no function that requires it.
 const LICENSE: &CStr = c"Apache-2.0";
 
@@ -231,7 +235,7 @@ pub(super) fn load_program(prog_type: ProgramType, as_name: &str, program: &[Ins
             log_size: log.len() as u32,
             log_buf: if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 },
             kern_version: 0,
-            prog_flags: 0,
+            prog_flags: STRICT_ALIGNMENT,
             prog_name: name(as_name),
             prog_ifindex: 0,
             expected_attach_type,

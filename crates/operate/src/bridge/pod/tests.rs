@@ -323,17 +323,18 @@ fn a_copy_has_modes_links_and_no_more() {
     // Not followed: what it names is not to be had from here.
     symlink("/etc/passwd", from.join("link")).unwrap();
     symlink("../..", from.join("a/up")).unwrap();
+    symlink("x/".repeat(64), from.join("a/long")).unwrap();
     let open = open(&from);
-    // Three directories, two files, two links; and content of 6 and of 5,000 bytes.
-    for (page, pages) in [(4096, 3), (65536, 2)] {
+    // Three directories, two files, three links; and content of 6, of 5,000 and, for the long link, of 128 bytes.
+    for (page, pages) in [(4096, 4), (65536, 3)] {
         let size = tree::measure_in_pages(&open, Mounted::Leave, u64::MAX, page).unwrap();
-        assert_eq!(size, Size { bytes: 7 * 4096 + pages * page, special: false }, "{page}");
+        assert_eq!(size, Size { bytes: 8 * 4096 + pages * page, special: false }, "{page}");
     }
     let page = u64::try_from(nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).unwrap().unwrap()).unwrap();
     let measured = tree::measure(&open, Mounted::Leave, u64::MAX).unwrap();
     assert_eq!(measured, tree::measure_in_pages(&open, Mounted::Leave, u64::MAX, page).unwrap());
     tree::copy(&open, &to, Mounted::Leave).unwrap();
-    for path in ["", "a", "a/b", "a/b/key", "a/program", "link", "a/up"] {
+    for path in ["", "a", "a/b", "a/b/key", "a/program", "link", "a/up", "a/long"] {
         let meta = |root: &Path| fs::symlink_metadata(root.join(path)).unwrap();
         let (old, new) = (meta(&from), meta(&to));
         assert_eq!((old.mode(), old.uid(), old.gid()), (new.mode(), new.uid(), new.gid()), "{path}");

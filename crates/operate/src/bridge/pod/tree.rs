@@ -21,6 +21,9 @@ const DEEPEST: usize = 100;
 /// Size of a directory entry with its inode, without content, in bytes: more than any kernel needs.
 const ENTRY: u64 = 4096;
 
+/// A symbolic link whose text is as long or longer takes a page (SHORT_SYMLINK_LEN in mm/shmem.c).
+const LONG_LINK: u64 = 128;
+
 /// Whether a program may do more than its user; the one extended attribute of files in images.
 const CAPABILITY: &str = "security.capability";
 
@@ -94,6 +97,7 @@ fn measure_one(
     size.bytes += ENTRY;
     match FileType::from_raw_mode(meta.stx_mode.into()) {
         FileType::RegularFile => size.bytes += meta.stx_size.div_ceil(page) * page,
+        FileType::Symlink if meta.stx_size >= LONG_LINK => size.bytes += page,
         FileType::Directory => {
             let directory = directory(at, name)?;
             for (name, meta) in entries(&directory, mounted, deep)? {
