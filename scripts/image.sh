@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# usage: scripts/image.sh [--tag NAME] [--output FILE] [--target TRIPLE] [--check | --verify]
+# usage: scripts/image.sh [--tag NAME] [--output FILE] [--target TRIPLE]... [--check | --verify]
 #
-# Builds berth with scripts/static.sh and packs it as an OCI image for this machine's architecture, with
-# berth as its entrypoint: an archive (oci-archive) that ctr, podman and skopeo read. Prints IMAGE=,
-# ARCHIVE= and DIGEST= (of the manifest), for a shell's eval. The same sources and tools give the same digest, on any
-# machine and in any directory. Needs umoci, jq and git; no root, no daemon.
+# Builds berth with scripts/static.sh and packs it as an OCI image, with berth as its entrypoint: an archive
+# (oci-archive) that ctr, podman and skopeo read. For more than one target it has an image of each, and an index that
+# names them by platform. Prints IMAGE=, ARCHIVE= and DIGEST= (of the manifest, or the index), for a shell's eval. The
+# same sources and tools give the same digest, on any machine and in any directory. Needs umoci, jq and git; no
+# root, no daemon.
 #
 #   --tag NAME        the image's name (localhost/berth:vVERSION)
 #   --output FILE     the archive (berth-image.tar in Cargo's target directory)
-#   --target TRIPLE   as scripts/static.sh takes it
+#   --target TRIPLE   as scripts/static.sh takes it (this machine's); of x86_64 or aarch64, and each once
 #   --check           build nothing: exit with 69 if there is no archive, or one older than the sources
 #   --verify          build a second time, from a clone of what is committed, in another directory and with
 #                     another CARGO_HOME: exit with 1 if the digest is another
@@ -19,20 +20,22 @@
 #   and those of scripts/static.sh
 #
 # Exit status: 0 done; 1 --verify found another digest; 64 a wrong argument; 69 something is missing;
-# 70 the build failed, or the image is larger than 8 MB.
+# 70 the build failed, or an image is larger than 8 MB.
 
 # shellcheck source=scripts/release/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
 
-# Bytes of the archive: a node pulls it while its control plane may be down.
+# Bytes of an image in the archive: a node pulls it while its control plane may be down.
 readonly LIMIT=8000000
 
 main() {
-    local check=false verify=false target='' static=()
+    local check=false verify=false target=()
     tag='' output=''
-    parse_options check verify tag=. output=. target=. -- "$@"
+    parse_options check verify tag=. output=. target+=. -- "$@"
     ! $check || ! $verify || die $EX_USAGE "--check or --verify, not both"
-    [[ -z $target ]] || static=(--target "$target")
+    ((${#target[@]})) || target=("$(host)")
+    readonly TARGETS=("${target[@]}")
+    each_once "${TARGETS[@]}"
     need_package umoci jq git
     tag=${tag:-localhost/berth:v$(about version)}
     [[ $tag =~ ^[a-z0-9][a-z0-9.:/_-]*:[A-Za-z0-9_][A-Za-z0-9_.-]*$ ]] ||
@@ -44,9 +47,8 @@ main() {
     else
         scratch=$(mktemp -d -t berth-image.XXXXXX)
         trap 'rm -rf -- "$scratch"' EXIT
-        directory=$("$root/scripts/static.sh" "${static[@]}")
-        pack "$directory/berth"
-        ! $verify || verify "${static[@]}"
+        pack
+        ! $verify || verify
     fi
     printf '%s=%q\n' IMAGE "$tag" ARCHIVE "$output" DIGEST "$(digest)"
 }
@@ -61,22 +63,14 @@ check() {
 # digest: of the archive's manifest, by which registries and kubelets know the image
 digest() { tar -xOf "$output" index.json | jq -r '.manifests[0].digest'; }
 
-# pack BINARY
+# The image of each target, and the index.
 pack() {
-    local layout=$scratch/layout created label labels=() size
-    local image=$layout:${tag##*:}
+    local layout=$scratch/layout created target size
     created=$(epoch)
     created=$(iso "$created")
-    while read -r label; do labels+=(--config.label "org.opencontainers.image.$label"); done < <(labels "$created")
-    install -m 0755 -- "$1" "$scratch/berth"
-    touch -d "$created" -- "$scratch/berth"
     umoci init --layout "$layout"
-    umoci new --image "$image"
-    # Rootless: whoever builds it, the file belongs to root.
-    umoci insert --image "$image" --rootless --history.created "$created" --history.created_by scripts/image.sh \
-        "$scratch/berth" /berth
-    # No user: the pod names it, since it has to be the apiserver's.
-    umoci config --image "$image" --created "$created" --no-history --config.entrypoint /berth "${labels[@]}"
+    for target in "${TARGETS[@]}"; do add "$target"; done
+    ((${#TARGETS[@]} == 1)) || join
     umoci gc --layout "$layout"
     # By this name containerd imports it; of OCI's own annotation it takes no more than the tag.
     jq -c --arg name "$tag" '.manifests[0].annotations["io.containerd.image.name"] = $name' \
@@ -85,10 +79,43 @@ pack() {
     tar -C "$layout" --sort=name --mtime="$created" --owner=0 --group=0 --numeric-owner --mode=a+rX,u+w,go-w \
         -cf "$scratch/image.tar" oci-layout index.json blobs
     size=$(stat -c %s "$scratch/image.tar")
-    ((size <= LIMIT)) || die $EX_SOFTWARE "the image has $size bytes, more than $LIMIT"
+    ((size <= LIMIT * ${#TARGETS[@]})) ||
+        die $EX_SOFTWARE "the archive has $size bytes, more than $LIMIT for each of ${TARGETS[*]}"
     mkdir -p -- "$(dirname -- "$output")"
     mv -- "$scratch/image.tar" "$output"
-    say "$tag: $size bytes, unpacked $(stat -c %s "$scratch/berth")"
+    say "$tag: $size bytes for ${TARGETS[*]}"
+}
+
+# add TARGET: its image to the layout
+add() {
+    local image=$layout:${tag##*:} architecture directory label labels=()
+    architecture=$(architecture "$1")
+    directory=$("$root/scripts/static.sh" --target "$1")
+    while read -r label; do labels+=(--config.label "org.opencontainers.image.$label"); done < <(labels "$created")
+    install -m 0755 -- "$directory/berth" "$scratch/berth"
+    tar -C "$scratch" --mtime="$created" --owner=0 --group=0 --numeric-owner -cf "$scratch/layer.tar" berth
+    say "$1: $(stat -c %s "$scratch/berth") bytes unpacked"
+    ((${#TARGETS[@]} == 1)) || image+=-$architecture
+    umoci new --image "$image"
+    # `umoci insert` leaves the archive without its end, which not every reader takes.
+    umoci raw add-layer --image "$image" --history.created "$created" --history.created_by scripts/image.sh "$scratch/layer.tar"
+    # No user: the pod names it, since it has to be the apiserver's.
+    umoci config --image "$image" --architecture "$architecture" --os linux --created "$created" --no-history \
+        --config.entrypoint /berth "${labels[@]}"
+}
+
+# Puts all that is in the layout into an index, which has the tag.
+join() {
+    local index=$scratch/joined digest
+    jq -c --arg tag "${tag##*:}" '{schemaVersion: 2, mediaType: "application/vnd.oci.image.index.v1+json", manifests: [
+        .manifests[] | (.annotations["org.opencontainers.image.ref.name"] | ltrimstr($tag + "-")) as $architecture |
+        {mediaType, digest, size, platform: {architecture: $architecture, os: "linux"}}]}' "$layout/index.json" >"$index"
+    digest=$(sha256sum <"$index")
+    digest=${digest%% *}
+    jq -nc --arg digest "$digest" --argjson size "$(stat -c %s "$index")" --arg tag "${tag##*:}" '{schemaVersion: 2,
+        manifests: [{mediaType: "application/vnd.oci.image.index.v1+json", digest: "sha256:\($digest)", size: $size,
+        annotations: {"org.opencontainers.image.ref.name": $tag}}]}' >"$layout/index.json"
+    mv -- "$index" "$layout/blobs/sha256/$digest"
 }
 
 # labels CREATED: one a line
@@ -100,12 +127,12 @@ labels() {
         "created=$1" ${revision:+"revision=$revision"} ${repository:+"source=$repository"}
 }
 
-# verify OPTION...: of scripts/static.sh
 verify() {
-    local first
+    local first target options=()
     committed --verify
+    for target in "${TARGETS[@]}"; do options+=(--target "$target"); done
     first=$(digest)
-    build_again --tag "$tag" --output "$scratch/again.tar" "$@" >"$scratch/said"
+    build_again --tag "$tag" --output "$scratch/again.tar" "${options[@]}" >"$scratch/said"
     if ! grep -qx "DIGEST=$first" "$scratch/said"; then
         say "the second build differs: $(grep DIGEST= "$scratch/said"), not $first"
         exit 1

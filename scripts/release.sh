@@ -1,22 +1,28 @@
 #!/usr/bin/env bash
-# usage: scripts/release.sh [--output DIR] [--check | --verify]
+# usage: scripts/release.sh [--output DIR] [--target TRIPLE]... [--check | --verify]
 #
-# Makes a release of what is committed, for this machine's architecture, and prints its files:
+# Makes a release of what is committed, and prints its files; for each target
 #
 #   berth-VERSION-TARGET.tar.gz      the static berth, man pages, completions, systemd units, documents
 #   berth_VERSION_ARCH.deb           the same as a Debian package that needs no other
-#   berth-VERSION-TARGET.oci.tar     the image (scripts/image.sh)
 #   berth-VERSION-TARGET.cdx.json    what berth is made of, as CycloneDX
-#   SHA256SUMS                       of these four
 #
-# and tries them: the package is installed into an empty root, and berth runs out of it. The bytes depend on
-# the commit, Rust and Debian's packages, not on directories or the time. Needs Debian, git, jq and umoci; no root.
+# and for all of them
 #
-#   --output DIR   where to (release-VERSION in Cargo's target directory)
-#   --check        build nothing: try what is in DIR
-#   --verify       build a second time, from a clone, in another directory and with another CARGO_HOME: exit
-#                  with 1 if a file differs
-#   --help         this text
+#   berth-VERSION.oci.tar            the image (scripts/image.sh)
+#   SHA256SUMS                       of these
+#
+# and tries them: the package is installed into an empty root, and berth runs out of it; that of another architecture
+# under QEMU, if Debian's qemu-user-static or qemu-user is there. The bytes depend on the commit, Rust, Debian's packages
+# and the machine's own architecture, not on directories or the time. Needs Debian, git, jq and umoci, and what
+# scripts/static.sh says for another architecture; no root.
+#
+#   --output DIR      where to (release-VERSION in Cargo's target directory)
+#   --target TRIPLE   for this one only (x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu)
+#   --check           build nothing: try what is in DIR
+#   --verify          build a second time, from a clone, in another directory and with another CARGO_HOME: exit
+#                     with 1 if a file differs
+#   --help            this text
 #
 # Variables:
 #   SOURCE_DATE_EPOCH   the time of the files, in seconds since 1970, if not that of the commit
@@ -35,47 +41,67 @@ umask 022
 . "$root/scripts/release/try.sh"
 
 main() {
-    local check=false verify=false
+    local check=false verify=false target=() of all=()
     output=''
-    parse_options check verify output=. -- "$@"
+    parse_options check verify output=. target+=. -- "$@"
     ! $check || ! $verify || die $EX_USAGE "--check or --verify, not both"
+    ((${#target[@]})) || target=({x86_64,aarch64}-unknown-linux-gnu)
+    readonly TARGETS=("${target[@]}")
+    each_once "${TARGETS[@]}"
     need_package git jq umoci dpkg dpkg-deb dpkg-query rustc cc
     version=$(about version)
-    target=$("${RUSTC:-rustc}" -vV | sed -n 's/^host: //p')
-    arch=$(dpkg --print-architecture)
     output=$(realpath -m -- "${output:-${CARGO_TARGET_DIR:-$root/target}/release-$version}")
-    name=berth-$version-$target
-    # Debian's order puts 1.0.0~rc.1 before 1.0.0.
-    readonly FILES=("$name.tar.gz" "berth_${version/-/\~}_$arch.deb" "$name.oci.tar" "$name.cdx.json")
+    for of in "${TARGETS[@]}"; do
+        of_target "$of"
+        all+=("${FILES[@]}")
+        options+=(--target "$of")
+    done
+    readonly IMAGE=berth-$version.oci.tar
+    readonly ALL=("${all[@]}" "$IMAGE")
     scratch=$(mktemp -d -t berth-release.XXXXXX)
     trap 'rm -rf -- "$scratch"' EXIT
 
     $check || make
     try
     ! $verify || verify
-    printf '%s\n' "${FILES[@]/#/$output/}" "$output/SHA256SUMS"
+    printf '%s\n' "${ALL[@]/#/$output/}" "$output/SHA256SUMS"
+}
+
+# of_target TARGET: what its files are called, and what makes them
+of_target() {
+    triple=$1
+    arch=$(architecture "$triple")
+    name=berth-$version-$triple
+    # Debian's order puts 1.0.0~rc.1 before 1.0.0.
+    FILES=("$name.tar.gz" "berth_${version/-/\~}_$arch.deb" "$name.cdx.json")
 }
 
 make() {
-    local directory
+    local native of directory
     committed "a release"
     # Not exported: ring's build looks at it, and scripts/image.sh would build everything once more.
     time=$(epoch)
-    directory=$("$root/scripts/static.sh")
+    # It prints pages and completions, those of another architecture, too.
+    native=$("$root/scripts/static.sh")
     mkdir -p -- "$output" "$scratch/made"
     cd "$scratch/made"
-    bill_of_materials >"${FILES[3]}"
-    gather "$directory/berth" "${FILES[3]}"
-    tarball "${FILES[0]}"
-    package "${FILES[1]}"
-    "$root/scripts/image.sh" --output "${FILES[2]}" >/dev/null
-    sha256sum -- "${FILES[@]}" >SHA256SUMS
-    mv -- "${FILES[@]}" SHA256SUMS "$output"
+    for of in "${TARGETS[@]}"; do
+        of_target "$of"
+        compiler=$(compiler "$of")
+        directory=$("$root/scripts/static.sh" --target "$of")
+        bill_of_materials >"${FILES[2]}"
+        gather "$directory/berth" "${FILES[2]}" "$native/berth"
+        tarball "${FILES[0]}"
+        package "${FILES[1]}"
+    done
+    "$root/scripts/image.sh" "${options[@]}" --output "$IMAGE" >/dev/null
+    sha256sum -- "${ALL[@]}" >SHA256SUMS
+    mv -- "${ALL[@]}" SHA256SUMS "$output"
     cd "$root"
 }
 
 verify() {
-    build_again --output "$scratch/other" >/dev/null
+    build_again "${options[@]}" --output "$scratch/other" >/dev/null
     diff -- "$output/SHA256SUMS" "$scratch/other/SHA256SUMS" >&2 || {
         say "the second build differs"
         exit 1

@@ -5,8 +5,8 @@
 # like, without berth rehearse. The bytes depend on the sources, their revision, Rust, the C compiler and the C
 # library, not on directories.
 #
-#   --target TRIPLE   another target of this machine's kernel and architecture, such as
-#                     x86_64-unknown-linux-musl (Rust's own; needs a musl-gcc)
+#   --target TRIPLE   another target of this machine's kernel, such as aarch64-unknown-linux-gnu (rustup target add; Debian's
+#                     gcc-aarch64-linux-gnu and libc6-dev-arm64-cross) or x86_64-unknown-linux-musl (needs a musl-gcc)
 #   CARGO_OPTION...   what to build, for cargo build (--package berth, with the features of the image)
 #   --help            this text
 #
@@ -39,9 +39,10 @@ main() {
     ((${#options[@]})) || options=("${BERTH[@]}")
     need_cargo
     rustc=$(command -v -- "${RUSTC:-rustc}") || unavailable "no rustc here: put it on PATH or set RUSTC"
-    target=${target:-$("$rustc" -vV | sed -n 's/^host: //p')}
+    target=${target:-$(host)}
     [[ -d $("$rustc" --print sysroot)/lib/rustlib/$target ]] ||
         unavailable "Rust has no $target here: rustup target add $target"
+    use_compiler
 
     target_dir=$(realpath -m -- "${CARGO_TARGET_DIR:-$root/target}")
     home=$(realpath -m -- "${CARGO_HOME:-$HOME/.cargo}")
@@ -57,6 +58,13 @@ main() {
         "$CARGO" build --locked --profile dist --target "$target" --target-dir "$target_dir" "${options[@]}" >&2 ||
         die $EX_SOFTWARE "cargo build failed; the reason is above"
     printf '%s\n' "$target_dir/$target/dist"
+}
+
+# For another architecture a compiler of its own links; ring's build finds it by itself.
+use_compiler() {
+    local linker=CARGO_TARGET_${target//-/_}_LINKER compiler
+    compiler=$(compiler "$target")
+    [[ $compiler == cc ]] || export "${linker^^}=$compiler"
 }
 
 # One a line. Panics name the file that they are in: not with the directories of whoever built it.

@@ -14,6 +14,37 @@ need_package() {
         unavailable "cargo metadata failed; its reason is above"
 }
 
+# host: this machine's target, as Rust names it
+host() { "${RUSTC:-rustc}" -vV | sed -n 's/^host: //p'; }
+
+# architecture TARGET: as Debian and OCI name it
+architecture() {
+    case $1 in
+        x86_64-*) echo amd64 ;;
+        aarch64-*) echo arm64 ;;
+        *) die $EX_USAGE "--target $1: releases and images are for x86_64 and aarch64" ;;
+    esac
+}
+
+# each_once TARGET...: dies if two are of one architecture
+each_once() {
+    local target twice
+    twice=$(for target; do architecture "$target"; done | sort | uniq -d)
+    [[ -z $twice ]] || die $EX_USAGE "--target: two of $twice"
+}
+
+# compiler TARGET: the C compiler that links for it
+compiler() {
+    local machine=${1%%-*}
+    if [[ $machine == "$(uname -m)" ]]; then
+        echo cc
+    else
+        type -P "$machine-linux-gnu-gcc" >/dev/null ||
+            unavailable "no $machine-linux-gnu-gcc here, which links for $1: Debian's gcc-${machine/_/-}-linux-gnu"
+        echo "$machine-linux-gnu-gcc"
+    fi
+}
+
 # about KEY: berth's value in Cargo.toml
 about() { jq -r ".packages[] | select(.name == \"berth\") | .$1 // empty" <<<"$package"; }
 

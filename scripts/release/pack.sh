@@ -8,10 +8,10 @@ readonly -A LINKED=([libc.a]=LGPL-2.1-or-later [libgcc_eh.a]="GPL-3.0-or-later W
 # bill_of_materials: the crates that are linked, and which needs which, as Cargo resolves them for scripts/static.sh;
 # Rust's library and Debian's; as CycloneDX
 bill_of_materials() {
-    "$CARGO" metadata --manifest-path "$root/Cargo.toml" --locked --format-version 1 --filter-platform "$target" \
+    "$CARGO" metadata --manifest-path "$root/Cargo.toml" --locked --format-version 1 --filter-platform "$triple" \
         >"$scratch/metadata.json"
     # A dependency of build scripts and macros is in no binary.
-    "$CARGO" tree --manifest-path "$root/Cargo.toml" --locked "${BERTH[@]}" --target "$target" \
+    "$CARGO" tree --manifest-path "$root/Cargo.toml" --locked "${BERTH[@]}" --target "$triple" \
         --edges normal,no-proc-macro --prefix depth --no-dedupe --format ' {p}' |
         awk '{ id = $2 "@" substr($3, 2); path[$1] = id; print ($1 ? path[$1 - 1] : "") "\t" id }' |
         sort -u >"$scratch/edges"
@@ -25,21 +25,22 @@ bill_of_materials() {
 
 # linked: name, version, licence and purl of each library that is no crate
 linked() {
-    local file owner version rust
+    local file owner version package_arch rust
     rust=$("${RUSTC:-rustc}" -vV | sed -n 's/^release: //p')
     printf '%s\t%s\t%s\t%s\n' rust-std "$rust" "MIT OR Apache-2.0" "pkg:generic/rust-std@$rust"
     for file in $(printf '%s\n' "${!LINKED[@]}" | sort); do
         owner=$(owner "$file")
-        version=$(dpkg-query -W -f '${Version}' "$owner")
+        # What is for another architecture's compiler is of architecture "all".
+        read -r version package_arch < <(dpkg-query -W -f '${Version} ${Architecture}\n' "$owner")
         printf '%s\t%s\t%s\t%s\n' "${owner%%:*}" "$version" "${LINKED[$file]}" \
-            "pkg:deb/debian/${owner%%:*}@${version//+/%2B}?arch=$arch"
+            "pkg:deb/debian/${owner%%:*}@${version//+/%2B}?arch=$package_arch"
     done
 }
 
 # owner FILE: the Debian package that has this static library
 owner() {
     local path
-    path=$(realpath -- "$(cc -print-file-name="$1")")
+    path=$(realpath -- "$("$compiler" -print-file-name="$1")")
     dpkg-query -S "$path" 2>/dev/null | sed 's|: /.*||' | grep . ||
         die $EX_UNAVAILABLE "no Debian package has $path, which is linked into berth"
 }
@@ -75,7 +76,7 @@ TEXT
     cat "/usr/share/doc/${libc%%:*}/copyright" /usr/share/common-licenses/LGPL-2.1
 }
 
-# gather BINARY BILL: into the directory that becomes the tarball
+# gather BINARY BILL NATIVE: into the directory that becomes the tarball; NATIVE is a berth that runs here
 gather() {
     local directory=$scratch/$name
     mkdir -p -- "$directory"/{completions,man,systemd}
@@ -84,10 +85,10 @@ gather() {
         find examples -name '*.service' -exec install -m 0644 -t "$directory/systemd" {} +)
     third_party "$2" >"$directory/THIRD-PARTY"
     # Without the builder's variables for berth.
-    env -i "$directory/berth" generate man "$directory/man" >/dev/null
-    env -i "$directory/berth" generate completions bash >"$directory/completions/berth.bash"
-    env -i "$directory/berth" generate completions fish >"$directory/completions/berth.fish"
-    env -i "$directory/berth" generate completions zsh >"$directory/completions/_berth"
+    env -i "$3" generate man "$directory/man" >/dev/null
+    env -i "$3" generate completions bash >"$directory/completions/berth.bash"
+    env -i "$3" generate completions fish >"$directory/completions/berth.fish"
+    env -i "$3" generate completions zsh >"$directory/completions/_berth"
 }
 
 # tarball FILE
@@ -98,7 +99,7 @@ tarball() {
 
 # package FILE: what tarball packs, where Debian has it
 package() {
-    local from=$scratch/$name tree=$scratch/package
+    local from=$scratch/$name tree=$scratch/package-$arch
     local doc=$tree/usr/share/doc/berth units=$tree/usr/lib/systemd/system
     mkdir -p -- "$tree/DEBIAN" "$units" "$tree/usr/share/man"
     install -D -m 0755 -- "$from/berth" "$tree/usr/bin/berth"

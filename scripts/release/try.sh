@@ -9,37 +9,59 @@ wrong() {
 # is_berth COMMAND...: it runs, and is this version
 is_berth() {
     local said
-    said=$(env -i "$@" --version 2>&1) || wrong "$*: $said"
+    [[ ${run[*]} != false ]] || return 0
+    said=$(env -i "${run[@]}" "$@" --version 2>&1) || wrong "$*: $said"
     [[ $said == "berth $version" ]] || wrong "$* says '$said', not 'berth $version'"
 }
 
 try() {
-    local file
-    for file in "${FILES[@]}" SHA256SUMS; do
+    local file of
+    for file in "${ALL[@]}" SHA256SUMS; do
         [[ -f $output/$file ]] || die $EX_UNAVAILABLE "no $output/$file: run scripts/release.sh"
     done
     (cd "$output" && sha256sum --check --strict --quiet SHA256SUMS >&2) || wrong "a file is not what SHA256SUMS says"
-    try_tarball
-    try_package
-    try_bill_of_materials
+    mkdir -- "$scratch/layout" "$scratch/unpacked"
+    tar -C "$scratch/layout" -xf "$output/$IMAGE"
+    for of in "${TARGETS[@]}"; do
+        of_target "$of"
+        emulate
+        try_tarball
+        try_package
+        try_image
+        try_bill_of_materials
+    done
+}
+
+# Sets $run, before a command of this target: nothing, an emulator, or, where there is none, what is not false.
+emulate() {
+    local machine=${triple%%-*}
+    run=()
+    if [[ $machine != "$(uname -m)" ]]; then
+        run=("$(type -P "qemu-$machine-static" "qemu-$machine" | head -n 1)")
+        [[ ${run[0]} ]] || {
+            run=(false)
+            say "skipped: berth of $triple is not run: no qemu-$machine-static (Debian's qemu-user-static)"
+        }
+    fi
 }
 
 try_tarball() {
-    mkdir -- "$scratch/unpacked"
     tar -C "$scratch/unpacked" -xzf "$output/${FILES[0]}"
     is_berth "$scratch/unpacked/$name/berth"
 }
 
 # In a root that has nothing, as dpkg installs it: it needs no other package, nor a C library.
 try_package() {
-    local empty=$scratch/empty file left
+    local file left
+    empty=$scratch/empty-$arch
     mkdir -p -- "$empty"/var/lib/dpkg/{info,updates,triggers}
     touch -- "$empty/var/lib/dpkg/status"
     in_empty --install "$output/${FILES[1]}"
     in_empty --verify berth
     cmp -- "$empty/usr/bin/berth" "$scratch/unpacked/$name/berth" >&2 || wrong "the package has another berth than the tarball"
     is_berth "$empty/usr/bin/berth"
-    ((EUID)) || is_berth /usr/sbin/chroot "$empty" /usr/bin/berth
+    # An emulator would have to be in there.
+    ((EUID || ${#run[@]})) || is_berth /usr/sbin/chroot "$empty" /usr/bin/berth
     for file in share/man/man1/berth-serve.1.gz share/bash-completion/completions/berth share/zsh/vendor-completions/_berth \
         share/fish/vendor_completions.d/berth.fish share/doc/berth/copyright lib/systemd/system/berth-run@.service; do
         [[ -s $empty/usr/$file ]] || wrong "the package has no /usr/$file"
@@ -53,16 +75,31 @@ try_package() {
 
 # in_empty ACTION...: of dpkg; without root, its files belong to whoever tries it
 in_empty() {
-    dpkg --root="$scratch/empty" --log=/dev/null --force-not-root --force-bad-path "$@" >"$scratch/dpkg" 2>&1 &&
+    dpkg --root="$empty" --log=/dev/null --force-not-root --force-bad-path --force-architecture "$@" >"$scratch/dpkg" 2>&1 &&
         [[ $1 != --verify || ! -s $scratch/dpkg ]] || wrong "dpkg $*: $(cat "$scratch/dpkg")"
 }
 
+# It has the tarball's berth, where a node of this architecture looks for it.
+try_image() {
+    local manifest config
+    manifest=$(jq -r '.manifests[0].digest' "$scratch/layout/index.json")
+    ((${#TARGETS[@]} == 1)) || manifest=$(blob "$manifest" |
+        jq -r --arg arch "$arch" '.manifests[] | select(.platform == {architecture: $arch, os: "linux"}).digest')
+    config=$(blob "$(blob "$manifest" | jq -r .config.digest)" | jq -r .architecture)
+    [[ $config == "$arch" ]] || wrong "$IMAGE has an image of $config where $arch was to be"
+    blob "$(blob "$manifest" | jq -r '.layers[0].digest')" | tar -xzO berth |
+        cmp -- - "$scratch/unpacked/$name/berth" >&2 || wrong "the image for $arch has another berth than the tarball"
+}
+
+# blob DIGEST: of the image's layout
+blob() { cat -- "$scratch/layout/blobs/${1/:/\/}"; }
+
 # Panics name the file that they are in: each crate that is seen in the binary has to be there.
 try_bill_of_materials() {
-    local bill=$output/${FILES[3]} seen unknown
+    local bill=$output/${FILES[2]} seen unknown
     seen=$(grep -aoE '/cargo/[A-Za-z0-9_-]+-[0-9]+\.[0-9]+\.[0-9]+[^/]*/src' "$scratch/unpacked/$name/berth" |
         sed -E 's|/cargo/(.*)-([0-9]+\.[0-9]+\.[0-9]+[^/]*)/src|\1@\2|' | sort -u)
     (($(wc -l <<<"$seen") > 10)) || wrong "the binary names too few crates to compare: $seen"
     unknown=$(comm -23 <(echo "$seen") <(jq -r '.components[]["bom-ref"]' "$bill" | sort -u))
-    [[ -z $unknown ]] || wrong "the binary has crates that ${FILES[3]} has not: $unknown"
+    [[ -z $unknown ]] || wrong "the binary has crates that ${FILES[2]} has not: $unknown"
 }
