@@ -17,7 +17,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 /// Not in the libc crate; from linux/in.h.
-const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
+const IP_LOCAL_PORT_RANGE: c_int = 51;
 
 sockopt_impl!(
     /// Which ports the socket may have: the lowest, and the highest in the upper half.
