@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# usage: scripts/arm64.sh [STEP]...
+#
+# Builds berth and its tests for arm64, static, and runs them on this amd64 machine under Debian's qemu-user, which
+# translates the programs' instructions and passes their system calls on to this kernel. It knows neither bpf(2) nor
+# sock_diag(7), ptrace(2), openat2(2) and some options of sockets: tests that need these find it out and say so
+# ("skipped: …"). Needs root, since the kernel is told how to run programs of arm64 (binfmt_misc) and tests make
+# namespaces; Debian's gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user-static; and Rust's library for
+# aarch64-unknown-linux-gnu (rustup target add).
+#
+# Each STEP, or all:
+#   help          berth --help
+#   units         the unit tests of all crates
+#   integration   the integration tests of relay, handover, leases and records
+#   rehearse      an upgrade with simulated apiservers, through berth
+#   --help        this text
+#
+# Exit status: 0 all passed; 1 something did not; 64 a wrong argument; 69 something is missing; 70 the build failed.
+
+# shellcheck source=scripts/release/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
+
+readonly TARGET=aarch64-unknown-linux-gnu
+readonly STEPS=(help units integration rehearse)
+readonly BINFMT=/proc/sys/fs/binfmt_misc
+# Debian's own line for the kernel.
+readonly CONFIGURATION=/usr/lib/binfmt.d/qemu-aarch64.conf
+
+# Tests that do not find out themselves what is missing here: what that is, their names, or the beginning of them.
+cannot() {
+    cat <<'LIST'
+no sock_diag(7)                            sock_diag::tests::an_answer_is_not_waited_for_beyond_its_time
+all descriptors of a message are passed    seqpacket::tests::too_many_descriptors_leave_none_behind
+no IP_BIND_ADDRESS_NO_PORT                 socket::tests::connections_inherit_the_mark_of_a_listener_of_either_family
+TCP_INFO has one figure                    socket::tests::the_backlog_is_what_was_asked_for
+LIST
+}
+
+main() {
+    local step compiler
+    parse_options "ARGUMENT=$(one_of "${STEPS[@]}")" -- "$@"
+    ((${#arguments[@]})) || arguments=("${STEPS[@]}")
+    need_root "namespaces and binfmt_misc"
+    need_cargo
+    [[ -f $CONFIGURATION ]] || unavailable "no $CONFIGURATION: Debian's qemu-user-static"
+    [[ -d $(rustc --print sysroot)/lib/rustlib/$TARGET ]] || unavailable "Rust has no $TARGET here: rustup target add $TARGET"
+    compiler=$(compiler "$TARGET")
+    # Static, so that they need nothing of arm64 here.
+    export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$compiler
+    export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS=-Ctarget-feature=+crt-static
+    # Each translates on a core of its own, some ten times slower than it would run.
+    export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(nproc)}
+    cd "$root"
+    build --target "$TARGET" --bins --lib --tests
+    berth=$(target_directory)/$TARGET/debug/berth
+    can_run
+    for step in "${arguments[@]}"; do
+        say "$step"
+        "step_$step"
+    done
+}
+
+# can_run: the kernel runs programs of arm64
+can_run() {
+    mountpoint -q "$BINFMT" || mount -t binfmt_misc binfmt_misc "$BINFMT"
+    if [[ ! -e $BINFMT/qemu-aarch64 ]]; then
+        cat "$CONFIGURATION" >"$BINFMT/register"
+        trap 'echo -1 >"$BINFMT/qemu-aarch64"' EXIT
+    fi
+}
+
+step_help() {
+    "$berth" --version
+    "$berth" --help
+}
+
+step_units() { tests --workspace --exclude berth-fuzz --lib; }
+
+step_integration() { tests --test integration -- relay:: handover::; }
+
+step_rehearse() { "$berth" rehearse --compare berth; }
+
+# tests OPTION... [-- NAME...]: of cargo test
+tests() {
+    local line skip=()
+    while IFS= read -r line; do
+        say "skipped: ${line##* }: ${line%%  *}"
+        skip+=(--skip "${line##* }")
+    done < <(cannot)
+    [[ " $* " == *" -- "* ]] || set -- "$@" --
+    "$CARGO" test --locked --no-fail-fast --target "$TARGET" "$@" "${skip[@]}"
+}
+
+main "$@"
