@@ -7,6 +7,7 @@ use nix::unistd::Pid;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -16,7 +17,15 @@ const LONG: Duration = Duration::from_secs(120);
 
 /// `berth` with a clean environment.
 pub(crate) fn berth<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    berth_at(Path::new(BERTH), args)
+}
+
+/// The `berth` that these tests are of.
+pub(crate) const BERTH: &str = env!("CARGO_BIN_EXE_berth");
+
+/// Another `berth`, the same way.
+pub(crate) fn berth_at<S: AsRef<std::ffi::OsStr>>(program: &Path, args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(program);
     clean(&mut command);
     command.args(args);
     command

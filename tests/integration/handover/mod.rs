@@ -18,3 +18,4 @@ mod run_dir;
 mod share;
 mod standstill;
 mod upgrades;
+mod versions;

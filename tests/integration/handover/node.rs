@@ -1,7 +1,7 @@
 //! A run directory, its shims, and echo servers that can go away.
 
 use crate::support::net::{free_address, fresh_ip, listening, queued_at};
-use crate::support::process::{Running, berth, output_of};
+use crate::support::process::{BERTH, Running, berth_at, output_of};
 use crate::support::shim::ask;
 use crate::support::stopped::Stopped;
 use crate::support::{PATIENCE, eventually, in_memory, skipped};
@@ -16,9 +16,9 @@ use nix::unistd::{Pid, chown};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex};
 use std::time::Instant;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -76,20 +76,31 @@ pub(crate) struct Node {
     pub(crate) listen: SocketAddr,
     /// Whose shims and run directory they are, if not ours.
     uid: Option<u32>,
+    /// The berth that it starts next.
+    program: Mutex<PathBuf>,
 }
 
 impl Node {
     pub(crate) fn new() -> Self {
-        Self { temp: in_memory(), listen: free_address(), uid: None }
+        Self { temp: in_memory(), listen: free_address(), uid: None, program: Mutex::new(BERTH.into()) }
     }
 
     /// One of another uid's, or why that cannot be had.
     pub(crate) fn of(uid: u32) -> Result<Self, String> {
-        let mut version = berth(["--version"]);
+        let mut version = berth_at(Path::new(BERTH), ["--version"]);
         version.uid(uid).gid(uid).status().map_err(|error| format!("berth cannot be run as uid {uid}: {error}"))?;
         let node = Self { uid: Some(uid), ..Self::new() };
         chown(node.temp.path(), Some(uid.into()), Some(uid.into())).map_err(|error| error.to_string())?;
         Ok(node)
+    }
+
+    /// What it starts from here on is another berth, or this one again.
+    pub(crate) fn install(&self, program: &Path) {
+        program.clone_into(&mut self.program.lock().unwrap());
+    }
+
+    fn berth_with(&self, args: &[&str]) -> Command {
+        berth_at(&self.program.lock().unwrap(), args)
     }
 
     pub(crate) fn listening_at(self, listen: SocketAddr) -> Self {
@@ -112,7 +123,7 @@ impl Node {
     }
 
     fn command(&self, command: &str, id: &str) -> Command {
-        let mut command = berth([command, "--listen", &self.listen.to_string(), "--instance", id]);
+        let mut command = self.berth_with(&[command, "--listen", &self.listen.to_string(), "--instance", id]);
         command.arg("--run-dir").arg(self.run_dir());
         if let Some(uid) = self.uid {
             command.uid(uid).gid(uid);
@@ -189,7 +200,7 @@ impl Node {
     #[track_caller]
     pub(crate) fn asked(&self, command: &[&str]) -> (Option<i32>, String, String) {
         eventually(&format!("an answer to {command:?}"), || {
-            let told = output_of(berth(command).arg("--run-dir").arg(self.run_dir()));
+            let told = output_of(self.berth_with(command).arg("--run-dir").arg(self.run_dir()));
             Some(told).filter(|(_, out, _)| !out.contains("does not answer within"))
         })
     }

@@ -3,11 +3,13 @@
 use super::node::{Echo, Node, Shim, from_afar, on_a_node_of_its_own};
 use crate::support::eventually;
 use crate::support::net::{Backend, client_hello, connect, connect_from, fresh_ip, ping, queued_at, read};
+use crate::support::process::BERTH;
 use berth_node::ipc;
 use nix::sys::signal::Signal;
 use socket2::SockRef;
 use std::io::Write;
 use std::net::TcpStream;
+use std::path::Path;
 
 #[test]
 fn what_was_accepted_after_sigterm_outlives_the_shim() {
@@ -84,6 +86,12 @@ fn all_outlive(mut a: Shim, mut clients: Vec<TcpStream>, passes: u64) {
 /// ends with the shim that leaves.
 #[test]
 fn many_at_once_outlive_the_shim() {
+    many_at_once([Path::new(BERTH); 2]);
+}
+
+/// The shims of these two programs.
+#[track_caller]
+pub(crate) fn many_at_once([program_a, program_b]: [&Path; 2]) {
     const CLIENTS: u64 = 300;
     let (node, second) = (Node::new(), Echo::new());
     // It takes connections and never answers.
@@ -91,7 +99,9 @@ fn many_at_once_outlive_the_shim() {
     SockRef::from(&first.0).listen(4096).unwrap();
     let options = ["--hold", "60s", "--max-openings", "off"];
     let of_a = [&options[..], &["--probe-interval", "1h", "--drain-timeout", "1s"]].concat();
+    node.install(program_a);
     let a = node.joined("a", first.address(), &of_a);
+    node.install(program_b);
     let b = node.joined("b", second.address, &options);
     a.until_counted("guard", 1);
     b.until_counted("guard", 1);

@@ -4,10 +4,12 @@ use super::load;
 use super::node::{ACCEPTS, Echo, Node, Shim, number};
 use crate::support::eventually;
 use crate::support::net::{client_hello, connect, ping, queued_at, read};
+use crate::support::process::BERTH;
 use berth_node::terms::Phase;
 use nix::sys::signal::Signal;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::time::Duration;
 
 pub(crate) const CLIENTS: u32 = 128;
@@ -60,29 +62,37 @@ fn switch(node: &Node, shim: &Shim, next: &Shim) -> bool {
     took == 0
 }
 
-/// Each upgrade is between two shims alone, under load.
 #[test]
 fn consecutive_upgrades_lose_nothing() {
+    upgrades(&[Path::new(BERTH)], number("BERTH_UPGRADES", 10));
+}
+
+/// Each upgrade is between two shims alone, under load, and to the next of these programs in turn. At least so many are shown to
+/// depend on the sibling, from each of the programs as many.
+#[track_caller]
+pub(crate) fn upgrades(programs: &[&Path], times: usize) {
     let migrate = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").unwrap_or_default();
     assert_ne!(migrate.trim(), "1", "with net.ipv4.tcp_migrate_req=1 the kernel does it: nothing is shown");
 
-    let times = number("BERTH_UPGRADES", 10);
     let node = Node::new();
+    node.install(programs[0]);
     // Not one goes before the end: to wait for it is to read a table of all sockets, and the load is there.
     let mut instances = vec![Echo::new()];
     let mut shim = node.joined("i0", instances[0].address, OPTIONS);
-    let (mut certain, mut switches) = (0, 0);
+    let (mut certain, mut switches) = (vec![0; programs.len()], 0);
     // The first shim is alone, so this client is its own; each of the next gets one of its own when it is alone.
     let mut client = served(&node);
     let load = load::start(node.listen, CLIENTS, PERIOD);
     load.more(100);
-    while certain < times {
-        assert!(switches < 10 * times, "{certain} of {switches} upgrades count");
+    while certain.iter().any(|certain| certain * programs.len() < times) {
+        assert!(switches < 10 * times, "{certain:?} of {switches} upgrades count");
+        let from = switches % programs.len();
         switches += 1;
+        node.install(programs[switches % programs.len()]);
         let instance = Echo::new();
         let next = node.joined(&format!("i{switches}"), instance.address, OPTIONS);
         instances.push(instance);
-        certain += usize::from(switch(&node, &shim, &next));
+        certain[from] += usize::from(switch(&node, &shim, &next));
         // It lived as long as its client.
         ping(&mut client, b"still there");
         client = served(&node);
@@ -93,7 +103,7 @@ fn consecutive_upgrades_lose_nothing() {
     }
     let record = load.end();
     println!(
-        "{switches} upgrades, {certain} with {QUEUED} clients in the queue: {} connections, slowest {:?}, lost: {}",
+        "{switches} upgrades, {certain:?} with {QUEUED} clients in the queue: {} connections, slowest {:?}, lost: {}",
         record.begun.len(),
         record.slowest,
         record.kinds()

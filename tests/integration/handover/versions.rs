@@ -1,0 +1,137 @@
+//! Upgrades of berth itself: shims of two versions on one node.
+//!
+//! Until there is a release to begin from, the other version is this one, built from a copy of its sources whose messages
+//! are changed as a version may change them. The sources themselves have no switch for that.
+
+use super::node::{Node, runtime};
+use super::passing::many_at_once;
+use super::upgrades::upgrades;
+use crate::support::process::BERTH;
+use crate::support::shim::ask;
+use berth_node::ipc::wire::{Ask, Reply, Share, VERSION};
+use berth_node::terms::Phase;
+use berth_os::seqpacket;
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What is sent among shims and written for them.
+const MESSAGES: [&str; 4] = ["ipc/wire.rs", "terms.rs", LEASE, "registry/instance.rs"];
+/// A shim without a record needs what may be missing in its lease.
+const LEASE: &str = "registry/lease.rs";
+
+/// To the other version and back, again and again, under load; and what two shims that stay do for each other.
+#[test]
+#[ignore = "builds berth twice more; run by .ci/run nightly"]
+fn upgrades_of_berth_itself_lose_nothing() {
+    let own = Path::new(BERTH);
+    let mut others = [VERSION - 1, VERSION + 1].map(|version| (built(version), Some(version))).to_vec();
+    // The last release, if there is one.
+    others.extend(std::env::var_os("BERTH_PREVIOUS").map(|previous| (previous.into(), None)));
+    for (other, version) in &others {
+        let known = [(own, Some(VERSION)), (other, *version)];
+        println!("{} and {}:", own.display(), other.display());
+        pair(known);
+        pair([known[1], known[0]]);
+        many_at_once([own, other]);
+        many_at_once([other, own]);
+        upgrades(&[own, other], 10);
+    }
+}
+
+/// The shim of the first version, beside the second's: it is asked by the second's commands, and leaves.
+#[track_caller]
+fn pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 2]) {
+    let node = Node::new();
+    let [(a, _of_a), (b, _of_b)] = [("a", first), ("b", second)].map(|(id, program)| {
+        node.install(program);
+        let instance = node.exec(id);
+        (node.launch(id, &[]), instance)
+    });
+    for shim in [&a, &b] {
+        shim.until_joined();
+        shim.until("both records read", |status| status.instances.len() == 2);
+        shim.until_counted("guard", 1);
+    }
+    for (shim, version) in [(&a, version), (&b, version_of_second)] {
+        let Some(version) = version else { continue };
+        let refused = refused(&shim.path);
+        assert!(refused.ends_with(&format!("with version {version}")), "not the version that was built: {refused}");
+        let [old, new] = ["a", "b"].map(|id| id.parse().unwrap());
+        let share = Share { old, new, permille: 500, salt: 7, lease_ms: 1, local: true };
+        match ask(&runtime(), &shim.path, &Ask::Share(share)).unwrap() {
+            Reply::Refused(why) if version < 2 => assert!(why.starts_with("version 2 is not known"), "{why}"),
+            reply => assert!(reply == Reply::Done && version >= 2, "version {version}: {reply:?}"),
+        }
+    }
+    let (code, out, log) = node.asked(&["status"]);
+    assert!(code == Some(0) && out.matches("joined").count() == 2, "{code:?}: {out}{log}");
+    let (code, out, log) = node.asked(&["drain", "--instance", "a", "--wait", "--if-sibling"]);
+    assert!(code == Some(0) && !out.contains("not drained"), "{code:?}: {out}{log}");
+    assert_eq!(a.status().state, Phase::Left);
+    a.leave();
+    b.leave();
+}
+
+/// Why a shim refuses a request of a version that is far ahead: it says which one it knows.
+fn refused(path: &Path) -> String {
+    let socket = seqpacket::dial(path).unwrap();
+    seqpacket::transmit(socket.as_fd(), br#"{"version":99,"ask":"status"}"#, &[]).unwrap();
+    let mut reply = [0; 1024];
+    let length =
+        crate::support::eventually("a reply", || Some(seqpacket::receive(socket.as_fd(), &mut reply).ok()?.length));
+    match berth_node::ipc::wire::parse_reply(&reply[..length]).unwrap() {
+        Reply::Refused(why) => why,
+        other => panic!("version 99 is not refused: {other:?}"),
+    }
+}
+
+/// Builds this berth with another version of its messages: a lower one leaves out what may be missing, a higher one sends what is
+/// not known here.
+fn built(version: u32) -> PathBuf {
+    let (root, tmp) = (Path::new(env!("CARGO_MANIFEST_DIR")), Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let name = format!("berth-wire-{version}");
+    let (copy, target) = (tmp.join(&name), tmp.parent().unwrap());
+    let _ = fs::remove_dir_all(&copy);
+    fs::create_dir(&copy).unwrap();
+    let sources = ["Cargo.toml", "Cargo.lock", "src", "crates", "fuzz", "tests"].map(|name| root.join(name));
+    done(Command::new("cp").args(["-r", "--symbolic-link"]).args(sources).arg(&copy));
+    for file in MESSAGES {
+        let path = copy.join("crates/node/src").join(file);
+        let mut text = fs::read_to_string(&path).unwrap();
+        let before = text.clone();
+        if version < VERSION && file != LEASE {
+            text = text.replace("#[serde(default, skip_serializing_if", "#[serde(skip, default, skip_serializing_if");
+        } else if version > VERSION {
+            // A field "later" in each.
+            for name in ["Update", "Announce", "Status", "Lease", "Record"] {
+                let begin = format!("pub struct {name} {{");
+                text = text.replace(&begin, &format!("#[serde(tag = \"later\")]\n{begin}"));
+            }
+            text = text.replace("pub const STATE_VERSION: u32 = 1;", "pub const STATE_VERSION: u32 = 2;");
+        }
+        text = text.replace(&format!("const VERSION: u32 = {VERSION};"), &format!("const VERSION: u32 = {version};"));
+        assert!(text != before || (version < VERSION && file == LEASE), "nothing is changed in {file}");
+        replace(&path, &text);
+    }
+    // Of another name: dependencies are there already in this directory, and berth's own place has this berth.
+    let manifest = copy.join("Cargo.toml");
+    let text = fs::read_to_string(&manifest).unwrap().replace("run = \"berth\"", &format!("run = {name:?}"));
+    replace(&manifest, &format!("{text}\n[[bin]]\nname = {name:?}\npath = \"src/main.rs\"\n"));
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--locked", "--bin", &name, "--no-default-features", "--target-dir"]).arg(target);
+    done(cargo.current_dir(&copy));
+    target.join("debug").join(name)
+}
+
+/// The link alone, not what it leads to.
+fn replace(link: &Path, text: &str) {
+    fs::remove_file(link).unwrap();
+    fs::write(link, text).unwrap();
+}
+
+#[track_caller]
+fn done(command: &mut Command) {
+    assert!(command.status().unwrap().success(), "{command:?}");
+}
