@@ -5,6 +5,7 @@
 //! is upgraded under `berth bridge`, and without. And etcd under a bridge, `berth grant` and the lock of
 //! `berth upgrade`, and bridges of nodes of IPv6 (`e2e/`). And `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances
 //! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and which clients are relayed.
+//! And the files of a release on a node without a compiler.
 //!
 //! They take minutes, so they run when they are asked for: `cargo test --test e2e -- --ignored [NAME]`, as `.ci/run` does. Where they
 //! cannot be run (they need root, some tools, and binaries that are there already) they count as ignored and print why. Rust's own
@@ -22,6 +23,9 @@ mod etcd_members;
 #[cfg(feature = "operate")]
 #[path = "e2e/grant.rs"]
 mod grant;
+#[cfg(all(feature = "operate", feature = "rehearse"))]
+#[path = "e2e/install.rs"]
+mod install;
 #[cfg(feature = "operate")]
 #[path = "e2e/ipv6.rs"]
 mod ipv6;
@@ -128,6 +132,13 @@ fn main() -> ExitCode {
             Ok(binaries) => nodes::rehearsal(&binaries).map(|()| Completion::Completed),
         }
     }));
+    #[cfg(all(feature = "operate", feature = "rehearse"))]
+    trials.push(Trial::ignorable_test("a_node_without_a_compiler_installs_a_release", || {
+        match obstacle_of_machine(install::TOOLS).map_or_else(install::release, Err) {
+            Err(why) => Ok(Completion::ignored_with(why)),
+            Ok(release) => install::on_a_node_without_a_compiler(&release).map(|()| Completion::Completed),
+        }
+    }));
     if !arguments.ignored && !arguments.include_ignored {
         println!("with real programs, some minutes each: cargo test --test e2e -- --ignored");
     }
@@ -147,6 +158,12 @@ fn run(script: &str, arguments: &[&str]) -> Result<(), Failed> {
 
 /// Why it cannot be run here.
 fn obstacle(tools: &[&str]) -> Option<String> {
+    let check = || output(Command::new(root().join("scripts/kube-apiserver.sh")).arg("--check")).err();
+    obstacle_of_machine(tools).or_else(check)
+}
+
+/// The same for what needs no kube-apiserver.
+fn obstacle_of_machine(tools: &[&str]) -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("it needs root, for network namespaces".into());
     }
@@ -162,7 +179,7 @@ fn obstacle(tools: &[&str]) -> Option<String> {
         return Some(format!("no network namespace can be made: {why}"));
     }
     let _ = output(Command::new("ip").args(["netns", "del", &probe]));
-    output(Command::new(root().join("scripts/kube-apiserver.sh")).arg("--check")).err()
+    None
 }
 
 /// Why nothing can be steered to it here, or it cannot be run at all.

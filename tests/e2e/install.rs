@@ -1,0 +1,230 @@
+//! The files of a release (`scripts/release.sh`), as docs/get.md and the README say that they are installed: on a node of the fewest
+//! packages that Debian has, without a compiler, out of a registry and from a server of files that have the names of the real ones.
+
+use crate::support::process::{Running, output_of};
+use crate::support::{eventually, net::listening};
+use berth_rehearse::{certs, log::Recorder, store::Store, store_server};
+use libtest_mimic::Failed;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+pub(crate) const TOOLS: &[&str] = &["curl", "debootstrap", "docker-registry", "skopeo"];
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Where the documents have the image.
+const REGISTRY: &str = "registry.example";
+/// What no node has.
+const COMPILERS: [&str; 5] = ["cargo", "cc", "gcc", "go", "rustc"];
+
+/// The directory that scripts/release.sh made, or why there is none.
+pub(crate) fn release() -> Result<PathBuf, String> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let release = target.join(format!("release-{VERSION}"));
+    if release.join("SHA256SUMS").is_file() {
+        Ok(release)
+    } else {
+        Err("it needs scripts/release.sh to have run".into())
+    }
+}
+
+pub(crate) fn on_a_node_without_a_compiler(release: &Path) -> Result<(), Failed> {
+    let temp = tempfile::tempdir()?;
+    let root = temp.path().join("root");
+    let suite = of_this_machine("VERSION_CODENAME")?;
+    let packages = "--include=ca-certificates,containerd,curl,runc";
+    done(Command::new("debootstrap").args(["--variant=minbase", packages, &suite]).arg(&root));
+    std::thread::scope(|scope| scope.spawn(|| installed(release, temp.path(), &root)).join())
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// In namespaces of this thread's.
+fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)?;
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+    for command in ["link set lo up", "addr add 10.77.0.1/32 dev lo"] {
+        done(Command::new("ip").args(command.split(' ')));
+    }
+    let bind =
+        |from: &Path, to: &Path| mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>);
+    // A mount, as the root of a machine is.
+    bind(root, root)?;
+    for directory in ["proc", "sys", "dev"] {
+        bind(&Path::new("/").join(directory), &root.join(directory))?;
+    }
+    let host = env!("CARGO_PKG_REPOSITORY").split('/').nth(2).unwrap();
+    let hosts = root.join("etc/hosts");
+    fs::write(&hosts, format!("127.0.0.1 localhost {host}\n127.0.0.2 {REGISTRY}\n"))?;
+    bind(&hosts, Path::new("/etc/hosts"))?;
+    for compiler in COMPILERS {
+        let (code, out, _) = output_of(&mut at(root, &format!("command -v {compiler}")));
+        assert!(code != Some(0), "the node has {out}");
+    }
+
+    // One certificate for both servers, which this node trusts.
+    let [certificate, key] = ["servers.crt", "servers.key"].map(|name| temp.join(name));
+    let names = format!("subjectAltName=DNS:{host},DNS:{REGISTRY}");
+    let mut request = Command::new("openssl");
+    request.args([
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=servers",
+        "-addext",
+        &names,
+        "-keyout",
+    ]);
+    done(request.arg(&key).arg("-out").arg(&certificate));
+    fs::copy(&certificate, root.join("etc/ssl/certs/ca-certificates.crt"))?;
+    let _files = files(release, temp, &certificate, &key)?;
+    let (_registry, digest) = registry(release, temp, &certificate, &key)?;
+    let _containerd = Running::start(&mut at(root, "exec containerd"));
+    eventually("containerd", || root.join("run/containerd/containerd.sock").exists().then_some(()));
+
+    let (command, _own) = kube_apiserver(root)?;
+    // kubeadm's layout is not here, which the README's line is for: it is told what there is.
+    let told = format!("berth bridge --dry-run --command '{command}' --probe-ca /etc/kubernetes/pki/ca.crt");
+    for document in ["README.md", "docs/get.md"] {
+        let lines = lines(document)?.replace("DIGEST", &digest).replace("berth bridge --dry-run", &told);
+        assert!(lines.contains(&told) && lines.contains("sha256sum --check"), "{document}: {lines}");
+        let (code, out, err) = output_of(&mut at(root, &format!("set -x; cd \"$(mktemp -d)\"; {lines}")));
+        println!("{err}{out}");
+        assert_eq!(code, Some(0), "{document}: {err}{out}");
+        assert!(out.contains("kube-apiserver is ready at 10.77.0.1:6443"), "{document}: {out}");
+        let (code, out, _) = output_of(&mut at(root, "ctr -n k8s.io images ls -q"));
+        let pulled = format!("{REGISTRY}/berth@sha256:{digest}");
+        let imported = format!("localhost/berth:v{VERSION}");
+        let wanted = if document == "README.md" { vec![&pulled] } else { vec![&pulled, &imported] };
+        assert!(
+            code == Some(0) && wanted.into_iter().all(|image| out.lines().any(|line| line == image)),
+            "{document}: {out}"
+        );
+    }
+    // A file that is not the one that was released is not installed.
+    for file in fs::read_dir(temp.join("files"))?.flatten() {
+        if file.file_name().to_string_lossy().ends_with(".deb") {
+            fs::remove_file(file.path())?;
+            fs::write(file.path(), "another")?;
+        }
+    }
+    let (code, out, err) = output_of(&mut at(root, &format!("cd \"$(mktemp -d)\"; {}", lines("README.md")?)));
+    assert!(code != Some(0) && out.contains("FAILED"), "{code:?}: {out}{err}");
+    assert!(!root.join("usr/bin/berth").exists(), "{out}{err}");
+    Ok(())
+}
+
+/// The commands of a document about installing, in their order.
+fn lines(document: &str) -> Result<String, Failed> {
+    let text = fs::read_to_string(crate::root().join(document))?;
+    let part = match document {
+        "README.md" => text.split("\n## ").find(|part| part.starts_with("Install\n")).ok_or("no part Install")?,
+        _ => &text,
+    };
+    let blocks = part.split("\n```sh\n").skip(1).map(|block| block.split("\n```\n").next().unwrap());
+    Ok(blocks.collect::<Vec<_>>().join("\n"))
+}
+
+/// What the address of the repository leads to, with the release's files.
+fn files(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Result<Running, Failed> {
+    let path = env!("CARGO_PKG_REPOSITORY").splitn(4, '/').last().unwrap();
+    let (base, directory) =
+        (temp.join("www"), temp.join("www").join(path).join(format!("releases/download/v{VERSION}")));
+    fs::create_dir_all(directory.parent().unwrap())?;
+    symlink(temp.join("files"), &directory)?;
+    done(Command::new("cp").arg("-r").arg(release).arg(temp.join("files")));
+    let mut server = Command::new("openssl");
+    server
+        .args(["s_server", "-quiet", "-accept", "127.0.0.1:443", "-WWW", "-cert"])
+        .arg(certificate)
+        .arg("-key")
+        .arg(key);
+    let server = Running::start(server.current_dir(base));
+    up("127.0.0.1:443");
+    Ok(server)
+}
+
+/// A registry with the image, pushed as RELEASING.md says, and its digest.
+fn registry(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Result<(Running, String), Failed> {
+    let config = temp.join("registry.yml");
+    fs::write(
+        &config,
+        format!(
+            "version: 0.1\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n\
+             http: {{addr: '127.0.0.2:443', tls: {{certificate: {}, key: {}}}}}\n",
+            temp.join("registry").display(),
+            certificate.display(),
+            key.display()
+        ),
+    )?;
+    let registry = Running::start(Command::new("docker-registry").arg("serve").arg(config));
+    up("127.0.0.2:443");
+    let image = format!("docker://{REGISTRY}/berth:v{VERSION}");
+    let skopeo = || {
+        let mut skopeo = Command::new("skopeo");
+        skopeo.args(["--insecure-policy"]).env("SSL_CERT_FILE", certificate);
+        skopeo
+    };
+    let archive =
+        fs::read_dir(release)?.flatten().find(|file| file.file_name().to_string_lossy().ends_with(".oci.tar"));
+    done(skopeo().args(["copy", "--all"]).arg(format!("oci-archive:{}", archive.unwrap().path().display())).arg(&image));
+    let (code, digest, err) = output_of(skopeo().args(["inspect", "--format", "{{.Digest}}", &image]));
+    assert_eq!(code, Some(0), "{err}");
+    Ok((registry, digest.trim().trim_start_matches("sha256:").to_owned()))
+}
+
+/// The node's own, simulated, and its command line.
+fn kube_apiserver(root: &Path) -> Result<(String, Running), Failed> {
+    let pki = root.join("etc/kubernetes/pki");
+    fs::create_dir_all(&pki)?;
+    let certs = certs::make(&pki, &["10.77.0.1".parse()?])?;
+    certs.issue("own")?;
+    fs::copy(crate::BERTH, root.join("usr/local/bin/kube-apiserver"))?;
+    let listener = std::os::unix::net::UnixListener::bind(root.join("store"))?;
+    listener.set_nonblocking(true)?;
+    std::thread::spawn(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::UnixListener::from_std(listener).unwrap();
+            store_server::serve(listener, Arc::<Store>::default(), Arc::<Recorder>::default()).await;
+        });
+    });
+    let command = "/usr/local/bin/kube-apiserver stand-in --bind-address=0.0.0.0 --secure-port=6443 --stand-in-name=own \
+                   --etcd-servers=unix:///store --tls-cert-file=/etc/kubernetes/pki/own.crt \
+                   --tls-private-key-file=/etc/kubernetes/pki/own.key --client-ca-file=/etc/kubernetes/pki/ca.crt";
+    let own = Running::start(&mut at(root, &format!("exec {command}")));
+    up("0.0.0.0:6443");
+    Ok((command.to_owned(), own))
+}
+
+/// What runs on the node.
+fn at(root: &Path, script: &str) -> Command {
+    let mut chroot = Command::new("chroot");
+    chroot.arg(root).args(["/bin/bash", "-euc", script]).env_clear();
+    chroot.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    chroot
+}
+
+#[track_caller]
+fn up(address: &str) {
+    eventually(address, || (!listening(address.parse().unwrap()).is_empty()).then_some(()));
+}
+
+/// A line of /etc/os-release.
+fn of_this_machine(key: &str) -> Result<String, Failed> {
+    let text = fs::read_to_string("/etc/os-release")?;
+    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    Ok(value.ok_or(format!("/etc/os-release has no {key}"))?.trim_matches('"').to_owned())
+}
+
+#[track_caller]
+fn done(command: &mut Command) {
+    let (code, out, err) = output_of(command);
+    assert_eq!(code, Some(0), "{command:?}: {out}{err}");
+}
