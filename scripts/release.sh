@@ -10,6 +10,7 @@
 # and for all of them
 #
 #   berth-VERSION.oci.tar            the image (scripts/image.sh)
+#   berth-chart-VERSION.tgz          the Helm chart
 #   SHA256SUMS                       of these
 #
 # and tries them: the package is installed into an empty root, and berth runs out of it; that of another architecture
@@ -57,7 +58,8 @@ main() {
         options+=(--target "$of")
     done
     readonly IMAGE=berth-$version.oci.tar
-    readonly ALL=("${all[@]}" "$IMAGE")
+    readonly CHART=berth-chart-$version.tgz
+    readonly ALL=("${all[@]}" "$IMAGE" "$CHART")
     scratch=$(mktemp -d -t berth-release.XXXXXX)
     trap 'rm -rf -- "$scratch"' EXIT
 
@@ -91,10 +93,11 @@ make() {
         directory=$("$root/scripts/static.sh" --target "$of")
         bill_of_materials >"${FILES[2]}"
         gather "$directory/berth" "${FILES[2]}" "$native/berth"
-        tarball "${FILES[0]}"
+        tarball "$scratch" "$name" "${FILES[0]}"
         package "${FILES[1]}"
     done
     "$root/scripts/image.sh" "${options[@]}" --output "$IMAGE" >/dev/null
+    tarball "$root/charts" berth "$CHART"
     sha256sum -- "${ALL[@]}" >SHA256SUMS
     mv -- "${ALL[@]}" SHA256SUMS "$output"
     cd "$root"

@@ -91,10 +91,10 @@ gather() {
     env -i "$3" generate completions zsh >"$directory/completions/_berth"
 }
 
-# tarball FILE
+# tarball DIRECTORY NAME FILE: of what is called so there
 tarball() {
-    tar -C "$scratch" --sort=name --mtime="@$time" --owner=0 --group=0 --numeric-owner -cf - "$name" |
-        gzip -9n >"$1"
+    tar -C "$1" --sort=name --mtime="@$time" --owner=0 --group=0 --numeric-owner --mode=a+rX,u+w,go-w -cf - "$2" |
+        gzip -9n >"$3"
 }
 
 # package FILE: what tarball packs, where Debian has it

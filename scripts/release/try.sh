@@ -30,6 +30,7 @@ try() {
         try_image
         try_bill_of_materials
     done
+    try_chart
 }
 
 # Sets $run, before a command of this target: nothing, an emulator, or, where there is none, what is not false.
@@ -102,4 +103,12 @@ try_bill_of_materials() {
     (($(wc -l <<<"$seen") > 10)) || wrong "the binary names too few crates to compare: $seen"
     unknown=$(comm -23 <(echo "$seen") <(jq -r '.components[]["bom-ref"]' "$bill" | sort -u))
     [[ -z $unknown ]] || wrong "the binary has crates that ${FILES[2]} has not: $unknown"
+}
+
+# Helm, where there is one, reads it as it lies there.
+try_chart() {
+    tar -C "$scratch" -xzf "$output/$CHART"
+    diff -r -- "$root/charts/berth" "$scratch/berth" >&2 || wrong "$CHART is not charts/berth"
+    ! type -P helm >/dev/null || helm lint --strict --quiet --set image=a:b --set kubeApiserver.image=a:b "$output/$CHART" >&2 ||
+        wrong "helm does not take $CHART"
 }
