@@ -14,7 +14,8 @@
 //!
 //! Intervals in which the old instance suffers too are left out, with the one after, since the two do not see an outage
 //! of etcd at the same moment; so are requests that the old one never had. Whether it suffers shows in its own requests:
-//! times count only while it has some (`BESIDE`), for without them a busy machine looks like a slow version.
+//! times count only while it has some (`BESIDE`), for without them a busy machine looks like a slow version; and where
+//! it answers slowly, whatever it is asked for, the new one may as well.
 //!
 //! The probability of a false alarm ([`ALPHA`]) is divided among signals and, within each, among all requests,
 //! resources, verbs and their combinations (as many as the old instance had before the first step): family-wise, by
@@ -369,9 +370,9 @@ impl Judge {
             history.new.merge(histogram);
             Some((id, Counts { bad: histogram.above(history.slow?), all: histogram.total() }))
         });
-        let mut beside: BTreeMap<Signal, f64> = BTreeMap::new();
-        was.iter().for_each(|(id, old)| *beside.entry(id.0).or_default() += old.all);
-        let alone = |signal: &Signal| signal.is_time() && beside.get(signal).is_none_or(|requests| *requests < BESIDE);
+        let mut beside: BTreeMap<Signal, Counts> = BTreeMap::new();
+        was.iter().for_each(|(id, old)| beside.entry(id.0).or_default().add(old.bad, old.all));
+        let beside = |signal: &Signal| beside.get(signal).copied().filter(|_| signal.is_time());
         let all: Vec<_> = slow.collect();
         for (id, new) in all.into_iter().chain(from.counts.iter().map(|(id, new)| (id, *new))) {
             let (signal, subject) = id;
@@ -379,11 +380,12 @@ impl Judge {
             self.step.requests += if is_request { new.all } else { 0.0 };
             let known = self.history.get(id).filter(|history| history.counts.all >= ENOUGH);
             let Some(history) = known.filter(|_| new.all > 0.0) else { continue };
-            if alone(signal) || *signal == Signal::Rejections && busy.contains(subject) {
+            let alone = signal.is_time() && beside(signal).is_none_or(|old| old.all < BESIDE);
+            if alone || *signal == Signal::Rejections && busy.contains(subject) {
                 continue;
             }
             self.step.compared += if is_request { new.all } else { 0.0 };
-            let now = was.get(id).map_or(0.0, |old| old.share());
+            let now = was.get(id).copied().into_iter().chain(beside(signal)).map(Counts::share).fold(0.0, f64::max);
             let old = history.counts.share().max(now) * new.all;
             let allowed = (signal.tolerance() * new.all + RATIO * old + history.most * seconds).min(new.all);
             for level in subject.levels() {

@@ -308,6 +308,22 @@ fn an_outage_that_both_have_is_left_out() {
     assert!(verdict.left_out == 39 && verdict.lacking[0].ends_with("39 left out, as the old one suffered too"));
 }
 
+#[test]
+fn where_the_old_one_is_slow_the_new_one_may_be_slow_elsewhere() {
+    // So many requests, of which so many took less than a second.
+    let asked = |resource: &str, all: u32, quick: u32| {
+        let bucket = |le: &str, count: u32| {
+            let labels = format!("verb=\"GET\",resource=\"{resource}\",scope=\"resource\",le=\"{le}\"");
+            format!("apiserver_request_sli_duration_seconds_bucket{{{labels}}} {count}\n")
+        };
+        bucket("1", quick) + &bucket("+Inf", all)
+    };
+    // The new one's clients ask for something else.
+    let (both, new) = (asked("configmaps", 100, 100), asked("configmaps", 20, 2));
+    assert_eq!(codes(&judge(&both, &asked("pods", 6, 6), &new)), [Signal::Objective]);
+    assert_eq!(codes(&judge(&both, &asked("pods", 6, 1), &new)), []);
+}
+
 proptest! {
     /// A bet is worth at most what it costs, if the share of bad requests is as allowed on average, however they
     /// cluster.
