@@ -19,8 +19,8 @@ struct Written {
     status: Option<Value>,
 }
 
-/// Every field and kind that OpenAPI has in 1.36 and not in 1.35, but for those of requests and lists; and fields and values that 1.35 has behind feature
-/// gates which are on since 1.36.
+/// Every field and kind that OpenAPI has in 1.36 and not in 1.35, but for those of requests and lists; and some of what 1.35 has behind feature gates
+/// that are on since 1.36.
 fn written() -> Vec<Written> {
     let pod = json!({"restartPolicy": "Never", "automountServiceAccountToken": false, "containers": [{"name": "a", "image": "a"}]});
     let with = |field: &str, value: Value| {

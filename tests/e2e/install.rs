@@ -173,7 +173,9 @@ fn registry(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Resu
     };
     let archive =
         fs::read_dir(release)?.flatten().find(|file| file.file_name().to_string_lossy().ends_with(".oci.tar"));
-    done(skopeo().args(["copy", "--all"]).arg(format!("oci-archive:{}", archive.unwrap().path().display())).arg(&image));
+    done(
+        skopeo().args(["copy", "--all"]).arg(format!("oci-archive:{}", archive.unwrap().path().display())).arg(&image),
+    );
     let (code, digest, err) = output_of(skopeo().args(["inspect", "--format", "{{.Digest}}", &image]));
     assert_eq!(code, Some(0), "{err}");
     Ok((registry, digest.trim().trim_start_matches("sha256:").to_owned()))
