@@ -144,7 +144,9 @@ fn samples(name: &str, kind: &str) -> impl Iterator<Item = String> {
 /// The metrics that a text names.
 fn named(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let of_shims = |word: &&str| word.starts_with("berth_") || word.starts_with("process_");
+    // A package's file begins with `berth_`, too, and a version.
+    let name = |word: &str| word.strip_prefix("berth_").or(word.strip_prefix("process_"))?.chars().next();
+    let of_shims = |word: &&str| name(word).is_some_and(|c| c.is_ascii_lowercase());
     words.filter(of_shims).collect()
 }
 
