@@ -96,11 +96,6 @@ impl Kubelet {
                 }
                 std::thread::sleep(Duration::from_millis(10));
             }
-            for child in pods.values_mut().filter_map(|pod| pod.process.as_mut()) {
-                // Its apiserver is its child, and is notified of its end.
-                let _ = child.kill();
-                let _ = child.wait();
-            }
         });
         Self { logs: node.path("pods"), lags, stop, thread: Some(thread) }
     }
@@ -121,6 +116,8 @@ impl Drop for Kubelet {
                 .args(["-name", "*.log", "-print", "-exec", "tail", "-n", "20", "{}", ";"])
                 .output();
             println!("{}", found.map(|found| String::from_utf8_lossy(&found.stdout).into_owned()).unwrap_or_default());
+        } else if let Some(Err(panic)) = ended {
+            std::panic::resume_unwind(panic);
         }
     }
 }
@@ -142,6 +139,15 @@ fn files(directory: &Path) -> BTreeMap<String, String> {
 /// A scalar; one that begins as a number does, such as a UID with 0b, may be in quotes.
 fn field(text: &str, key: &str) -> Option<String> {
     Some(text.split_once(key)?.1.lines().next()?.trim_matches('"').to_owned())
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let Some(child) = &mut self.process else { return };
+        // Its apiserver is its child, and is notified of its end.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
 }
 
 impl Pod {

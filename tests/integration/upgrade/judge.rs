@@ -7,9 +7,10 @@ const OLD: &str = "v1.35.4-judged";
 
 /// A node whose apiserver has an API, and its cluster.
 struct Judged {
+    /// It ends before the directories that it reads go.
+    _kubelet: Kubelet,
     node: Node,
     cluster: Cluster,
-    _kubelet: Kubelet,
 }
 
 impl Judged {
