@@ -51,7 +51,8 @@ main() {
     # Each translates on a core of its own, some ten times slower than it would run.
     export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(nproc)}
     cd "$root"
-    build --target "$TARGET" --bins --lib --tests
+    # All at once, with the features that tests have.
+    "$CARGO" test --locked --no-run --target "$TARGET" --lib --test integration || die $EX_SOFTWARE "cargo test failed; the reason is above"
     berth=$(target_directory)/$TARGET/debug/berth
     can_run
     for step in "${arguments[@]}"; do
