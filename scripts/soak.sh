@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/soak.sh MINUTES [--seed N] [--rate N]
+# usage: scripts/soak.sh MINUTES [--seed N] [--rate N] [--picture FILE]
 #
 # Runs a berth of real processes for minutes or hours while clients of all kinds go through it and everything goes wrong by
 # chance: upgrades, SIGKILL, SIGSTOP, no descriptors, a full run directory, a clock that jumps, and two

@@ -6,7 +6,6 @@ use anyhow::Result;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::time::Instant;
 
 /// The first part of the run is left out: buffers find their size.
 const WARM_UP: f64 = 0.25;
@@ -29,7 +28,7 @@ const TRIES: usize = 20;
 /// binary a process has more when another that runs it ends. It varies by half a MiB: two minutes
 /// see only what loses 50 KiB a harm or more, an hour what loses 2 KiB. And it has a step when an instance hangs: what the
 /// shim then keeps for more connections than ever before, up to 16 KiB each, stays with the allocator. See [`without_step`].
-const SERIES: [(&str, &str, f64, f64); 4] = [
+pub(super) const SERIES: [(&str, &str, f64, f64); 4] = [
     ("memory (RssAnon)", "KiB", 1500.0, STEP),
     ("descriptors of no connection", "", 8.0, 0.0),
     ("threads", "", 1.6, 0.0),
@@ -37,18 +36,20 @@ const SERIES: [(&str, &str, f64, f64); 4] = [
 ];
 
 #[derive(Debug)]
-struct Sample {
-    at: Instant,
-    values: [f64; SERIES.len()],
+pub(super) struct Sample {
+    /// In seconds since the start.
+    pub(super) at: f64,
+    /// In the order of [`SERIES`].
+    pub(super) values: [f64; SERIES.len()],
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Figures(Vec<Sample>);
+pub(super) struct Figures(pub(super) Vec<Sample>);
 
 impl Figures {
     /// Samples the shim that stays, between faults. Descriptors of connections are left out; connections come and go, so this takes the
     /// least of several samples during which none did.
-    pub(crate) async fn sample(&mut self, node: &Node) -> Result<()> {
+    pub(crate) async fn sample(&mut self, node: &Node, at: f64) -> Result<()> {
         let pid = node.a.shim.pid();
         let mut descriptors = f64::MAX;
         for _ in 0..TRIES {
@@ -59,7 +60,7 @@ impl Figures {
         }
         if descriptors < f64::MAX {
             let values = [anonymous(pid)?, descriptors, count(pid, "task")?, node.listeners() as f64];
-            self.0.push(Sample { at: Instant::now(), values });
+            self.0.push(Sample { at, values });
         }
         Ok(())
     }
@@ -72,7 +73,7 @@ impl Figures {
             // A run of seconds is too short to fail.
             return true;
         };
-        let times: Vec<_> = samples.iter().map(|sample| sample.at.duration_since(first.at).as_secs_f64()).collect();
+        let times: Vec<_> = samples.iter().map(|sample| sample.at - first.at).collect();
         let mut flat = true;
         for (index, (name, unit, most, step)) in SERIES.into_iter().enumerate() {
             let values: Vec<_> = samples.iter().map(|sample| sample.values[index]).collect();

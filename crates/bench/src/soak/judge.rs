@@ -20,11 +20,21 @@ const SHOWN: usize = 20;
 #[derive(Debug, Default)]
 pub(crate) struct Judge(Mutex<Record>);
 
+/// What happened when, in seconds since the start.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Timeline {
+    /// New connections that were answered, and after how many milliseconds.
+    pub(super) served: Vec<(f64, f64)>,
+    pub(super) allowed: Vec<f64>,
+    pub(super) lost: Vec<f64>,
+}
+
 #[derive(Debug)]
 struct Record {
     began: Instant,
     served: BTreeMap<&'static str, u64>,
     slowest: Duration,
+    timeline: Timeline,
     /// Streams that their instance ended.
     ended: u64,
     allowed: BTreeMap<&'static str, u64>,
@@ -39,6 +49,7 @@ impl Default for Record {
             began: Instant::now(),
             served: BTreeMap::new(),
             slowest: Duration::ZERO,
+            timeline: Timeline::default(),
             ended: 0,
             allowed: BTreeMap::new(),
             lost: Vec::new(),
@@ -57,6 +68,10 @@ impl Judge {
         let mut record = self.record();
         *record.served.entry(kind).or_default() += 1;
         record.slowest = record.slowest.max(took);
+        if kind == "new" {
+            let at = record.began.elapsed().as_secs_f64();
+            record.timeline.served.push((at, took.as_secs_f64() * 1e3));
+        }
     }
 
     pub(crate) fn ended_by_instance(&self) {
@@ -66,18 +81,23 @@ impl Judge {
     /// Records a failed connection: its client, and the instance that had begun to answer.
     pub(crate) fn failed(&self, kind: &'static str, client: Option<SocketAddr>, instance: Option<&str>, why: &str) {
         let mut record = self.record();
-        if client.is_some_and(|client| record.accepted_by_killed.contains(&client)) {
-            *record.allowed.entry("accepted by a shim that was killed").or_default() += 1;
+        let at = record.began.elapsed().as_secs_f64();
+        let allowed = if client.is_some_and(|client| record.accepted_by_killed.contains(&client)) {
+            Some("accepted by a shim that was killed")
         } else if instance.is_some_and(|instance| record.killed.contains(instance)) {
-            *record.allowed.entry("answered by an instance that was killed").or_default() += 1;
+            Some("answered by an instance that was killed")
         } else {
-            let at = record.began.elapsed().as_secs_f64();
-            let client = client.map_or_else(|| "no address".into(), |client| client.to_string());
-            let line =
-                format!("at {at:.1} s, {kind} from {client}, instance {}: {why}", instance.unwrap_or("none yet"));
-            eprintln!("LOST {line}");
-            record.lost.push(line);
+            None
+        };
+        if let Some(allowed) = allowed {
+            *record.allowed.entry(allowed).or_default() += 1;
+            return record.timeline.allowed.push(at);
         }
+        let client = client.map_or_else(|| "no address".into(), |client| client.to_string());
+        let line = format!("at {at:.1} s, {kind} from {client}, instance {}: {why}", instance.unwrap_or("none yet"));
+        eprintln!("LOST {line}");
+        record.lost.push(line);
+        record.timeline.lost.push(at);
     }
 
     pub(crate) fn shim_is_killed(&self, accepted: impl IntoIterator<Item = SocketAddr>) {
@@ -97,6 +117,10 @@ impl Judge {
     pub(crate) fn unserved(&self) -> Vec<&'static str> {
         let record = self.record();
         KINDS.into_iter().filter(|kind| !record.served.contains_key(kind)).collect()
+    }
+
+    pub(super) fn timeline(&self) -> Timeline {
+        self.record().timeline.clone()
     }
 
     pub(crate) fn lost(&self) -> usize {

@@ -13,6 +13,7 @@
 //! | [`instance`] | the simulated apiserver |
 //! | [`judge`] | served, lost, allowed |
 //! | [`figures`] | descriptors, memory, threads and listeners over time, and the errors in the logs |
+//! | [`picture`] | all of it over time, as SVG |
 
 mod clients;
 mod figures;
@@ -20,6 +21,7 @@ mod harm;
 pub(crate) mod instance;
 mod judge;
 mod node;
+mod picture;
 
 use crate::process::until;
 use anyhow::{Context, Result, ensure};
@@ -30,6 +32,8 @@ use harm::Harm;
 use judge::Judge;
 use node::{Node, PATIENCE};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -69,6 +73,9 @@ pub(crate) struct SoakOptions {
     /// The document that explains errors in the logs
     #[arg(long, default_value = "docs/troubleshooting.md")]
     explained: PathBuf,
+    /// Draw what was served, lost and used over time into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
 }
 
 impl SoakOptions {
@@ -98,6 +105,8 @@ async fn soak(options: SoakOptions) -> Result<bool> {
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
     let explained = std::fs::read_to_string(&options.explained);
     let explained = explained.with_context(|| options.explained.display().to_string())?;
+    let picture = options.picture.as_ref().map(|path| File::create(path).with_context(|| path.display().to_string()));
+    let picture = picture.transpose()?;
     let mut random = fastrand::Rng::with_seed(seed);
     let listen = SocketAddr::from(([127, random.u8(1..250), random.u8(1..250), random.u8(1..250)], 0));
     let harms = Harm::possible(&options);
@@ -119,9 +128,10 @@ async fn soak(options: SoakOptions) -> Result<bool> {
             failed = Some(format!("{}: {error:#}", harm.name()));
             break;
         }
-        figures.sample(&node).await?;
+        figures.sample(&node, judge.now()).await?;
     }
     sleep(CALM).await;
+    let seconds = judge.now();
     if let Err(error) = load.finish().await {
         failed.get_or_insert(error.to_string());
     }
@@ -131,6 +141,9 @@ async fn soak(options: SoakOptions) -> Result<bool> {
     println!("\nwhat happened: {}", list(&counts, " x "));
     judge.print();
     let flat = figures.print();
+    if let Some(mut file) = picture {
+        file.write_all(picture::draw(seconds, &judge.timeline(), &figures).as_bytes())?;
+    }
     for (line, count) in &errors.unexplained {
         println!("UNEXPLAINED ERROR, {count} times: {line}");
     }

@@ -12,7 +12,7 @@ pub mod format;
 mod labels;
 pub mod page;
 mod plot;
-mod svg;
+pub mod svg;
 
 use crate::Rehearsed;
 use crate::data::{self, Command, Report};

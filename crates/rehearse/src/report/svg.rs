@@ -4,29 +4,29 @@ use std::fmt::Write;
 
 /// From values to places.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Scale {
+pub struct Scale {
     from: (f64, f64),
     to: (f64, f64),
     log: bool,
 }
 
 impl Scale {
-    pub(super) fn linear(from: (f64, f64), to: (f64, f64)) -> Self {
+    pub fn linear(from: (f64, f64), to: (f64, f64)) -> Self {
         Self { from, to, log: false }
     }
 
     /// By powers of ten; `from` is above zero.
-    pub(super) fn log(from: (f64, f64), to: (f64, f64)) -> Self {
+    pub fn log(from: (f64, f64), to: (f64, f64)) -> Self {
         Self { from: (from.0.log10(), from.1.log10()), to, log: true }
     }
 
     /// The last value of a linear scale.
-    pub(super) fn end(&self) -> f64 {
+    pub fn end(&self) -> f64 {
         self.from.1
     }
 
     /// The place of a value; the nearer end for one that is beyond.
-    pub(super) fn at(&self, value: f64) -> f64 {
+    pub fn at(&self, value: f64) -> f64 {
         let value = if self.log { value.max(f64::MIN_POSITIVE).log10() } else { value };
         let share = (value - self.from.0) / (self.from.1 - self.from.0);
         let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
@@ -35,14 +35,14 @@ impl Scale {
 }
 
 /// Round values from 0 to at least `max`, about `wanted` of them.
-pub(super) fn ticks(max: f64, wanted: usize) -> Vec<f64> {
+pub fn ticks(max: f64, wanted: usize) -> Vec<f64> {
     let step = nice_step(max.max(f64::MIN_POSITIVE), wanted);
     let count = (max / step).ceil().max(1.0) as usize;
     (0..=count).map(|n| n as f64 * step).collect()
 }
 
 /// 1, 2 or 5 times a power of ten, never below 1.
-pub(super) fn nice_step(span: f64, wanted: usize) -> f64 {
+pub fn nice_step(span: f64, wanted: usize) -> f64 {
     let rough = (span / wanted.max(1) as f64).max(1.0);
     let power = 10_f64.powf(rough.log10().floor());
     let nice = [1.0, 2.0, 5.0, 10.0].into_iter().find(|n| n * power >= rough * 0.999);
@@ -50,13 +50,13 @@ pub(super) fn nice_step(span: f64, wanted: usize) -> f64 {
 }
 
 /// A number with one decimal at most.
-pub(super) fn px(value: f64) -> String {
+pub fn px(value: f64) -> String {
     let text = format!("{value:.1}");
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
 }
 
 /// The area between two lines of steps: `edges` has one place more than either line.
-pub(super) fn area(edges: &[f64], top: &[f64], bottom: &[f64]) -> String {
+pub fn area(edges: &[f64], top: &[f64], bottom: &[f64]) -> String {
     let mut path = String::new();
     let steps: Vec<_> = edges.windows(2).zip(top.iter().zip(bottom)).collect();
     let Some((first, _)) = steps.first() else { return path };
@@ -87,7 +87,7 @@ fn line_to(path: &mut String, lead: &mut &str, last: &mut f64, y: f64, x: f64) {
 }
 
 /// A line of steps; it is broken where there is no value.
-pub(super) fn steps(edges: &[f64], values: &[Option<f64>]) -> String {
+pub fn steps(edges: &[f64], values: &[Option<f64>]) -> String {
     let mut path = String::new();
     let mut drawn = false;
     for (edge, value) in edges.windows(2).zip(values) {
@@ -101,13 +101,13 @@ pub(super) fn steps(edges: &[f64], values: &[Option<f64>]) -> String {
 }
 
 /// A dash a step.
-pub(super) fn dashes(edges: &[f64], values: &[Option<f64>]) -> String {
+pub fn dashes(edges: &[f64], values: &[Option<f64>]) -> String {
     let dash = |(edge, y): (&[f64], f64)| format!("M{},{}H{}", px(edge[0]), px(y), px(edge[1]));
     edges.windows(2).zip(values).filter_map(|(edge, value)| Some(dash((edge, (*value)?)))).collect()
 }
 
 /// About how wide a text is: no font is known here, so a wide one is assumed.
-pub(super) fn text_width(text: &str, size: f64) -> f64 {
+pub fn text_width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * 0.6
 }
 
