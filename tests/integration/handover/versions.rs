@@ -11,11 +11,13 @@ use crate::support::shim::ask;
 use berth_node::ipc::wire::{Ask, Reply, Share, VERSION};
 use berth_node::terms::Phase;
 use berth_os::seqpacket;
+use std::ffi::OsString;
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+const THIS: &str = env!("CARGO_PKG_VERSION");
 /// What is sent among shims and written for them.
 const MESSAGES: [&str; 4] = ["ipc/wire.rs", "terms.rs", LEASE, "registry/instance.rs"];
 /// A shim without a record needs what may be missing in its lease.
@@ -57,7 +59,9 @@ fn pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 
     for (shim, version) in [(&a, version), (&b, version_of_second)] {
         let Some(version) = version else { continue };
         let refused = refused(&shim.path);
-        assert!(refused.ends_with(&format!("with version {version}")), "not the version that was built: {refused}");
+        let built = if version == VERSION { THIS.to_owned() } else { format!("{THIS}-wire.{version}") };
+        let says = format!("this is berth {built} with version {version}");
+        assert!(refused.ends_with(&says), "not the version that was built: {refused}");
         let [old, new] = ["a", "b"].map(|id| id.parse().unwrap());
         let share = Share { old, new, permille: 500, salt: 7, lease_ms: 1, local: true };
         match ask(&runtime(), &shim.path, &Ask::Share(share)).unwrap() {
@@ -115,12 +119,20 @@ fn built(version: u32) -> PathBuf {
         assert!(text != before || (version < VERSION && file == LEASE), "nothing is changed in {file}");
         replace(&path, &text);
     }
-    // Of another name: dependencies are there already in this directory, and berth's own place has this berth.
+    // In the directory that has the dependencies: under another version and name, so that nothing of this berth is replaced there.
     let manifest = copy.join("Cargo.toml");
     let text = fs::read_to_string(&manifest).unwrap().replace("run = \"berth\"", &format!("run = {name:?}"));
+    let text = text.replacen(THIS, &format!("{THIS}-wire.{version}"), 1);
     replace(&manifest, &format!("{text}\n[[bin]]\nname = {name:?}\npath = \"src/main.rs\"\n"));
+    replace(&copy.join("Cargo.lock"), &fs::read_to_string(root.join("Cargo.lock")).unwrap());
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--locked", "--bin", &name, "--no-default-features", "--target-dir"]).arg(target);
+    cargo.args(["build", "--offline", "--bin", &name, "--no-default-features", "--target-dir"]).arg(target);
+    // Cargo gives these to tests, and a dependency that reads them would be built again.
+    let given =
+        |name: &OsString| ["CARGO_MANIFEST_", "CARGO_PKG_"].iter().any(|of| name.to_string_lossy().starts_with(of));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| given(name)) {
+        cargo.env_remove(name);
+    }
     done(cargo.current_dir(&copy));
     target.join("debug").join(name)
 }
