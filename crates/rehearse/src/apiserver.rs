@@ -1,14 +1,20 @@
 //! The values of `--old` and `--new`: which apiserver, and with which flags.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::process::Stdio;
+use std::sync::LazyLock;
 use std::time::Duration;
 use tokio::time::timeout;
 
 /// The path of this binary for every process, even if its file was replaced meanwhile. The berth that is rehearsed executes it as
-/// the simulated apiserver: it may itself be another binary, without one.
+/// the simulated apiserver: it may itself be another binary, without one. As an open file, since what runs under QEMU has that in
+/// `/proc/PID/exe`.
 pub(crate) fn this() -> OsString {
-    format!("/proc/{}/exe", std::process::id()).into()
+    static FILE: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self/exe").ok());
+    let file = FILE.as_ref().map_or("exe".into(), |file| format!("fd/{}", file.as_raw_fd()));
+    format!("/proc/{}/{file}", std::process::id()).into()
 }
 
 /// How long an answer to `--version` may take.
