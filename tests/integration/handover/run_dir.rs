@@ -9,6 +9,7 @@ use berth_node::instance::InstanceId;
 use berth_node::registry::lease;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::fs;
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
@@ -70,6 +71,8 @@ fn a_run_directory_that_is_removed_ends_nothing() {
     eventually("the next instance is found", || {
         (shim.running.log().matches("probing instance=a").count() == 2).then_some(())
     });
+    // Until it has answered a probe the shim refuses.
+    eventually("a listener", || TcpStream::connect(node.listen).ok());
     serves_on(&node);
     shim.leave();
 }
