@@ -11,7 +11,7 @@ use maud::{Markup, PreEscaped, html};
 const BINS: usize = 240;
 
 /// In pixels: the drawing, where its axis of time begins and ends, a plot, and a plot with its title.
-const WIDTH: f64 = 1000.0;
+const WIDTH: f64 = 1012.0;
 const TIME: (f64, f64) = (70.0, 985.0);
 const PLOT: f64 = 100.0;
 const ROW: f64 = 150.0;
