@@ -98,8 +98,8 @@ step_integration() { RUST_TEST_THREADS=1 tests --test integration -- relay:: han
 # 20 a second are the fewest that a rehearsal takes.
 step_rehearse() { "$berth" rehearse --compare berth --rate 20 --clients 2 --watches 2; }
 
-# tests OPTION... [-- NAME...]: of cargo test, in a network namespace of their own: without sock_diag(7), shims read the list of all
-# sockets again and again.
+# tests OPTION... [-- NAME...]: of cargo test, in a network namespace of their own with few sockets in TIME_WAIT: without
+# sock_diag(7), shims read the list of all sockets again and again.
 tests() {
     local line skip=()
     while IFS= read -r line; do
@@ -108,7 +108,7 @@ tests() {
     done < <(cannot)
     [[ " $* " == *" -- "* ]] || set -- "$@" --
     # shellcheck disable=SC2016  # Its own arguments.
-    unshare --net sh -c 'ip link set lo up && exec "$@"' - \
+    unshare --net sh -c 'ip link set lo up && echo 64 >/proc/sys/net/ipv4/tcp_max_tw_buckets && exec "$@"' - \
         "$CARGO" test --locked --no-fail-fast --target "$TARGET" "$@" "${skip[@]}"
 }
 
