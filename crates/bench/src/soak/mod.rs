@@ -25,6 +25,7 @@ mod picture;
 
 use crate::process::until;
 use anyhow::{Context, Result, ensure};
+use berth_rehearse::report;
 use clap::Args;
 use clients::Load;
 use figures::Figures;
@@ -32,8 +33,6 @@ use harm::Harm;
 use judge::Judge;
 use node::{Node, PATIENCE};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -105,8 +104,8 @@ async fn soak(options: SoakOptions) -> Result<bool> {
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
     let explained = std::fs::read_to_string(&options.explained);
     let explained = explained.with_context(|| options.explained.display().to_string())?;
-    let picture = options.picture.as_ref().map(|path| File::create(path).with_context(|| path.display().to_string()));
-    let picture = picture.transpose()?;
+    let picture = options.picture.clone();
+    picture.as_deref().map(report::check_writable).transpose()?;
     let mut random = fastrand::Rng::with_seed(seed);
     let listen = SocketAddr::from(([127, random.u8(1..250), random.u8(1..250), random.u8(1..250)], 0));
     let harms = Harm::possible(&options);
@@ -141,8 +140,8 @@ async fn soak(options: SoakOptions) -> Result<bool> {
     println!("\nwhat happened: {}", list(&counts, " x "));
     judge.print();
     let flat = figures.print();
-    if let Some(mut file) = picture {
-        file.write_all(picture::draw(seconds, &judge.timeline(), &figures).as_bytes())?;
+    if let Some(path) = picture {
+        report::write_file(&path, Ok(picture::draw(seconds, &judge.timeline(), &figures)))?;
     }
     for (line, count) in &errors.unexplained {
         println!("UNEXPLAINED ERROR, {count} times: {line}");

@@ -51,7 +51,7 @@ pub(super) fn draw(seconds: f64, timeline: &Timeline, figures: &Figures) -> Stri
     let rate = waits.iter().enumerate().map(|(index, waits)| (middle(index), waits.len() as f64 / bin)).collect();
     let series = |index: usize| figures.0.iter().map(|sample| (sample.at, sample.values[index])).collect();
     let linear = |title: String, lines| Plot { title, log: false, lines };
-    let [memory, others @ ..] = SERIES.map(|(name, ..)| name);
+    let [(memory, unit, ..), others @ ..] = SERIES;
     let plots = [
         linear("New connections served, per second".into(), vec![("served", rate)]),
         linear(
@@ -67,10 +67,10 @@ pub(super) fn draw(seconds: f64, timeline: &Timeline, figures: &Figures) -> Stri
             log: true,
             lines: vec![("median", wait(0.5)), ("99th percentile", wait(0.99)), ("slowest", wait(1.0))],
         },
-        linear(format!("The shim that stays: {memory}, in KiB"), vec![("", series(0))]),
+        linear(format!("The shim that stays: {memory}, in {unit}"), vec![("", series(0))]),
         linear(
             "The shim that stays".into(),
-            others.into_iter().enumerate().map(|(index, name)| (name, series(index + 1))).collect(),
+            others.into_iter().enumerate().map(|(index, (name, ..))| (name, series(index + 1))).collect(),
         ),
     ];
     let x = Scale::linear((0.0, seconds / 60.0), TIME);

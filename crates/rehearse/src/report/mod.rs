@@ -66,7 +66,8 @@ pub fn write(report: &Report, json: Option<&Path>, html: Option<&Path>) -> Resul
     written.into_iter().chain(shown).collect()
 }
 
-fn write_file(path: &Path, text: io::Result<String>) -> Result<(), Error> {
+/// Writes a text, whole or not at all.
+pub fn write_file(path: &Path, text: io::Result<String>) -> Result<(), Error> {
     let write = || {
         let mut file = temporary(path)?;
         file.write_all(text?.as_bytes())?;
