@@ -6,14 +6,16 @@ use crate::fault::{Fault, Standby};
 use crate::instance::InstanceSpec;
 use crate::log::attempts;
 use crate::plan::{LEASE, Topology, UNANSWERED, Via};
+use crate::simulated::HANDSHAKE;
 use crate::stage::Error;
 use crate::stamp::Stamp;
 use nix::unistd::Pid;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// Longest that an apiserver hangs: what it accepted must be answered before it counts as lost.
+/// Longest that an apiserver hangs: what it accepted must be answered before it counts as lost, and no handshake be given up.
 pub(super) const LONGEST_HANG: Duration = Duration::from_secs(11);
+const _: () = assert!(LONGEST_HANG.as_secs() < HANDSHAKE.as_secs());
 
 /// Waits below this are those of a rehearsal in which nothing goes wrong.
 const CALM: Duration = Duration::from_secs(1);

@@ -27,8 +27,8 @@ use tokio_rustls::TlsAcceptor;
 /// How long a connection without a request outlives the end of listening (Go: 5 s).
 const UNUSED: Duration = Duration::from_secs(5);
 
-/// How long a TLS handshake may take (Go's default in kube-apiserver is longer; nothing here is slow).
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a TLS handshake may take: kube-apiserver's ReadHeaderTimeout, which bounds it in net/http.
+pub(crate) const HANDSHAKE: Duration = Duration::from_secs(32);
 
 /// Pause after an accept error that will not go away by itself.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);

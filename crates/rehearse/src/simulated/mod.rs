@@ -29,6 +29,7 @@ use super::stamp::Stamp;
 use cache::Cache;
 use flags::Flags;
 use life::{DRAIN, LINGER, Life};
+pub(crate) use listener::HANDSHAKE;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use server::Server;
