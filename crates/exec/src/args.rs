@@ -89,6 +89,12 @@ pub fn value<'a>(argv: &'a [OsString], flag: &str) -> Option<&'a OsStr> {
     occurrences(argv, flag).last().map(|(_, value)| value)
 }
 
+/// Whether the value of a switch turns it off, in one of the forms that Go's flags take.
+#[must_use]
+pub fn is_false(value: &str) -> bool {
+    matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False")
+}
+
 /// All values of a flag that takes one, in order: those of a list add up.
 pub fn values<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = &'a OsStr> {
     occurrences(argv, flag).map(|(_, value)| value)

@@ -1,5 +1,6 @@
 //! The values of `--old` and `--new`: which apiserver, and with which flags.
 
+use berth_exec::args;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -85,12 +86,8 @@ impl Apiserver {
     /// Whether it may refuse clients without a certificate: its flags turn anonymous access off, or name a file that may.
     pub(crate) fn wants_certificates(&self) -> bool {
         let (Self::Simulated { flags } | Self::Command { flags, .. }) = self;
-        let off = flags.iter().rev().find_map(|flag| {
-            let (name, value) = flag.to_str()?.split_once('=').unwrap_or((flag.to_str()?, "true"));
-            let named = name.replace('_', "-") == "--anonymous-auth";
-            named.then_some(matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False"))
-        });
-        off == Some(true) || has(flags, "authentication-config")
+        let off = values(flags, "anonymous-auth").last().is_some_and(|value| args::is_false(&value));
+        off || has(flags, "authentication-config")
     }
 
     /// One that is judged: its lists take so long that ten times as long stands out.
@@ -114,13 +111,19 @@ pub(crate) fn list_time(times: u32) -> OsString {
     format!("--stand-in-list-time={}ms", 50 * times).into()
 }
 
-/// Whether a flag is among those typed; `_` counts as `-`, as in kube-apiserver.
+/// Whether a flag is among those typed.
 pub fn has(flags: &[OsString], name: &str) -> bool {
-    let named = |flag: &OsString| {
+    values(flags, name).next().is_some()
+}
+
+/// What a flag was given in its own argument, or "true"; `_` counts as `-` in its name, as in kube-apiserver.
+fn values(flags: &[OsString], name: &str) -> impl Iterator<Item = String> {
+    flags.iter().filter_map(move |flag| {
         let flag = flag.to_string_lossy();
-        flag.strip_prefix("--").is_some_and(|flag| flag.split('=').next().unwrap_or(flag).replace('_', "-") == name)
-    };
-    flags.iter().any(named)
+        let flag = flag.strip_prefix("--")?;
+        let (named, value) = flag.split_once('=').unwrap_or((flag, "true"));
+        (named.replace('_', "-") == name).then(|| value.to_owned())
+    })
 }
 
 /// `--name=value` of a path.

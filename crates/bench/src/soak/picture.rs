@@ -33,9 +33,10 @@ struct Plot<'a> {
 /// The whole file, of a run of so many seconds.
 pub(super) fn draw(seconds: f64, timeline: &Timeline, figures: &Figures) -> String {
     let bin = seconds / BINS as f64;
+    let index = |at: f64| ((at / bin) as usize).min(BINS - 1);
     let mut waits = vec![Vec::new(); BINS];
     for (at, wait) in &timeline.served {
-        waits[index(*at, bin)].push(*wait);
+        waits[index(*at)].push(*wait);
     }
     waits.iter_mut().for_each(|waits| waits.sort_by(f64::total_cmp));
     let middle = |index: usize| (index as f64 + 0.5) * bin;
@@ -45,7 +46,7 @@ pub(super) fn draw(seconds: f64, timeline: &Timeline, figures: &Figures) -> Stri
     };
     let counted = |times: &[f64]| {
         let mut counts = vec![0.0; BINS];
-        times.iter().for_each(|at| counts[index(*at, bin)] += 1.0);
+        times.iter().for_each(|at| counts[index(*at)] += 1.0);
         counts.into_iter().enumerate().map(|(index, count)| (middle(index), count)).collect()
     };
     let rate = waits.iter().enumerate().map(|(index, waits)| (middle(index), waits.len() as f64 / bin)).collect();
@@ -89,10 +90,6 @@ pub(super) fn draw(seconds: f64, timeline: &Timeline, figures: &Figures) -> Stri
         }
     };
     drawn.into_string()
-}
-
-fn index(at: f64, bin: f64) -> usize {
-    ((at / bin) as usize).min(BINS - 1)
 }
 
 impl Plot<'_> {

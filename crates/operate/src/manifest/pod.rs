@@ -56,13 +56,6 @@ pub struct Flag<'a> {
     pub apart: bool,
 }
 
-impl Flag<'_> {
-    /// Whether it is a switch that is off, in one of the forms that Go's flags take.
-    pub fn is_false(&self) -> bool {
-        matches!(self.value, "0" | "f" | "F" | "false" | "FALSE" | "False")
-    }
-}
-
 impl Manifest {
     /// Reads a file and finds the kube-apiserver: by its command, else by the container's name.
     ///

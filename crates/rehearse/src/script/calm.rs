@@ -34,9 +34,8 @@ impl Play<'_> {
             // A unit ends with either of its processes.
             let apart = layout.via == Via::Berth && layout.topology != Topology::Run;
             let standby = match fault {
-                Fault::CalmKillShim if self.stage.setting.direct && apart => Standby::Direct,
+                Fault::CalmKillShim | Fault::CalmCrash if self.stage.setting.direct && apart => Standby::Direct,
                 Fault::CalmHangShim if self.stage.setting.direct => Standby::Direct,
-                Fault::CalmCrash if self.stage.setting.direct && apart => Standby::Direct,
                 Fault::CalmCrash if apart => Standby::Shim,
                 _ => Standby::Nothing,
             };

@@ -2,6 +2,7 @@
 
 use super::{Change, LEAST, Planner, Problem, YamlNode, basename, parts};
 use crate::manifest::exec_words;
+use berth_exec::args;
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;
 
@@ -162,7 +163,7 @@ impl Planner<'_> {
 
     pub(super) fn anonymous(&mut self) {
         if let Some(flag) = self.manifest.flag("anonymous-auth")
-            && flag.is_false()
+            && args::is_false(flag.value)
             && !self.wrapping.credentials
             && !self.options.probing.credentials
         {
