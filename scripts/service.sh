@@ -187,7 +187,7 @@ etcd_away() {
     figures=$(window "${at[away]}" "${at[away-over]}")
     row "connections to $SERVICE_IP" "$(words "$figures")"
     row "first renewal after it was back" "$((($(first_renewal) - at[back]) / 1000)) ms"
-    removed=$(removed "${at[away]}" "${at[away-over]}" | grep -vxF "$NODE.$killed" | xargs)
+    removed=$(removed "${at[away]}" "${at[away-over]}" | awk -v killed="$NODE.$killed" '$0 != killed' | xargs)
     row "slices and Leases that were removed" "${removed:-none}"
     expect "connections lost while etcd was away" "$(lost "$figures")" -eq 0 load.log
     expect "slices and Leases that were removed while etcd was away, or after" "$removed" == "" slices.log leases.log

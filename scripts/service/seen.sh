@@ -84,7 +84,7 @@ removed() {
                   else . end
                 | if $time < $from or $time >= $to then .gone = [] else . end;
                 .gone[])' "$work/$name.seen"
-    done | xargs
+    done
 }
 
 # answered METHOD PATH_END SINCE: when an instance had answered such a request with 200, in microseconds
