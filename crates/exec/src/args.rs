@@ -89,10 +89,14 @@ pub fn value<'a>(argv: &'a [OsString], flag: &str) -> Option<&'a OsStr> {
     occurrences(argv, flag).last().map(|(_, value)| value)
 }
 
-/// Whether the value of a switch turns it off, in one of the forms that Go's flags take.
+/// The value of a switch, in one of the forms that Go's `strconv.ParseBool` takes.
 #[must_use]
-pub fn is_false(value: &str) -> bool {
-    matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False")
+pub fn parse_bool(value: &str) -> Option<bool> {
+    match value {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
 }
 
 /// All values of a flag that takes one, in order: those of a list add up.

@@ -86,7 +86,7 @@ impl Apiserver {
     /// Whether it may refuse clients without a certificate: its flags turn anonymous access off, or name a file that may.
     pub(crate) fn wants_certificates(&self) -> bool {
         let (Self::Simulated { flags } | Self::Command { flags, .. }) = self;
-        let off = values(flags, "anonymous-auth").last().is_some_and(|value| args::is_false(&value));
+        let off = values(flags, "anonymous-auth").last().is_some_and(|value| args::parse_bool(&value) == Some(false));
         off || has(flags, "authentication-config")
     }
 

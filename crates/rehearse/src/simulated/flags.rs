@@ -6,6 +6,7 @@
 
 use crate::fault::Fault;
 use crate::store::HISTORY;
+use berth_exec::args;
 use clap::ValueEnum;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -158,11 +159,8 @@ impl Flags {
         let invalid = |why: String| format!("invalid argument {value:?} for \"--{name}\" flag: {why}");
         let ip = || value.trim().parse().map_err(|_| invalid(format!("failed to parse IP: {value:?}")));
         let time = || duration(value).map_err(invalid);
-        let truth = || match value {
-            "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-            "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-            _ => Err(invalid(format!("strconv.ParseBool: parsing {value:?}: invalid syntax"))),
-        };
+        let syntax = || invalid(format!("strconv.ParseBool: parsing {value:?}: invalid syntax"));
+        let truth = || args::parse_bool(value).ok_or_else(syntax);
         match known {
             "bind-address" => self.bind_address = ip()?,
             "secure-port" => {

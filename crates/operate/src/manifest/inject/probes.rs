@@ -163,7 +163,7 @@ impl Planner<'_> {
 
     pub(super) fn anonymous(&mut self) {
         if let Some(flag) = self.manifest.flag("anonymous-auth")
-            && args::is_false(flag.value)
+            && args::parse_bool(flag.value) == Some(false)
             && !self.wrapping.credentials
             && !self.options.probing.credentials
         {
