@@ -6,6 +6,7 @@ use super::layout::Layout;
 use super::node::{ENCRYPTS, SIGNS, covered, listen};
 use super::{Case, Check, Finding};
 use crate::manifest::Manifest;
+use berth_exec::args;
 use std::collections::BTreeSet;
 
 /// Most minor versions between two kube-apiservers of a cluster (Kubernetes' version skew policy).
@@ -200,7 +201,8 @@ impl Pair<'_> {
     /// A file of a flag that changed after the running kube-apiserver started.
     fn changed(&self, flag: &str) -> Option<&str> {
         let changed = self.case.node.map(|facts| &facts.newer_keys[..]).unwrap_or_default();
-        let reloads = self.old.flag("encryption-provider-config-automatic-reload").is_some_and(|it| it.value == "true");
+        let reload = self.old.flag("encryption-provider-config-automatic-reload");
+        let reloads = reload.is_some_and(|flag| args::parse_bool(flag.value) != Some(false));
         let found = changed.iter().find(|(of, _)| *of == flag)?;
         (flag != ENCRYPTS || !reloads).then_some(found.1.as_str())
     }
@@ -305,9 +307,11 @@ mod tests {
         let pod = with(&static_pod(), &[(ETCD, &config)]);
         let newer = |flag| Facts { newer_keys: vec![(flag, "/etc/kubernetes/pki/a".into())], ..Facts::default() };
         assert_eq!(findings(&pod, &pod, &newer(super::ENCRYPTS)), [("keys-differ", Severity::Warning)]);
-        let reloads =
-            with(&pod, &[(ETCD, &format!("{ETCD}\n    - --encryption-provider-config-automatic-reload=true"))]);
-        assert_eq!(findings(&reloads, &reloads, &newer(super::ENCRYPTS)), []);
+        for (value, expected) in [("=1", vec![]), ("", vec![]), ("=F", vec![("keys-differ", Severity::Warning)])] {
+            let reload = format!("--encryption-provider-config-automatic-reload{value}\n    - {ETCD}");
+            let reloads = with(&pod, &[(ETCD, &reload)]);
+            assert_eq!(findings(&reloads, &reloads, &newer(super::ENCRYPTS)), expected);
+        }
         assert_eq!(findings(&pod, &pod, &newer(super::SIGNS)), [("keys-differ", Severity::Warning)]);
     }
 
