@@ -39,7 +39,7 @@ kubelet_begins() {
         # shellcheck disable=SC2046
         bridge='' step "$node" "kubeadm upgrade, before" $(upgrade_of "$node")
     done
-    await 60 "all pods to be ready" pods_are_ready
+    await_pods
 }
 kubelet_operates() {
     local node

@@ -30,7 +30,7 @@ killed_begins() {
     # Else each kube-apiserver waits for its watches, the node's own for 30 s, the other for 60 s.
     sed -i 's/^    - --allow-privileged=true$/&\n    - --event-ttl=2h0m0s\n    - --shutdown-watch-termination-grace-period=2s/' $manifests/kube-apiserver.yaml
     await 120 "kube-apiserver with its new flags" has_flag
-    await 60 "all pods to be ready" pods_are_ready
+    await_pods
     bridges_itself=true
     # A bridge that is not killed.
     operator=("$BERTH" bridge --settle 5s -- true)

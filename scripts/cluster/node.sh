@@ -24,7 +24,7 @@ start_cluster() {
     # For the load.
     cp /etc/kubernetes/pki/ca.crt "$work/ca.crt"
     await 60 "the node to be ready" node_is_ready
-    await 60 "all pods to be ready" pods_are_ready
+    await_pods
 }
 
 # Its mounts, and a cgroup for what is not part of it: clients and the test.
@@ -275,6 +275,9 @@ TEXT
 kubectl() { /usr/bin/kubectl --kubeconfig /etc/kubernetes/admin.conf --cache-dir "$work/node/cache" --request-timeout 15s "$@"; }
 
 node_is_ready() { kubectl get node $NODE -o json | jq -e 'any(.status.conditions[]; .type == "Ready" and .status == "True")'; }
+
+# A kube-scheduler that started while nothing served, as without berth, lists again after up to 60 s, and is ready 30 s later.
+await_pods() { await 180 "all pods to be ready" pods_are_ready; }
 
 pods_are_ready() {
     kubectl get pods --all-namespaces -o json | jq -e '[.items[] | select(.status.phase != "Succeeded")] | length >= 5 and

@@ -27,7 +27,7 @@ half() {
     row "exit status of the operator's command" "$status, after $(seconds "${at[begin]}" "${at[back]}")"
     "${scenario//-/_}_ends"
     await 60 "the node to be ready" node_is_ready
-    await 60 "all pods to be ready" pods_are_ready
+    await_pods
     # What is left of the change comes to an end.
     pause 10
     end_clients
@@ -129,7 +129,7 @@ kubelet_begins() {
     upgrade_begins
     "${operator[@]}" >"$work/upgrade.log" 2>&1 || fail "kubeadm upgrade apply" upgrade.log
     await 120 "kube-apiserver $NEW" serves "$NEW"
-    await 60 "all pods to be ready" pods_are_ready
+    await_pods
     by_script new_kubelet
 }
 # shellcheck disable=SC2317
@@ -214,7 +214,7 @@ put_behind() {
     mv $manifest $manifests
     await 120 "kube-apiserver behind berth" is_behind_berth
     await 60 "kube-apiserver $OLD" serves "$OLD"
-    await 60 "all pods to be ready" pods_are_ready
+    await_pods
 }
 
 # A node that is behind berth: first to a version without an API that clients use, which the judge sends back, then to one that is good.
