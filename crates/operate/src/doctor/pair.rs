@@ -202,6 +202,7 @@ impl Pair<'_> {
     fn changed(&self, flag: &str) -> Option<&str> {
         let changed = self.case.node.map(|facts| &facts.newer_keys[..]).unwrap_or_default();
         let reload = self.old.flag("encryption-provider-config-automatic-reload");
+        // Without a value it is on; what is read then is the next argument.
         let reloads = reload.is_some_and(|flag| args::parse_bool(flag.value) != Some(false));
         let found = changed.iter().find(|(of, _)| *of == flag)?;
         (flag != ENCRYPTS || !reloads).then_some(found.1.as_str())
@@ -307,11 +308,15 @@ mod tests {
         let pod = with(&static_pod(), &[(ETCD, &config)]);
         let newer = |flag| Facts { newer_keys: vec![(flag, "/etc/kubernetes/pki/a".into())], ..Facts::default() };
         assert_eq!(findings(&pod, &pod, &newer(super::ENCRYPTS)), [("keys-differ", Severity::Warning)]);
-        for (value, expected) in [("=1", vec![]), ("", vec![]), ("=F", vec![("keys-differ", Severity::Warning)])] {
+        let reload = |value| {
             let reload = format!("--encryption-provider-config-automatic-reload{value}\n    - {ETCD}");
             let reloads = with(&pod, &[(ETCD, &reload)]);
-            assert_eq!(findings(&reloads, &reloads, &newer(super::ENCRYPTS)), expected);
+            findings(&reloads, &reloads, &newer(super::ENCRYPTS))
+        };
+        for on in ["=true", "=1", ""] {
+            assert_eq!(reload(on), [], "{on}");
         }
+        assert_eq!(reload("=F"), [("keys-differ", Severity::Warning)]);
         assert_eq!(findings(&pod, &pod, &newer(super::SIGNS)), [("keys-differ", Severity::Warning)]);
     }
 
