@@ -24,7 +24,7 @@ start_cluster() {
     # For the load.
     cp /etc/kubernetes/pki/ca.crt "$work/ca.crt"
     await 60 "the node to be ready" node_is_ready
-    await_pods
+    await_pods 60
 }
 
 # Its mounts, and a cgroup for what is not part of it: clients and the test.
@@ -276,8 +276,9 @@ kubectl() { /usr/bin/kubectl --kubeconfig /etc/kubernetes/admin.conf --cache-dir
 
 node_is_ready() { kubectl get node $NODE -o json | jq -e 'any(.status.conditions[]; .type == "Ready" and .status == "True")'; }
 
-# A kube-scheduler that started while nothing served, as without berth, lists again after up to 60 s, and is ready 30 s later.
-await_pods() { await 180 "all pods to be ready" pods_are_ready; }
+# await_pods [SECONDS]
+# By default after an outage: a kube-scheduler that started meanwhile lists again after up to 60 s, and is ready 30 s later.
+await_pods() { await "${1:-180}" "all pods to be ready" pods_are_ready; }
 
 pods_are_ready() {
     kubectl get pods --all-namespaces -o json | jq -e '[.items[] | select(.status.phase != "Succeeded")] | length >= 5 and

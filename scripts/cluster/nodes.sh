@@ -37,7 +37,7 @@ start_cluster() {
     cp "$work/cp-1/node/etc/kubernetes/pki/ca.crt" "$work/ca.crt"
     for node in cp-2 cp-3 $WORKER; do on "$node" by_kubeadm join || fail "kubeadm join: $node" "$node.log"; done
     await 120 "the nodes to be ready" node_is_ready
-    await_pods
+    await_pods 120
 }
 
 # A switch, and on it the nodes, the balancer and another host; and a pod's namespace on the worker, which has its way through what

@@ -27,7 +27,7 @@ half() {
     row "exit status of the operator's command" "$status, after $(seconds "${at[begin]}" "${at[back]}")"
     "${scenario//-/_}_ends"
     await 60 "the node to be ready" node_is_ready
-    await_pods
+    await_pods "${bridge:+60}"
     # What is left of the change comes to an end.
     pause 10
     end_clients
