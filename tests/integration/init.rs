@@ -1,9 +1,10 @@
 //! As the first process of a PID namespace, which a container's command is: the kernel drops a signal for it that it
 //! has no handler for.
 
+use crate::support::eventually;
 use crate::support::net::free_address;
-use crate::support::process::{Running, berth, output_of};
-use crate::support::{eventually, skipped};
+use crate::support::process::{Running, berth};
+use berth_testing::namespace;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -14,13 +15,16 @@ use std::process::Command;
 
 const UNSHARE: [&str; 4] = ["--pid", "--fork", "--kill-child", "--"];
 
-/// Whether there can be such a process here; else it prints why the test is skipped.
-fn possible(test: &str) -> bool {
-    let (code, _, log) = output_of(Command::new("unshare").args(UNSHARE).arg("true"));
-    if code != Some(0) {
-        skipped(&format!("{test}: no PID namespace can be had: {log}"));
-    }
-    code == Some(0)
+/// Whether there can be such a process here; else the test is run where there can be, or skipped.
+fn possible() -> bool {
+    let made = Command::new("unshare").args(UNSHARE).arg("true").output();
+    let log = match made {
+        Ok(output) if output.status.success() => return true,
+        Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+        Err(error) => error.to_string(),
+    };
+    namespace::refused(&format!("no PID namespace can be had: {log}"));
+    false
 }
 
 /// Starts berth so.
@@ -39,7 +43,7 @@ fn first(run: &Running) -> Pid {
 
 #[test]
 fn sigterm_while_the_port_is_held() {
-    if !possible("sigterm_while_the_port_is_held") {
+    if !possible() {
         return;
     }
     let (temp, listen) = (tempfile::tempdir().unwrap(), free_address());
@@ -63,7 +67,7 @@ fn sigterm_while_the_port_is_held() {
 /// `berth exec` waits for others that start an apiserver.
 #[test]
 fn sigterm_while_another_one_starts() {
-    if !possible("sigterm_while_another_one_starts") {
+    if !possible() {
         return;
     }
     let (temp, listen) = (tempfile::tempdir().unwrap(), free_address());

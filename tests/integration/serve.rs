@@ -101,7 +101,7 @@ fn bind_wait_takes_the_port_when_it_is_free() {
 #[test]
 fn root_uses_no_run_directory_of_another_uid() {
     if !nix::unistd::geteuid().is_root() {
-        return skipped("root_uses_no_run_directory_of_another_uid: it needs root");
+        return skipped("it needs root");
     }
     let node = Node::new();
     std::fs::create_dir(node.run_dir()).unwrap();

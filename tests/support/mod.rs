@@ -14,7 +14,9 @@ pub(crate) mod shim;
 pub(crate) mod stopped;
 pub(crate) mod tls;
 
-use std::io::Write;
+#[allow(unused_imports, reason = "each test binary uses a part of it")]
+pub(crate) use berth_testing::namespace::skipped;
+
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -23,11 +25,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a test checks that something which must not happen does not.
 pub(crate) const MOMENT: Duration = Duration::from_millis(150);
-
-/// Prints why a test does nothing here; not by a macro, whose words the harness keeps to itself when a test passes.
-pub(crate) fn skipped(why: &str) {
-    let _ = writeln!(std::io::stderr(), "skipped: {why}");
-}
 
 /// A directory in memory, as /run is: on a disk that is busy a lease takes seconds to write.
 pub(crate) fn in_memory() -> TempDir {

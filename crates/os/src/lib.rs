@@ -7,8 +7,6 @@ pub mod file;
 pub mod inotify;
 pub mod namespaces;
 pub mod netdevice;
-#[cfg(test)]
-mod own_namespace;
 pub mod pipe;
 pub mod proc_net;
 pub mod process;

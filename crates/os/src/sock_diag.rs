@@ -351,9 +351,10 @@ fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
 mod tests {
     use super::*;
     use crate::netdevice::{self, InterfaceSetting};
-    use crate::own_namespace;
     use crate::socket::mark_listener;
+    use berth_testing::namespace;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use nix::sched::CloneFlags;
     use proptest::prelude::*;
     use std::io::Write as _;
     use std::net::{Shutdown, TcpListener, TcpStream};
@@ -364,8 +365,8 @@ mod tests {
     const PORT: u16 = 6443;
 
     /// Runs a test in a network namespace of its own, whose host has two addresses.
-    fn in_a_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
-        own_namespace::run(name, || {
+    fn in_a_namespace(test: impl FnOnce() + Send + 'static) {
+        namespace::run(CloneFlags::CLONE_NEWNET, || {
             netdevice::set("lo", InterfaceSetting::Up).unwrap();
             netdevice::set("lo:1", InterfaceSetting::Address(NODE)).unwrap();
             netdevice::set("lo:2", InterfaceSetting::Address(NEIGHBOUR)).unwrap();
@@ -444,7 +445,7 @@ mod tests {
 
     #[test]
     fn connections_are_told_apart_by_their_listener() {
-        in_a_namespace("connections_are_told_apart_by_their_listener", || {
+        in_a_namespace(|| {
             assert_eq!(counted(&[]), (0, 0));
             let (ours, theirs) = (marked((NODE, PORT)), listener((NODE, PORT), 128));
             let (mut open, mut at_ours, mut at_theirs) = (Vec::new(), 0, 0);
@@ -472,7 +473,7 @@ mod tests {
 
     #[test]
     fn connections_are_ended_but_those_of_a_marked_listener() {
-        in_a_namespace("connections_are_ended_but_those_of_a_marked_listener", || {
+        in_a_namespace(|| {
             let (ours, theirs) = (marked((NODE, PORT)), listener((NEIGHBOUR, PORT), 128));
             let (mut kept, mut ended) = (connected((NODE, PORT), &ours), connected((NEIGHBOUR, PORT), &theirs));
             assert_eq!(in_time(|| destroy_unmarked(PORT)), 1);
@@ -487,7 +488,7 @@ mod tests {
 
     #[test]
     fn connections_to_another_address_or_port_are_not_counted() {
-        in_a_namespace("connections_to_another_address_or_port_are_not_counted", || {
+        in_a_namespace(|| {
             let any = marked((Ipv4Addr::UNSPECIFIED, PORT));
             let _one = connected((NODE, PORT), &any);
             let _other = connected((NEIGHBOUR, PORT), &any);
@@ -506,7 +507,7 @@ mod tests {
 
     #[test]
     fn a_connection_of_a_listener_of_both_families_is_not_counted() {
-        in_a_namespace("a_connection_of_a_listener_of_both_families_is_not_counted", || {
+        in_a_namespace(|| {
             if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
                 let _ = writeln!(io::stderr(), "skipped: a_connection_of_a_listener_of_both_families: no IPv6");
                 return;
@@ -520,7 +521,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_its_client_ended_is_counted_until_it_is_closed() {
-        in_a_namespace("a_connection_that_its_client_ended_is_counted_until_it_is_closed", || {
+        in_a_namespace(|| {
             let ours = marked((NODE, PORT));
             let (client, mut connection) = connected((NODE, PORT), &ours);
             client.shutdown(Shutdown::Write).unwrap();
@@ -539,7 +540,7 @@ mod tests {
     /// Its datagrams have some 200 connections each.
     #[test]
     fn an_answer_of_many_parts_is_counted_right() {
-        in_a_namespace("an_answer_of_many_parts_is_counted_right", || {
+        in_a_namespace(|| {
             let _ours = marked((NODE, PORT));
             let _theirs = listener((NEIGHBOUR, PORT), 4096);
             // Their clients are gone, so that no descriptors are needed: they wait to be accepted, in CLOSE_WAIT.
@@ -559,7 +560,7 @@ mod tests {
 
     #[test]
     fn an_accept_queue_is_that_of_the_very_address() {
-        in_a_namespace("an_accept_queue_is_that_of_the_very_address", || {
+        in_a_namespace(|| {
             let at = |ip| queue_at(ip, PORT);
             assert_eq!(at(NODE), None);
             let _busy = listener((NODE, PORT), 16);

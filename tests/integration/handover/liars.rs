@@ -170,7 +170,7 @@ fn a_silent_peer_holds_nothing_up() {
 fn a_sibling_of_another_uid_is_refused() {
     let node = match Node::of(65534) {
         Ok(node) => node,
-        Err(why) => return skipped(&format!("a_sibling_of_another_uid_is_refused: {why}")),
+        Err(why) => return skipped(&why),
     };
     let instance = Echo::new();
     let shim = node.joined("a", instance.address, &[]);

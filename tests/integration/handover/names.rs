@@ -194,7 +194,7 @@ fn the_listener_of_a_sibling_that_cannot_be_reached_is_not_foreign() {
 fn a_sibling_that_is_dialled_must_be_of_the_same_uid() {
     let other = match Node::of(65534) {
         Ok(node) => node,
-        Err(why) => return skipped(&format!("a_sibling_that_is_dialled_must_be_of_the_same_uid: {why}")),
+        Err(why) => return skipped(&why),
     };
     let (node, instance) = (Node::new(), Echo::new());
     let stranger = other.start("z", instance.address, &[]);

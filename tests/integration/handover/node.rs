@@ -4,13 +4,14 @@ use crate::support::net::{free_address, fresh_ip, listening, queued_at};
 use crate::support::process::{BERTH, Running, berth_at, output_of};
 use crate::support::shim::ask;
 use crate::support::stopped::Stopped;
-use crate::support::{PATIENCE, eventually, in_memory, skipped};
+use crate::support::{PATIENCE, eventually, in_memory};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire;
 use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
 use berth_node::registry::{BerthDir, RunDir, instance};
 use berth_os::socket;
-use nix::sched::{CloneFlags, unshare};
+use berth_testing::namespace;
+use nix::sched::CloneFlags;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, chown};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -40,18 +41,11 @@ pub(crate) const ACCEPTS: &str = "berth-relay-0";
 /// Runs a test on a node in a network namespace of its own, whose clients have other addresses than it; skipped where none can be
 /// made.
 pub(crate) fn on_a_node_of_its_own(test: impl FnOnce(&Node) + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
-            return skipped(&format!("no network namespace: {error}"));
-        }
-        for command in ["link set lo up", "addr add 10.77.0.1/32 dev lo", "route add local 10.78.0.0/16 dev lo"] {
-            assert!(Command::new("ip").args(command.split(' ')).status().unwrap().success(), "ip {command}");
-        }
+    namespace::run(CloneFlags::CLONE_NEWNET, move || {
+        namespace::ip(&["link set lo up", "addr add 10.77.0.1/32 dev lo", "route add local 10.78.0.0/16 dev lo"])?;
         test(&Node::new().listening_at(NODE));
+        Ok(())
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 /// The same client of such a node.

@@ -132,7 +132,7 @@ fn siblings_hand_over_in_a_run_directory_that_was_removed() {
 fn a_record_that_cannot_be_read_for_a_while_is_alive() {
     let node = match Node::of(65534) {
         Ok(node) => node,
-        Err(why) => return skipped(&format!("a_record_that_cannot_be_read_for_a_while_is_alive: {why}")),
+        Err(why) => return skipped(&why),
     };
     let (_echo, _process, shim) = lone(&node, LEASE);
     let record = node.run_dir().join(node.listen.to_string()).join("instances/a.json");

@@ -2,7 +2,8 @@
 //! connections are of.
 
 use crate::bpf::{Counters, Link, Purpose, Slot, Steerer};
-use crate::{netdevice, own_namespace, socket};
+use crate::{netdevice, socket};
+use berth_testing::namespace;
 use nix::sched::{CloneFlags, unshare};
 use std::fs::File;
 use std::io;
@@ -86,8 +87,8 @@ impl Node {
     }
 }
 
-fn on_a_node(name: &str, test: impl FnOnce(&Node) + Send + 'static) {
-    own_namespace::run(name, || {
+fn on_a_node(test: impl FnOnce(&Node) + Send + 'static) {
+    namespace::run(CloneFlags::CLONE_NEWNET, || {
         let node = Node::new().map_err(|error| error.to_string())?;
         test(&node);
         Ok(())
@@ -98,7 +99,7 @@ const LOCALHOST: [&str; 3] = ["127.0.0.1:6443", "127.0.1.1:6443", "[::1]:6443"];
 
 #[test]
 fn localhost_is_steered_but_for_one_name_and_for_as_long_as_the_rest() {
-    on_a_node("localhost_is_steered_but_for_one_name_and_for_as_long_as_the_rest", |node| {
+    on_a_node(|node| {
         let all = || LOCALHOST.map(|to| node.steers(to));
         assert_eq!(all(), [false; 3]);
         let links = node.cover(&BOTH);
@@ -127,7 +128,7 @@ fn localhost_is_steered_but_for_one_name_and_for_as_long_as_the_rest() {
 
 #[test]
 fn what_is_no_connection_to_localhost_there_is_left_alone() {
-    on_a_node("what_is_no_connection_to_localhost_there_is_left_alone", |node| {
+    on_a_node(|node| {
         let links = node.cover(&BOTH);
         // Where instances of berth's listen, and other ports.
         for to in ["127.9.9.9:6443", "127.1.0.1:6443", "127.0.0.1:11033", "[::1]:443"] {

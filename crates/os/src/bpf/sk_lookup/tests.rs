@@ -1,7 +1,8 @@
 use super::*;
 use crate::bpf::attached;
 use crate::bpf::sys::test_run::{Lookup, run};
-use crate::{clock, netdevice, own_namespace, socket};
+use crate::{clock, netdevice, socket};
+use berth_testing::namespace;
 use nix::sched::{CloneFlags, unshare};
 use proptest::prelude::*;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -11,8 +12,8 @@ use std::net::{SocketAddr, TcpListener};
 const PORT: u16 = 6443;
 
 /// Runs a test in a network namespace of its own, where a program can be loaded.
-fn in_a_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
-    own_namespace::run(name, || {
+fn in_a_namespace(test: impl FnOnce() + Send + 'static) {
+    namespace::run(CloneFlags::CLONE_NEWNET, || {
         match Steerer::load(Purpose::Bridge, PORT, &[]) {
             // What the verifier finds is wrong with the program, not missing here.
             Err(refused) if refused.log.is_empty() => return Err(refused.to_string()),
@@ -88,7 +89,7 @@ fn counted(steerer: &Steerer) -> (u64, u64, u64) {
 
 #[test]
 fn it_steers_only_while_it_is_on_and_its_time_lasts() {
-    in_a_namespace("it_steers_only_while_it_is_on_and_its_time_lasts", || {
+    in_a_namespace(|| {
         let listeners = Listeners::new();
         let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap();
         listeners.put(&steerer);
@@ -109,7 +110,7 @@ fn it_steers_only_while_it_is_on_and_its_time_lasts() {
 
 #[test]
 fn what_comes_from_the_address_itself_is_steered_for_etcd_alone() {
-    in_a_namespace("what_comes_from_the_address_itself_is_steered_for_etcd_alone", || {
+    in_a_namespace(|| {
         let listeners = Listeners::new();
         let steerer = Steerer::load(Purpose::Etcd, PORT, &[ip("127.0.0.1")]).unwrap();
         listeners.put(&steerer);
@@ -125,7 +126,7 @@ fn what_comes_from_the_address_itself_is_steered_for_etcd_alone() {
 
 #[test]
 fn what_is_none_of_its_business_is_not_counted() {
-    in_a_namespace("what_is_none_of_its_business_is_not_counted", || {
+    in_a_namespace(|| {
         let listeners = Listeners::new();
         let steerer = steering(&[ip("10.0.0.5"), ip("fd00::5")], &listeners);
         for (from, to) in [
@@ -154,7 +155,7 @@ fn what_is_none_of_its_business_is_not_counted() {
 
 #[test]
 fn a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it() {
-    in_a_namespace("a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it", || {
+    in_a_namespace(|| {
         let listeners = Listeners::new();
         let steerer = steering(&[], &listeners);
         let ipv4 = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
@@ -191,7 +192,7 @@ fn at(address: &str) -> SocketAddrV4 {
 
 #[test]
 fn a_listener_is_found_by_its_address_and_no_other_is() {
-    in_a_namespace("a_listener_is_found_by_its_address_and_no_other_is", || {
+    in_a_namespace(|| {
         // No command does it: a child has duplicates of other tests' listeners until execve.
         let up = || netdevice::set("lo", netdevice::InterfaceSetting::Up).unwrap();
         up();
@@ -260,7 +261,7 @@ fn is_steered(addresses: &[IpAddr], from: IpAddr, to: SocketAddr) -> bool {
 
 #[test]
 fn what_is_steered_is_what_the_model_says() {
-    in_a_namespace("what_is_steered_is_what_the_model_says", || {
+    in_a_namespace(|| {
         let listeners = Listeners::new();
         let port = prop_oneof![8 => Just(PORT), 1 => Just(PORT.swap_bytes()), 1 => any::<u16>()];
         let connections = prop::collection::vec((address(), address(), port), 1..20);
@@ -288,7 +289,7 @@ fn what_is_steered_is_what_the_model_says() {
 
 #[test]
 fn nothing_is_attached_when_a_link_is_dropped_of_which_there_is_a_duplicate() {
-    in_a_namespace("nothing_is_attached_when_a_link_is_dropped_of_which_there_is_a_duplicate", || {
+    in_a_namespace(|| {
         let namespace = File::open("/proc/thread-self/ns/net").unwrap();
         let count = || attached(namespace.as_fd()).unwrap().len();
         let link = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap().attach(namespace.as_fd()).unwrap();
@@ -302,7 +303,7 @@ fn nothing_is_attached_when_a_link_is_dropped_of_which_there_is_a_duplicate() {
 
 #[test]
 fn many_addresses_fit_until_a_jump_is_too_long() {
-    in_a_namespace("many_addresses_fit_until_a_jump_is_too_long", || {
+    in_a_namespace(|| {
         let many = |count: u16| -> Vec<IpAddr> {
             (0..count).map(|n| Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 1, n]).into()).collect()
         };
@@ -317,7 +318,7 @@ fn many_addresses_fit_until_a_jump_is_too_long() {
 
 #[test]
 fn a_program_that_is_refused_has_the_verifiers_log() {
-    in_a_namespace("a_program_that_is_refused_has_the_verifiers_log", || {
+    in_a_namespace(|| {
         let mut asm = Assembler::default();
         asm.copy(Reg::R0, Reg::R7);
         asm.exit();
