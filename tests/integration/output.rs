@@ -89,11 +89,14 @@ fn a_status_of_nothing_names_where_it_looked() {
 #[cfg(all(feature = "operate", feature = "rehearse"))]
 fn a_file_that_is_not_there_is_named() {
     let missing = "/nonexistent/file";
+    let temp = tempfile::tempdir().unwrap();
+    let state = temp.path().join("state");
+    let [backup_dir, state_dir] = ["--backup-dir", "--state-dir"].map(|option| format!("{option}={}", state.display()));
     for words in [
         &["doctor", missing][..],
         &["inject", "--image=a", missing],
-        &["upgrade", "--manifests-dir", missing],
-        &["bridge", "--manifest", missing, "--", "true"],
+        &["upgrade", &backup_dir, "--manifests-dir", missing],
+        &["bridge", &state_dir, "--manifest", missing, "--", "true"],
         &["serve", "--listen=127.0.0.1:6443", "--instance=a", "--probe-ca", missing],
         &["status", "--cluster", "--kubeconfig", missing],
         &["rehearse", "--report", missing],
@@ -102,6 +105,7 @@ fn a_file_that_is_not_there_is_named() {
         let (code, log) = end(&mut berth(words));
         assert!(code > Some(0) && log.contains("No such file or directory"), "{words:?}: {log}");
         assert!(log.contains("/nonexistent/") && !log.contains("os error"), "{words:?}: {log}");
+        assert!(!state.exists(), "{words:?} made a directory for its state");
     }
 }
 

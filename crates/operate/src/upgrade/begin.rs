@@ -153,6 +153,10 @@ pub async fn dry_run(options: &UpgradeOptions, progress: &Progress) -> Result<Ve
 /// # Errors
 /// Why not; nothing was changed.
 pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begun, Refusal> {
+    if state::find(&options.backup_dir)?.is_none() {
+        // A manifest that cannot be read is reported before the directory for the state is made.
+        Texts::read(options)?;
+    }
     let store = Store::open(&options.backup_dir)?;
     if let Some(state) = store.load()? {
         let (state, mut setting) = go_on(options, state, progress)?;
