@@ -19,11 +19,8 @@ struct Done {
 }
 
 fn berth(directory: &Path, args: &[&str], input: &str) -> Done {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("BERTH_")) {
-        command.env_remove(name);
-    }
-    let output = command.current_dir(directory).args(args).write_stdin(input).output().unwrap();
+    let mut command = Command::from_std(crate::support::process::berth(args));
+    let output = command.current_dir(directory).write_stdin(input).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Done { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }

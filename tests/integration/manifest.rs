@@ -55,11 +55,7 @@ impl Node {
 }
 
 fn berth() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("BERTH_")) {
-        command.env_remove(name);
-    }
-    command
+    Command::from_std(crate::support::process::berth::<&str>([]))
 }
 
 fn run(command: &mut Command) -> Done {

@@ -246,6 +246,9 @@ impl Node {
         let Self { listen, .. } = self;
         let ip = listen.ip().to_string();
         let kubeadm = KUBEADM.replace("10.0.0.5", &ip).replace("6443", &listen.port().to_string());
+        // The run directory belongs to kube-apiserver's user, who is this one here.
+        let user = format!("  securityContext:\n    runAsUser: {}\n", nix::unistd::geteuid());
+        let kubeadm = kubeadm.replace("  securityContext:\n", &user);
         let file = self.path("kubeadm.yaml");
         fs::write(&file, kubeadm.replace("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"))).unwrap();
         let mut inject = berth(["inject", "--image", "example/berth:v0.1.0", "--listen", &listen.to_string()]);

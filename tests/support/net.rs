@@ -14,9 +14,16 @@ use std::time::Duration;
 /// Where probes come from, and clients never do.
 pub(crate) const PROBES: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// An address in 127.0.0.0/8 that no other test uses now.
+/// Descriptors that the tests of one process have open at once. The soft limit of an ordinary user is 1,024.
+const DESCRIPTORS: u64 = 8_192;
+
+/// An address in 127.0.0.0/8 that no other test uses now. Every test that opens sockets has one: the limit of descriptors is raised with
+/// the first.
 pub(crate) fn fresh_ip() -> Ipv4Addr {
-    static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| AtomicU32::new(RandomState::new().hash_one(1) as u32));
+    static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| {
+        berth_testing::raise_file_limit(DESCRIPTORS);
+        AtomicU32::new(RandomState::new().hash_one(1) as u32)
+    });
     let [_, b, c, d] = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
     Ipv4Addr::new(127, 1 + b % 250, 1 + c % 250, 1 + d % 250)
 }

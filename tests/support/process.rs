@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// Longest wait for a line or an end: a command may have many steps to go until then.
 const LONG: Duration = Duration::from_secs(120);
 
+/// A directory that is not there, in the place of those that commands use by default.
+const NOWHERE: &str = "/nonexistent/berth";
+
 /// `berth` with a clean environment.
 pub(crate) fn berth<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     berth_at(Path::new(BERTH), args)
@@ -58,6 +61,9 @@ fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
         command.env_remove(name);
     }
+    // Nothing of the machine on which tests run: no state of an upgrade, no pod, no shim of this user, no cluster.
+    command.env("BERTH_BACKUP_DIR", NOWHERE).env("BERTH_POD_LOGS_DIR", NOWHERE).env("XDG_RUNTIME_DIR", NOWHERE);
+    command.env("BERTH_TEST_WITHOUT_ADMIN", "1");
     command.stdin(Stdio::null());
 }
 

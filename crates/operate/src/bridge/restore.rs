@@ -136,7 +136,7 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(&all[0].path), mode(&all[3].path)), (0o640, 0o600));
         // Who may read it counts too; a directory that is gone is made.
-        fs::set_permissions(&all[1].path, Permissions::from_mode(0o000)).unwrap();
+        fs::set_permissions(&all[1].path, Permissions::from_mode(0o400)).unwrap();
         assert_eq!(restore(&all).unwrap().len(), 1);
         assert_eq!(mode(&all[1].path), 0o600);
         let inside = [SavedFile { path: temp.path().join("gone/a.key"), ..all[0].clone() }];

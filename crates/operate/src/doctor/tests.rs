@@ -784,6 +784,11 @@ fn facts_are_gathered_below_a_root() {
         &[
             ("    - --allow-privileged=true\n", "    - --authentication-config=/etc/kubernetes/pki/a\n"),
             ("/etc/ssl/certs\n      type: DirectoryOrCreate", "/etc/ssl/certs\n      type: Directory"),
+            // The run directory of this root is this user's.
+            (
+                "  securityContext:\n    seccomp",
+                &format!("  securityContext:\n    runAsUser: {}\n    seccomp", nix::unistd::geteuid()),
+            ),
         ],
     );
     let manifest = Manifest::parse(&text).unwrap();
