@@ -15,6 +15,7 @@ mod support;
 mod table;
 mod units;
 
+use berth_testing::namespace;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
@@ -48,7 +49,8 @@ fn main() -> ExitCode {
 
 /// On a thread of its own, since some enter a network namespace, which all that they start shares.
 fn trial(name: &str, test: fn() -> Result<Completion, Failed>) -> Trial {
-    Trial::ignorable_test(name, move || std::thread::spawn(test).join().unwrap_or_else(|panic| resume_unwind(panic)))
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    Trial::ignorable_test(name, move || thread.spawn(test)?.join().unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
 fn root() -> PathBuf {
@@ -85,10 +87,12 @@ fn need(tool: &str) -> Result<PathBuf, Completion> {
     found.ok_or_else(|| Completion::ignored_with(format!("it needs {tool}")))
 }
 
-/// Why no network namespace can be had here.
+/// The result of a test that cannot have a network namespace as this user: the test has run where it can, or is skipped.
 fn no_namespace() -> Option<Completion> {
-    // Root in a container may have no right to make one.
     let unshared = std::thread::spawn(|| nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)).join();
-    let why = "it needs a network namespace, which root can make";
-    (!matches!(unshared, Ok(Ok(())))).then(|| Completion::ignored_with(why))
+    if matches!(unshared, Ok(Ok(()))) {
+        return None;
+    }
+    namespace::refused("no network namespace can be had");
+    Some(Completion::Completed)
 }

@@ -380,7 +380,7 @@ pub fn reset_on_close(socket: &impl AsFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::sched::{CloneFlags, unshare};
+    use nix::sched::CloneFlags;
     use std::io::{Read, Write};
     use std::net::{Shutdown, TcpListener};
 
@@ -420,21 +420,17 @@ mod tests {
     /// Whatever the C library takes for the largest.
     #[test]
     fn the_backlog_is_what_was_asked_for() {
-        let in_a_namespace = || {
-            let unshared = unshare(CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
-            if let Err(why) = unshared.and_then(|()| std::fs::write("/proc/sys/net/core/somaxconn", "20000")) {
-                // Not by eprintln!, which a test's harness keeps to itself.
-                let _ = writeln!(io::stderr(), "skipped: the_backlog_is_what_was_asked_for: {why}");
-                return;
-            }
+        berth_testing::namespace::run(CloneFlags::CLONE_NEWNET, || {
+            std::fs::write("/proc/sys/net/core/somaxconn", "20000")
+                .map_err(|error| format!("net.core.somaxconn cannot be set: {error}"))?;
             let listener = bind("0.0.0.0:0".parse().unwrap(), false).unwrap();
             for asked in [100, 10_000] {
                 start_listening(listener.as_fd(), asked).unwrap();
                 // Of a listener it is the length of its queue.
                 assert_eq!(info(listener.as_fd()).unwrap().tcpi_sacked, asked);
             }
-        };
-        std::thread::spawn(in_a_namespace).join().unwrap();
+            Ok(())
+        });
     }
 
     #[test]

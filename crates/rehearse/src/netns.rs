@@ -148,19 +148,19 @@ pub(crate) fn ip(namespace: Option<&Namespace>, lines: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use berth_testing::namespace::{refused, skipped};
     use std::net::{TcpListener, TcpStream};
 
     #[test]
     fn a_further_namespace_has_a_host_of_its_own() {
-        let Ok(namespace) = Namespace::new("cp-9") else {
-            eprintln!("skipped: no network namespace can be made here");
-            return;
+        let namespace = match Namespace::new("cp-9") {
+            Ok(namespace) => namespace,
+            Err(error) => return refused(&format!("no network namespace can be had: {error}")),
         };
         let lines = "link set lo up\naddr add 10.99.0.1/32 dev lo\n";
         if let Err(error) = ip(Some(&namespace), lines) {
             assert_eq!(error.kind(), io::ErrorKind::NotFound, "{error}");
-            eprintln!("skipped: there is no ip here");
-            return;
+            return skipped("it needs ip");
         }
         let listener = namespace.within(|| TcpListener::bind("10.99.0.1:6443")).unwrap();
         let address = listener.local_addr().unwrap();
@@ -178,8 +178,8 @@ mod tests {
         let outside = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = outside.local_addr().unwrap().port();
         // One thread among others can have no user namespace: this needs the privilege.
-        if thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join().unwrap().is_err() {
-            return;
+        if let Err(error) = thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join().unwrap() {
+            return refused(&format!("no network namespace can be had: {error}"));
         }
         let inside = thread::spawn(move || {
             let address = Ipv4Addr::new(10, 123, 0, 5);

@@ -4,15 +4,13 @@ use super::browser::Browser;
 use super::fixture::*;
 use berth_rehearse::data::{Instance, Report, RunOutcome, Via};
 use berth_rehearse::report::{page, write};
-use std::io::{Write, stderr};
+use berth_testing::namespace;
 
 /// Runs everywhere; prints why it checks nothing where there is no browser.
 #[test]
 fn the_page_fits_and_is_quiet() {
     let Some(mut browser) = Browser::start() else {
-        // Not by a macro, whose words the harness keeps to itself.
-        let _ = writeln!(stderr(), "skipped: there is no chromium, chromium-browser or google-chrome in PATH");
-        return;
+        return namespace::skipped("it needs chromium, chromium-browser or google-chrome");
     };
     let dir = tempfile::tempdir().unwrap();
     for (name, report) in reports() {
