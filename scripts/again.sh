@@ -5,7 +5,8 @@
 # FILE: commit, time, exit status, seconds, busy or idle, COMMAND. Runs that are there already count, so that it goes on
 # where it ended. What a run that failed printed is kept beside FILE.
 #
-#   --busy       beside four busy loops
+#   --busy       beside four busy loops, a build from nothing that begins again and again, and a loop that writes 8 MiB to the disk
+#                and starts ten processes; what these write is in target/, and removed at the end
 #   --log FILE   where the lines are (target/again.log)
 #   --help       this text
 
@@ -13,6 +14,35 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Beside a command that is to be disturbed.
 readonly LOOPS=4
+
+computes() { while goes_on; do :; done; }
+# Starts processes that compute, read and write: a small package, and what that needs.
+builds() {
+    while goes_on; do
+        "$CARGO" build --locked --quiet --package berth-exec --target-dir "$scratch/target" </dev/null
+        rm -rf -- "$scratch/target"
+    done
+}
+writes() {
+    while goes_on; do
+        dd if=/dev/zero of="$scratch/file" bs=1M count=8 conv=fsync status=none
+        for _ in {1..10}; do /bin/true; done
+    done
+}
+goes_on() { kill -0 $$ 2>/dev/null; }
+
+# disturb: begins what disturbs, each in a process group of its own that ends with this script, whatever ends that
+disturb() {
+    need_cargo
+    scratch=$(mktemp -d target/again.XXXXXX)
+    trap 'kill -KILL "${groups[@]/#/-}" 2>/dev/null || :; wait 2>/dev/null || :; rm -rf -- "$scratch"' EXIT
+    set -m
+    for what in $(yes computes | head -n $LOOPS) builds writes; do
+        $what &
+        groups+=($!)
+    done
+    set +m
+}
 
 main() {
     local busy=false beside=idle log=target/again.log commit began status output ran
@@ -25,14 +55,8 @@ main() {
     commit=$(git rev-parse --short HEAD)
     mkdir -p "$(dirname "$log")"
     touch "$log"
-    loops=()
-    trap 'kill "${loops[@]}" 2>/dev/null || :' EXIT
-    if $busy; then
-        for ((loop = 0; loop < LOOPS; loop++)); do
-            (while :; do :; done) &
-            loops+=($!)
-        done
-    fi
+    groups=()
+    ! $busy || disturb
     # The lines of this commit, this command and this kind.
     count() { awk -F '\t' -v commit="$commit" -v beside="$beside" -v command="$*" '$1 == commit && $5 == beside && $6 == command' "$log"; }
     output=$(mktemp)
