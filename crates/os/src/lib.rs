@@ -5,6 +5,7 @@ pub mod bpf;
 pub mod clock;
 pub mod file;
 pub mod inotify;
+pub mod locks;
 pub mod namespaces;
 pub mod netdevice;
 pub mod pipe;

@@ -1,0 +1,156 @@
+//! Locks on files, as the kernel lists them in /proc/locks.
+
+use procfs::FromRead as _;
+use procfs::process::MountInfos;
+use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// How a lock was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockKind {
+    /// By flock(2).
+    Flock,
+    /// By fcntl(2), owned by an open file and not by a process (F_OFD_SETLK).
+    OpenFile,
+    Other,
+}
+
+/// A file as /proc/locks names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LockedFile {
+    /// Major and minor number of the file system's device. stat(2) has another one for a subvolume of btrfs.
+    pub device: (u32, u32),
+    pub inode: u64,
+}
+
+/// A lock that is held. Processes that wait for one are not listed here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lock {
+    pub kind: LockKind,
+    /// `None` if an open file owns it, or a process that is not visible here.
+    pub pid: Option<i32>,
+    pub file: LockedFile,
+}
+
+/// All locks of this node.
+///
+/// # Errors
+/// /proc/locks cannot be read.
+pub fn all() -> io::Result<Vec<Lock>> {
+    Ok(parse(&fs::read_to_string("/proc/locks")?))
+}
+
+/// Reads the text of /proc/locks, or of the lock in /proc/PID/fdinfo/FD without its first word.
+pub fn parse(text: &str) -> Vec<Lock> {
+    text.lines().filter_map(parse_line).collect()
+}
+
+/// Such as `13: FLOCK  ADVISORY  WRITE 11366 fe:00:10559497 0 EOF`.
+fn parse_line(line: &str) -> Option<Lock> {
+    let mut words = line.split_whitespace().skip(1);
+    let kind = match words.next()? {
+        // A process that waits for the lock above.
+        "->" => return None,
+        "FLOCK" => LockKind::Flock,
+        "OFDLCK" => LockKind::OpenFile,
+        _ => LockKind::Other,
+    };
+    let pid = words.nth(2)?.parse().ok().filter(|pid| *pid > 0);
+    let mut file = words.next()?.split(':');
+    let mut number = || u32::from_str_radix(file.next()?, 16).ok();
+    let device = (number()?, number()?);
+    Some(Lock { kind, pid, file: LockedFile { device, inode: file.next()?.parse().ok()? } })
+}
+
+/// Which device the kernel lists files of a mount with: the last mount is remembered.
+#[derive(Debug, Clone, Default)]
+pub struct Devices(Option<(Mounted, (u32, u32))>);
+
+/// A mount's number, which may be given to another one later, and the device that stat(2) shows there.
+type Mounted = (u64, u32, u32);
+
+impl Devices {
+    /// The file at a path; a symbolic link is followed.
+    ///
+    /// # Errors
+    /// There is no such file, or its mount is not listed in /proc/self/mountinfo.
+    pub fn file(&mut self, path: &Path) -> io::Result<LockedFile> {
+        let flags = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+        let meta = statx(CWD, path, AtFlags::empty(), flags)?;
+        if meta.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(LockedFile { device: self.device(&meta)?, inode: meta.stx_ino })
+    }
+
+    fn device(&mut self, meta: &Statx) -> io::Result<(u32, u32)> {
+        let mounted = (meta.stx_mnt_id, meta.stx_dev_major, meta.stx_dev_minor);
+        if let Some((_, device)) = self.0.filter(|(known, _)| *known == mounted) {
+            return Ok(device);
+        }
+        let all = MountInfos::from_file("/proc/thread-self/mountinfo").map_err(io::Error::other)?;
+        let found = all.into_iter().find(|mount| u64::try_from(mount.mnt_id) == Ok(mounted.0));
+        let device = found.and_then(|mount| {
+            let (major, minor) = mount.majmin.split_once(':')?;
+            Some((major.parse().ok()?, minor.parse().ok()?))
+        });
+        let device = device.ok_or_else(|| io::Error::other("its mount is not in /proc/self/mountinfo"))?;
+        self.0 = Some((mounted, device));
+        Ok(device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::fs::File;
+
+    const LOCKS: &str = "1: OFDLCK ADVISORY  WRITE -1 fe:00:9977982 0 EOF\n\
+                         2: FLOCK  ADVISORY  WRITE 28438 00:1b:9977981 0 EOF\n\
+                         2: -> FLOCK  ADVISORY  WRITE 11317 00:1b:9977981 0 EOF\n\
+                         3: POSIX  ADVISORY  READ 17 08:01:5 128 128\n\
+                         4: FLOCK  ADVISORY  WRITE 0 103:10:18446744073709551615 0 EOF\n\
+                         5 <none>:0\n";
+
+    #[test]
+    fn each_lock_is_read_with_its_device_and_who_waits_is_left_out() {
+        let lock = |kind, pid, device, inode| Lock { kind, pid, file: LockedFile { device, inode } };
+        let expected = [
+            lock(LockKind::OpenFile, None, (0xfe, 0), 9_977_982),
+            lock(LockKind::Flock, Some(28438), (0, 0x1b), 9_977_981),
+            lock(LockKind::Other, Some(17), (8, 1), 5),
+            lock(LockKind::Flock, None, (0x103, 0x10), u64::MAX),
+        ];
+        assert_eq!(parse(LOCKS), expected);
+    }
+
+    #[test]
+    fn the_lock_of_a_file_is_found_by_its_path() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut devices = Devices::default();
+        let at = devices.file(file.path()).unwrap();
+        assert_eq!(devices.file(file.path()).unwrap(), at);
+        let this = i32::try_from(std::process::id()).unwrap();
+        let held = || all().unwrap().into_iter().any(|lock| lock.file == at && lock.pid == Some(this));
+        assert!(!held());
+        let open = File::open(file.path()).unwrap();
+        open.lock().unwrap();
+        assert!(held());
+        assert!(devices.file(Path::new("/nonexistent")).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "(([0-9]{1,3}: )?(-> )?(FLOCK|OFDLCK|\\PC{0,6})?[ \\t]*(\\PC{0,12}[ :\\n]){0,8}){0,4}") {
+            parse(&text);
+        }
+
+        #[test]
+        fn a_line_that_is_cut_is_a_shorter_lock_or_none(at in 0..LOCKS.len()) {
+            prop_assert!(parse(&LOCKS[..at]).len() <= 4);
+        }
+    }
+}
