@@ -1,23 +1,27 @@
 //! Own mount and PID namespaces: what is mounted and what runs in them ends with them, however their owner ends.
 
-use crate::process::{KILL_CHILD, check_single_threaded, die_with, ended};
+use crate::clock::monotonic;
+use crate::process::{Credentials, KILL_CHILD, ProcessAttributes, check_single_threaded, die_with, ended};
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
-use nix::unistd::{ForkResult, Pid, fork, getpid};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{ForkResult, Pid, fork, getpid, pipe2};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, open, unlinkat};
 use rustix::process::PidfdFlags;
-use std::ffi::{CStr, CString, NulError};
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
+use std::time::Duration;
 
 /// Whether a process is in this process's namespace of a kind, a name in /proc/PID/ns. True also if neither can be read.
 pub fn is_shared_with(pid: i32, kind: &str) -> bool {
@@ -60,58 +64,136 @@ pub fn unmount(at: &Path) -> io::Result<()> {
     Ok(umount2(at, MntFlags::MNT_DETACH)?)
 }
 
+/// What a child gets that runs in namespaces of its own.
+#[derive(Debug, Default)]
+pub struct Enclosure {
+    /// Cgroups that are left and removed in the end, each given as the cgroup.procs of its parent and its own directory. A cgroup with
+    /// other processes in it stays.
+    pub cgroups: Vec<(PathBuf, PathBuf)>,
+    /// Files that nothing in the namespace can rename, replace or remove (EBUSY): each is mounted onto itself.
+    pub pinned: Vec<PathBuf>,
+    /// The process that the child runs like, with its environment, directory, user, limits and OOM score. `None` if the program sees to
+    /// that itself.
+    pub like: Option<ProcessAttributes>,
+    /// Where the child's life depends on signs of another's.
+    pub signs: Option<SignReader>,
+}
+
+/// Signs of life: bytes in a pipe.
+#[derive(Debug)]
+pub struct SignWriter(OwnedFd);
+
+/// The other end, and how long no sign may come.
+#[derive(Debug)]
+pub struct SignReader {
+    pipe: OwnedFd,
+    patience: Duration,
+}
+
+/// Both ends of signs of life, of which one must come within each such time.
+///
+/// # Errors
+/// Those of pipe2(2).
+pub fn signs_of_life(patience: Duration) -> io::Result<(SignWriter, SignReader)> {
+    let (pipe, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+    Ok((SignWriter(writer), SignReader { pipe, patience }))
+}
+
+impl SignWriter {
+    /// Gives a sign. A pipe that is full has signs enough, and one without a reader needs none.
+    pub fn give(&self) {
+        let _ = rustix::io::write(&self.0, b".");
+    }
+}
+
+impl SignReader {
+    /// Takes the signs that came; whether there was one.
+    fn take(&self) -> bool {
+        let mut signs = [0; 4096];
+        rustix::io::read(&self.pipe, &mut signs).is_ok_and(|length| length > 0)
+    }
+}
+
 /// Runs the child's program as the first process of new PID and mount namespaces, so that everything it starts ends with it. The
 /// child itself stays outside until the program has ended, and ends with its exit status, or 128 and the number of the signal that
-/// ended it. It forwards SIGTERM; when the thread that started it ends, or on [`KILL_CHILD`], it kills all processes of the namespace.
-/// Finally it leaves and removes these `cgroups`, each given as the cgroup.procs of its parent and its own directory. A cgroup with
-/// other processes in it stays.
+/// ended it. It forwards SIGTERM; when the thread that started it ends, on [`KILL_CHILD`], or when signs of life stay away, it kills all
+/// processes of the namespace.
 ///
 /// # Errors
 /// A path contains a NUL.
-pub fn in_own_processes(command: &mut Command, cgroups: &[(PathBuf, PathBuf)]) -> io::Result<()> {
-    let text = |path: &PathBuf| CString::new(path.as_os_str().as_bytes());
-    let cgroups: Result<Vec<_>, _> = cgroups.iter().map(|(above, own)| Ok((text(above)?, text(own)?))).collect();
-    let cgroups = cgroups.map_err(|error: NulError| io::Error::other(error))?;
+pub fn in_own_processes(command: &mut Command, enclosure: Enclosure) -> io::Result<()> {
+    let text = |path: &PathBuf| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other);
+    let Enclosure { cgroups, pinned, like, signs } = enclosure;
+    let inner = Inner {
+        cgroups: cgroups.iter().map(|(above, own)| Ok((text(above)?, text(own)?))).collect::<io::Result<_>>()?,
+        pinned: pinned.iter().map(text).collect::<io::Result<_>>()?,
+        oom_score: like.as_ref().map(|like| like.oom_score_adj.to_string()),
+        credentials: like.as_ref().map(ProcessAttributes::credentials),
+        signs,
+    };
+    if let Some(like) = like {
+        like.surround(command);
+    }
     let parent = getpid();
     // SAFETY: in the child, and in its own child, only system calls are made and errors without allocation constructed: all
     // async-signal-safe, as fork(2) is without a registered handler.
     unsafe {
-        command.pre_exec(move || supervise(parent, &cgroups));
+        command.pre_exec(move || supervise(parent, &inner));
     }
     Ok(())
 }
 
+/// An enclosure, prepared for a child that must not allocate memory.
+struct Inner {
+    cgroups: Vec<(CString, CString)>,
+    pinned: Vec<CString>,
+    oom_score: Option<String>,
+    credentials: Option<Credentials>,
+    signs: Option<SignReader>,
+}
+
 /// Returns in the first process of new namespaces, never in this one.
-fn supervise(parent: Pid, cgroups: &[(CString, CString)]) -> io::Result<()> {
+fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
     let awaited: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, KILL_CHILD].into_iter().collect();
     // Blocked before they can come, so that none is missed.
     let mask = awaited.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     die_with(parent, KILL_CHILD)?;
+    if let Some(score) = &inner.oom_score
+        && let Ok(file) = open(c"/proc/self/oom_score_adj", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+    {
+        // A lower one than this process's own needs CAP_SYS_RESOURCE; it keeps its own then.
+        let _ = rustix::io::write(&file, score.as_bytes());
+    }
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS)?;
     // Mounts made here must not propagate to other namespaces.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)?;
+    for file in &inner.pinned {
+        mount(Some(file.as_c_str()), file.as_c_str(), None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+    }
     // The ID of a process outside is meaningless in the new namespace.
     let this = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
     // SAFETY: this process has one thread, being a child that has not executed anything yet.
     match unsafe { fork() }? {
         ForkResult::Child => {
+            let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+            mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)?;
+            if let Some(credentials) = &inner.credentials {
+                credentials.assume()?;
+            }
+            // After that: the kernel forgets it when the user changes.
             prctl::set_pdeathsig(Signal::SIGKILL)?;
             // The parent may have died before the line above.
             let mut ended = [PollFd::new(this.as_fd(), PollFlags::POLLIN)];
             if poll(&mut ended, PollTimeout::ZERO)? > 0 {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
-            let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-            mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)?;
             Ok(mask.thread_set_mask()?)
         }
         ForkResult::Parent { child } => {
-            // One of them is the pipe whose end shows the parent that the program was executed.
-            // SAFETY: nothing uses these descriptors any more.
-            unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
-            let code = watch(child, &awaited)
+            close_all_but(inner.signs.as_ref().map(|signs| signs.pipe.as_raw_fd()));
+            let code = watch(child, &awaited, inner.signs.as_ref())
                 .map_or(70, |status| status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
-            for (above, own) in cgroups {
+            for (above, own) in &inner.cgroups {
                 remove_cgroup(above, own);
             }
             // SAFETY: it only ends this process.
@@ -120,18 +202,61 @@ fn supervise(parent: Pid, cgroups: &[(CString, CString)]) -> io::Result<()> {
     }
 }
 
-/// Waits until the child has ended.
-fn watch(child: Pid, awaited: &SigSet) -> io::Result<ExitStatus> {
+/// Closes all descriptors of this process but one and the first three. One of them is the pipe whose end shows the parent that the
+/// program was executed.
+fn close_all_but(one: Option<RawFd>) {
+    let close = |first: libc::c_uint, last: libc::c_uint| {
+        if first <= last {
+            // SAFETY: nothing uses these descriptors any more.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        }
+    };
+    match one.and_then(|one| libc::c_uint::try_from(one).ok()).filter(|one| *one >= 3) {
+        Some(one) => {
+            close(3, one - 1);
+            close(one + 1, libc::c_uint::MAX);
+        }
+        None => close(3, libc::c_uint::MAX),
+    }
+}
+
+/// Time between two looks at the signs of life.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Waits until the child has ended. A child whose signs of life stay away is killed.
+fn watch(child: Pid, awaited: &SigSet, signs: Option<&SignReader>) -> io::Result<ExitStatus> {
+    let mut last = monotonic()?;
     loop {
-        match awaited.wait()? {
-            Signal::SIGCHLD => {
+        match wait_within(awaited, signs.map(|signs| LOOK.min(signs.patience)))? {
+            Some(Signal::SIGCHLD) => {
                 if let Some(status) = ended(child)? {
                     return Ok(status);
                 }
             }
-            KILL_CHILD => drop(kill(child, Signal::SIGKILL)),
-            signal => drop(kill(child, signal)),
+            Some(KILL_CHILD) => drop(kill(child, Signal::SIGKILL)),
+            Some(signal) => drop(kill(child, signal)),
+            None => {}
         }
+        let Some(signs) = signs else { continue };
+        let now = monotonic()?;
+        if signs.take() {
+            last = now;
+        } else if now.saturating_sub(last) >= signs.patience {
+            let _ = kill(child, Signal::SIGKILL);
+        }
+    }
+}
+
+/// Waits for a blocked signal, at most this long.
+fn wait_within(awaited: &SigSet, most: Option<Duration>) -> io::Result<Option<Signal>> {
+    let Some(most) = most else { return Ok(Some(awaited.wait()?)) };
+    let most = TimeSpec::from_duration(most);
+    // SAFETY: both references are valid for the call, and a null pointer asks for no more about the signal.
+    let signal = unsafe { libc::sigtimedwait(awaited.as_ref(), std::ptr::null_mut(), most.as_ref()) };
+    match Errno::result(signal) {
+        Ok(signal) => Ok(Some(Signal::try_from(signal)?)),
+        Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -152,10 +277,10 @@ mod tests {
     use std::process::{Child, Stdio};
 
     /// Runs a script as the first process; it has printed something when this returns, unless there can be no namespaces here.
-    fn start(script: &str, cgroups: &[(PathBuf, PathBuf)]) -> Option<(Child, String)> {
+    fn start(script: &str, enclosure: Enclosure) -> Option<(Child, String)> {
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        in_own_processes(&mut command, cgroups).unwrap();
+        in_own_processes(&mut command, enclosure).unwrap();
         match command.spawn() {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 refused(&format!("no namespace can be had: {error}"));
@@ -184,20 +309,22 @@ mod tests {
 
     #[test]
     fn it_is_the_first_process_and_ends_as_it_ends() {
-        let Some((child, line)) = start("echo $$ $(readlink /proc/self | wc -w); read line; exit 7", &[]) else {
+        let Some((child, line)) =
+            start("echo $$ $(readlink /proc/self | wc -w); read line; exit 7", Enclosure::default())
+        else {
             return;
         };
         assert_eq!(line, "1 1\n");
         assert_eq!(end(child), Some(7));
         let mut command = Command::new("/nonexistent");
-        in_own_processes(&mut command, &[]).unwrap();
+        in_own_processes(&mut command, Enclosure::default()).unwrap();
         assert_eq!(command.spawn().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
     fn what_it_is_told_reaches_it() {
         let script = "trap 'exit 3' TERM; echo; while :; do read line; done";
-        let Some((mut child, _)) = start(script, &[]) else { return };
+        let Some((mut child, _)) = start(script, Enclosure::default()) else { return };
         let stdin = child.stdin.take();
         signal(&child, Signal::SIGTERM);
         // A shell acts when it has read.
@@ -208,14 +335,15 @@ mod tests {
     #[test]
     fn all_that_it_started_ends_with_it() {
         let script = "trap '' TERM; setsid sleep 1000 & echo; wait";
-        let Some((child, _)) = start(script, &[]) else { return };
+        let Some((child, _)) = start(script, Enclosure::default()) else { return };
         signal(&child, KILL_CHILD);
         assert_eq!(end(child), Some(128 + 9));
         // By the end of what stays outside, and of its parent.
-        let Some((child, _)) = start(script, &[]) else { return };
+        let Some((child, _)) = start(script, Enclosure::default()) else { return };
         signal(&child, Signal::SIGKILL);
         assert_eq!(end(child), None);
-        let started = std::thread::spawn(|| start("trap '' TERM; sleep 1000 & echo; wait", &[])).join().unwrap();
+        let started =
+            std::thread::spawn(|| start("trap '' TERM; sleep 1000 & echo; wait", Enclosure::default())).join().unwrap();
         let Some((child, _)) = started else { return };
         assert_eq!(end(child), Some(128 + 9));
     }
@@ -231,12 +359,60 @@ mod tests {
         if let Err(error) = fs::create_dir(&own) {
             return skipped(&format!("no cgroup can be made: {error}"));
         }
+        let cgroups = vec![(root.join("cgroup.procs"), own.clone())];
         let script = format!("echo 0 > {}/cgroup.procs && echo in; read line", own.display());
-        let Some((child, line)) = start(&script, &[(root.join("cgroup.procs"), own.clone())]) else {
+        let Some((child, line)) = start(&script, Enclosure { cgroups, ..Enclosure::default() }) else {
             return fs::remove_dir(&own).unwrap();
         };
         assert_eq!((line.as_str(), end(child)), ("in\n", Some(1)));
         assert!(!own.exists());
+    }
+
+    /// It is alive for as long as its starter shows that it is.
+    #[test]
+    fn it_is_killed_when_signs_of_life_stay_away() {
+        let patience = Duration::from_millis(300);
+        let (writer, signs) = signs_of_life(patience).unwrap();
+        let enclosure = Enclosure { signs: Some(signs), ..Enclosure::default() };
+        let begun = std::time::Instant::now();
+        let Some((mut child, _)) = start("trap '' TERM; setsid sleep 1000 & echo; wait", enclosure) else { return };
+        while begun.elapsed() < 4 * patience {
+            writer.give();
+            std::thread::sleep(patience / 30);
+        }
+        let is_slow = begun.elapsed() > 5 * patience;
+        assert!(is_slow || child.try_wait().unwrap().is_none(), "it lives with signs of life");
+        assert_eq!(end(child), Some(128 + 9));
+        assert!(begun.elapsed() >= 5 * patience - patience / 30);
+        writer.give();
+    }
+
+    #[test]
+    fn what_is_pinned_cannot_be_replaced_there_and_can_be_outside() {
+        let temp = tempfile::tempdir().unwrap();
+        let [file, other] = ["db", "db.tmp"].map(|name| temp.path().join(name));
+        fs::write(&file, "old").unwrap();
+        fs::write(&other, "new").unwrap();
+        let script = format!(
+            "moved=$(mv -f {o} {f} 2>&1); echo more >> {f}; echo $moved $(rm -f {f} 2>&1); read line; cat {f}",
+            o = other.display(),
+            f = file.display()
+        );
+        let like = ProcessAttributes::of(getpid().as_raw()).unwrap();
+        let enclosure = Enclosure { pinned: vec![file.clone()], like: Some(like), ..Enclosure::default() };
+        let Some((mut child, line)) = start(&script, enclosure) else { return };
+        assert_eq!(line.matches("busy").count(), 2, "{line}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "oldmore\n");
+        fs::rename(&other, &file).unwrap();
+        drop(child.stdin.take());
+        let mut text = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(text.ends_with("new"), "what is put there by others is seen: {text}");
+        child.wait().unwrap();
+        let mut command = Command::new("true");
+        let pinned = vec![temp.path().join("missing")];
+        in_own_processes(&mut command, Enclosure { pinned, ..Enclosure::default() }).unwrap();
+        assert_eq!(command.spawn().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

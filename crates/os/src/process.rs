@@ -220,6 +220,56 @@ impl HeldProcess {
     pub fn kill(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(&self.fd, rustix::process::Signal::KILL)?)
     }
+
+    /// Stops it (SIGSTOP), and waits at most this long until none of its threads runs. It goes on when what is returned is dropped.
+    ///
+    /// # Errors
+    /// It has ended, may not be signalled, or a thread of it still runs, such as one that waits for a disk.
+    pub fn pause(&self, most: Duration) -> io::Result<Paused<'_>> {
+        rustix::process::pidfd_send_signal(&self.fd, rustix::process::Signal::STOP)?;
+        let paused = Paused(self);
+        let until = Instant::now() + most;
+        loop {
+            if self.read(is_stopped)? {
+                return Ok(paused);
+            }
+            if Instant::now() >= until {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Pause between two looks at a process that is to stop.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// True if no thread of a process runs or waits in the kernel.
+fn is_stopped(pid: i32) -> io::Result<bool> {
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let stat = match fs::read_to_string(thread?.path().join("stat")) {
+            // A thread that has ended since, which says either of them.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
+            stat => stat?,
+        };
+        // The name before it may have parentheses, too.
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        if !matches!(state, Some('T' | 't' | 'Z' | 'X')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A process that is stopped for as long as this lives.
+#[derive(Debug)]
+pub struct Paused<'a>(&'a HeldProcess);
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        let _ = rustix::process::pidfd_send_signal(&self.0.fd, rustix::process::Signal::CONT);
+    }
 }
 
 /// How a process runs, so that another one can be run in the same way.
@@ -274,28 +324,32 @@ impl ProcessAttributes {
     /// Gives a child its environment, directory, user and limits. The child gets SIGKILL when the thread that starts it
     /// ends. Access to the child's program is the caller's task, and so is the OOM score ([`Self::set_oom_score`]).
     pub fn apply(&self, command: &mut Command) {
-        command.env_clear().envs(self.environment.iter().map(|(name, value)| (name, value)));
-        command.current_dir(&self.directory);
-        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
-        let groups: Vec<_> = self.groups.iter().map(|group| Gid::from_raw(*group)).collect();
-        let limits = self.limits.clone();
+        self.surround(command);
+        let credentials = self.credentials();
         let parent = getpid();
-        // SAFETY: between fork and exec only setrlimit, setgroups, setgid, setuid, geteuid, prctl and getppid are called, and
-        // construction of an error without allocation: all async-signal-safe.
+        // SAFETY: between fork and exec only the system calls of `assume`, prctl and getppid are called, and construction of an
+        // error without allocation: all async-signal-safe.
         unsafe {
             command.pre_exec(move || {
-                for (resource, soft, hard) in &limits {
-                    setrlimit(*resource, *soft, *hard)?;
-                }
-                // Only root may.
-                if geteuid().is_root() {
-                    setgroups(&groups)?;
-                    setgid(gid)?;
-                    setuid(uid)?;
-                }
+                credentials.assume()?;
                 // Last: the kernel forgets it when the user changes.
                 die_with(parent, Signal::SIGKILL)
             });
+        }
+    }
+
+    /// Gives a child its environment and directory alone.
+    pub(crate) fn surround(&self, command: &mut Command) {
+        command.env_clear().envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.current_dir(&self.directory);
+    }
+
+    pub(crate) fn credentials(&self) -> Credentials {
+        Credentials {
+            uid: Uid::from_raw(self.uid),
+            gid: Gid::from_raw(self.gid),
+            groups: self.groups.iter().map(|group| Gid::from_raw(*group)).collect(),
+            limits: self.limits.clone(),
         }
     }
 
@@ -306,6 +360,34 @@ impl ProcessAttributes {
     pub fn set_oom_score(&self, child: u32) -> io::Result<()> {
         let child = i32::try_from(child).map_err(io::Error::other)?;
         Process::new(child).and_then(|child| child.set_oom_score_adj(self.oom_score_adj)).map_err(io::Error::other)
+    }
+}
+
+/// A process's user and limits.
+#[derive(Debug)]
+pub(crate) struct Credentials {
+    uid: Uid,
+    gid: Gid,
+    groups: Vec<Gid>,
+    limits: Vec<(Resource, u64, u64)>,
+}
+
+impl Credentials {
+    /// Gives them to this process, by setrlimit, and as root setgroups, setgid and setuid, without allocation.
+    ///
+    /// # Errors
+    /// Those of the system calls.
+    pub(crate) fn assume(&self) -> io::Result<()> {
+        for (resource, soft, hard) in &self.limits {
+            setrlimit(*resource, *soft, *hard)?;
+        }
+        // Only root may.
+        if geteuid().is_root() {
+            setgroups(&self.groups)?;
+            setgid(self.gid)?;
+            setuid(self.uid)?;
+        }
+        Ok(())
     }
 }
 
@@ -485,6 +567,26 @@ mod tests {
         });
         child.wait().unwrap();
         assert!(held.kill().is_err(), "no other process has its number");
+    }
+
+    #[test]
+    fn a_process_is_paused_with_all_its_threads_and_goes_on() {
+        let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let held = HeldProcess::of(i32::try_from(child.id()).unwrap()).unwrap();
+        let paused = held.pause(Duration::from_secs(60)).unwrap();
+        assert!(is_stopped(held.pid).unwrap());
+        drop(paused);
+        let until = Instant::now() + Duration::from_secs(60);
+        while is_stopped(held.pid).unwrap() {
+            assert!(Instant::now() < until, "it goes on");
+            std::thread::sleep(PAUSE);
+        }
+        // One that is stopped can be killed.
+        let paused = held.pause(Duration::from_secs(60)).unwrap();
+        held.kill().unwrap();
+        child.wait().unwrap();
+        drop(paused);
+        assert!(held.pause(Duration::ZERO).is_err());
     }
 
     /// In the environment of this test's own binary where that is to have another limit.

@@ -4,7 +4,7 @@
 //! certificates and keys that the arguments name, which kube-apiserver reads again when they change.
 
 use super::cgroup;
-use super::etcd::temporary;
+use super::etcd::temporary::{self, database::Database};
 use super::localhost::{OWN, TEMPORARY, TEMPORARY_ETCD};
 use super::logs;
 use super::plan::BridgePlan;
@@ -14,6 +14,7 @@ use crate::command::{AUDIT_LOG, audit_log};
 use berth_exec::args::{self, ArgsError, Wanted};
 use berth_node::instance::InstanceId;
 use berth_os::file::{found, open_regular};
+use berth_os::namespaces::{Enclosure, SignWriter, in_own_processes, signs_of_life};
 use berth_os::process::{KILL_CHILD, ProcessAttributes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -28,6 +29,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use tokio::process::Child;
 use tokio::time::Instant;
 
@@ -48,6 +50,9 @@ const PROGRAM: &str = "bridge-program";
 
 const DEBUG_SOCKET: &str = "--debug-socket-path";
 
+/// How long the temporary etcd lives without a sign of life of the bridge, which may be hung: then the node's own gets the data.
+const SIGNS: Duration = Duration::from_secs(10);
+
 /// What makes a temporary instance.
 #[derive(Debug)]
 pub struct Template {
@@ -59,6 +64,8 @@ pub struct Template {
     audit: Option<PathBuf>,
     /// SELinux's, of what a container may write to.
     label: Option<String>,
+    /// It has data that nobody else can have meanwhile: a file that it cannot replace. It is killed when no sign of life is given.
+    exclusive: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -105,7 +112,7 @@ impl Template {
         let runs = match &plan.pod {
             Some(pod) => {
                 let cgroup = cgroup::of_container(OWN, *plan.temporary.ip());
-                Runs::Container(Container::new(pod, &plan.argv, (&plan.like, pid), cgroup, &directory)?)
+                Runs::Container(Container::new(pod, &plan.argv, (&plan.like, pid), None, cgroup, &directory)?)
             }
             None => {
                 let mut argv = plan.argv.clone();
@@ -118,7 +125,7 @@ impl Template {
         };
         let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
         let log = directory.join(logs::INSTANCE);
-        Ok(Self { address: plan.temporary, name: OWN, runs, log, audit: plan.audit.clone(), label })
+        Ok(Self { address: plan.temporary, name: OWN, runs, log, audit: plan.audit.clone(), label, exclusive: None })
     }
 
     /// Of an etcd, with a directory of its own.
@@ -127,13 +134,18 @@ impl Template {
     /// As for [`Self::new`].
     pub fn of_etcd(plan: &temporary::Plan, directory: &Path, log: &Path) -> io::Result<Self> {
         plan.process.read(|pid| {
-            let (like, argv) = (&plan.like, &plan.argv);
+            let (like, argv, database) = (&plan.like, &plan.argv, plan.database.path());
             let runs = match &plan.pod {
-                Some(pod) => Runs::Container(Container::new(pod, argv, (like, pid), plan.cgroup(), directory)?),
+                Some(pod) => {
+                    let within = Database::of(&plan.data).path();
+                    let pinned = Some((database.as_path(), within.as_path()));
+                    Runs::Container(Container::new(pod, argv, (like, pid), pinned, plan.cgroup(), directory)?)
+                }
                 None => Runs::program((pid, TEMPORARY_ETCD), argv.clone(), like, directory)?,
             };
             let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
-            Ok(Self { address: plan.members.temporary, name: ETCD, runs, log: log.to_owned(), audit: None, label })
+            let (address, log) = (plan.members.temporary, log.to_owned());
+            Ok(Self { address, name: ETCD, runs, log, audit: None, label, exclusive: Some(database) })
         })
     }
 
@@ -141,9 +153,13 @@ impl Template {
     ///
     /// # Errors
     /// Errors of execve(2), and of what is set up before it.
-    pub fn start(&self) -> io::Result<Child> {
+    pub fn start(&self) -> io::Result<(Child, Option<SignWriter>)> {
         let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.log)?;
         container::let_write(&log, self.label.as_deref())?;
+        let (writer, signs) = match &self.exclusive {
+            Some(_) => signs_of_life(SIGNS).map(|(writer, signs)| (Some(writer), Some(signs)))?,
+            None => (None, None),
+        };
         let mut command = match &self.runs {
             Runs::Program { named, name, argv, like, .. } => {
                 // The number is the child's too: it is not closed there.
@@ -151,26 +167,33 @@ impl Template {
                 if let Some((name, arguments)) = argv.split_first() {
                     command.arg0(name).args(arguments);
                 }
-                like.apply(&mut command);
+                match &self.exclusive {
+                    Some(file) => {
+                        let (pinned, like) = (vec![file.clone()], Some(like.clone()));
+                        in_own_processes(&mut command, Enclosure { pinned, like, signs, ..Enclosure::default() })?;
+                    }
+                    None => like.apply(&mut command),
+                }
                 command
             }
-            Runs::Container(container) => container.command()?,
+            Runs::Container(container) => container.command(signs)?,
         };
         command.stdin(std::process::Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = tokio::process::Command::from(command).kill_on_drop(true).spawn()?;
         if let Runs::Program { like, .. } = &self.runs
+            && self.exclusive.is_none()
             && let Some(Err(error)) = child.id().map(|pid| like.set_oom_score(pid))
         {
             tracing::info!(%error, "the temporary {} has another OOM score than the running one", self.name);
         }
-        Ok(child)
+        Ok((child, writer))
     }
 
-    /// The signal that kills it: of a container all that is in it, with its cgroup.
+    /// The signal that kills it: in namespaces of its own all that is in them, and its cgroup.
     pub fn kill(&self) -> Signal {
         match self.runs {
-            Runs::Program { .. } => Signal::SIGKILL,
-            Runs::Container(_) => KILL_CHILD,
+            Runs::Program { .. } if self.exclusive.is_none() => Signal::SIGKILL,
+            Runs::Program { .. } | Runs::Container(_) => KILL_CHILD,
         }
     }
 
@@ -185,6 +208,8 @@ impl Template {
 pub struct TemporaryProcess {
     pub template: Template,
     child: Option<Child>,
+    /// Where its life depends on this process's signs.
+    signs: Option<SignWriter>,
     /// How often it ended, or could not be started.
     pub ends: u32,
     /// When it was started last.
@@ -193,7 +218,7 @@ pub struct TemporaryProcess {
 
 impl TemporaryProcess {
     pub fn new(template: Template) -> Self {
-        Self { template, child: None, ends: 0, started: None }
+        Self { template, child: None, signs: None, ends: 0, started: None }
     }
 
     pub fn is_running(&self) -> bool {
@@ -209,9 +234,9 @@ impl TemporaryProcess {
         let Template { name, address, .. } = &self.template;
         self.started = Some(Instant::now());
         match self.template.start() {
-            Ok(child) => {
+            Ok((child, signs)) => {
                 tracing::info!(pid = child.id(), %address, "the temporary {name} starts");
-                self.child = Some(child);
+                (self.child, self.signs) = (Some(child), signs);
             }
             Err(error) => {
                 self.ends += 1;
@@ -220,10 +245,17 @@ impl TemporaryProcess {
         }
     }
 
+    /// Gives a sign of life. To be called again and again by what decides: when no sign comes for 10 s, an etcd is killed.
+    pub fn give_sign(&self) {
+        if let Some(signs) = &self.signs {
+            signs.give();
+        }
+    }
+
     /// Checks whether it has ended.
     pub fn reap(&mut self) {
         if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
-            self.child = None;
+            (self.child, self.signs) = (None, None);
             self.ends += 1;
             tracing::info!(%status, "the temporary {} ended", self.template.name);
         }

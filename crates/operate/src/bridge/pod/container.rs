@@ -7,7 +7,7 @@ use crate::bridge::cgroup;
 use crate::bridge::instance::temporary_name;
 use crate::bridge::localhost::TEMPORARY;
 use berth_os::file::{found, make_private};
-use berth_os::namespaces::{in_own_processes, tmpfs, unmount};
+use berth_os::namespaces::{Enclosure, SignReader, in_own_processes, tmpfs, unmount};
 use berth_os::process::ProcessAttributes;
 use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags, fsetxattr, linkat};
 use std::ffi::{CString, OsString};
@@ -39,7 +39,8 @@ pub struct Container {
 }
 
 impl Container {
-    /// Copies what it needs of the running one, which is `like` and has this process. To be called in a mount namespace of this process's own.
+    /// Copies what it needs of the running one, which is `like` and has this process. `pinned` is a file of the node that it cannot replace,
+    /// and where the container has it. To be called in a mount namespace of this process's own.
     ///
     /// # Errors
     /// Something cannot be read any more, or memory is missing.
@@ -47,6 +48,7 @@ impl Container {
         pod: &RunningPod,
         argv: &[OsString],
         (like, pid): (&ProcessAttributes, i32),
+        pinned: Option<(&Path, &Path)>,
         cgroup: String,
         directory: &Path,
     ) -> io::Result<Self> {
@@ -86,6 +88,7 @@ impl Container {
             chown(&audit, Some(pod.spec.user().uid), Some(pod.spec.user().gid))?;
             let_write(&File::open(&audit)?, pod.label())?;
         }
+        let audit = writes.then_some((audit.as_path(), Path::new(AUDIT)));
         let changes = Changes {
             args,
             root: &memory.join(ROOT),
@@ -93,24 +96,25 @@ impl Container {
             oom_score_adj: like.oom_score_adj,
             limits: like.limits.iter().map(|(kind, soft, hard)| (format!("{kind:?}"), *soft, *hard)).collect(),
             instead: &pod.instead(directory),
-            besides: writes.then_some((&audit, Path::new(AUDIT))),
+            besides: &audit.into_iter().chain(pinned).collect::<Vec<_>>(),
         };
         make_private(&memory.join(BUNDLE))?;
         fs::write(memory.join(BUNDLE).join("config.json"), serde_json::to_vec(&pod.spec.clone().changed(changes))?)?;
         Ok(Self { memory, cgroup })
     }
 
-    /// What runs it, and ends as it does.
+    /// What runs it, and ends as it does, or when signs of life stay away.
     ///
     /// # Errors
     /// What is left of one that ended cannot be removed.
-    pub fn command(&self) -> io::Result<Command> {
+    pub fn command(&self, signs: Option<SignReader>) -> io::Result<Command> {
         let state = self.memory.join(STATE);
         found(fs::remove_dir_all(&state))?;
         let mut command = Command::new(self.memory.join(RUNTIME));
         command.arg("--root").arg(state).args(["run", "--bundle"]).arg(self.memory.join(BUNDLE)).arg(TEMPORARY);
         command.env_clear().env("PATH", PATH);
-        in_own_processes(&mut command, &cgroup::all(&self.cgroup))?;
+        let enclosure = Enclosure { cgroups: cgroup::all(&self.cgroup), signs, ..Enclosure::default() };
+        in_own_processes(&mut command, enclosure)?;
         Ok(command)
     }
 }

@@ -96,8 +96,8 @@ pub struct Changes<'a> {
     pub limits: Vec<(String, u64, u64)>,
     /// What is mounted at these places instead.
     pub instead: &'a BTreeMap<PathBuf, Instead>,
-    /// A file that is mounted besides, and where.
-    pub besides: Option<(&'a Path, &'a Path)>,
+    /// Files that are mounted besides, and where.
+    pub besides: &'a [(&'a Path, &'a Path)],
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,7 +158,7 @@ impl Spec {
                 None => {}
             }
         }
-        self.mounts.extend(changes.besides.map(|(source, destination)| Mount::of_file(source, destination)));
+        self.mounts.extend(changes.besides.iter().map(|(source, destination)| Mount::of_file(source, destination)));
         self
     }
 }

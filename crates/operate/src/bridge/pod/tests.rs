@@ -42,7 +42,7 @@ fn changed(json: &Value) -> Value {
         oom_score_adj: -997,
         limits: vec![("RLIMIT_NOFILE".into(), 1024, 4096)],
         instead: &instead,
-        besides: Some((Path::new("/run/audit"), Path::new(AUDIT))),
+        besides: &[(Path::new("/run/audit"), Path::new(AUDIT))],
     };
     serde_json::to_value(spec(json).changed(changes)).unwrap()
 }

@@ -1,63 +1,285 @@
-//! Who has the lock on etcd's database (bbolt's flock(2)), and who waits for it.
+//! Who has the lock on etcd's database (bbolt's flock(2)), who waits for it, and whether it is the one that its path names.
+//!
+//! The lock is on a file and not on its name: a process that replaces the file (defragmentation) leaves one that waits for the old file with
+//! a database to which no name leads.
 
-use procfs::{Current as _, LockType, Locks};
-use std::fs;
+use super::machine::Opened;
+use berth_exec::args;
+use berth_os::locks::{self, Devices, Lock, LockKind, LockedFile};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, Metadata};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// In etcd's data directory.
 const DATABASE: &str = "member/snap/db";
+const SNAPSHOTS: &str = "member/snap";
+const LOG: &str = "member/wal";
+
+/// The start of the name of what a defragmentation writes, beside the database, and then renames over it.
+const DEFRAGMENTED: &str = "db.tmp.";
+
+/// The end of the name of a raft snapshot. Names have the term and the index in 16 digits each, so that later ones sort behind.
+const SNAPSHOT: &str = ".snap";
 
 /// A database, on the node.
 #[derive(Debug, Clone)]
-pub struct Database(PathBuf);
+pub struct Database {
+    data: PathBuf,
+    devices: Devices,
+}
+
+/// What was seen of a database at one time.
+#[derive(Debug)]
+pub struct Look {
+    file: LockedFile,
+    /// In bytes.
+    pub size: u64,
+    /// The last raft snapshot from before that.
+    pub snapshot: Option<OsString>,
+    locks: Vec<Lock>,
+}
+
+impl Look {
+    /// The process that has the lock on the file that the path names.
+    pub fn holder(&self) -> Option<i32> {
+        self.locks.iter().find(|lock| lock.file == self.file && lock.kind == LockKind::Flock)?.pid
+    }
+
+    /// Processes that have another file locked as a database is.
+    pub fn holders_of_others(&self) -> impl Iterator<Item = i32> {
+        let others = self.locks.iter().filter(|lock| lock.file != self.file && lock.kind == LockKind::Flock);
+        others.filter_map(|lock| lock.pid)
+    }
+}
+
+/// True if no process has a lock on the database or on a segment of the log.
+fn is_unlocked(locks: &[Lock], database: LockedFile, segments: &[LockedFile]) -> bool {
+    !locks.iter().any(|lock| lock.file == database || segments.contains(&lock.file))
+}
 
 impl Database {
     pub fn of(data: &Path) -> Self {
-        Self(data.join(DATABASE))
+        Self { data: data.to_owned(), devices: Devices::default() }
     }
 
-    /// The process that has the lock, as /proc shows it.
+    pub fn path(&self) -> PathBuf {
+        self.data.join(DATABASE)
+    }
+
+    /// etcd's data directory, on the node.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// Looks at the database and all locks.
     ///
     /// # Errors
-    /// There is no database, or /proc/locks cannot be read.
-    pub fn holder(&self) -> io::Result<Option<i32>> {
-        // Not the device: of a btrfs the kernel shows another one there.
-        let inode = fs::metadata(&self.0)?.ino();
-        let locks = Locks::current().map_err(io::Error::other)?;
-        let lock = locks.0.iter().find(|lock| lock.inode == inode && lock.lock_type == LockType::FLock);
-        Ok(lock.and_then(|lock| lock.pid))
+    /// There is no database, or /proc cannot be read.
+    pub fn look(&mut self) -> io::Result<Look> {
+        // In this order: what is found to serve from the file had it when it wrote this snapshot.
+        let snapshot = self.last_snapshot()?;
+        let path = self.path();
+        let file = self.devices.file(&path)?;
+        let size = fs::metadata(&path)?.len();
+        Ok(Look { file, size, snapshot, locks: locks::all()? })
     }
 
-    /// Whether a process has it open, and so waits for the lock if it has not got it.
-    pub fn is_open_in(&self, pid: i32) -> bool {
-        let Ok(meta) = fs::metadata(&self.0) else { return false };
-        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        let mut open = files.filter_map(|file| fs::metadata(file.path()).ok());
-        open.any(|open| (open.dev(), open.ino()) == (meta.dev(), meta.ino()))
+    /// The name of the last raft snapshot.
+    ///
+    /// # Errors
+    /// Its directory cannot be read.
+    pub fn last_snapshot(&self) -> io::Result<Option<OsString>> {
+        let mut last = None;
+        for entry in fs::read_dir(self.data.join(SNAPSHOTS))? {
+            let name = entry?.file_name();
+            if name.as_bytes().ends_with(SNAPSHOT.as_bytes()) {
+                last = last.max(Some(name));
+            }
+        }
+        Ok(last)
     }
+
+    /// Whether nobody has the data: no lock on the database or on the log, and no defragmentation under way.
+    ///
+    /// # Errors
+    /// Something cannot be read.
+    pub fn is_free(&self, look: &Look) -> io::Result<bool> {
+        let log = self.data.join(LOG);
+        let device = Devices::default().file(&log)?.device;
+        let segments = fs::read_dir(&log)?.map(|entry| Ok(LockedFile { device, inode: entry?.ino() }));
+        Ok(is_unlocked(&look.locks, look.file, &segments.collect::<io::Result<Vec<_>>>()?)
+            && !self.is_defragmented()?)
+    }
+
+    /// Whether a process has open what a defragmentation writes. A rename that failed leaves such a file, which nobody has open.
+    fn is_defragmented(&self) -> io::Result<bool> {
+        let mut left = Vec::new();
+        for entry in fs::read_dir(self.data.join(SNAPSHOTS))? {
+            let entry = entry?;
+            if entry.file_name().as_bytes().starts_with(DEFRAGMENTED.as_bytes()) {
+                left.push(identity(&entry.metadata()?));
+            }
+        }
+        if left.is_empty() {
+            return Ok(false);
+        }
+        let processes = fs::read_dir("/proc")?.flatten();
+        let mut pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+        Ok(pids.any(|pid| open_files(pid).any(|(_, file)| left.contains(&identity(&file)))))
+    }
+
+    /// The same database as a process finds it by its own arguments, with its own mounts. `None` if they do not name it.
+    pub fn as_named_by(pid: i32) -> Option<Self> {
+        let command = crate::command::strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
+        let data = args::value(&command, "--data-dir").map(Path::new)?.strip_prefix("/").ok()?;
+        Some(Self::of(&Path::new(&format!("/proc/{pid}/root")).join(data)))
+    }
+
+    /// What a process has open as its database, and by which descriptor if that is not this one.
+    pub fn opened_by(&self, pid: i32) -> (Opened, Option<PathBuf>) {
+        let named = fs::metadata(self.path()).map(|meta| identity(&meta));
+        let (mut waits, mut other) = (false, None);
+        for (path, file) in open_files(pid) {
+            let is_named = named.as_ref().is_ok_and(|named| *named == identity(&file));
+            match (is_named, is_locked(pid, &path)) {
+                (true, true) => return (Opened::Named, None),
+                (true, false) => waits = true,
+                (false, true) => other = Some(path),
+                (false, false) => {}
+            }
+        }
+        match other {
+            Some(path) => (Opened::Other, Some(path)),
+            None if waits => (Opened::Waits, None),
+            None => (Opened::Unseen, None),
+        }
+    }
+}
+
+/// Device and inode as stat(2) has them.
+fn identity(meta: &Metadata) -> (u64, u64) {
+    (meta.dev(), meta.ino())
+}
+
+/// The regular files that a process has open, each by its path in /proc/PID/fd.
+fn open_files(pid: i32) -> impl Iterator<Item = (PathBuf, Metadata)> {
+    let all = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten().map(|entry| entry.path());
+    // A socket or a pipe has no path.
+    let files = all.filter(|path| fs::read_link(path).is_ok_and(|to| to.is_absolute()));
+    files.filter_map(|path| fs::metadata(&path).ok().filter(Metadata::is_file).map(|meta| (path, meta)))
+}
+
+/// Whether a process has locked a file that it has open, by flock(2).
+fn is_locked(pid: i32, open: &Path) -> bool {
+    let descriptor = open.file_name().unwrap_or_else(|| OsStr::new(""));
+    let info = fs::read_to_string(Path::new(&format!("/proc/{pid}/fdinfo")).join(descriptor)).unwrap_or_default();
+    let held = info.lines().filter_map(|line| line.strip_prefix("lock:"));
+    held.flat_map(locks::parse).any(|lock| lock.kind == LockKind::Flock)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use std::fs::File;
+
+    fn database() -> (tempfile::TempDir, Database) {
+        let temp = tempfile::tempdir().unwrap();
+        for directory in [SNAPSHOTS, LOG] {
+            fs::create_dir_all(temp.path().join(directory)).unwrap();
+        }
+        let database = Database::of(temp.path());
+        (temp, database)
+    }
+
+    fn this() -> i32 {
+        std::process::id().try_into().unwrap()
+    }
 
     #[test]
     fn the_holder_is_seen_and_who_has_it_open() {
-        let temp = tempfile::tempdir().unwrap();
-        let database = Database::of(temp.path());
-        assert!(database.holder().is_err());
-        fs::create_dir_all(temp.path().join("member/snap")).unwrap();
-        let file = File::create(temp.path().join(DATABASE)).unwrap();
-        let this = std::process::id().try_into().unwrap();
-        assert_eq!(database.holder().unwrap(), None);
-        assert!(database.is_open_in(this) && !database.is_open_in(1));
+        let (_temp, mut database) = database();
+        assert!(database.look().is_err());
+        let file = File::create(database.path()).unwrap();
+        assert_eq!(database.look().unwrap().holder(), None);
+        // Another test may have a lock on another file.
+        assert!(matches!(database.opened_by(this()).0, Opened::Waits | Opened::Other));
         file.lock().unwrap();
-        assert_eq!(database.holder().unwrap(), Some(this));
+        assert_eq!(database.look().unwrap().holder(), Some(this()));
+        assert_eq!(database.opened_by(this()).0, Opened::Named);
         drop(file);
-        assert_eq!(database.holder().unwrap(), None);
-        assert!(!database.is_open_in(this));
+        assert_eq!(database.look().unwrap().holder(), None);
+        assert_ne!(database.opened_by(this()).0, Opened::Named);
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_is_another_than_the_one_that_the_path_names() {
+        let (temp, mut database) = database();
+        let file = File::create(database.path()).unwrap();
+        file.lock().unwrap();
+        let new = temp.path().join(SNAPSHOTS).join("db.tmp.1");
+        fs::write(&new, "").unwrap();
+        fs::rename(&new, database.path()).unwrap();
+        let (opened, at) = database.opened_by(this());
+        assert_eq!(opened, Opened::Other);
+        assert!(fs::metadata(at.unwrap()).unwrap().is_file());
+        let look = database.look().unwrap();
+        assert!(look.holder().is_none() && look.holders_of_others().any(|pid| pid == this()));
+    }
+
+    #[test]
+    fn what_is_locked_or_defragmented_is_not_free() {
+        let (temp, mut database) = database();
+        File::create(database.path()).unwrap();
+        let is_free = |database: &mut Database| {
+            let look = database.look().unwrap();
+            database.is_free(&look).unwrap()
+        };
+        assert!(is_free(&mut database));
+        let left = temp.path().join(SNAPSHOTS).join("db.tmp.17");
+        let defragmentation = File::create(&left).unwrap();
+        assert!(!is_free(&mut database));
+        drop(defragmentation);
+        assert!(is_free(&mut database), "a file that is left over is none");
+        let segment = File::create(temp.path().join(LOG).join("0-0.wal")).unwrap();
+        assert!(is_free(&mut database));
+        rustix::fs::fcntl_lock(&segment, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        assert!(!is_free(&mut database));
+        drop(segment);
+        File::open(database.path()).unwrap().lock().unwrap();
+        assert!(is_free(&mut database), "a file that is closed has no lock");
+    }
+
+    #[test]
+    fn later_snapshots_sort_behind() {
+        let (temp, database) = database();
+        assert_eq!(database.last_snapshot().unwrap(), None);
+        for name in
+            ["0000000000000002-000000000000271b.snap", "0000000000000002-0000000000002710.snap", "db", "x.snap.db"]
+        {
+            fs::write(temp.path().join(SNAPSHOTS).join(name), "").unwrap();
+        }
+        assert_eq!(database.last_snapshot().unwrap(), Some("0000000000000002-000000000000271b.snap".into()));
+    }
+
+    proptest! {
+        /// Nobody has the data unless there is no lock on any of its files.
+        #[test]
+        fn a_lock_on_any_file_of_the_data_is_seen(
+            held in prop::collection::vec((0_u32..2, 0_u64..8), 0..6),
+            segments in prop::collection::vec(0_u64..8, 0..4),
+        ) {
+            let file = |(minor, inode)| LockedFile { device: (8, minor), inode };
+            let locks: Vec<_> =
+                held.iter().map(|at| Lock { kind: LockKind::OpenFile, pid: None, file: file(*at) }).collect();
+            let segments: Vec<_> = segments.into_iter().map(|inode| file((0, inode))).collect();
+            let ours = |(minor, inode): &(u32, u64)| {
+                *minor == 0 && (*inode == 0 || segments.contains(&file((*minor, *inode))))
+            };
+            prop_assert_eq!(is_unlocked(&locks, file((0, 0)), &segments), !held.iter().any(ours));
+        }
     }
 }

@@ -1,23 +1,29 @@
 //! Observes both etcds, and does what the machine wants.
 
-use super::machine::{EtcdMachine, EtcdObservation, EtcdWanted, OwnEtcd, Process, Route, TemporaryEtcd};
+use super::database::{Database, Look};
+use super::machine::{
+    EtcdMachine, EtcdObservation, EtcdWanted, Holder, Opened, OwnEtcd, Process, Route, TemporaryEtcd,
+};
 use super::plan::{self, Plan};
+use super::rescue::{Rescued, rescue};
 use super::{probe, relay};
 use crate::bridge::instance::{ETCD, Template, TemporaryProcess};
 use crate::bridge::logs;
 use berth_node::ipc::bridge::{EtcdStatus, EtcdStep};
 use berth_node::terms::Speedup;
 use berth_os::file::make_private;
+use berth_os::process::HeldProcess;
 use berth_os::{proc_net, process, sock_diag};
 use berth_shim::steering::{Purpose, Steering};
 use nix::sys::signal::Signal;
+use std::ffi::OsString;
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep};
 
 /// Time between two observations, and between two starts of the temporary one.
@@ -26,6 +32,9 @@ const RESTART: Duration = Duration::from_secs(1);
 
 /// How long the steering is good for without a renewal.
 const LEASE: Duration = Duration::from_secs(4);
+
+/// Ancestors of a process that are searched for the one that was started: a container's runtime is between them.
+const ANCESTORS: usize = 4;
 
 /// How many pauses the status has.
 const PAUSES: usize = 8;
@@ -51,6 +60,15 @@ pub struct EtcdDaemon {
     silent: Option<(Instant, Duration)>,
     /// The listener of the node's own etcd, and its process.
     listens: Option<(u64, i32)>,
+    /// The node's etcd that had the data last.
+    last: Option<HeldProcess>,
+    /// The last raft snapshot from a time at which who served had the database that its path names.
+    snapshot: Option<Option<OsString>>,
+    /// Saves the database of a node's etcd that serves from another file.
+    rescue: JoinSet<Rescued>,
+    rescued: Option<Rescued>,
+    /// The process of the last one, so that it is not tried twice.
+    rescues: Option<i32>,
     /// Since when clients wait.
     held: Option<Instant>,
     status: watch::Sender<EtcdStatus>,
@@ -98,6 +116,11 @@ impl EtcdDaemon {
             tasks,
             silent: None,
             listens: None,
+            last: None,
+            snapshot: None,
+            rescue: JoinSet::new(),
+            rescued: None,
+            rescues: None,
             held: None,
             status,
             plan,
@@ -108,12 +131,16 @@ impl EtcdDaemon {
     pub async fn run(mut self, commanding: watch::Receiver<bool>) {
         let began = Instant::now();
         loop {
+            self.process.give_sign();
             self.process.reap();
             self.is_ending &= self.process.is_running();
             let seen = self.seen(*commanding.borrow());
             let step = self.machine.step();
             let wanted = self.machine.next(&seen, began.elapsed());
             self.put(wanted);
+            if wanted.rescues {
+                self.begin_rescue(seen.own.process);
+            }
             if self.machine.step() != step {
                 self.log();
             }
@@ -123,6 +150,7 @@ impl EtcdDaemon {
                 Ok(()) = self.own.changed() => {}
                 Ok(()) = self.temporary.changed() => {}
                 () = self.process.ended() => {}
+                Some(done) = self.rescue.join_next() => self.end_rescue(done),
                 Some(_) = self.tasks.join_next() => tracing::warn!("a task of the etcd relay failed"),
             }
         }
@@ -133,23 +161,110 @@ impl EtcdDaemon {
         if answers {
             self.silent = None;
         }
-        if answers && self.machine.step() == EtcdStep::Own {
-            let own = OwnEtcd { answers, ..OwnEtcd::default() };
-            let temporary = TemporaryEtcd { running, ending: self.is_ending, ends: self.process.ends, serves: false };
-            return EtcdObservation { own, temporary, commanding };
-        }
-        let holder = self.plan.database.holder().unwrap_or_else(|error| {
-            tracing::debug!(%error, "who has etcd's database cannot be seen");
-            None
-        });
+        let look = match self.plan.database.look() {
+            Ok(look) => Some(look),
+            Err(error) => {
+                tracing::debug!(%error, "who has etcd's database cannot be seen");
+                None
+            }
+        };
         let process = self.own_process();
-        let waits = process.is_some_and(|pid| holder != Some(pid) && self.plan.database.is_open_in(pid));
-        let serves = running && *self.temporary.borrow() && holder.is_some_and(|pid| self.is_temporary(pid));
-        EtcdObservation {
-            own: OwnEtcd { process, answers, waits, starved: process.is_some_and(|pid| self.is_starved(pid)) },
-            temporary: TemporaryEtcd { running, ending: self.is_ending, ends: self.process.ends, serves },
-            commanding,
+        let lock = look.as_ref().and_then(Look::holder);
+        let is_temporary = |pid| running && self.is_temporary(pid);
+        let (had_by_temporary, is_own) = (lock.is_some_and(is_temporary), lock.is_some() && lock == process);
+        let opened = match &look {
+            Some(_) if had_by_temporary => Opened::Named,
+            Some(look) if running && look.holders_of_others().any(is_temporary) => Opened::Other,
+            _ => Opened::Unseen,
+        };
+        let own = OwnEtcd {
+            process,
+            answers,
+            opened: match process {
+                Some(_) if is_own => Opened::Named,
+                Some(pid) => self.opened_by_own(pid),
+                None => Opened::Unseen,
+            },
+            starved: process.is_some_and(|pid| !answers && self.is_starved(pid)),
+        };
+        if let Some(look) = &look
+            && (is_own || had_by_temporary)
+        {
+            self.snapshot = Some(look.snapshot.clone());
         }
+        let holder = match (&look, lock) {
+            (Some(_), Some(_)) if had_by_temporary => Holder::Temporary,
+            (Some(_), Some(pid)) => {
+                self.hold(pid);
+                Holder::Another
+            }
+            // One that runs may have the lock in the next moment.
+            (Some(look), None) if !running && own.opened == Opened::Unseen && self.is_free(look) => Holder::Nobody,
+            _ => Holder::Unknown,
+        };
+        let temporary = TemporaryEtcd {
+            running,
+            ending: self.is_ending,
+            ends: self.process.ends,
+            answers: *self.temporary.borrow(),
+            opened,
+        };
+        EtcdObservation { own, temporary, holder, size: look.map_or(0, |look| look.size), commanding }
+    }
+
+    /// What the node's own etcd has open as its database, if that is not the one that the bridge's path names.
+    fn opened_by_own(&self, pid: i32) -> Opened {
+        let opened = match self.plan.database.opened_by(pid).0 {
+            // COMMAND may have moved its data.
+            Opened::Other => Database::as_named_by(pid).map_or(Opened::Other, |own| own.opened_by(pid).0),
+            opened => opened,
+        };
+        // Another process has the lock of the file that this one is found to have: that changed since.
+        if opened == Opened::Named && self.plan.database.opened_by(pid).0 == Opened::Named {
+            return Opened::Unseen;
+        }
+        opened
+    }
+
+    /// Keeps the process that has the data, to know when it has ended.
+    fn hold(&mut self, pid: i32) {
+        if self.last.as_ref().is_none_or(|last| last.pid != pid) {
+            self.last = HeldProcess::of(pid).ok();
+        }
+    }
+
+    /// Whether nobody has the data, nor may be about to write it.
+    fn is_free(&self, look: &Look) -> bool {
+        let has_ended = |last: &HeldProcess| last.ends_within(Duration::ZERO).unwrap_or_default();
+        let is_free = self.plan.database.is_free(look).unwrap_or_else(|error| {
+            tracing::debug!(%error, "whether etcd's data is free cannot be seen");
+            false
+        });
+        is_free && self.last.as_ref().is_none_or(has_ended)
+    }
+
+    /// Once a process.
+    fn begin_rescue(&mut self, process: Option<i32>) {
+        let Some(pid) = process.filter(|pid| self.rescues != Some(*pid) && self.rescue.is_empty()) else { return };
+        self.rescues = Some(pid);
+        let (database, known) = (self.plan.database.clone(), self.snapshot.clone());
+        tracing::warn!(pid, "the node's own etcd serves from a database to which no name leads: it is copied");
+        self.rescue.spawn_blocking(move || rescue(pid, &database, known));
+    }
+
+    fn end_rescue(&mut self, done: Result<Rescued, JoinError>) {
+        match done {
+            Ok(rescued) => {
+                tracing::warn!("etcd: {}", rescued.trouble());
+                self.rescued = Some(rescued);
+            }
+            Err(error) => tracing::warn!(%error, "the database of the node's own etcd was not copied"),
+        }
+    }
+
+    /// What an operator has to decide.
+    fn trouble(&self) -> Option<String> {
+        self.rescued.as_ref().map(Rescued::trouble).or_else(|| self.machine.trouble())
     }
 
     /// The search for a socket's process reads all of /proc, so it is made once a listener.
@@ -162,11 +277,12 @@ impl EtcdDaemon {
         self.listens.map(|(_, pid)| pid)
     }
 
-    /// Whether a process is the temporary etcd, which may be in a container, and then is not this process's child.
+    /// Whether a process is the temporary etcd: a descendant of the one that was started, which watches over it.
     fn is_temporary(&self, pid: i32) -> bool {
+        let child = self.process.pid().and_then(|child| i32::try_from(child).ok());
+        let mut ancestors = std::iter::successors(process::parent(pid), |pid| process::parent(*pid)).take(ANCESTORS);
         let cgroups = || fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        self.process.pid().is_some_and(|child| i32::try_from(child) == Ok(pid))
-            || cgroups().contains(&self.plan.cgroup())
+        ancestors.any(|ancestor| Some(ancestor) == child) || cgroups().contains(&self.plan.cgroup())
     }
 
     /// Whether a process that answers no more waits for CPU a quarter of the time.
@@ -177,7 +293,7 @@ impl EtcdDaemon {
     }
 
     fn put(&mut self, wanted: EtcdWanted) {
-        let EtcdWanted { route, ends_connections, steers, temporary } = wanted;
+        let EtcdWanted { route, ends_connections, steers, temporary, .. } = wanted;
         match (route == Route::Hold, self.held) {
             (true, None) => self.held = Some(Instant::now()),
             (false, Some(since)) => {
@@ -237,7 +353,7 @@ impl EtcdDaemon {
 
     fn log(&self) {
         let step = self.machine.step();
-        let (pauses, trouble) = (self.status.borrow().pauses.clone(), self.machine.trouble());
+        let (pauses, trouble) = (self.status.borrow().pauses.clone(), self.trouble());
         match trouble {
             Some(trouble) => tracing::warn!(%step, ?pauses, "etcd: {trouble}"),
             None => tracing::info!(%step, ?pauses, "etcd"),
@@ -245,7 +361,7 @@ impl EtcdDaemon {
     }
 
     fn publish(&self) {
-        let (step, pid, trouble) = (self.machine.step(), self.process.pid(), self.machine.trouble());
+        let (step, pid, trouble) = (self.machine.step(), self.process.pid(), self.trouble());
         self.status.send_if_modified(|status| {
             let is_new = (status.step, status.pid, &status.trouble) != (step, pid, &trouble);
             (status.step, status.pid, status.trouble) = (step, pid, trouble.clone());

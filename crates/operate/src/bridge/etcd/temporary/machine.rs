@@ -1,7 +1,8 @@
 //! Who serves etcd's data: from observations to what is wanted. Pure, time is an argument.
 //!
-//! The lock on etcd's database orders the two: whoever has it serves, and the other one waits for it, however they were started. So no
-//! decision here can let both write; a wrong one costs a pause.
+//! The bridge orders the two processes: the temporary etcd is started only while nobody has the data, is killed where the node's own has
+//! the lock, and no client is let through to a process whose database is another file than the one that its path names. etcd's lock on the
+//! database is the second guard.
 
 use berth_node::ipc::bridge::EtcdStep;
 use berth_node::terms::Speedup;
@@ -14,11 +15,28 @@ const GRACE: Duration = Duration::from_millis(300);
 /// The same for one that gets no CPU: it may answer yet, and what ends the connections of one that serves costs writes.
 const STARVED_GRACE: Duration = Duration::from_secs(3);
 
-/// How long new connections are held while neither serves. kube-apiserver gives up a dial after 20 s, and its clients theirs after 10 s.
-const HOLD: Duration = Duration::from_secs(12);
+/// How long connections of an etcd that stops are ended.
+const ENDS_CONNECTIONS: Duration = Duration::from_secs(12);
 
 /// How long the temporary etcd may give no answer until it is killed, and may take to end.
 const HUNG: Duration = Duration::from_secs(10);
+
+/// How long a change of hands takes, and how much longer for each GiB of the database: 602 MiB took 1.8 s, 2.6 GiB 12.7 s (two processors,
+/// all of it in memory).
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_PER_GIB: Duration = Duration::from_secs(5);
+
+/// How much longer than [`HUNG`] it may take to open its database, for each GiB.
+const HUNG_PER_GIB: Duration = Duration::from_secs(30);
+
+/// How long it may take from its start until it has the lock, which nobody has as it is started.
+const STARTS: Duration = Duration::from_secs(60);
+
+/// How long another file must be seen in the place of the node's own etcd's database. A defragmentation that ends well never shows one.
+const SEEN_TWICE: Duration = Duration::from_millis(100);
+
+/// How long the database of a process that answers may be unseen until an operator is told.
+const UNSEEN: Duration = Duration::from_secs(10);
 
 /// When the temporary etcd gives the data back although the node's own is not there, while COMMAND runs: a `kubeadm upgrade` whose etcd
 /// is not healthy for 150 s copies its backup over the data.
@@ -30,6 +48,32 @@ const RETRY: Duration = Duration::from_secs(60);
 /// Ends of its process before it served after which the temporary etcd is given up.
 const ENDS: u32 = 3;
 
+/// What a process has open as its database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Opened {
+    /// Nothing that is seen.
+    #[default]
+    Unseen,
+    /// The file that its path names, without the lock on it.
+    Waits,
+    /// The file that its path names, locked.
+    Named,
+    /// A locked file that has another name by now, or none.
+    Other,
+}
+
+/// Who has the lock on the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Holder {
+    /// It cannot be seen, or a process that had it has not ended.
+    #[default]
+    Unknown,
+    /// Nobody has the lock, any other file of the data, or may get it in the next moment.
+    Nobody,
+    Temporary,
+    Another,
+}
+
 /// State of the node's own etcd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OwnEtcd {
@@ -37,8 +81,7 @@ pub struct OwnEtcd {
     pub process: Option<i32>,
     /// It answers handshakes.
     pub answers: bool,
-    /// It has the database open, and another process the lock.
-    pub waits: bool,
+    pub opened: Opened,
     /// Since it answers no more, it has waited for CPU much of the time.
     pub starved: bool,
 }
@@ -51,14 +94,17 @@ pub struct TemporaryEtcd {
     pub ending: bool,
     /// How often its process ended by itself.
     pub ends: u32,
-    /// It has the lock, and answers.
-    pub serves: bool,
+    pub answers: bool,
+    pub opened: Opened,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EtcdObservation {
     pub own: OwnEtcd,
     pub temporary: TemporaryEtcd,
+    pub holder: Holder,
+    /// Of the database, in bytes.
+    pub size: u64,
     /// COMMAND runs.
     pub commanding: bool,
 }
@@ -90,6 +136,8 @@ pub struct EtcdWanted {
     /// The node's kube-apiserver comes to the relay, too.
     pub steers: bool,
     pub temporary: Process,
+    /// The node's own etcd has a database to which no name leads: it is to be saved.
+    pub rescues: bool,
 }
 
 #[derive(Debug, Default)]
@@ -103,17 +151,36 @@ pub struct EtcdMachine {
     away: Option<Duration>,
     /// The temporary one's ends before this step.
     ends: u32,
-    /// Since when the temporary one has given no answer, and has been told to end.
-    silent: Option<Duration>,
+    /// Since when the temporary one has given no answer, and whether it has had the lock since.
+    silent: Option<(Duration, bool)>,
+    /// Since when it has been told to end.
     ending: Option<Duration>,
+    /// It is to be killed: that is no end by itself.
+    kills: bool,
+    /// Since when the node's own has had another file than its path names, and has answered without a database that is seen.
+    other: Option<Duration>,
+    unseen: Option<Duration>,
     /// It has served: it ends on SIGTERM. As the first process of its namespace, one that waits for the lock ignores that.
     served: bool,
     /// In the step returning: nobody keeps the node's own from the data.
     had_data: bool,
+    /// In the step returning: the node's own is ended by the bridge.
+    rescued: bool,
     /// How often it had the data since it last served, and ended; and when it may have it again.
     failed: u32,
     retry: Duration,
     given_up: bool,
+    is_unseen: bool,
+}
+
+/// How long the temporary etcd may take from the lock to its first answer, with a database of this size.
+pub fn patience(bytes: u64) -> Duration {
+    HUNG + HUNG_PER_GIB.mul_f64(bytes as f64 / f64::from(1_u32 << 30))
+}
+
+/// How long clients wait at a change of hands, with a database of this size in memory.
+pub fn expected_pause(bytes: u64) -> Duration {
+    PAUSE + PAUSE_PER_GIB.mul_f64(bytes as f64 / f64::from(1_u32 << 30))
 }
 
 impl EtcdMachine {
@@ -130,6 +197,11 @@ impl EtcdMachine {
     pub fn trouble(&self) -> Option<String> {
         match self.step() {
             EtcdStep::Own => None,
+            _ if self.is_unseen => Some(
+                "the node's own etcd answers, and which database it has cannot be seen: no client is let through to it; see whether it is \
+                 etcd with the data directory of before, then `berth bridge end --now`"
+                    .into(),
+            ),
             _ if self.given_up => Some(
                 "the temporary etcd does not start: the node's own has the data alone, as without berth; etcd.log says why".into(),
             ),
@@ -148,39 +220,31 @@ impl EtcdMachine {
     }
 
     pub fn next(&mut self, seen: &EtcdObservation, now: Duration) -> EtcdWanted {
-        let EtcdObservation { own, temporary, .. } = *seen;
-        if own.answers {
-            self.away = None;
-        } else {
-            self.away.get_or_insert(now);
-        }
-        if temporary.serves || !temporary.running {
-            self.silent = None;
-        } else {
-            self.silent.get_or_insert(now);
-        }
-        self.ending = if temporary.ending { self.ending.or(Some(now)) } else { None };
-        self.served = temporary.running && (self.served || temporary.serves);
-        self.had_data |= self.step == EtcdStep::Returning && !temporary.running && own.process.is_some();
+        self.note(seen, now);
+        let EtcdObservation { own, temporary, holder, .. } = *seen;
+        let is_other = self.other.is_some_and(|since| now.saturating_sub(since) >= SEEN_TWICE);
         let elapsed = now.saturating_sub(self.since);
         let next = match self.step {
+            EtcdStep::Own if is_other => EtcdStep::Returning,
             EtcdStep::Own if own.answers => EtcdStep::Own,
             EtcdStep::Own => EtcdStep::Stopping,
-            _ if own.answers && !(self.step == EtcdStep::Temporary && temporary.running) => EtcdStep::Own,
-            EtcdStep::Stopping if temporary.serves && !temporary.ending => EtcdStep::Temporary,
+            _ if own.serves() && !(self.step == EtcdStep::Temporary && temporary.running) => EtcdStep::Own,
+            EtcdStep::Stopping if temporary.serves() && !temporary.ending => EtcdStep::Temporary,
             EtcdStep::Stopping | EtcdStep::Temporary if self.is_due_back(seen, now) => EtcdStep::GivenBack,
             EtcdStep::Stopping if temporary.ends.saturating_sub(self.ends) >= ENDS => {
                 self.given_up = true;
                 EtcdStep::GivenBack
             }
-            EtcdStep::Stopping if own.waits && self.is_hung(now) => EtcdStep::Returning,
-            EtcdStep::Temporary if !temporary.running => EtcdStep::Stopping,
+            EtcdStep::Stopping if is_other || self.is_hung(seen, now) => EtcdStep::Returning,
+            EtcdStep::Temporary if !temporary.running || must_not_run(seen) => EtcdStep::Stopping,
             // One that answers has other data: COMMAND wanted that.
-            EtcdStep::Temporary if own.answers || (own.waits && now >= self.retry) || self.is_hung(now) => {
+            EtcdStep::Temporary
+                if own.answers || is_other || (own.waits() && now >= self.retry) || self.is_hung(seen, now) =>
+            {
                 EtcdStep::Returning
             }
             EtcdStep::Returning if !temporary.running && own.process.is_none() => {
-                if self.had_data {
+                if self.had_data && !self.rescued {
                     (self.failed, self.retry) = (self.failed + 1, now + self.speedup.of(RETRY));
                 }
                 EtcdStep::Stopping
@@ -188,48 +252,115 @@ impl EtcdMachine {
             EtcdStep::GivenBack if !seen.commanding && !self.given_up => EtcdStep::Stopping,
             step => step,
         };
-        if next != self.step {
-            (self.step, self.since, self.ends, self.had_data) = (next, now, temporary.ends, false);
-            self.has_stopped = false;
+        let elapsed = if next == self.step {
+            let starved = own.starved && self.step == EtcdStep::Stopping;
+            self.has_stopped |= elapsed >= if starved { STARVED_GRACE } else { GRACE };
+            elapsed
+        } else {
+            (self.step, self.since, self.ends) = (next, now, temporary.ends);
+            (self.had_data, self.rescued) = (false, false);
+            // What has another database gets no time to acknowledge more.
+            self.has_stopped = is_other;
             if next == EtcdStep::Own {
                 (self.failed, self.retry, self.given_up) = (0, Duration::ZERO, false);
             }
-            return self.wanted(seen, now, Duration::ZERO);
+            Duration::ZERO
+        };
+        let mut wanted = self.wanted(seen, now, elapsed);
+        let is_alone = holder != Holder::Temporary && !temporary.running;
+        wanted.rescues = is_other && is_alone;
+        self.rescued |= wanted.rescues;
+        self.kills = wanted.temporary == Process::Kill && temporary.running;
+        wanted
+    }
+
+    /// Notes since when things have been as they are seen.
+    fn note(&mut self, seen: &EtcdObservation, now: Duration) {
+        let EtcdObservation { own, temporary, holder, .. } = *seen;
+        let since = |known: Option<Duration>, is_so: bool| is_so.then(|| known.unwrap_or(now));
+        self.away = since(self.away, !own.answers);
+        self.ending = since(self.ending, temporary.ending);
+        self.other = since(self.other, own.opened == Opened::Other);
+        self.unseen = since(self.unseen, own.answers && own.opened == Opened::Unseen && self.step != EtcdStep::Own);
+        self.is_unseen = self.unseen.is_some_and(|since| now.saturating_sub(since) >= UNSEEN);
+        let has_lock = holder == Holder::Temporary;
+        let silent = self.silent.filter(|(_, had_lock)| *had_lock == has_lock).unwrap_or((now, has_lock));
+        self.silent = (temporary.running && !temporary.serves()).then_some(silent);
+        self.served = temporary.running && (self.served || temporary.serves());
+        self.had_data |= self.step == EtcdStep::Returning && !temporary.running && own.process.is_some();
+        if self.kills && !temporary.running {
+            self.ends = self.ends.saturating_add(1);
         }
-        let starved = own.starved && self.step == EtcdStep::Stopping;
-        self.has_stopped |= elapsed >= if starved { STARVED_GRACE } else { GRACE };
-        self.wanted(seen, now, elapsed)
     }
 
     fn wanted(&self, seen: &EtcdObservation, now: Duration, elapsed: Duration) -> EtcdWanted {
-        let held = if elapsed < HOLD { Route::Hold } else { Route::Own };
-        let ends_connections = self.has_stopped && held == Route::Hold;
+        let ends_connections = self.has_stopped && elapsed < ENDS_CONNECTIONS;
         let is_late = self.ending.is_some_and(|since| now.saturating_sub(since) >= HUNG);
-        let end = if self.served && !is_late { Process::Terminate } else { Process::Kill };
+        let end = if self.served && !is_late && seen.temporary.opened != Opened::Other {
+            Process::Terminate
+        } else {
+            Process::Kill
+        };
+        let hold = EtcdWanted { route: Route::Hold, temporary: end, ..EtcdWanted::default() };
         match self.step {
-            EtcdStep::Own | EtcdStep::GivenBack => EtcdWanted { temporary: end, ..EtcdWanted::default() },
+            EtcdStep::Own if seen.own.opened == Opened::Other => hold,
+            EtcdStep::Own => EtcdWanted { route: Route::Own, ..hold },
+            EtcdStep::GivenBack => hold,
             EtcdStep::Stopping => {
+                let TemporaryEtcd { running, ending, .. } = seen.temporary;
                 // One that was told to end may do so at any time.
-                let temporary = if seen.temporary.ending { Process::Kill } else { Process::Run };
-                EtcdWanted { route: held, ends_connections, steers: true, temporary }
+                let may_run = !ending && !must_not_run(seen) && (running || seen.holder == Holder::Nobody);
+                let temporary = if may_run { Process::Run } else { Process::Kill };
+                EtcdWanted { ends_connections, steers: true, temporary, ..hold }
             }
             EtcdStep::Temporary => {
-                EtcdWanted { route: Route::Temporary, ends_connections: false, steers: true, temporary: Process::Run }
+                EtcdWanted { route: Route::Temporary, steers: true, temporary: Process::Run, ..hold }
             }
-            EtcdStep::Returning => EtcdWanted { route: held, ends_connections, steers: false, temporary: end },
+            EtcdStep::Returning => EtcdWanted { ends_connections, ..hold },
         }
     }
 
-    /// The temporary one has given no answer for long. (One that waits for the lock gives none either.)
-    fn is_hung(&self, now: Duration) -> bool {
-        self.silent.is_some_and(|since| now.saturating_sub(since) >= HUNG)
+    /// The temporary one has given no answer for long.
+    fn is_hung(&self, seen: &EtcdObservation, now: Duration) -> bool {
+        self.silent.is_some_and(|(since, has_lock)| {
+            let most = match (has_lock, self.served) {
+                (false, false) => STARTS,
+                (true, false) => patience(seen.size),
+                (_, true) => HUNG,
+            };
+            now.saturating_sub(since) >= most
+        })
     }
 
     fn is_due_back(&self, seen: &EtcdObservation, now: Duration) -> bool {
-        let waits = seen.own.waits && self.failed == 0;
+        let waits = seen.own.waits() && self.failed == 0;
         let away = self.away.map_or(Duration::ZERO, |since| now.saturating_sub(since));
         seen.commanding && !waits && away >= self.speedup.of(GIVES_BACK)
     }
+}
+
+impl OwnEtcd {
+    /// It has the database open, and another process the lock.
+    fn waits(&self) -> bool {
+        self.opened == Opened::Waits
+    }
+
+    /// It may have clients.
+    fn serves(&self) -> bool {
+        self.answers && self.opened == Opened::Named
+    }
+}
+
+impl TemporaryEtcd {
+    /// It may have clients.
+    fn serves(&self) -> bool {
+        self.running && self.answers && self.opened == Opened::Named
+    }
+}
+
+/// The temporary etcd waits for the data that another process has, or serves what no name leads to: the next one has all that is in the log.
+fn must_not_run(seen: &EtcdObservation) -> bool {
+    seen.temporary.running && (seen.holder == Holder::Another || seen.temporary.opened == Opened::Other)
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! The node's etcd, whether it can be stood in for, and the temporary one's arguments.
 
 use super::database::Database;
+use super::machine::{self, Opened};
 use super::relay::Members;
+use super::rescue::PAGE;
 use crate::bridge::cgroup;
 use crate::bridge::etcd::members::OWN;
 use crate::bridge::etcd::{Alone, servers};
@@ -14,6 +16,7 @@ use berth_os::namespaces::is_shared_with;
 use berth_os::proc_net::{self, NamedProcess};
 use berth_os::process::{HeldProcess, ProcessAttributes};
 use berth_os::{sock_diag, socket};
+use rustix::thread::CapabilitySet;
 use rustls::ClientConfig;
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -32,6 +35,16 @@ const VERSIONS: [&str; 2] = ["3.5.", "3.6."];
 /// Flags with which the temporary one would be another etcd, or on the same port.
 const OTHERS: [&str; 4] = ["--config-file", "--wal-dir", "--force-new-cluster", "--listen-client-http-urls"];
 
+/// Flags by which an etcd defragments its database as it starts: 3.5 knows the second one, 3.6 both. Without them it does not.
+const DEFRAGMENTS: [&str; 2] =
+    ["--bootstrap-defrag-threshold-megabytes", "--experimental-bootstrap-defrag-threshold-megabytes"];
+
+/// The number of log entries after which etcd writes a raft snapshot, etcd's own if there is none, and how many more the temporary one
+/// waits for: none of its first entries is in a snapshot, so that all of them can be read from the log.
+const SNAPSHOT_COUNT: &str = "--snapshot-count";
+const SNAPSHOT_COUNT_BY_DEFAULT: u64 = 100_000;
+const MORE_ENTRIES: u64 = 5_000;
+
 /// What becomes of one that is left alone.
 const ALONE: &str = "it is left alone, and requests that need it wait or time out while COMMAND restarts it";
 
@@ -41,7 +54,10 @@ pub struct Plan {
     /// What the temporary kube-apiserver dials: the relay.
     pub server: OsString,
     pub members: Members,
+    /// On the node.
     pub database: Database,
+    /// The data directory as its arguments name it.
+    pub data: PathBuf,
     pub argv: Vec<OsString>,
     pub process: HeldProcess,
     pub like: ProcessAttributes,
@@ -86,14 +102,31 @@ impl Plan {
         let fix = |why: &str| format!("{what}{why}: {OWN}");
         let data = report.ok("", data(&command_line, &environment).map_err(|why| fix(&why)))?;
         let on_node = pod.as_ref().map_or(Some(data.clone()), |pod| pod.on_node(&data));
-        let database =
+        let mut database =
             Database::of(&report.ok("", on_node.ok_or_else(|| fix("its data is in no directory of the node")))?);
-        let locked = database.holder().map_err(|error| error.to_string()).and_then(|holder| match holder {
-            Some(holder) if holder == pid => Ok(()),
-            Some(other) => Err(format!("process {other} has the lock on its database")),
-            None => Err("its file system shows no lock on its database (NFS has none that counts)".to_owned()),
-        });
+        let look = report.ok("", database.look().map_err(|error| fix(&format!("its database: {error}"))))?;
+        let locked = match (look.holder(), database.opened_by(pid).0) {
+            (Some(holder), _) if holder == pid => Ok(()),
+            (_, Opened::Other) => {
+                report.error(format!(
+                    "{what}it serves from a database to which no name leads, since its file was replaced: do not restart it before you \
+                     have read {PAGE}"
+                ));
+                return None;
+            }
+            (Some(other), _) => Err(format!("process {other} has the lock on its database")),
+            (None, _) => Err("its file system shows no lock on its database (NFS has none that counts)".to_owned()),
+        };
         report.ok("", locked.map_err(|why| fix(&why)))?;
+        if !may_mount() {
+            report.error(fix("a temporary etcd needs CAP_SYS_ADMIN, for a mount that keeps its database in its place"));
+            return None;
+        }
+        report.info(format!(
+            "{what}what needs it waits twice, for about {} s each: its database has {} MiB",
+            machine::expected_pause(look.size).as_secs(),
+            look.size >> 20
+        ));
         let tls = report.ok("", gateway.tls(false).map_err(|why| fix(&why)))?;
         let source = report.ok(&what, address::random())?;
         if !VERSIONS.iter().any(|known| version.starts_with(known)) {
@@ -114,12 +147,17 @@ impl Plan {
         )?;
         let members = Members { own, temporary, source };
         let server = format!("https://{}", report.ok(&what, relay.local_addr())?).into();
-        Some(Self { server, members, database, argv, process, like, pod, tls, relay })
+        Some(Self { server, members, database, data, argv, process, like, pod, tls, relay })
     }
 
     pub fn cgroup(&self) -> String {
         cgroup::of_container(ETCD, *self.members.temporary.ip())
     }
+}
+
+/// Whether this process may mount.
+fn may_mount() -> bool {
+    rustix::thread::capabilities(None).is_ok_and(|has| has.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 /// Inode of the listener at an address.
@@ -157,6 +195,12 @@ fn arguments(mut argv: Vec<OsString>) -> io::Result<(SocketAddrV4, Vec<OsString>
         let url = format!("{}://{at}", scheme(&argv, flag));
         args::set(&mut argv, flag, url.as_ref());
     }
+    for flag in DEFRAGMENTS.into_iter().filter(|flag| args::value(&argv, flag).is_some()).collect::<Vec<_>>() {
+        args::set(&mut argv, flag, "0".as_ref());
+    }
+    let count = args::value(&argv, SNAPSHOT_COUNT).and_then(|count| count.to_str()?.parse().ok());
+    let more = count.unwrap_or(SNAPSHOT_COUNT_BY_DEFAULT).saturating_add(MORE_ENTRIES);
+    args::set(&mut argv, SNAPSHOT_COUNT, more.to_string().as_ref());
     match clients {
         SocketAddr::V4(clients) => Ok((clients, argv)),
         SocketAddr::V6(_) => Err(io::ErrorKind::Unsupported.into()),
@@ -175,13 +219,18 @@ mod tests {
     fn it_has_addresses_of_its_own_and_the_same_data_and_name() {
         let given = "etcd --name=cp-1 --data-dir=/var/lib/etcd --listen-client-urls=https://127.0.0.1:2379,https://10.0.0.5:2379 \
                      --advertise-client-urls=https://10.0.0.5:2379 --listen-peer-urls https://10.0.0.5:2380 \
-                     --listen-metrics-urls=http://127.0.0.1:2381 --initial-cluster=cp-1=https://10.0.0.5:2380";
+                     --listen-metrics-urls=http://127.0.0.1:2381 --initial-cluster=cp-1=https://10.0.0.5:2380 --snapshot-count=10000 \
+                     --experimental-bootstrap-defrag-threshold-megabytes 100 --bootstrap-defrag-threshold-megabytes=100";
         let (at, own) = arguments(argv(given)).unwrap();
         assert!(address::is_usable(*at.ip()));
         let value = |flag| args::value(&own, flag).unwrap().to_str().unwrap().to_owned();
         assert_eq!(value("--listen-client-urls"), format!("https://{at}"));
         assert!(value("--listen-peer-urls").starts_with(&format!("https://{}:", at.ip())));
         assert!(value("--listen-metrics-urls").starts_with(&format!("http://{}:", at.ip())));
+        assert_eq!(DEFRAGMENTS.map(value), ["0", "0"], "it never replaces its database");
+        assert_eq!(value(SNAPSHOT_COUNT), "15000");
+        let (_, other) = arguments(argv("etcd --data-dir=/d")).unwrap();
+        assert!(DEFRAGMENTS.iter().all(|flag| args::value(&other, flag).is_none()), "it may not know the flag");
         for same in ["--name", "--data-dir", "--advertise-client-urls", "--initial-cluster"] {
             assert_eq!(args::value(&own, same), args::value(&argv(given), same), "{same}");
         }

@@ -10,6 +10,7 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// Time between two dials of an etcd that refuses.
 const REDIAL: Duration = Duration::from_millis(50);
@@ -72,12 +73,13 @@ pub async fn pass(mut client: TcpStream, mut etcd: TcpStream, ends: impl Future<
     }
 }
 
-/// Waits until somebody serves.
+/// Waits until somebody serves, for as long as a client may wait.
 async fn connect(members: Members, route: &mut watch::Receiver<Route>) -> io::Result<TcpStream> {
     let mut dials = 0;
     loop {
         let ended = |_| io::Error::from(io::ErrorKind::BrokenPipe);
-        let to = match *route.wait_for(|route| *route != Route::Hold).await.map_err(ended)? {
+        let open = timeout(REDIAL * DIALS, route.wait_for(|route| *route != Route::Hold)).await?;
+        let to = match *open.map_err(ended)? {
             Route::Temporary => members.temporary,
             Route::Own | Route::Hold => members.own,
         };

@@ -20,6 +20,10 @@ enum Event {
     CrashTemporary,
     /// It stays, with the lock if it has it, and answers no more.
     HangTemporary,
+    /// Another file is put in the place of the database, as a defragmentation by the node's own does that is stopped meanwhile.
+    Replace,
+    /// What serves writes a raft snapshot.
+    Snapshot,
     Command(bool),
 }
 
@@ -30,6 +34,7 @@ struct Own {
     starved: bool,
     /// Ticks until it answers, once it has the lock.
     opens: u32,
+    file: File,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -37,22 +42,28 @@ struct Temporary {
     hangs: bool,
     ending: Option<u32>,
     opens: u32,
+    file: File,
 }
 
+/// The file that a process opened as its database, and whether it has the lock on it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Holder {
-    Own,
-    Temporary,
+struct File {
+    number: u32,
+    locked: bool,
 }
 
-/// Two processes and the lock, as the machine meets them.
+/// Two processes and their files, as the machine meets them.
 struct World {
     machine: EtcdMachine,
     now: Duration,
     own: Option<Own>,
     temporary: Option<Temporary>,
-    lock: Option<Holder>,
+    /// The file that the path names.
+    named: u32,
+    /// There is a raft snapshot since the file was replaced.
+    snapped: bool,
     ends: u32,
+    size: u64,
     commanding: bool,
     wanted: EtcdWanted,
     /// The temporary one got SIGTERM.
@@ -61,13 +72,16 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        let file = File { number: 0, locked: true };
         Self {
             machine: EtcdMachine::new(Speedup::default()),
             now: Duration::ZERO,
-            own: Some(Own { kind: Kind::Good, stops: None, starved: false, opens: 0 }),
+            own: Some(Own { kind: Kind::Good, stops: None, starved: false, opens: 0, file }),
             temporary: None,
-            lock: Some(Holder::Own),
+            named: 0,
+            snapped: false,
             ends: 0,
+            size: 0,
             commanding: true,
             wanted: EtcdWanted::default(),
             told: false,
@@ -77,9 +91,9 @@ impl World {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Stop(ticks) => self.own.iter_mut().for_each(|own| own.stops = own.stops.or(Some(ticks))),
-            Event::Crash => self.end_own(),
+            Event::Crash => self.own = None,
             Event::Start(kind) if self.own.is_none() => {
-                self.own = Some(Own { kind, stops: None, starved: false, opens: 4 });
+                self.own = Some(Own { kind, stops: None, starved: false, opens: 4, file: self.opened() });
             }
             Event::Start(_) => {}
             Event::CrashTemporary => {
@@ -87,88 +101,142 @@ impl World {
                 self.end_temporary();
             }
             Event::HangTemporary => self.temporary.iter_mut().for_each(|it| it.hangs = true),
+            Event::Replace => (self.named, self.snapped) = (self.named + 1, false),
+            Event::Snapshot => self.snapped = true,
             Event::Command(runs) => self.commanding = runs,
         }
     }
 
-    fn end_own(&mut self) {
-        self.own = None;
-        self.lock = self.lock.filter(|holder| *holder != Holder::Own);
+    fn opened(&self) -> File {
+        File { number: self.named, locked: false }
     }
 
     fn end_temporary(&mut self) {
         (self.temporary, self.told) = (None, false);
-        self.lock = self.lock.filter(|holder| *holder != Holder::Temporary);
+    }
+
+    fn locks(&self, number: u32) -> bool {
+        let has = |file: File| file.locked && file.number == number;
+        self.own.is_some_and(|own| has(own.file)) || self.temporary.is_some_and(|it| has(it.file))
+    }
+
+    fn as_seen(&self, file: File) -> Opened {
+        match (file.number == self.named, file.locked) {
+            (true, true) => Opened::Named,
+            (true, false) => Opened::Waits,
+            (false, true) => Opened::Other,
+            (false, false) => Opened::Unseen,
+        }
     }
 
     fn seen(&self) -> EtcdObservation {
-        let holds = |who| self.lock == Some(who);
         let own = self.own.map_or(OwnEtcd::default(), |own| OwnEtcd {
             process: Some(1),
-            answers: holds(Holder::Own) && own.opens == 0 && own.stops.is_none() && own.kind == Kind::Good,
-            waits: !holds(Holder::Own),
+            answers: own.file.locked && own.opens == 0 && own.stops.is_none() && own.kind == Kind::Good,
+            opened: self.as_seen(own.file),
             starved: own.starved,
         });
         let temporary = self.temporary.map_or(TemporaryEtcd::default(), |it| TemporaryEtcd {
             running: true,
             ending: self.told,
             ends: 0,
-            serves: holds(Holder::Temporary) && it.opens == 0 && !it.hangs && it.ending.is_none(),
+            answers: it.file.locked && it.opens == 0 && !it.hangs && it.ending.is_none(),
+            // One that waits is not looked at.
+            opened: Some(self.as_seen(it.file)).filter(|opened| *opened != Opened::Waits).unwrap_or_default(),
         });
-        EtcdObservation { own, temporary: TemporaryEtcd { ends: self.ends, ..temporary }, commanding: self.commanding }
+        let holder = match (own.opened, temporary.opened) {
+            (_, Opened::Named) => Holder::Temporary,
+            (Opened::Named, _) => Holder::Another,
+            (Opened::Unseen, _) => Holder::Nobody,
+            _ => Holder::Unknown,
+        };
+        let temporary = TemporaryEtcd { ends: self.ends, ..temporary };
+        EtcdObservation { own, temporary, holder, size: self.size, commanding: self.commanding }
     }
 
     fn tick(&mut self) {
         self.now += TICK;
-        if let Some(own) = &mut self.own {
+        let is_locked = |world: &Self, file: File| world.locks(file.number);
+        if let Some(mut own) = self.own {
+            let mut ends = false;
             match &mut own.stops {
-                Some(0) => self.end_own(),
+                Some(0) => ends = true,
                 Some(left) => *left = if self.wanted.ends_connections { 0 } else { *left - 1 },
-                None if self.lock.is_none() => self.lock = Some(Holder::Own),
-                None if self.lock == Some(Holder::Own) && own.kind == Kind::Refuses => self.end_own(),
-                None if self.lock == Some(Holder::Own) => own.opens = own.opens.saturating_sub(1),
-                None => {}
+                None if !own.file.locked => own.file.locked = !is_locked(self, own.file),
+                None if own.kind == Kind::Refuses => ends = true,
+                None => own.opens = own.opens.saturating_sub(1),
             }
+            self.own = (!ends).then_some(own);
         }
-        if let Some(it) = &mut self.temporary {
+        if let Some(mut it) = self.temporary {
             match &mut it.ending {
-                Some(0) => self.end_temporary(),
-                Some(left) if !it.hangs => *left -= 1,
-                _ if self.lock.is_none() => self.lock = Some(Holder::Temporary),
-                _ if self.lock == Some(Holder::Temporary) => it.opens = it.opens.saturating_sub(1),
-                _ => {}
+                Some(0) => {
+                    self.ends += 1;
+                    self.end_temporary();
+                }
+                ending => {
+                    match ending {
+                        Some(left) if !it.hangs => *left -= 1,
+                        _ if !it.file.locked => it.file.locked = !is_locked(self, it.file),
+                        _ => it.opens = it.opens.saturating_sub(1),
+                    }
+                    self.temporary = Some(it);
+                }
             }
         }
-        let seen = self.seen();
+        let (seen, before) = (self.seen(), self.machine.step);
         self.wanted = self.machine.next(&seen, self.now);
-        self.check(&seen);
+        self.check(&seen, before);
         match self.wanted.temporary {
             Process::Run if self.temporary.is_none() => {
-                self.temporary = Some(Temporary { hangs: false, ending: None, opens: 4 });
+                assert!(!self.locks(self.named), "it never waits for the lock");
+                self.temporary = Some(Temporary { hangs: false, ending: None, opens: 4, file: self.opened() });
             }
             Process::Run => {}
             Process::Terminate => {
                 // One that waits for the lock, or has just got it, ignores the signal.
-                let serves = self.lock == Some(Holder::Temporary);
                 self.told |= self.temporary.is_some();
-                let handles = self.temporary.iter_mut().filter(|it| serves && it.opens == 0);
+                let handles = self.temporary.iter_mut().filter(|it| it.file.locked && it.opens == 0);
                 handles.for_each(|it| it.ending = it.ending.or(Some(4)));
             }
-            Process::Kill => self.end_temporary(),
+            Process::Kill => {
+                self.ends += u32::from(self.temporary.is_some());
+                self.end_temporary();
+            }
+        }
+        if self.wanted.temporary == Process::Run {
+            let holds = self.own.is_some_and(|own| self.as_seen(own.file) == Opened::Named);
+            assert!(!holds, "the temporary one runs although the node's own has the lock");
+        }
+        if self.wanted.rescues && !self.snapped {
+            self.own = None;
         }
     }
 
     /// What holds in every step.
-    fn check(&self, seen: &EtcdObservation) {
+    fn check(&self, seen: &EtcdObservation, before: EtcdStep) {
         let (step, wanted) = (self.machine.step, self.wanted);
-        if seen.own.answers {
+        if seen.own.serves() {
             assert!(matches!(step, EtcdStep::Own | EtcdStep::Returning), "{step} although the node's own answers");
         }
         assert_eq!(wanted.route == Route::Temporary, step == EtcdStep::Temporary);
         assert!(!wanted.ends_connections || wanted.route == Route::Hold, "what serves is left alone");
         let is_the_nodes = matches!(step, EtcdStep::Own | EtcdStep::Returning | EtcdStep::GivenBack);
-        assert_eq!(wanted.temporary == Process::Run, !is_the_nodes && !seen.temporary.ending);
+        assert!(wanted.temporary != Process::Run || !is_the_nodes && !seen.temporary.ending);
         assert_eq!(wanted.steers, !is_the_nodes);
+        // No client is let through to a process whose file is another than the path's, nor to one before its file was seen.
+        match wanted.route {
+            Route::Own => {
+                assert_ne!(seen.own.opened, Opened::Other);
+                assert!(before == EtcdStep::Own || seen.own.serves());
+            }
+            Route::Temporary => {
+                assert!(seen.temporary.opened != Opened::Other && seen.holder != Holder::Another);
+                assert!(before == EtcdStep::Temporary || seen.temporary.serves());
+            }
+            Route::Hold => {}
+        }
+        assert!(!wanted.rescues || seen.own.opened == Opened::Other && !seen.temporary.running);
     }
 
     fn run(&mut self, time: Duration) {
@@ -195,6 +263,8 @@ fn event() -> impl Strategy<Value = Event> {
         prop_oneof![3 => Just(Kind::Good), 1 => Just(Kind::Refuses)].prop_map(Event::Start),
         Just(Event::CrashTemporary),
         Just(Event::HangTemporary),
+        Just(Event::Replace),
+        Just(Event::Snapshot),
         any::<bool>().prop_map(Event::Command),
     ]
 }
@@ -209,8 +279,9 @@ proptest! {
             world.run(TICK * ticks);
         }
         world.happen(Event::Command(false));
-        if world.own.is_none_or(|own| own.kind != Kind::Good || own.stops.is_some()) {
-            world.end_own();
+        let is_good = |own: Own| own.kind == Kind::Good && own.stops.is_none() && own.file.number == world.named;
+        if !world.own.is_some_and(is_good) {
+            world.happen(Event::Crash);
             world.happen(Event::Start(Kind::Good));
         }
         world.run(Duration::from_secs(200));
@@ -226,13 +297,13 @@ proptest! {
         world.happen(Event::Crash);
         let (mut away, mut waited) = (Duration::ZERO, false);
         for (event, ticks) in events {
-            if !matches!(event, Event::Command(_)) {
+            if !matches!(event, Event::Command(_) | Event::Replace) {
                 world.happen(event);
             }
             for _ in 0..ticks {
                 world.tick();
                 let seen = world.seen();
-                waited |= seen.own.waits;
+                waited |= seen.own.waits();
                 away = if seen.own.answers { Duration::ZERO } else { away + TICK };
                 // One that waits for the lock gets it at once; what it does then counts.
                 if away > GIVES_BACK + HUNG && !waited {
@@ -264,7 +335,7 @@ fn an_own_that_is_replaced_costs_two_pauses() {
 fn one_that_gets_no_cpu_has_more_time_to_answer() {
     for (starved, ends) in [(false, true), (true, false)] {
         let mut world = World::new();
-        world.own = Some(Own { kind: Kind::Good, stops: Some(u32::MAX), starved, opens: 0 });
+        world.own.iter_mut().for_each(|own| (own.stops, own.starved) = (Some(u32::MAX), starved));
         world.tick();
         world.run(GRACE + TICK);
         assert_eq!((world.wanted.ends_connections, world.wanted.route), (ends, Route::Hold));
@@ -277,7 +348,8 @@ fn one_that_gets_no_cpu_has_more_time_to_answer() {
 fn a_slow_answer_costs_nothing() {
     let mut world = World::new();
     world.run(Duration::from_secs(1));
-    let slow = EtcdObservation { own: OwnEtcd { process: Some(1), ..OwnEtcd::default() }, ..world.seen() };
+    let mut slow = world.seen();
+    slow.own.answers = false;
     let wanted = world.machine.next(&slow, world.now + TICK);
     assert_eq!((wanted.route, wanted.ends_connections), (Route::Hold, false));
     assert_eq!(world.machine.step(), EtcdStep::Own);
@@ -336,4 +408,95 @@ fn a_temporary_one_that_does_not_start_leaves_the_node_as_it_is() {
     assert_eq!(world.machine.step(), EtcdStep::GivenBack);
     world.happen(Event::Start(Kind::Good));
     world.until(EtcdStep::Own);
+}
+
+#[test]
+fn a_temporary_one_that_comes_too_late_is_killed_before_it_has_a_client() {
+    let mut world = World::new();
+    world.happen(Event::Crash);
+    world.tick();
+    assert!(world.temporary.is_some() && world.wanted.temporary == Process::Run);
+    // The kubelet's is faster.
+    let file = File { number: world.named, locked: true };
+    world.own = Some(Own { kind: Kind::Good, stops: None, starved: false, opens: 100, file });
+    for _ in 0..90 {
+        world.tick();
+        assert!(world.temporary.is_none() && world.wanted.route == Route::Hold);
+    }
+    world.until(EtcdStep::Own);
+    assert!(!world.machine.given_up);
+}
+
+#[test]
+fn a_temporary_one_with_another_file_is_killed_at_once() {
+    let mut world = World::new();
+    world.happen(Event::Crash);
+    world.until(EtcdStep::Temporary);
+    world.happen(Event::Replace);
+    world.tick();
+    assert_eq!((world.wanted.route, world.wanted.temporary), (Route::Hold, Process::Kill));
+    world.until(EtcdStep::Temporary);
+}
+
+#[test]
+fn an_own_with_another_file_is_seen_twice_and_saved() {
+    for snapped in [false, true] {
+        let mut world = World::new();
+        world.run(Duration::from_secs(1));
+        world.happen(Event::Replace);
+        world.snapped = snapped;
+        world.tick();
+        assert_eq!((world.wanted.route, world.wanted.rescues), (Route::Hold, false));
+        world.run(SEEN_TWICE);
+        assert!(world.wanted.ends_connections && world.wanted.rescues);
+        world.run(Duration::from_secs(30));
+        // Where a snapshot leads past the file that is named, only what is open has all.
+        assert_eq!(
+            (world.own.is_some(), world.machine.step()),
+            if snapped { (true, EtcdStep::Returning) } else { (false, EtcdStep::Temporary) }
+        );
+        assert_eq!(world.machine.failed, 0, "it was ended by the bridge");
+    }
+}
+
+#[test]
+fn a_defragmentation_that_ends_well_costs_no_connection() {
+    let mut world = World::new();
+    world.run(Duration::from_secs(1));
+    let mut seen = world.seen();
+    for opened in [Opened::Unseen, Opened::Other, Opened::Waits, Opened::Named] {
+        seen.own.opened = opened;
+        world.now += TICK;
+        let wanted = world.machine.next(&seen, world.now);
+        assert!(!wanted.ends_connections && world.machine.step() == EtcdStep::Own);
+        assert_eq!(wanted.route == Route::Hold, opened == Opened::Other);
+    }
+}
+
+#[test]
+fn a_large_database_has_more_time_to_open() {
+    for (size, opens) in [(0, 100), (1_u64 << 30, 600), (8 << 30, 3000)] {
+        let mut world = World::new();
+        (world.size, world.commanding) = (size, false);
+        world.happen(Event::Crash);
+        world.tick();
+        world.temporary.iter_mut().for_each(|it| it.opens = opens);
+        // Its time counts from when it has the lock.
+        world.run(TICK * opens);
+        assert_eq!(world.machine.step(), EtcdStep::Stopping);
+        assert!(world.until(EtcdStep::Temporary) <= 2 * TICK, "{size}");
+    }
+}
+
+#[test]
+fn what_cannot_be_seen_gets_no_client_and_an_operator_is_told() {
+    let mut world = World::new();
+    world.happen(Event::Crash);
+    world.tick();
+    let own = OwnEtcd { process: Some(1), answers: true, opened: Opened::Unseen, starved: false };
+    let seen = EtcdObservation { own, holder: Holder::Unknown, ..EtcdObservation::default() };
+    world.machine.next(&seen, world.now);
+    let wanted = world.machine.next(&seen, world.now + UNSEEN);
+    assert_eq!(wanted.route, Route::Hold);
+    assert!(world.machine.trouble().unwrap().contains("cannot be seen"));
 }

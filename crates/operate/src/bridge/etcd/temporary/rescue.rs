@@ -1,0 +1,167 @@
+//! A node's etcd that serves from a database to which no name leads: the database is copied, and the process is ended where that loses
+//! nothing.
+//!
+//! After the next raft snapshot the data directory cannot be opened any more with the file that its path names. So the process is stopped
+//! (SIGSTOP) before the copy is made and the snapshots are listed: the copy is whole, and no snapshot is written in between.
+
+use super::database::Database;
+use super::machine::Opened;
+use berth_os::process::HeldProcess;
+use rustix::fs::ioctl_ficlone;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The page that says how to go on.
+pub const PAGE: &str = "docs/bridge.md, \"A node whose etcd serves a deleted database\"";
+
+/// How long its threads may take to stop; one that writes to a disk stops when it has written.
+const STOPS: Duration = Duration::from_secs(10);
+
+/// What became of it.
+#[derive(Debug)]
+pub struct Rescued {
+    pid: i32,
+    /// Where the copy is.
+    copy: Result<PathBuf, String>,
+    ended: Result<(), String>,
+}
+
+impl Rescued {
+    /// For an operator.
+    pub fn trouble(&self) -> String {
+        let copy = match &self.copy {
+            Ok(path) => format!("a copy of that is {}", path.display()),
+            Err(why) => format!("it could not be copied ({why})"),
+        };
+        let ended = match &self.ended {
+            Ok(()) => "it was ended, and the log has all that it acknowledged".to_owned(),
+            Err(why) => format!(
+                "it was not ended ({why}) and gets no client of the bridge's: do not restart it before you have read {PAGE}"
+            ),
+        };
+        format!(
+            "the node's own etcd (process {}) served from a database that was replaced, to which no name leads: {copy}; {ended}",
+            self.pid
+        )
+    }
+}
+
+/// Copies the database of a process, and ends the process if it has written no snapshot since `known`, the last one from a time at which
+/// its database was the one that its path names. Blocks for as long as the copy takes.
+pub fn rescue(pid: i32, database: &Database, known: Option<Option<OsString>>) -> Rescued {
+    let failed = |error: io::Error| error.to_string();
+    let (copy, ended) = match HeldProcess::of(pid) {
+        Ok(process) => {
+            let mut ended = Err("its copy failed".to_owned());
+            let copy = save(&process, database, |_| {
+                ended = end(&process, database, known.as_ref());
+            });
+            (copy.map_err(failed), ended)
+        }
+        Err(error) => (Err(failed(error)), Err("it has ended by itself".to_owned())),
+    };
+    Rescued { pid, copy, ended }
+}
+
+/// Stops a process, copies its database, and goes on with `then` before the process does.
+fn save(process: &HeldProcess, database: &Database, then: impl FnOnce(&Path)) -> io::Result<PathBuf> {
+    let _paused = process.pause(STOPS)?;
+    let named = Database::as_named_by(process.pid);
+    let (opened, from) = named.as_ref().unwrap_or(database).opened_by(process.pid);
+    let from = from.filter(|_| opened == Opened::Other);
+    let from = from.ok_or_else(|| io::Error::other("its database is the one that its path names by now"))?;
+    let copy = copy(&from, database.data())?;
+    then(&copy);
+    Ok(copy)
+}
+
+/// Copies a file beside a directory, on the disk when this returns.
+fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
+    let mut name = beside.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    name.push(format!("-berth-{}.db", now.as_millis()));
+    let to = beside.with_file_name(name);
+    let mut from = File::open(from)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&to)?;
+    let written = ioctl_ficlone(&file, &from).or_else(|_| io::copy(&mut from, &mut file).map(drop));
+    let above = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let kept = written.and_then(|()| file.sync_all()).and_then(|()| File::open(above)?.sync_all());
+    // A part of a database is of no use, and takes room.
+    kept.inspect_err(|_| drop(fs::remove_file(&to)))?;
+    Ok(to)
+}
+
+/// Ends a process that is stopped, if the log has all of its database since the file that its path names.
+fn end(process: &HeldProcess, database: &Database, known: Option<&Option<OsString>>) -> Result<(), String> {
+    let known = known.ok_or("its database was never seen where its path leads")?;
+    let now = database.last_snapshot().map_err(|error| format!("its snapshots cannot be listed: {error}"))?;
+    if now > *known {
+        let now = now.unwrap_or_default();
+        return Err(format!(
+            "it has written the snapshot {} since, for which its path names no database",
+            now.display()
+        ));
+    }
+    process.kill().map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+    use std::process::{Child, Command, Stdio};
+
+    const FIRST: &str = "0000000000000002-0000000000002711.snap";
+    const SECOND: &str = "0000000000000002-0000000000004e22.snap";
+
+    /// Something that holds a database as etcd does, by flock(1).
+    fn etcd(database: &Database) -> Option<Child> {
+        let mut command = Command::new("flock");
+        command.arg("--no-fork").arg(database.path()).args(["sh", "-c", "echo; read line"]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?;
+        let mut line = [0];
+        io::Read::read_exact(child.stdout.as_mut()?, &mut line).ok()?;
+        Some(child)
+    }
+
+    #[test]
+    fn it_is_copied_and_ended_only_where_no_snapshot_needs_it() {
+        for (known, now, ends) in [
+            (Some(None), None, true),
+            (Some(Some(FIRST)), Some(FIRST), true),
+            (Some(Some(FIRST)), Some(SECOND), false),
+            (Some(None), Some(FIRST), false),
+            (None, None, false),
+        ] {
+            let temp = tempfile::tempdir().unwrap();
+            let data = temp.path().join("etcd");
+            let database = Database::of(&data);
+            let at = database.path();
+            fs::create_dir_all(at.parent().unwrap()).unwrap();
+            fs::write(&at, "acknowledged").unwrap();
+            let Some(mut child) = etcd(&database) else { return };
+            let pid = i32::try_from(child.id()).unwrap();
+            assert!(rescue(pid, &database, Some(None)).copy.is_err(), "it is the one that its path names");
+            assert!(child.try_wait().unwrap().is_none());
+            fs::write(at.with_file_name("db.tmp.1"), "old").unwrap();
+            fs::rename(at.with_file_name("db.tmp.1"), &at).unwrap();
+            if let Some(now) = now {
+                fs::write(at.with_file_name(now), "").unwrap();
+            }
+            let rescued = rescue(pid, &database, known.map(|known| known.map(OsString::from)));
+            let copy = rescued.copy.as_ref().unwrap();
+            assert_eq!((copy.parent(), fs::read_to_string(copy).unwrap().as_str()), (data.parent(), "acknowledged"));
+            assert_eq!(fs::metadata(copy).unwrap().mode() & 0o777, 0o600);
+            assert_eq!(rescued.ended.is_ok(), ends, "{known:?} {now:?}: {rescued:?}");
+            assert!(rescued.trouble().contains(&copy.display().to_string()));
+            assert_eq!(rescued.trouble().contains(PAGE), !ends);
+            drop(child.stdin.take());
+            let status = child.wait().unwrap();
+            assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status).is_some(), ends, "{status}");
+        }
+    }
+}
