@@ -1,5 +1,5 @@
 //! etcd under `berth bridge`, one member, with a real kube-apiserver: it is replaced, and it, the temporary one and the bridge are killed
-//! at each step. What a client numbered and was told is written is there in the end, and a clean hand-over changes no revision before it.
+//! at each step; the bridge hangs, and the database is defragmented and replaced. What a client numbered and was told is written is there in the end, and a clean hand-over changes no revision before it.
 
 use crate::grant::{Cluster, on_a_node};
 use crate::support::eventually;
@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -43,10 +44,25 @@ enum Kill {
     Bridge,
     /// The bridge while the node's own comes back.
     BridgeLate,
+    /// Nothing, but the bridge hangs while the temporary one serves, and the node's own comes back.
+    BridgeHangs,
+    /// The temporary one by its defragmentation, which cannot replace the database.
+    Defragmented,
+    /// The node's own by the bridge, as its database was replaced under it.
+    Replaced,
 }
 
-const KILLS: [Kill; 6] =
-    [Kill::Own, Kill::TemporaryEarly, Kill::Temporary, Kill::OwnBack, Kill::Bridge, Kill::BridgeLate];
+const KILLS: [Kill; 9] = [
+    Kill::Own,
+    Kill::TemporaryEarly,
+    Kill::Temporary,
+    Kill::OwnBack,
+    Kill::Bridge,
+    Kill::BridgeLate,
+    Kill::BridgeHangs,
+    Kill::Defragmented,
+    Kill::Replaced,
+];
 
 pub(crate) fn replaced(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     on_a_node(&["addr add 10.77.0.1/32 dev lo"], || on_the_node(apiserver, etcd))
@@ -119,10 +135,12 @@ fn on_the_node(apiserver: &str, etcd: &str) -> Result<(), Failed> {
         return Err(format!("lost: {:?}\n{}", clean.failed, bridge.logs()).into());
     }
 
+    // What is steered reaches the temporary one, while that serves.
+    let defragment = || drop(runtime.block_on(database.post("/v3/maintenance/defragment", &json!({}))));
     let writer = Writer::start("kills", &client);
     for kill in (0..rounds()).flat_map(|_| KILLS) {
         writer.more();
-        bridge.kill_at(kill, &mut cluster, temp.path());
+        bridge.kill_at(kill, &mut cluster, temp.path(), &defragment);
         println!("{kill:?}: {} written, {} failed", writer.written(), writer.failed().len());
     }
     writer.more();
@@ -204,8 +222,14 @@ impl Bridge {
         }
     }
 
-    fn kill_at(&self, kill: Kill, cluster: &mut Cluster, certificates: &Path) {
+    fn kill_at(&self, kill: Kill, cluster: &mut Cluster, certificates: &Path, defragment: &dyn Fn()) {
+        let data = certificates.join("etcd");
         match kill {
+            Kill::Replaced => {
+                replace_database(&data, cluster);
+                cluster.etcd.take().unwrap().ended();
+                self.reaches("temporary");
+            }
             Kill::Own => cluster.stop_etcd(Signal::SIGKILL),
             Kill::TemporaryEarly => {
                 cluster.stop_etcd(Signal::SIGTERM);
@@ -236,6 +260,28 @@ impl Bridge {
                 cluster.start_etcd();
                 self.start(cluster, certificates);
             }
+            Kill::BridgeHangs => {
+                let status = self.status();
+                signal(&status["pid"], Signal::SIGSTOP);
+                cluster.start_etcd();
+                eventually("the end of the temporary etcd", || has_ended(&status["etcd"]["pid"]).then_some(()));
+                signal(&status["pid"], Signal::SIGCONT);
+            }
+            Kill::Defragmented => {
+                let inode = || std::fs::metadata(data.join("member/snap/db")).unwrap().ino();
+                let before = inode();
+                defragment();
+                eventually("its end by that", || self.logs().contains("failed to rename tmp database").then_some(()));
+                self.reaches("temporary");
+                cluster.start_etcd();
+                defragment();
+                assert_eq!(inode(), before, "the database is the same file");
+            }
+            Kill::Replaced => {
+                let trouble = self.status()["etcd"]["trouble"].to_string();
+                assert!(trouble.contains("a copy of that is") && trouble.contains("it was ended"), "{trouble}");
+                cluster.start_etcd();
+            }
             Kill::BridgeLate => {
                 cluster.start_etcd();
                 eventually("its return", || (self.status()["etcd"]["step"] != "temporary").then_some(()));
@@ -245,6 +291,29 @@ impl Bridge {
         }
         self.reaches("own");
     }
+}
+
+/// Another file takes the database's place while the node's own serves, as after a defragmentation of another process. No write is half
+/// done in the copy.
+fn replace_database(data: &Path, cluster: &Cluster) {
+    let pid = cluster.etcd.as_ref().unwrap().child.id();
+    signal(&pid.into(), Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(100));
+    let [database, copy] = ["db", "db.copy"].map(|name| data.join("member/snap").join(name));
+    std::fs::copy(&database, &copy).unwrap();
+    std::fs::rename(&copy, &database).unwrap();
+    signal(&pid.into(), Signal::SIGCONT);
+}
+
+fn signal(pid: &Value, signal: Signal) {
+    let pid = i32::try_from(pid.as_i64().unwrap()).unwrap();
+    kill(Pid::from_raw(pid), signal).unwrap();
+}
+
+/// Whether a process runs no more; its parent may not know yet.
+fn has_ended(pid: &Value) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('Z'))
 }
 
 /// What came of a writer's requests.

@@ -73,6 +73,7 @@ pub(super) struct Watcher {
     steering_error: Option<String>,
     late: bool,
     etcd: EtcdStep,
+    etcd_trouble: Option<String>,
     /// What was printed of etcd.
     etcd_notes: BTreeSet<String>,
     /// How it ended while COMMAND ran.
@@ -91,6 +92,7 @@ impl Watcher {
             steering_error: None,
             late: false,
             etcd: EtcdStep::Own,
+            etcd_trouble: None,
             etcd_notes: BTreeSet::new(),
             over: None,
             signals: Signals::new(&SIGNALS)?,
@@ -232,7 +234,9 @@ impl Watcher {
     }
 
     fn report_etcd(&mut self, etcd: &EtcdStatus) {
+        let is_told = std::mem::replace(&mut self.etcd_trouble, etcd.trouble.clone()) == etcd.trouble;
         if std::mem::replace(&mut self.etcd, etcd.step) == etcd.step {
+            etcd.trouble.iter().filter(|_| !is_told).for_each(|trouble| self.line(&format!("etcd: {trouble}")));
             return;
         }
         self.line(&match etcd.step {
