@@ -39,8 +39,8 @@ pub use rehearse::{RehearseArgs, StandInArgs};
     mut_args(no_environment_value),
     mut_subcommands(no_environment_values),
     after_help = "Exit status: 0 done, 1 no (not ready, something was lost), 64 wrong command line or \
-                  configuration, 69 a required port or file is not available, 70 a bug in berth, 74 standard output \
-                  cannot be written, 75 (upgrade, bridge) neither done nor \
+                  configuration, 69 a required port or file is not available, 70 a bug in berth, 71 (rehearse) this machine \
+                  was too busy to tell, 74 standard output cannot be written, 75 (upgrade, bridge) neither done nor \
                   rolled back: the next step is printed; (rehearse) the run proves nothing."
 )]
 pub struct Cli {

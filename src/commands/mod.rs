@@ -51,6 +51,8 @@ pub enum Exit {
     Unavailable,
     /// 70 (EX_SOFTWARE): a bug in berth.
     Bug,
+    /// 71 (EX_OSERR): this machine was too busy to tell.
+    Busy,
     /// 74 (EX_IOERR): standard output cannot be written.
     Output,
     /// 75 (EX_TEMPFAIL): neither done nor undone, and the next step is printed; or neither yes nor no.
@@ -67,6 +69,7 @@ impl From<Exit> for ExitCode {
             Exit::Usage => 64,
             Exit::Unavailable => 69,
             Exit::Bug => 70,
+            Exit::Busy => 71,
             Exit::Output => 74,
             Exit::Again => 75,
             Exit::Child(status) => status,

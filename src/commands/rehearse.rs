@@ -72,6 +72,7 @@ fn finish(plan: &Plan, outcome: &Rehearsed, verbose: bool) -> anyhow::Result<Exi
         Some(Aborted::Signal(signal)) => Exit::Child(u8::try_from(128 + signal).unwrap_or(1)),
         None => match outcome.runs.iter().find(|run| run.via == plan.via).and_then(Run::ran) {
             Some(ran) if ran.verdict.held => Exit::Ok,
+            Some(ran) if ran.verdict.too_busy => Exit::Busy,
             Some(ran) if ran.verdict.inconclusive => Exit::Again,
             _ => Exit::No,
         },

@@ -148,7 +148,9 @@ fn on_a_node(test: impl FnOnce(&Node) + Send + 'static) {
 }
 
 fn on_a_node_of(kind: Kind, test: impl FnOnce(&Node) + Send + 'static) {
-    let thread = std::thread::spawn(move || {
+    // By the name of the test, which is said where it is skipped.
+    let name = std::thread::current().name().unwrap_or_default().to_owned();
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
         if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
             return skipped(&format!("no network namespace: {error}"));
         }
@@ -183,7 +185,7 @@ fn on_a_node_of(kind: Kind, test: impl FnOnce(&Node) + Send + 'static) {
         node.answers();
         test(&node);
     });
-    thread.join().unwrap();
+    thread.unwrap().join().unwrap();
 }
 
 impl Node {
@@ -436,7 +438,8 @@ impl Node {
 #[track_caller]
 fn none_lost(load: Load) -> Record {
     let record = load.end();
-    assert_eq!(record.lost(), 0, "besides {} served: {}", record.served, record.kinds());
+    // What follows is true all the same.
+    record.nothing_lost("");
     record
 }
 
@@ -930,6 +933,7 @@ fn a_temporary_instance_that_is_killed_is_replaced() {
         let record = load.end();
         // What it was answering is lost, and no more.
         assert!(record.lost() <= 2 * CLIENTS as usize, "{}", record.kinds());
+        record.is_told();
         kill(Pid::from_raw(node.own_pid()), Signal::SIGKILL).unwrap();
         gone(node.own_pid().try_into().unwrap());
         node.start_own();

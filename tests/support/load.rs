@@ -1,7 +1,7 @@
 //! Clients that connect, again and again, and never retry.
 
-use super::eventually;
 use super::net::fresh_ip;
+use super::{eventually, too_busy};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -16,6 +16,13 @@ use tokio::time::{MissedTickBehavior, timeout};
 /// A client that is not answered by then is lost. Outside of the tests that is so after 15 s, but here what berth does is judged,
 /// and not the speed of the machine: a slow answer is no loss.
 const ANSWERED: Duration = Duration::from_secs(60);
+
+/// How often the clients' thread looks whether it runs in time, and how late it must be to be no witness.
+const TICK: Duration = Duration::from_millis(50);
+const LATE: Duration = Duration::from_millis(500);
+
+/// What failed of a connection that was not answered in time.
+const NO_ANSWER: &str = "no answer";
 
 /// Groups of clients.
 const GROUPS: u32 = 8;
@@ -32,6 +39,10 @@ pub(crate) struct Record {
     pub(crate) served: u64,
     /// By kind of failure, with when each was begun.
     pub(crate) lost: BTreeMap<String, Vec<Instant>>,
+    /// How many were not answered and might have been: for half of their time or more the clients' own thread did not run in time.
+    untold: usize,
+    /// From when to when that was.
+    late: Vec<(Instant, Instant)>,
     /// Longest time that one took.
     pub(crate) slowest: Duration,
     /// When one was answered last, and the longest time before that in which none was.
@@ -46,7 +57,43 @@ impl Record {
 
     /// How many are neither served nor lost yet.
     pub(crate) fn open(&self) -> usize {
-        self.begun.len() - self.served as usize - self.lost()
+        self.begun.len() - self.served as usize - self.lost() - self.untold
+    }
+
+    /// Fails if something was lost. If this machine was too busy to tell, false: then the test is skipped, as this says.
+    #[track_caller]
+    pub(crate) fn nothing_lost(&self, more: &str) -> bool {
+        assert_eq!(self.lost(), 0, "besides {} served: {}\n{more}", self.served, self.kinds());
+        self.is_told()
+    }
+
+    /// Whether it is known what became of each. If not, the test is skipped, as this says.
+    pub(crate) fn is_told(&self) -> bool {
+        if self.untold > 0 {
+            too_busy(&format!("{} of {} connections", self.untold, self.begun.len()));
+        }
+        self.untold == 0
+    }
+
+    /// Whether the clients' own thread did not run in time once.
+    pub(crate) fn was_late(&self) -> bool {
+        !self.late.is_empty()
+    }
+
+    /// Takes out of what was lost what nobody can tell. What was refused or reset stays.
+    fn tell(&mut self) {
+        let Some(unanswered) = self.lost.remove(NO_ANSWER) else { return };
+        let explained = |begun: &Instant| {
+            let common = |(from, to): &(Instant, Instant)| {
+                (*to).min(*begun + ANSWERED).saturating_duration_since((*from).max(*begun))
+            };
+            self.late.iter().map(common).sum::<Duration>() * 2 >= ANSWERED
+        };
+        let (untold, lost): (Vec<_>, Vec<_>) = unanswered.into_iter().partition(explained);
+        self.untold += untold.len();
+        if !lost.is_empty() {
+            self.lost.insert(NO_ANSWER.to_owned(), lost);
+        }
     }
 
     pub(crate) fn kinds(&self) -> String {
@@ -79,6 +126,7 @@ impl Load {
         let shared = record.clone();
         let thread = std::thread::spawn(move || {
             Builder::new_current_thread().enable_all().build().unwrap().block_on(async move {
+                tokio::spawn(look(shared.clone()));
                 let mut all = JoinSet::new();
                 for client in 0..clients {
                     let (source, attempt, record) = (fresh_ip(), attempt.clone(), shared.clone());
@@ -117,7 +165,9 @@ impl Load {
     /// Begins no more, and waits for those that were begun.
     pub(crate) fn end(mut self) -> Record {
         self.finish();
-        self.so_far()
+        let mut record = self.so_far();
+        record.tell();
+        record
     }
 
     fn finish(&mut self) {
@@ -157,6 +207,18 @@ async fn timed<F: Future<Output = ()> + Send + 'static>(
     open.join_all().await;
 }
 
+/// Looks whether this thread runs in time.
+async fn look(record: Arc<Mutex<Record>>) {
+    loop {
+        let due = Instant::now() + TICK;
+        tokio::time::sleep_until(due.into()).await;
+        let now = Instant::now();
+        if now.saturating_duration_since(due) >= LATE {
+            record.lock().unwrap().late.push((due, now));
+        }
+    }
+}
+
 async fn looping<F: Future<Output = ()>>(stopped: watch::Receiver<bool>, one: impl Fn() -> F) {
     while !*stopped.borrow() {
         one().await;
@@ -167,7 +229,7 @@ async fn looping<F: Future<Output = ()>>(stopped: watch::Receiver<bool>, one: im
 async fn one(attempt: impl Future<Output = Result<(), String>>, record: Arc<Mutex<Record>>) {
     let begun = Instant::now();
     record.lock().unwrap().begun.push(begun);
-    let result = timeout(ANSWERED, attempt).await.unwrap_or_else(|_| Err("no answer".to_owned()));
+    let result = timeout(ANSWERED, attempt).await.unwrap_or_else(|_| Err(NO_ANSWER.to_owned()));
     let mut record = record.lock().unwrap();
     record.slowest = record.slowest.max(begun.elapsed());
     match result {
@@ -190,4 +252,21 @@ pub(crate) async fn connect(source: Ipv4Addr, to: SocketAddr) -> Result<TcpStrea
     let socket = TcpSocket::new_v4().map_err(failed("no socket"))?;
     socket.bind((source, 0).into()).map_err(failed("bind"))?;
     socket.connect(to).await.map_err(failed("connect"))
+}
+
+#[test]
+fn a_load_tells_a_loss_from_a_machine_that_is_too_busy() {
+    let begun = Instant::now();
+    let at = |s: u64| begun + Duration::from_secs(s);
+    let told = |kind: &str, late: &[(u64, u64)]| {
+        let lost = [(kind.to_owned(), vec![begun])].into();
+        let late = late.iter().map(|(from, to)| (at(*from), at(*to))).collect();
+        let mut record = Record { begun: vec![begun], lost, late, ..Record::default() };
+        record.tell();
+        (record.lost(), record.untold, record.open())
+    };
+    assert_eq!(told(NO_ANSWER, &[(0, 20), (30, 41)]), (0, 1, 0));
+    assert_eq!(told(NO_ANSWER, &[]), (1, 0, 0));
+    assert_eq!(told(NO_ANSWER, &[(0, 29), (60, 90)]), (1, 0, 0));
+    assert_eq!(told("read: ConnectionReset", &[(0, 60)]), (1, 0, 0));
 }

@@ -26,6 +26,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a test checks that something which must not happen does not.
 pub(crate) const MOMENT: Duration = Duration::from_millis(150);
 
+/// Prints that a test tells nothing, by its name: what it measured with was too late itself.
+pub(crate) fn too_busy(what: &str) {
+    skipped(&format!("this machine was too busy to tell: {what}"));
+}
+
 /// A directory in memory, as /run is: on a disk that is busy a lease takes seconds to write.
 pub(crate) fn in_memory() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()

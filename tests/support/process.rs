@@ -1,6 +1,6 @@
 //! The real binary, with its output watched line by line.
 
-use super::eventually;
+use super::{eventually, too_busy};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -42,7 +42,9 @@ pub(crate) fn rehearsal(program: &str) -> Command {
     command
 }
 
-/// The exit status of a rehearsal that proves nothing, as the machine was too busy for it, and how often one is made.
+/// The exit statuses of a rehearsal for which the machine was too busy, and of one that proves nothing otherwise; and how often one
+/// is made.
+const TOO_BUSY: i32 = 71;
 const PROVES_NOTHING: i32 = 75;
 const TRIES: u32 = 5;
 
@@ -50,11 +52,20 @@ const TRIES: u32 = 5;
 pub(crate) fn rehearsed(rehearse: &mut Command) -> io::Result<Output> {
     for again in (0..TRIES).rev() {
         let output = rehearse.output()?;
-        if again == 0 || output.status.code() != Some(PROVES_NOTHING) {
+        if again == 0 || !matches!(output.status.code(), Some(TOO_BUSY | PROVES_NOTHING)) {
             return Ok(output);
         }
     }
     unreachable!("the last one was returned")
+}
+
+/// Whether the machine was too busy for every one of these rehearsals. The test is skipped then, as this says.
+pub(crate) fn was_too_busy(rehearsed: &Output) -> bool {
+    let is_so = rehearsed.status.code() == Some(TOO_BUSY);
+    if is_so {
+        too_busy(&format!("{TRIES} rehearsals"));
+    }
+    is_so
 }
 
 fn clean(command: &mut Command) {

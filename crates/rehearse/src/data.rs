@@ -318,13 +318,16 @@ pub struct Verdict {
     /// Nothing was lost beyond what was promised, every promise was kept, and the run would have shown
     /// it otherwise.
     pub held: bool,
-    /// Nothing can be concluded from the run, as its machine was too slow for the load: nothing was seen that berth or an instance did wrong.
+    /// Nothing can be concluded from the run, as it came to too little or its machine was too slow for the load: nothing was seen that berth or an instance did wrong.
     pub inconclusive: bool,
+    /// The same, and timers of the clients were so late that this machine was too busy to tell.
+    #[serde(default)]
+    pub too_busy: bool,
     /// In one sentence.
     pub summary: String,
     /// What was lost, by kind.
     pub lost: Vec<Tally>,
-    /// What the instances ended or rejected themselves: not lost.
+    /// What the instances ended or rejected themselves, and what nobody can tell as this machine was too busy: not lost.
     pub apart: Vec<Tally>,
     /// The same of a run that dialed the instances directly.
     pub control: Option<Vec<Tally>>,

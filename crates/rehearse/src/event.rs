@@ -41,6 +41,8 @@ pub enum EventKind {
     SlowRead,
     /// The clients were this far behind their timetable, farther than before.
     Behind(Duration),
+    /// A timer of the clients was this late, by [`LATE`](super::plan::LATE) at least.
+    Late(Duration),
     /// A watch came to its end.
     Watch(WatchSum),
     /// A client that keeps a copy of objects came to its end.

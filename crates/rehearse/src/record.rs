@@ -134,6 +134,8 @@ pub struct Record {
     pub control: Control,
     /// How far the clients were behind their timetable at most.
     pub behind: Duration,
+    /// From when to when a timer of theirs waited for its turn.
+    pub late: Vec<(Stamp, Stamp)>,
     /// What went wrong with processes and should not have, in words.
     pub troubles: Vec<String>,
     /// All that one judge alone reads, in the order of the log.
@@ -176,6 +178,7 @@ impl Record {
             EventKind::StreamEnd(Dialed::Node(node), end) => self.at_node(&node, |node| node.ends.push(end)),
             EventKind::StreamEnd(Dialed::Instance(_), end) => self.control.ends.push(end),
             EventKind::Behind(behind) => self.behind = self.behind.max(behind),
+            EventKind::Late(late) => self.late.push((at.before(late), at)),
             EventKind::Watch(sum) => self.watches.push(sum),
             EventKind::Informer(informer) => self.informers.push(informer),
             EventKind::EndReport(report) => self.reports.push((subject, report)),
@@ -270,6 +273,7 @@ mod tests {
             ("control-old-1", control("control-old-1", good())),
             ("control-old-2", control("control-old-2", refused)),
             ("", EventKind::Behind(Duration::from_millis(7))),
+            ("", EventKind::Late(Duration::from_nanos(3))),
             ("slow-0", EventKind::SlowRead),
             ("", EventKind::LoadEnded),
         ]);
@@ -282,8 +286,9 @@ mod tests {
         assert_eq!(sorted.control.streams, [("old".to_owned(), ["control-old-1".to_owned()].into())].into());
         assert_eq!(
             (sorted.began, sorted.over, sorted.behind),
-            (Some(Stamp(1)), Some(Stamp(9)), Duration::from_millis(7))
+            (Some(Stamp(1)), Some(Stamp(10)), Duration::from_millis(7))
         );
+        assert_eq!(sorted.late, [(Stamp(5), Stamp(8))]);
     }
 
     #[test]

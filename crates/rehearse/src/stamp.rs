@@ -20,6 +20,11 @@ impl Stamp {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
+    /// The moment `time` earlier.
+    pub(crate) fn before(self, time: Duration) -> Self {
+        Self(self.0.saturating_sub(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
     /// The moment `after` later.
     #[must_use]
     pub(crate) fn plus(self, after: Duration) -> Self {

@@ -36,6 +36,7 @@ pub fn render(ran: &Ran, verbose: bool) -> String {
         (0, _) if ran.broken() > 0 => "verdict: a promise was broken\n",
         (0, true) if ran.allowed() > 0 => "verdict: nothing was lost but what faults may cost, every promise held\n",
         (0, true) => "verdict: nothing was lost\n",
+        (0, false) if verdict.too_busy => "verdict: this machine was too busy to tell\n",
         (0, false) => "verdict: nothing was seen to be lost, but the run proves nothing\n",
         _ => "verdict: something was lost\n",
     });
@@ -153,6 +154,17 @@ mod tests {
         not as it should be: new never got ready
         verdict: something was lost
         "#);
+    }
+
+    #[test]
+    fn too_busy_to_tell() {
+        let verdict = Verdict { objections: vec!["behind".into()], inconclusive: true, ..Verdict::default() };
+        let last = |verdict| {
+            let text = render(&Ran { verdict, ..Ran::default() }, false);
+            text.lines().last().unwrap().to_owned()
+        };
+        assert_eq!(last(verdict.clone()), "verdict: nothing was seen to be lost, but the run proves nothing");
+        assert_eq!(last(Verdict { too_busy: true, ..verdict }), "verdict: this machine was too busy to tell");
     }
 
     #[test]

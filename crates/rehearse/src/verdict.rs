@@ -3,7 +3,7 @@
 //! **Lost** is a new connection that was refused, reset, or not answered within
 //! 15 s of being dialled, or a stream that ended before its instance ended it.
 
-use super::data::{Ran, Verdict};
+use super::data::{Ran, Verdict, count_of};
 use super::loss;
 use super::report::format;
 use std::collections::BTreeMap;
@@ -16,6 +16,10 @@ pub const OLD: &str = "old";
 /// The instance that replaces it.
 pub const NEW: &str = "new";
 
+/// A name of [`Verdict::apart`], and what that is called.
+pub(crate) const UNTOLD: (&str, &str) =
+    ("unanswered_busy", "requests that waited in vain while this machine was too busy to tell");
+
 impl Verdict {
     /// Objects to what was rehearsed.
     pub(crate) fn object(&mut self, objection: String) {
@@ -26,6 +30,12 @@ impl Verdict {
     /// Objects to the run: another one, or one on a faster machine, may prove more.
     pub(crate) fn doubt(&mut self, objection: String) {
         self.objections.push(objection);
+    }
+
+    /// Objects to the run by the clients' own timers: this machine was too busy to tell.
+    pub(crate) fn too_busy(&mut self, objection: String) {
+        self.too_busy = true;
+        self.doubt(objection);
     }
 
     /// Objects to requests that this machine could not make, by their reasons.
@@ -62,6 +72,15 @@ pub(crate) fn summary(ran: &Ran) -> String {
         return format!("Of {requests}, {connections} of them on a new connection: {lost}.{broke}");
     }
     if let Some(objection) = verdict.objections.first() {
+        if verdict.too_busy {
+            let seen = match count_of(&verdict.apart, UNTOLD.0) {
+                0 => "nothing was seen to be lost".to_owned(),
+                untold => {
+                    format!("{} waited in vain meanwhile, and nothing else was seen to be lost", format::count(untold))
+                }
+            };
+            return format!("This machine was too busy to tell: of {requests} {seen}.{broke}");
+        }
         let objection = objection.lines().next().unwrap_or_default().trim_end_matches([';', ':', '.']);
         return format!("Of {requests} nothing was seen to be lost, but {objection}.{broke}");
     }

@@ -6,7 +6,7 @@ use super::upgrades::{CLIENTS, PERIOD};
 use crate::support::net::{client_hello, connect_from, fresh_ip, ping, queued, read};
 use crate::support::process::output_of;
 use crate::support::shim::ask;
-use crate::support::{eventually, skipped};
+use crate::support::{eventually, skipped, too_busy};
 use berth_node::ipc::wire::{Ask, DirectStatus, Reply, Share, Status};
 use berth_shim::steering::{Error, self_test_by_address};
 use nix::sys::signal::Signal;
@@ -132,7 +132,9 @@ fn consecutive_upgrades_lose_nothing() {
             record.slowest,
             record.kinds()
         );
-        assert_eq!(record.lost(), 0, "{}", record.kinds());
+        if !record.nothing_lost("") {
+            return;
+        }
         assert!(steered as usize >= (times + 1) * 300, "{steered} of {}", record.begun.len());
         let (control, steered) = upgrade(node, 1, false);
         println!(
@@ -140,6 +142,9 @@ fn consecutive_upgrades_lose_nothing() {
             control.begun.len(),
             control.kinds()
         );
+        if control.lost() == 0 && control.was_late() {
+            return too_busy("the control lost nothing");
+        }
         assert!(control.lost() > 0, "the test proves nothing: {} connections", control.begun.len());
     });
 }
@@ -187,7 +192,9 @@ fn with_a_sibling_the_death_of_the_shim_that_steers_loses_nothing() {
                 load.more(200);
             }
             let record = load.end();
-            assert_eq!(record.lost(), 0, "{signal}: {}", record.kinds());
+            if !record.nothing_lost(signal.as_str()) {
+                return;
+            }
             for client in &mut clients {
                 ping(client, &client_hello(64));
             }
@@ -446,7 +453,8 @@ fn a_crowd_is_relayed() {
             let on_again = || shim.running.log().matches("direct path on").count() >= 2;
             eventually("a path that is on again, or all would be relayed", || on_again().then_some(()));
         }
-        assert_eq!(crowd.end().lost(), 0);
-        until_on(&shim);
+        if crowd.end().nothing_lost("") {
+            until_on(&shim);
+        }
     });
 }

@@ -73,6 +73,7 @@ pub(crate) fn run(model: &Model) -> Run {
         verdict: Verdict {
             held,
             inconclusive: false,
+            too_busy: false,
             summary: if held {
                 format!(
                     "All of {} requests were answered, {} of them on a new connection; the longest took {}. {} watches saw every write once.",

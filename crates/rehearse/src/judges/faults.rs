@@ -75,6 +75,12 @@ pub(super) fn is_on_direct(injected: &Injected) -> bool {
     injected.fault == Fault::CalmCrash && injected.standby == Standby::Direct
 }
 
+/// It was done to the only one, so that all clients wait until it goes on.
+pub(super) fn all_wait(injected: &Injected) -> bool {
+    let Injected { fault, standby, .. } = injected;
+    *fault == Fault::CalmHang || (*fault == Fault::CalmHangShim && *standby == Standby::Nothing)
+}
+
 /// What everything may take longer than on an idle machine: as long as clients were behind their timetable, and as long as they
 /// waited at most before the first fault.
 pub(super) fn slack(record: &Record) -> Duration {
@@ -361,7 +367,7 @@ impl Check<'_> {
         let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
         // Where all clients waited, they may take as long to be answered as they waited.
         let (jitter, hung) = (JITTER + self.slack, over.since(at));
-        let all_waited = fault == Fault::CalmHang || (fault == Fault::CalmHangShim && standby == Standby::Nothing);
+        let all_waited = all_wait(self.injected);
         let new = if all_waited { jitter.max(hung) } else { jitter };
         // A kept connection has its requests one after the other, and those that become due meanwhile.
         let kept = jitter + hung;

@@ -46,7 +46,7 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
             let found = judged.found.join(", ");
             let why = format!("{name} was judged bad although nothing is wrong with it: {found}");
             match of(record, name, span).1.into_iter().all(Signal::is_time) {
-                true => ran.verdict.doubt(format!("{why}: the machine is too busy for times")),
+                true => ran.verdict.doubt(format!("{why}, but by times alone")),
                 false => ran.verdict.object(why),
             }
         }

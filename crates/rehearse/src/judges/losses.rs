@@ -1,5 +1,6 @@
 //! What clients lost, what an instance ended or rejected itself, and what a promise under a fault allows.
 
+use super::busy::{self, Busy};
 use super::ends::Ends;
 use super::faults::{self, Lost};
 use super::{Case, JUDGE, Judge, nodes};
@@ -8,6 +9,7 @@ use crate::event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd, StreamKi
 use crate::loss::Loss;
 use crate::report::format;
 use crate::stamp::Stamp;
+use crate::verdict::UNTOLD;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,7 +25,8 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
         (losses.place, losses.node) = (place, Some(node.address));
         losses.clients(&node.attempts, &node.ends);
     }
-    let (local, rejected) = (losses.local, losses.rejected);
+    let (local, rejected, untold) = (losses.local, losses.rejected, losses.untold);
+    busy::object(untold, ran);
     ran.verdict.doubt_machine(local);
     let mut direct = 0;
     for (injected, promise) in record.injected.iter().zip(&mut ran.promises) {
@@ -34,7 +37,7 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
             direct += lost;
         }
     }
-    ran.verdict.apart = apart(case.ended.len() as u64, rejected, ran.allowed(), direct);
+    ran.verdict.apart = apart(case.ended.len() as u64, rejected, ran.allowed(), direct, untold);
 }
 
 /// How many new connections were lost as a promise allows.
@@ -43,7 +46,7 @@ fn new_connections(promise: &Promise) -> u64 {
     new.map(|tally| tally.count).sum()
 }
 
-fn apart(ended: u64, rejected: u64, allowed: u64, direct: u64) -> Vec<Tally> {
+fn apart(ended: u64, rejected: u64, allowed: u64, direct: u64, untold: u64) -> Vec<Tally> {
     let always = [
         ("ended_by_instance", "streams that their instance ended", ended),
         ("rejected", "requests that their instance rejected", rejected),
@@ -51,6 +54,7 @@ fn apart(ended: u64, rejected: u64, allowed: u64, direct: u64) -> Vec<Tally> {
     let seldom = [
         ("allowed", "losses that a promise under a fault allows", allowed),
         ("allowed_direct", "of these, new connections on the direct path when the instance was killed", direct),
+        (UNTOLD.0, UNTOLD.1, untold),
     ];
     let all = always.into_iter().chain(seldom.into_iter().filter(|(_, _, count)| *count > 0));
     all.map(|(kind, text, count)| Tally { kind: kind.to_owned(), text: text.to_owned(), count }).collect()
@@ -70,6 +74,9 @@ struct Losses<'a, 'r> {
     rejected: u64,
     /// Requests that this machine could not make, by their reasons.
     local: BTreeMap<&'a str, u64>,
+    busy: Busy,
+    /// Requests that were not answered while this machine was too busy to tell.
+    untold: u64,
     slack: Duration,
     /// Which address the clients dialed that are judged: its place in [`Ran::by_address`], and if it is a node's, which.
     place: usize,
@@ -97,6 +104,8 @@ impl<'a, 'r> Losses<'a, 'r> {
             served_by: served_by.collect(),
             rejected: 0,
             local: BTreeMap::new(),
+            busy: Busy::of(record),
+            untold: 0,
             slack: faults::slack(record),
             place: 0,
             node: None,
@@ -159,6 +168,12 @@ impl<'a, 'r> Losses<'a, 'r> {
         let waited = attempt.done.since(attempt.due);
         let instance = self.served_by.get(attempt.stream.as_str()).copied();
         let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance, node: self.node };
+        // What a promise allows, is that.
+        let is_untold = loss == Loss::Unanswered && self.busy.explains(attempt);
+        if is_untold && faults::excuse(&self.case.record.injected, &lost, self.slack).is_none() {
+            self.untold += 1;
+            return;
+        }
         self.lose(&lost, &format!("{}: {failure} after {waited:.1?}", attempt.stream));
     }
 

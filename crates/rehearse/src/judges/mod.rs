@@ -4,6 +4,7 @@
 //! A new kind of client, or a new figure, is a judge, its events in the [log](crate::log) and its field in the data. `ends` decides
 //! which end ended a stream, `streams` makes lives of connections out of attempts and ends.
 
+mod busy;
 mod ends;
 mod faults;
 mod gate;
@@ -93,6 +94,7 @@ pub fn judge(record: &Record, plan: &Plan, failed: Option<&str>) -> Ran {
     let (clean, kept) = (ran.verdict.objections.is_empty(), ran.verdict.lost() == 0 && ran.broken() == 0);
     ran.verdict.held = clean && kept;
     ran.verdict.inconclusive &= !clean && kept;
+    ran.verdict.too_busy &= ran.verdict.inconclusive;
     ran.verdict.summary = summary(&ran);
     ran
 }

@@ -39,7 +39,7 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     let behind = record.behind;
     if behind > MOST_BEHIND {
         let rate = plan.load.rate;
-        verdict.doubt(format!(
+        verdict.too_busy(format!(
             "the clients were up to {behind:.1?} behind their timetable: this machine is too slow or too busy for \
              --rate {rate}, and waits are its own"
         ));

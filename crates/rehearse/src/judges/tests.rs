@@ -342,6 +342,56 @@ fn a_run_that_tests_nothing_does_not_hold() {
     assert!(!judge(&Record::default(), &plan()).verdict.held);
 }
 
+#[test]
+fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
+    let failing = |failure: Failure, late: &[(u64, u64)]| {
+        let mut record = good();
+        let waited = attempt(ConnectionKind::New, "x", 1_000_000_000, Answer::Failed(failure));
+        record.attempts.push(Attempt { done: Stamp(16_000_000_000), ..waited });
+        record.late = late.iter().map(|(from, to)| (Stamp(from * 1_000_000), Stamp(to * 1_000_000))).collect();
+        judge(&record, &plan())
+    };
+    let busy = [(2_000, 14_000)];
+    let ran = failing(Failure::Unanswered, &busy);
+    let verdict = &ran.verdict;
+    assert!(verdict.too_busy && verdict.inconclusive && !verdict.held && verdict.lost() == 0, "{verdict:#?}");
+    assert_eq!(count_of(&verdict.apart, "unanswered_busy"), 1);
+    insta::assert_snapshot!(verdict.summary, @"This machine was too busy to tell: of 301 requests 1 waited in vain meanwhile, and nothing else was seen to be lost.");
+    insta::assert_snapshot!(verdict.objections.join("\n"), @"1 request unanswered for 15 s, and meanwhile the clients' own timers were late by 500ms and more for half of the time at least");
+
+    // It was not, or at another time.
+    for late in [&[][..], &[(0, 1_000), (16_000, 90_000)]] {
+        let verdict = failing(Failure::Unanswered, late).verdict;
+        assert!(!verdict.too_busy && verdict.lost == [Loss::Unanswered.tally(1)], "{verdict:#?}");
+    }
+    // What has nothing to do with time is lost, however busy it was.
+    let others = [
+        (Failure::Refused, Loss::Refused),
+        (Failure::Reset, Loss::Reset),
+        (Failure::Closed, Loss::Closed),
+        (Failure::Tls("alert".into()), Loss::Tls),
+        (Failure::Http("h2".into()), Loss::Http),
+    ];
+    for (failure, loss) in others {
+        let verdict = failing(failure, &busy).verdict;
+        assert!(!verdict.too_busy && !verdict.inconclusive && verdict.lost == [loss.tally(1)], "{verdict:#?}");
+    }
+
+    // Beside a real loss, or what a process did wrong, it is not what the run came to.
+    let mut spoiled = good();
+    spoiled.behind = Duration::from_secs(2);
+    assert!(judge(&spoiled, &plan()).verdict.too_busy);
+    spoiled.troubles.push("old had to be killed".into());
+    assert!(!judge(&spoiled, &plan()).verdict.too_busy);
+    spoiled.troubles.clear();
+    spoiled.attempts.push(attempt(ConnectionKind::New, "y", 0, Answer::Bad { instance: OLD.into(), status: 500 }));
+    assert!(!judge(&spoiled, &plan()).verdict.too_busy);
+    // Too little to tell is not too much to do.
+    let mut few = good();
+    few.attempts.truncate(30);
+    assert!(judge(&few, &plan()).verdict.inconclusive && !judge(&few, &plan()).verdict.too_busy);
+}
+
 /// A run of two nodes: each goes from old to new as in [`good`], and clients dial both besides the Service.
 fn two_nodes() -> Record {
     let mut record = good();

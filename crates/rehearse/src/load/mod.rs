@@ -17,7 +17,8 @@
 //! happens to their connections happens to all of that instance, whatever is in between. A real
 //! apiserver has to `grant` to all of them what they do.
 //!
-//! The load has a thread of its own, so that its pace does not depend on what else the rehearsal does.
+//! The load has a thread of its own, so that its pace does not depend on what else the rehearsal does. `timer` shows when that
+//! thread could not run in time.
 
 mod anonymous;
 mod closed;
@@ -33,6 +34,7 @@ mod observe;
 mod sequence;
 mod slow;
 mod storm;
+mod timer;
 mod timetable;
 mod visitor;
 mod watch;
@@ -190,6 +192,8 @@ async fn run(
     writer.stock(plan.slow_readers > 0).await?;
 
     let (goal_sender, goal) = channel::channel(None::<Arc<Goal>>);
+    let mut timer = JoinSet::new();
+    timer.spawn(timer::run(Arc::clone(&client.recorder)));
     let (mut timed, mut followers, mut controls) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
     // They watch before anything else happens, so that what they know is older than any later instance.
     let (begin_quiet, mut quiet_begun) = mpsc::channel(1);

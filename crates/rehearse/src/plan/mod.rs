@@ -18,6 +18,9 @@ pub use choice::{Topology, Via};
 /// After this long without an answer a connection is lost.
 pub const UNANSWERED: Duration = Duration::from_secs(15);
 
+/// A timer of the clients that is later shows that this machine is too busy. A request takes some twenty turns of threads.
+pub const LATE: Duration = Duration::from_millis(500);
+
 /// New connections a second: below, a run this short shows nothing; above, one process cannot keep the
 /// timetable.
 pub const RATE: RangeInclusive<u32> = 20..=1000;

@@ -21,6 +21,7 @@ enum StateKind {
     Lost(u64),
     Broken,
     ProvesNothing,
+    TooBusy,
     Aborted,
     Skipped,
 }
@@ -52,6 +53,7 @@ impl State {
             StateKind::Lost(count) => format!("{} lost", format::count(count)),
             StateKind::Broken => "A promise was broken".to_owned(),
             StateKind::ProvesNothing => "This run proves nothing".to_owned(),
+            StateKind::TooBusy => "This machine was too busy to tell".to_owned(),
             StateKind::Aborted => "Stopped before its end".to_owned(),
             StateKind::Skipped => "Nothing was rehearsed".to_owned(),
         };
@@ -69,6 +71,7 @@ impl State {
             StateKind::Lost(count) => format!("{} lost", format::count(count)),
             StateKind::Broken => "promise broken".to_owned(),
             StateKind::ProvesNothing => "proves nothing".to_owned(),
+            StateKind::TooBusy => "too busy to tell".to_owned(),
             StateKind::Aborted => "aborted".to_owned(),
             StateKind::Skipped => "skipped".to_owned(),
         }
@@ -78,7 +81,7 @@ impl State {
         match self.kind {
             StateKind::Clean | StateKind::Kept => "good",
             StateKind::Lost(_) | StateKind::Broken => "bad",
-            StateKind::ProvesNothing | StateKind::Aborted => "unsure",
+            StateKind::ProvesNothing | StateKind::TooBusy | StateKind::Aborted => "unsure",
             StateKind::Skipped => "none",
         }
     }
@@ -90,7 +93,7 @@ impl State {
             StateKind::Lost(_) | StateKind::Broken => {
                 ("M16 4h16l12 12v16L32 44H16L4 32V16z", "M17 17l14 14M31 17L17 31")
             }
-            StateKind::ProvesNothing => ("M24 4.5L45 42H3z", "M24 18v12M24 35.4v.4"),
+            StateKind::ProvesNothing | StateKind::TooBusy => ("M24 4.5L45 42H3z", "M24 18v12M24 35.4v.4"),
             StateKind::Aborted | StateKind::Skipped => {
                 ("M10 5h28a5 5 0 0 1 5 5v28a5 5 0 0 1-5 5H10a5 5 0 0 1-5-5V10a5 5 0 0 1 5-5z", "M15 24h18")
             }
@@ -114,6 +117,7 @@ fn kind(ran: &Ran) -> StateKind {
         (true, 0) if ran.allowed() == 0 => StateKind::Clean,
         (true, _) => StateKind::Kept,
         (false, 0) if ran.promises.iter().any(|p| !p.held) => StateKind::Broken,
+        (false, 0) if ran.verdict.too_busy => StateKind::TooBusy,
         (false, 0) => StateKind::ProvesNothing,
         (false, lost) => StateKind::Lost(lost),
     }

@@ -1,0 +1,57 @@
+//! A timer on the clients' thread. It needs nothing of what is under test, so that it is late only where this machine is too busy.
+
+use super::Due;
+use crate::event::EventKind;
+use crate::log::Recorder;
+use crate::plan::LATE;
+use crate::stamp::Stamp;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::sleep_until;
+
+/// Short beside [`LATE`], so that hardly any time is between two of them.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Records whenever it is late, until it is dropped.
+pub(super) async fn run(recorder: Arc<Recorder>) {
+    loop {
+        let due = Due::now().plus(TICK);
+        sleep_until(due.instant).await;
+        let late = Stamp::now().since(due.stamp);
+        if late >= LATE {
+            recorder.add("", EventKind::Late(late));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::task::JoinSet;
+
+    /// The times by which it was late while the clients' thread did this.
+    async fn late(meanwhile: impl Future<Output = ()>) -> Vec<Duration> {
+        let recorder = Arc::new(Recorder::default());
+        let mut timer = JoinSet::new();
+        timer.spawn(run(Arc::clone(&recorder)));
+        tokio::task::yield_now().await;
+        meanwhile.await;
+        tokio::time::sleep(2 * TICK).await;
+        timer.shutdown().await;
+        let late = recorder.drain().into_iter();
+        late.map(|event| if let EventKind::Late(late) = event.what { late } else { panic!("{event:?}") }).collect()
+    }
+
+    #[tokio::test]
+    async fn it_is_late_while_its_thread_cannot_run() {
+        let stood_still = LATE + 4 * TICK;
+        let late = late(async { std::thread::sleep(stood_still) }).await;
+        assert!(!late.is_empty() && late[0] >= LATE, "{late:?}");
+    }
+
+    /// What is under test may be as slow as it likes.
+    #[tokio::test(start_paused = true)]
+    async fn waiting_for_an_answer_makes_it_not_late() {
+        assert!(late(tokio::time::sleep(Duration::from_secs(15))).await.is_empty());
+    }
+}
