@@ -2,6 +2,7 @@
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -50,6 +51,24 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 /// It is none, or fstat(2) failed.
 pub fn regular(file: File) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
+}
+
+/// A file in memory that can be executed, and is open in children too, also where `vm.memfd_noexec` is 1. Kernels before 6.3 do not know
+/// the flag for that, and do not need it.
+///
+/// # Errors
+/// Those of memfd_create(2).
+pub fn program_in_memory(name: &str) -> io::Result<File> {
+    let created = match memfd_create(name, MemfdFlags::EXEC) {
+        Err(rustix::io::Errno::INVAL) => memfd_create(name, MemfdFlags::empty()),
+        Err(rustix::io::Errno::ACCESS) => {
+            return Err(io::Error::other(
+                "vm.memfd_noexec is 2 here, with which nothing in memory can be executed: set it to 1",
+            ));
+        }
+        created => created,
+    };
+    Ok(File::from(created?))
 }
 
 /// Locks a file exclusively. Another process's lock is waited for, at most this long.
@@ -111,7 +130,37 @@ pub fn private_directory(dir: &Path, owner: u32) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
+    use std::process::Command;
+
+    #[test]
+    fn a_program_in_memory_runs_where_others_are_not_executable() {
+        const INSIDE: &str = "BERTH_TEST_MEMFD_NOEXEC";
+        if std::env::var_os(INSIDE).is_some() {
+            let mut copy = program_in_memory("program").unwrap();
+            io::copy(&mut File::open("/bin/true").unwrap(), &mut copy).unwrap();
+            copy.set_permissions(Permissions::from_mode(0o555)).unwrap();
+            let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
+            assert!(Command::new(path).status().unwrap().success());
+            return;
+        }
+        // A PID namespace has a value of its own.
+        let own = std::env::current_exe().unwrap();
+        let name = "file::tests::a_program_in_memory_runs_where_others_are_not_executable";
+        let script = "echo 1 > /proc/sys/vm/memfd_noexec || exit 77; exec \"$0\" --exact \"$1\" --nocapture";
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc", "sh", "-c", script]).arg(own).arg(name).env(INSIDE, "1");
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        match output.status.success() {
+            true => assert!(text.contains("1 passed"), "{text}"),
+            false if text.contains("passed") || text.contains("panicked") => panic!("{text}"),
+            false => {
+                drop(writeln!(io::stderr(), "skipped: no PID namespace with a vm.memfd_noexec of its own: {text}"))
+            }
+        }
+    }
 
     #[test]
     fn a_file_is_replaced_whole_or_not_at_all() {

@@ -13,12 +13,12 @@ use super::pod::container::{self, Container};
 use crate::command::{AUDIT_LOG, audit_log};
 use berth_exec::args::{self, ArgsError, Wanted};
 use berth_node::instance::InstanceId;
-use berth_os::file::{found, open_regular};
+use berth_os::file::{found, open_regular, program_in_memory};
 use berth_os::namespaces::{Enclosure, SignWriter, in_own_processes, signs_of_life};
 use berth_os::process::{KILL_CHILD, ProcessAttributes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
+use rustix::fs::{Mode, OFlags};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -327,7 +327,7 @@ fn beside(path: &Path) -> PathBuf {
 
 /// In memory, and open in children too: a script's interpreter reads it by its name in /proc.
 fn copy_program(program: &Path, name: &str) -> io::Result<File> {
-    let mut copy = File::from(memfd_create(name, MemfdFlags::empty())?);
+    let mut copy = program_in_memory(name)?;
     io::copy(&mut File::open(program)?, &mut copy)?;
     copy.set_permissions(fs::Permissions::from_mode(0o555))?;
     Ok(copy)
