@@ -216,7 +216,7 @@ struct Bridge {
     log_due: Option<Instant>,
     /// Receives the result of the restore under way.
     wanted: Option<oneshot::Sender<Answer>>,
-    /// Of the node's etcd, where a temporary one serves while it is away; that is to know whether COMMAND runs.
+    /// Of the node's etcd, where a temporary one serves while it is away; that is to know whether COMMAND may run.
     temporary_etcd: Option<watch::Receiver<EtcdStatus>>,
     commanding: watch::Sender<bool>,
 }
@@ -346,7 +346,7 @@ impl Bridge {
             }
             let action = self.machine.next(&seen, began.elapsed());
             let preferred = self.machine.preferred();
-            self.commanding.send_replace(self.machine.is_commanding());
+            self.commanding.send_replace(self.machine.command_may_run());
             self.preferred.send_if_modified(|current| std::mem::replace(current, preferred) != preferred);
             self.read_log(&seen);
             self.publish(&seen, open(), served_old());
@@ -491,6 +491,7 @@ impl Bridge {
             steering: self.given && self.steering.is_steering(),
             prepared: self.etcd.as_ref().is_none_or(|etcd| etcd.state().prepared),
             named: self.service.as_ref().is_none_or(|service| service.kept().is_ok()),
+            etcd: self.has_own_etcd(),
             drained: served && !running,
         }
     }

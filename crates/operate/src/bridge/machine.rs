@@ -79,6 +79,8 @@ pub struct BridgeObservation {
     pub steering: bool,
     /// The Service kubernetes names the node, or is not kept.
     pub named: bool,
+    /// The node's own member of etcd serves, or there is none.
+    pub etcd: bool,
     /// What [`Action::Prepare`] wants is done, or there is nothing to do.
     pub prepared: bool,
     /// The temporary instance and its connections have ended, as [`Action::Drain`] wants it.
@@ -116,6 +118,10 @@ pub struct Machine {
     wanted: bool,
     /// COMMAND runs.
     commanding: bool,
+    /// The process that ran COMMAND went away: when COMMAND ends is never known.
+    abandoned: bool,
+    /// COMMAND has ended, or the operator said so, and the node's own etcd has not served since.
+    ended: bool,
     /// The node's own instance shall be another process than `before`.
     anew: bool,
     /// The node's own process before the bridge; as last observed; and the one to be replaced, as it was when COMMAND began or a restore
@@ -167,6 +173,12 @@ impl Machine {
         self.commanding
     }
 
+    /// COMMAND runs, or may: nobody reports what is run after `berth bridge start`, or by hand where COMMAND failed. What stops etcd after
+    /// its return is another one.
+    pub fn command_may_run(&self) -> bool {
+        self.commanding || self.abandoned || (matches!(self.step, Step::Hold | Step::Restore) && !self.ended)
+    }
+
     /// The node's own process that gets steered connections while it is ready: one started since the bridge began or since COMMAND
     /// began. What COMMAND has not restarted yet may be restarted later, by a new kubelet for example, and gets none until it has settled.
     pub fn preferred(&self) -> Option<u64> {
@@ -201,6 +213,7 @@ impl Machine {
         if !std::mem::take(&mut self.commanding) || self.step != Step::Hold {
             return;
         }
+        self.ended = true;
         match (how, self.on_failure) {
             (Ok(anew), _) => self.await_own(anew),
             (Err(why), OnFailure::Stay) => self.trouble = Some(why),
@@ -218,8 +231,11 @@ impl Machine {
         if self.wanted {
             self.await_own(false);
         }
-        if std::mem::take(&mut self.commanding) && self.step == Step::Hold {
-            self.trouble = Some(why.into());
+        if std::mem::take(&mut self.commanding) {
+            self.abandoned = true;
+            if self.step == Step::Hold {
+                self.trouble = Some(why.into());
+            }
         }
     }
 
@@ -319,6 +335,7 @@ impl Machine {
     pub fn next(&mut self, seen: &BridgeObservation, now: Duration) -> Action {
         self.process = seen.own.process;
         self.first = self.first.or(self.process);
+        self.ended &= !seen.etcd;
         let since = *self.since.get_or_insert(now);
         let elapsed = now.saturating_sub(since);
         let lost = self.lost(seen, now);
@@ -389,7 +406,7 @@ impl Machine {
     }
 
     fn await_own(&mut self, anew: bool) {
-        self.anew = anew;
+        (self.anew, self.ended) = (anew, true);
         self.enter(Step::AwaitOwn);
     }
 

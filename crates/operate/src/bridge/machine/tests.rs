@@ -106,6 +106,8 @@ struct World {
     own: Instance,
     ends: u32,
     steering: bool,
+    /// The node's own etcd serves.
+    etcd: bool,
     drained: bool,
     /// Seconds for which the node's own has been ready.
     own_ready: u32,
@@ -133,6 +135,7 @@ impl World {
             own: Some((FIRST, 0)),
             ends: 0,
             steering: false,
+            etcd: true,
             drained: false,
             own_ready: 1000,
             dark: 0,
@@ -171,6 +174,7 @@ impl World {
             steering: self.steering,
             named: self.named(),
             prepared: self.prepared() == Some(true),
+            etcd: self.etcd,
             drained: self.drained,
         }
     }
@@ -707,4 +711,55 @@ fn a_command_that_fails_leaves_clients_where_the_operator_said() {
     let mut world = World::new(Given { on_failure: OnFailure::End, ..failed });
     let Some(BridgeOutcome::Abandoned(why)) = world.run(2000) else { panic!("it stays") };
     assert!(why.starts_with("exit status 1; ") && why.contains("does not stay ready"), "{why}");
+}
+
+#[test]
+fn a_command_that_nobody_reports_may_run() {
+    // By `berth bridge start`: until the operator says that it is over.
+    let mut world = World::new(Given { asks: 5000, ..calm(Fate::Stays) });
+    world.run(32);
+    assert!(!world.machine.command_may_run() && world.machine.step() == Step::Overlap);
+    for etcd in [true, false] {
+        world.etcd = etcd;
+        world.run(world.now + 20);
+        assert!(world.machine.command_may_run() && world.machine.step() == Step::Hold);
+    }
+    world.machine.end(false).unwrap();
+    assert!(!world.machine.command_may_run());
+    // What is put back may be what such a command writes.
+    let mut world = World::new(Given { asks: 5000, ..calm(Fate::Stays) });
+    world.run(50);
+    world.machine.restore().unwrap();
+    assert!(world.machine.command_may_run());
+    // One that was abandoned may run until the end, whatever the operator asks for.
+    let mut world = World::new(Given { command: 5000, ..calm(Fate::NeverReady) });
+    world.run(60);
+    world.machine.command_abandoned("it went away");
+    world.run(70);
+    assert!(world.machine.command_may_run());
+    world.machine.end(false).unwrap();
+    world.run(80);
+    assert!(world.machine.command_may_run() && world.machine.step() == Step::AwaitOwn);
+}
+
+/// The temporary etcd serves again, until the node's own has come back: what stops that is a command that an operator runs by hand.
+#[test]
+fn a_command_that_is_known_to_have_failed_runs_no_more() {
+    let mut world = World::new(Given { succeeds: false, ..calm(Fate::NeverReady) });
+    world.run(40);
+    world.etcd = false;
+    assert!(world.machine.command_may_run());
+    world.run(100);
+    assert!(!world.machine.command_may_run() && world.machine.step() == Step::Hold);
+    world.etcd = true;
+    world.run(101);
+    world.etcd = false;
+    world.run(102);
+    assert!(world.machine.command_may_run());
+    // Nor where the node's own did not come back after it.
+    let mut world = World::new(calm(Fate::NeverReady));
+    world.run(40);
+    world.etcd = false;
+    world.run(1000);
+    assert!(!world.machine.command_may_run() && world.machine.step() == Step::Hold);
 }

@@ -38,7 +38,7 @@ const SEEN_TWICE: Duration = Duration::from_millis(100);
 /// How long the database of a process that answers may be unseen until an operator is told.
 const UNSEEN: Duration = Duration::from_secs(10);
 
-/// When the temporary etcd gives the data back although the node's own is not there, while COMMAND runs: a `kubeadm upgrade` whose etcd
+/// When the temporary etcd gives the data back although the node's own is not there, while COMMAND may run: a `kubeadm upgrade` whose etcd
 /// is not healthy for 150 s copies its backup over the data.
 const GIVES_BACK: Duration = Duration::from_secs(90);
 
@@ -105,7 +105,7 @@ pub struct EtcdObservation {
     pub holder: Holder,
     /// Of the database, in bytes.
     pub size: u64,
-    /// COMMAND runs.
+    /// COMMAND runs, or may.
     pub commanding: bool,
 }
 
