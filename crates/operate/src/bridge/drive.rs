@@ -218,6 +218,8 @@ struct Bridge {
     wanted: Option<oneshot::Sender<Answer>>,
     /// Of the node's etcd, where a temporary one serves while it is away; that is to know whether COMMAND may run.
     temporary_etcd: Option<watch::Receiver<EtcdStatus>>,
+    /// Whether this node's member answers, of each etcd that has others.
+    members: Vec<watch::Receiver<bool>>,
     commanding: watch::Sender<bool>,
 }
 
@@ -261,15 +263,7 @@ impl Bridge {
             }
             None => None,
         };
-        for dials in plan.etcd.clusters.iter().filter_map(|cluster| cluster.dials.clone()) {
-            asking.spawn(async {
-                let kept = dials.keep().await;
-                tracing::warn!(
-                    "the node's own kube-apiserver has no other member of etcd: {}",
-                    kept.err().unwrap_or_default()
-                );
-            });
-        }
+        let members = plan.etcd.clusters.iter().map(|cluster| cluster.follow(&mut asking)).collect();
         let probe = |config: &ProbeConfig| Probe::new(config.clone());
         let (to, temporary) = watch::channel(ProbeState::default());
         asking.spawn(probe::follow(probe(&plan.probe), plan.temporary.into(), None, speedup, to));
@@ -304,6 +298,7 @@ impl Bridge {
             wanted: None,
             etcd: plan.etcd.start([plan.temporary.into(), plan.own], speedup),
             temporary_etcd,
+            members,
             commanding,
             service: plan.service.clone().map(|service| service.at([plan.temporary.into(), plan.own]).start()),
             plan,
@@ -491,7 +486,7 @@ impl Bridge {
             steering: self.given && self.steering.is_steering(),
             prepared: self.etcd.as_ref().is_none_or(|etcd| etcd.state().prepared),
             named: self.service.as_ref().is_none_or(|service| service.kept().is_ok()),
-            etcd: self.has_own_etcd(),
+            etcd: self.has_own_etcd() && self.members.iter().all(|answers| *answers.borrow()),
             drained: served && !running,
         }
     }

@@ -20,8 +20,8 @@ pub const OVERLAP: Duration = Duration::from_secs(5);
 /// How long the Service may take to name the node, from the same moment: COMMAND may take the node's own out of it.
 const NAMED: Duration = Duration::from_secs(15);
 
-/// How long the temporary instance may fail its probe before that counts: one slow answer does not. The end of its process counts at
-/// once.
+/// How long the temporary instance may fail its probe, and the node's member of etcd give no answer, before that counts: one slow answer
+/// does not. The end of the temporary instance's process counts at once.
 const LOST: Duration = Duration::from_secs(3);
 
 /// How long the node's own instance may be away or not ready until that is reported. In a `kubeadm upgrade apply` that ends well
@@ -129,6 +129,8 @@ pub struct Machine {
     first: Option<u64>,
     process: Option<u64>,
     before: Option<u64>,
+    /// When it begins to count that the node's own member of etcd does not answer.
+    etcd_lost: Option<Duration>,
     /// The node's own process that is ready, and since when.
     own_ready: Option<(u64, Duration)>,
     /// When the temporary instance's failing probe begins to count.
@@ -336,6 +338,7 @@ impl Machine {
         self.process = seen.own.process;
         self.first = self.first.or(self.process);
         self.ended &= !seen.etcd;
+        self.etcd_lost = if seen.etcd { None } else { self.etcd_lost.or(Some(now + self.limits.speedup.of(LOST))) };
         let since = *self.since.get_or_insert(now);
         let elapsed = now.saturating_sub(since);
         let lost = self.lost(seen, now);
@@ -472,7 +475,9 @@ impl Machine {
     /// Whether the node's own instance is back for good.
     fn own(&mut self, seen: &BridgeObservation, now: Duration, elapsed: Duration) -> Action {
         let same = seen.own.process.is_some_and(|process| self.is_before(process));
-        let ready = seen.own.process.filter(|_| seen.own.ready && !same);
+        // It may be ready by another member of etcd, which it reaches only through the bridge.
+        let has_etcd = self.etcd_lost.is_none_or(|counts| now < counts);
+        let ready = seen.own.process.filter(|_| seen.own.ready && has_etcd && !same);
         self.own_ready = match (ready, self.own_ready) {
             (Some(process), Some((before, since))) if process == before => Some((process, since)),
             // An instance that restarts after its time has passed does not get it again.
@@ -480,11 +485,14 @@ impl Machine {
             _ => None,
         };
         match self.own_ready {
-            Some((_, since)) if now.saturating_sub(since) >= self.limits.settle => self.enter(Step::Linger),
+            Some((_, since)) if now.saturating_sub(since) >= self.limits.settle && seen.etcd => {
+                self.enter(Step::Linger)
+            }
             None if elapsed >= self.limits.ready => {
                 let what = match (same, seen.own.process) {
                     (true, _) => "is the process that it was before: what was run did not restart it",
                     (false, None) => "does not run: nothing listens on its port",
+                    (false, Some(_)) if !has_etcd => "has no etcd on this node: its member does not answer",
                     (false, Some(_)) => "does not stay ready",
                 };
                 self.fail(&format!("after {} the node's own kube-apiserver {what}", seconds(elapsed)))

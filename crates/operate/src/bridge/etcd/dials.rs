@@ -9,9 +9,8 @@
 //! Its connections to the member that stops are not ended here: that one says GOAWAY, and what is asked next comes by a new one. So a
 //! member that was only slow costs nothing.
 
-use super::temporary::{probe, relay};
+use super::temporary::relay;
 use super::{Cluster, place};
-use berth_exec::address;
 use berth_os::socket;
 use berth_shim::steering::{Purpose, Steering};
 use rustls::ClientConfig;
@@ -43,8 +42,6 @@ pub struct Dials {
     /// What is dialled.
     own: SocketAddrV4,
     others: Arc<[SocketAddr]>,
-    /// For probes, whose certificate does not matter.
-    tls: Arc<ClientConfig>,
 }
 
 impl Dials {
@@ -55,7 +52,7 @@ impl Dials {
             .and_then(|(host, port)| Some(SocketAddrV4::new(host.parse().ok()?, port)))
             .filter(|own| own.ip().is_loopback())
             .ok_or_else(|| format!("{} is no IPv4 address of loopback", cluster.own))?;
-        let (tls, checked) = (cluster.gateway.tls(false)?, cluster.gateway.tls(true)?);
+        let checked = cluster.gateway.tls(true)?;
         let (mut others, mut why) = (Vec::new(), Vec::new());
         for (member, url) in &cluster.others.members {
             match timeout(PATIENCE, takes(url, *own.ip(), checked.clone()))
@@ -69,25 +66,22 @@ impl Dials {
         if others.is_empty() {
             return Err(format!("no other member's certificate is good for {}: {}", own.ip(), why.join("; ")));
         }
-        Ok(Self { own, others: others.into(), tls })
+        Ok(Self { own, others: others.into() })
     }
 
-    /// Never ends.
+    /// Never ends. `answers`: whether this node's member does.
     ///
     /// # Errors
     /// Something necessary is missing.
-    pub async fn keep(self) -> Result<(), String> {
+    pub async fn keep(self, mut answers: watch::Receiver<bool>) -> Result<(), String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
-        let Self { own, others, tls } = self;
-        let source = address::random().map_err(|error| text(&error))?;
+        let Self { own, others } = self;
         let listener = TcpListener::bind((*own.ip(), 0)).await.map_err(|error| text(&error))?;
         socket::mark_listener(listener.as_fd()).map_err(|error| text(&error))?;
         let steering = Steering::new(Purpose::Etcd, own.port(), &[(*own.ip()).into()], LEASE);
         let steering = steering.map_err(|error| text(&error))?;
         steering.give_to(listener.as_fd()).map_err(|error| text(&error))?;
-        let (to, mut answers) = watch::channel(true);
         let mut tasks = JoinSet::new();
-        tasks.spawn(probe::follow(source, own, tls, to));
         let answered = answers.clone();
         tasks.spawn(relay::accept(listener, move |client| pass(client, others.clone(), answered.clone())));
         let mut serves = true;
@@ -103,7 +97,7 @@ impl Dials {
                 tracing::info!(%own, "etcd: the node's own kube-apiserver dials {to} member");
             }
             tokio::select! {
-                _ = answers.changed() => {}
+                changed = answers.changed() => changed.map_err(|error| text(&error))?,
                 () = sleep(LEASE / 4) => {}
                 Some(_) = tasks.join_next() => return Err("a task of the relay to other members failed".into()),
             }

@@ -130,14 +130,13 @@ impl Gateway {
         &self.0.ca
     }
 
-    /// For connections with the client certificate, to members whose certificate is checked, or is not.
+    /// For connections with the client certificate, if there is one, to members whose certificate is checked, or is not.
     ///
     /// # Errors
-    /// There is no client certificate, or it is none.
+    /// A certificate is none.
     pub fn tls(&self, checked: bool) -> Result<Arc<ClientConfig>, String> {
-        let (certificate, key) =
-            self.0.client.as_ref().ok_or("kube-apiserver has no --etcd-certfile and --etcd-keyfile")?;
-        let config = tls::from_pem(checked.then_some(self.0.ca.as_slice()), Some((certificate, key)));
+        let client = self.0.client.as_ref().map(|(certificate, key)| (certificate.as_slice(), key.as_slice()));
+        let config = tls::from_pem(checked.then_some(self.0.ca.as_slice()), client);
         config.map(Arc::new).map_err(|error| format!("kube-apiserver's certificate for it: {error:?}"))
     }
 

@@ -9,6 +9,7 @@
 //! | [`servers`] | the etcds that a kube-apiserver's arguments name. Pure |
 //! | [`members`] | which members can be used while this node's own is away. Pure |
 //! | [`dials`] | what the node's own kube-apiserver dials while its member is away |
+//! | [`own`] | whether this node's member serves |
 //! | [`temporary`] | what serves while the only member is away |
 //! | [`gateway`] | etcd's JSON gateway: calls and answers |
 //! | [`keeping`] | while the bridge is on: the cluster's lock, the leadership, and what changes |
@@ -17,6 +18,7 @@ pub mod dials;
 pub mod gateway;
 pub mod keeping;
 pub mod members;
+pub mod own;
 pub mod servers;
 pub mod temporary;
 
@@ -33,6 +35,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 /// Which etcd the temporary kube-apiserver uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -57,6 +61,28 @@ pub struct Cluster {
     others: Others,
     /// For the node's own kube-apiserver.
     pub dials: Option<Dials>,
+}
+
+impl Cluster {
+    /// Follows whether this node's member serves, and what the node's own kube-apiserver dials where it does not.
+    pub fn follow(&self, tasks: &mut JoinSet<()>) -> watch::Receiver<bool> {
+        let (to, answers) = watch::channel(true);
+        let cluster = self.clone();
+        tasks.spawn(async move {
+            if let Err(why) = own::follow(&cluster, to).await {
+                tracing::warn!("whether this node's member of etcd serves is not known: {why}");
+            }
+        });
+        if let Some(dials) = self.dials.clone() {
+            let answers = answers.clone();
+            tasks.spawn(async {
+                let kept = dials.keep(answers).await;
+                let why = kept.err().unwrap_or_default();
+                tracing::warn!("the node's own kube-apiserver has no other member of etcd: {why}");
+            });
+        }
+        answers
+    }
 }
 
 /// What a bridge does about etcd.

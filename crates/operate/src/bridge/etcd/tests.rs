@@ -262,3 +262,24 @@ async fn the_clusters_lock_is_held_until_the_end() {
     let refused = state(&nowhere(true), |state| state.refused.is_some()).await.refused.unwrap();
     assert!(refused.starts_with("--kubeconfig: "), "{refused}");
 }
+
+#[tokio::test]
+async fn this_nodes_member_is_asked_itself() {
+    let mut node = Node::new(3).await;
+    // Without a client certificate, too.
+    node.command.truncate(3);
+    let mut cluster = node.plan().await.clusters.remove(0);
+    cluster.dials = None;
+    let mut tasks = JoinSet::new();
+    let answers = cluster.follow(&mut tasks);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(*answers.borrow());
+    // One that stops keeps its listener.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    for own in [silent.local_addr().unwrap(), "127.0.0.1:1".parse().unwrap()] {
+        cluster.own = format!("https://{own}");
+        let mut answers = cluster.follow(&mut tasks);
+        let stopped = timeout(HANG, answers.wait_for(|answers| !answers)).await;
+        assert!(stopped.is_ok_and(|stopped| stopped.is_ok()), "{own}");
+    }
+}

@@ -763,3 +763,32 @@ fn a_command_that_is_known_to_have_failed_runs_no_more() {
     world.run(1000);
     assert!(!world.machine.command_may_run() && world.machine.step() == Step::Hold);
 }
+
+/// By another member, through the bridge's relay, which goes dark as the bridge ends.
+#[test]
+fn a_node_whose_member_of_etcd_is_down_is_not_back() {
+    let mut world = World::new(calm(Fate::Restarts(10)));
+    world.run(40);
+    world.etcd = false;
+    assert_eq!(world.run(1000), None);
+    assert_eq!(world.machine.step(), Step::Hold);
+    let trouble = world.machine.trouble().unwrap_or_default();
+    assert!(trouble.contains("its member does not answer"), "{trouble}");
+    world.machine.end(false).unwrap();
+    world.run(1050);
+    assert_eq!(world.machine.step(), Step::AwaitOwn);
+    world.etcd = true;
+    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+    // A slow answer does not count, but in the last moment.
+    let mut world = World::new(calm(Fate::Restarts(10)));
+    world.run(60);
+    assert_eq!(world.machine.step(), Step::AwaitOwn);
+    for slow in [1, 1] {
+        world.etcd = false;
+        world.run(world.now + slow);
+        world.etcd = true;
+        world.run(world.now + 2);
+    }
+    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+    assert!(world.now < 110, "{}", world.now);
+}

@@ -18,6 +18,7 @@ use berth_shim::steering::{Purpose, Steering};
 use nix::sys::signal::Signal;
 use std::ffi::OsString;
 use std::fs;
+use std::net::SocketAddrV4;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
@@ -96,9 +97,9 @@ impl EtcdDaemon {
         let (ends, ended) = watch::channel(0);
         let mut tasks = JoinSet::new();
         tasks.spawn(relay::serve(listener, plan.members, routes, ended));
-        let mut follow = |to| {
+        let mut follow = |to: SocketAddrV4| {
             let (answers, known) = watch::channel(to == plan.members.own);
-            tasks.spawn(probe::follow(plan.members.source, to, plan.tls.clone(), answers));
+            tasks.spawn(probe::follow(plan.members.source.into(), to.into(), plan.tls.clone(), answers));
             known
         };
         let (own, temporary) = (follow(plan.members.own), follow(plan.members.temporary));

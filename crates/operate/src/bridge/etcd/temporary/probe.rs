@@ -4,7 +4,7 @@ use super::relay::dial;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -20,7 +20,7 @@ const IN_FLIGHT: usize = 8;
 const SILENCE: Duration = Duration::from_millis(250);
 
 /// Probes for as long as there is a receiver.
-pub async fn follow(source: Ipv4Addr, to: SocketAddrV4, tls: Arc<ClientConfig>, answers: watch::Sender<bool>) {
+pub async fn follow(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>, answers: watch::Sender<bool>) {
     let mut in_flight = JoinSet::new();
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -45,9 +45,9 @@ pub async fn follow(source: Ipv4Addr, to: SocketAddrV4, tls: Arc<ClientConfig>, 
 }
 
 /// Any answer in TLS shows that it serves: its certificate may be renewed meanwhile.
-async fn handshake(source: Ipv4Addr, to: SocketAddrV4, tls: Arc<ClientConfig>) -> io::Result<()> {
+async fn handshake(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io::Result<()> {
     let stream = dial(source, to).await?;
-    match TlsConnector::from(tls).connect(ServerName::IpAddress(IpAddr::from(*to.ip()).into()), stream).await {
+    match TlsConnector::from(tls).connect(ServerName::IpAddress(to.ip().into()), stream).await {
         Err(error) if error.get_ref().is_none_or(|inner| !inner.is::<rustls::Error>()) => Err(error),
         _ => Ok(()),
     }

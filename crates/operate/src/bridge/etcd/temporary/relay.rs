@@ -4,7 +4,7 @@
 
 use super::machine::Route;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -83,7 +83,7 @@ async fn connect(members: Members, route: &mut watch::Receiver<Route>) -> io::Re
             Route::Temporary => members.temporary,
             Route::Own | Route::Hold => members.own,
         };
-        match dial(members.source, to).await {
+        match dial(members.source.into(), to.into()).await {
             Err(_) if dials < DIALS => dials += 1,
             dialled => return dialled,
         }
@@ -91,8 +91,9 @@ async fn connect(members: Members, route: &mut watch::Receiver<Route>) -> io::Re
     }
 }
 
-pub async fn dial(source: Ipv4Addr, to: SocketAddrV4) -> io::Result<TcpStream> {
-    let socket = TcpSocket::new_v4()?;
+/// Both are of one family.
+pub async fn dial(source: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.bind((source, 0).into())?;
-    socket.connect(to.into()).await
+    socket.connect(to).await
 }

@@ -1,0 +1,31 @@
+//! Whether this node's member of an etcd of several serves, asked past the steering.
+//!
+//! The node's own kube-apiserver may be ready by another member, through the bridge's relay: that goes dark as the bridge ends.
+
+use super::temporary::probe;
+use super::{Cluster, place};
+use berth_exec::address;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use tokio::net::lookup_host;
+use tokio::sync::watch;
+
+/// Asks for as long as there is a receiver. etcd makes no handshake before it has published itself to the others.
+///
+/// # Errors
+/// Something necessary is missing.
+pub(super) async fn follow(cluster: &Cluster, answers: watch::Sender<bool>) -> Result<(), String> {
+    let to = address_of(&cluster.own).await?;
+    let source = match to {
+        // What comes from the member's own address is steered.
+        SocketAddr::V4(_) => IpAddr::from(address::random().map_err(|error| error.to_string())?),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    probe::follow(source, to, cluster.gateway.tls(false)?, answers).await;
+    Ok(())
+}
+
+async fn address_of(url: &str) -> Result<SocketAddr, String> {
+    let none = || format!("{url} has no address");
+    let found = lookup_host(place(url).ok_or_else(none)?).await.map_err(|error| format!("{url}: {error}"))?;
+    found.min_by_key(|address| !address.ip().is_loopback()).ok_or_else(none)
+}
