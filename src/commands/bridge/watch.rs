@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// Signals that end the wait.
 const SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
@@ -65,7 +66,7 @@ pub(super) enum WaitOutcome {
 pub(super) struct Watcher {
     progress: Progress,
     json: bool,
-    directory: std::path::PathBuf,
+    directory: PathBuf,
     step: Option<Step>,
     /// The node's own process, which gets new connections before the temporary one.
     preferred: Option<u64>,
@@ -76,6 +77,8 @@ pub(super) struct Watcher {
     etcd_trouble: Option<String>,
     /// What was printed of etcd.
     etcd_notes: BTreeSet<String>,
+    /// What was printed of the files that a restore replaced.
+    replaced: BTreeSet<PathBuf>,
     /// How it ended while COMMAND ran.
     over: Option<BridgeOutcome>,
     signals: Signals,
@@ -94,6 +97,7 @@ impl Watcher {
             etcd: EtcdStep::Own,
             etcd_trouble: None,
             etcd_notes: BTreeSet::new(),
+            replaced: BTreeSet::new(),
             over: None,
             signals: Signals::new(&SIGNALS)?,
         })
@@ -202,6 +206,11 @@ impl Watcher {
                 self.line(&format!("etcd: {note}"));
             }
         }
+        for path in &status.replaced {
+            if self.replaced.insert(path.clone()) {
+                self.line(&format!("what was replaced is kept: {}", path.display()));
+            }
+        }
         if status.outcome == Some(BridgeOutcome::Done) {
             self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
         }
@@ -257,13 +266,16 @@ impl Watcher {
             print(&format!("{:#}\n", serde_json::json!(all)))?;
             return Ok(());
         }
-        let lines = all.iter().map(|Difference { path, missing, diff }| match diff {
+        let lines = all.iter().map(|Difference { path, missing, diff, .. }| match diff {
             Some(diff) => diff.clone(),
             None => format!("{} {}\n", path.display(), if *missing { "is gone" } else { "has changed" }),
         });
         print(&lines.collect::<String>())?;
         if all.is_empty() {
             self.line("the manifest, and the files that it names, are as they were");
+        }
+        if let Some(why) = all.iter().find_map(|difference| difference.refused.as_ref()) {
+            self.line(why);
         }
         self.more("etcd's manifest, the kubelet's configuration and what is in the cluster are never put back");
         Ok(())

@@ -84,6 +84,9 @@ pub struct BridgeStatus {
     /// What the operator should know of etcd's members, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub etcd_notes: Vec<String>,
+    /// Where a restore keeps the files that it replaced.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replaced: Vec<PathBuf>,
     /// Connections through the bridge that are open.
     pub connections_open: u64,
     /// New connections that were steered.
@@ -213,6 +216,9 @@ pub struct Difference {
     /// What putting it back changes, as `diff -u` has it, where that may be shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub diff: Option<String>,
+    /// In the first one: why nothing is put back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 /// A connection between a command and a bridge. Waits for the other end as long as that lives: it may be stopped (Ctrl-Z).

@@ -10,7 +10,7 @@ use super::machine::{Action, BridgeObservation, Machine, OwnObservation, Tempora
 use super::plan::{BridgePlan, own_source};
 use super::pod::RunningPod;
 use super::probe::{self, ProbeState};
-use super::restore::{self, SavedFile};
+use super::restore::{self, Restored, SavedFile};
 use super::server::{Answer, Asking, serve};
 use super::{LOCK, logs, surroundings};
 use crate::service::{Demand, Keeping, LOST};
@@ -173,7 +173,7 @@ type RestoreResult = Result<Vec<Difference>, String>;
 
 /// The result of work with files.
 enum FinishedWork {
-    Restored(RestoreResult),
+    Restored(Restored),
     /// COMMAND succeeded; whether it replaces the node's own instance.
     Command {
         replaces: bool,
@@ -389,7 +389,10 @@ impl Bridge {
                 Action::Restore => {
                     let plan = self.plan.clone();
                     self.work.spawn_blocking(move || {
-                        FinishedWork::Restored(before(&plan).and_then(|all| restore::restore(&all)))
+                        FinishedWork::Restored(match before(&plan) {
+                            Ok(all) => restore::restore(&all),
+                            Err(why) => Restored { files: Err(why), kept: Vec::new() },
+                        })
                     });
                     continue;
                 }
@@ -528,7 +531,8 @@ impl Bridge {
     }
 
     /// Handles the result of a restore.
-    fn restored(&mut self, put: RestoreResult) {
+    fn restored(&mut self, Restored { files: put, kept }: Restored) {
+        self.status.send_modify(|status| status.replaced.extend(kept));
         self.machine.restored(put.as_ref().map(|put| restarts(&self.plan, put)).map_err(String::clone));
         if let Some(reply) = self.wanted.take() {
             let _ = reply.send(put.map(|all| Some(Reply::Differences(all))));

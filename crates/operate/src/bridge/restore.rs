@@ -1,13 +1,16 @@
 //! Restores the files that the node's own kube-apiserver is started from and reads, as they were before the bridge began: its manifest,
 //! and the files that its arguments name. Nothing else: not etcd's manifest, the kubelet's configuration, or objects of the cluster.
 
-use crate::manifest::file::{Access, replace_as};
+use super::encryption;
+use crate::manifest::file::{self, Access, replace_as};
 use berth_node::ipc::bridge::Difference;
 use berth_os::file::{found, make_private, open_regular};
 use similar::TextDiff;
-use std::fs::{self, File, Metadata};
-use std::io::{self, Read};
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Longest difference that is shown, in bytes: it goes into one message.
 const LONGEST: usize = 32 * 1024;
@@ -17,7 +20,7 @@ const LONGEST: usize = 32 * 1024;
 pub struct SavedFile {
     pub path: PathBuf,
     pub copy: PathBuf,
-    /// Its text may be shown. Of others it may be secret.
+    /// Its text may be shown: it is the manifest. Of others it may be secret.
     pub shown: bool,
 }
 
@@ -26,25 +29,85 @@ pub struct SavedFile {
 /// # Errors
 /// One cannot be read.
 pub fn differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
-    Ok(compare(all)?.into_iter().map(|(_, difference)| difference).collect())
+    let mut differing: Vec<_> = compare(all)?.into_iter().map(|(_, difference)| difference).collect();
+    if let Some(first) = differing.first_mut() {
+        first.refused = keys_stay(all).err();
+    }
+    Ok(differing)
 }
 
-/// Restores them, in this order: when the kubelet reads the manifest, the files that it names exist.
-///
-/// # Errors
-/// All files that cannot be written. The others are restored.
-pub fn restore(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
-    let (mut restored, mut failed) = (Vec::new(), Vec::new());
-    for (before, difference) in compare(all)? {
-        match write(before) {
-            Ok(()) => {
-                tracing::info!(path = %before.path.display(), "put back");
+/// What a restore did.
+#[derive(Debug)]
+pub struct Restored {
+    /// The files that are as they were; or all that cannot be written, while the others are.
+    pub files: Result<Vec<Difference>, String>,
+    /// Where what was there is kept.
+    pub kept: Vec<PathBuf>,
+}
+
+/// Restores them, in this order: when the kubelet reads the manifest, the files that it names exist. What was there is kept: it may be the
+/// only copy of a key. Nothing is restored that takes away a key with which objects may be encrypted by now.
+pub fn restore(all: &[SavedFile]) -> Restored {
+    let (mut restored, mut failed, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+    let differing = match keys_stay(all).and_then(|()| compare(all)) {
+        Ok(differing) => differing,
+        Err(why) => return Restored { files: Err(why), kept },
+    };
+    let manifests = all.iter().find(|file| file.shown).and_then(|manifest| manifest.path.parent());
+    for (before, difference) in differing {
+        match keep(before, manifests).and_then(|at| write(before).map(|()| at)) {
+            Ok(at) => {
+                tracing::info!(path = %before.path.display(), kept = ?at, "put back");
+                kept.extend(at);
                 restored.push(difference);
             }
             Err(error) => failed.push(format!("{}: {error}", before.path.display())),
         }
     }
-    if failed.is_empty() { Ok(restored) } else { Err(failed.join("; ")) }
+    Restored { files: if failed.is_empty() { Ok(restored) } else { Err(failed.join("; ")) }, kept }
+}
+
+/// Checks that what is encrypted by now can be read with the configuration that a restore brings back, which may be none.
+fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
+    let Some(manifest) = all.iter().find(|file| file.shown) else { return Ok(()) };
+    let text = |path: &Path| {
+        let file = found(open_regular(path)).and_then(|file| file.map(read).transpose());
+        let file = file.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        Ok::<_, String>(file.map(|(bytes, _)| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default())
+    };
+    let then = encryption::named(&text(&manifest.copy)?);
+    let Some(now) = encryption::named(&text(&manifest.path)?).or_else(|| then.clone()) else { return Ok(()) };
+    let copy = |path: PathBuf| all.iter().find(|file| file.path == path).map_or(path, |file| file.copy.clone());
+    let missing = encryption::missing(&text(&now)?, &then.map_or(Ok(String::new()), |then| text(&copy(then)))?);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "{} has keys that what was before lacks: {}. What kube-apiserver wrote with them could not be read any more, so nothing is put \
+         back: undo by hand what else was changed (`berth bridge restore --dry-run` shows it), and leave these keys",
+        now.display(),
+        missing.join(", ")
+    ))
+}
+
+/// Copies what is there to a place beside it: where it is. Nothing is copied that is as it was, or gone.
+fn keep(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<PathBuf>> {
+    let Some((is, _)) = found(open_regular(&before.path))?.map(read).transpose()? else { return Ok(None) };
+    if is == fs::read(&before.copy)? {
+        return Ok(None);
+    }
+    let parent = before.path.parent().unwrap_or(Path::new("/"));
+    // The kubelet would start what lies beside a manifest.
+    let is_manifests = manifests.is_some_and(|manifests| file::is_in(&before.path, manifests));
+    let directory = if is_manifests { parent.parent().unwrap_or(parent) } else { parent };
+    let name = before.path.file_name().unwrap_or_default().to_string_lossy();
+    let now = humantime::format_rfc3339_millis(SystemTime::now()).to_string().replace(['-', ':'], "");
+    let path = directory.join(format!("{name}.replaced-{now}"));
+    let mut kept = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+    kept.write_all(&is)?;
+    kept.sync_all()?;
+    File::open(directory)?.sync_all()?;
+    Ok(Some(path))
 }
 
 fn compare(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
@@ -64,7 +127,7 @@ fn compare(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
         let (path, missing) = (before.path.clone(), is.is_none());
         let is = is.map(|(is, _)| is).unwrap_or_default();
         let diff = before.shown.then(|| diff(&path, &is, &was)).filter(|diff| diff.len() <= LONGEST);
-        differing.push((before, Difference { path, missing, diff }));
+        differing.push((before, Difference { path, missing, diff, refused: None }));
     }
     Ok(differing)
 }
@@ -104,8 +167,11 @@ mod tests {
     #[test]
     fn what_differs_is_put_back_and_nothing_else() {
         let temp = tempfile::tempdir().unwrap();
+        let manifests = temp.path().join("manifests");
+        fs::create_dir(&manifests).unwrap();
         let before = |name: &str, is: Option<&str>, was: &str, shown| {
-            let (path, copy) = (temp.path().join(name), temp.path().join(format!("copy-of-{name}")));
+            let directory = if shown { &manifests } else { temp.path() };
+            let (path, copy) = (directory.join(name), temp.path().join(format!("copy-of-{name}")));
             fs::write(&copy, was).unwrap();
             if let Some(is) = is {
                 fs::write(&path, is).unwrap();
@@ -131,22 +197,91 @@ mod tests {
         assert!(diff.contains("-a: 2\n+a: 1\n"), "{diff}");
         assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "new\n", "nothing is written");
 
-        assert_eq!(restore(&all).unwrap(), found);
+        let restored = restore(&all);
+        assert_eq!(restored.files.unwrap(), found);
+        // The manifest beside its directory. What was gone is nowhere.
+        let [key, manifest] = &restored.kept[..] else { panic!("{:?}", restored.kept) };
+        assert_eq!(fs::read_dir(&manifests).unwrap().count(), 1);
+        assert!(key.parent() == Some(temp.path()) && of(key).starts_with("changed.key.replaced-"), "{key:?}");
+        assert!(manifest.parent() == Some(temp.path()) && of(manifest).starts_with("manifest.yaml.replaced-"));
+        assert_eq!(fs::read_to_string(key).unwrap(), "new\n");
+        assert_eq!(fs::metadata(key).unwrap().mode() & 0o777, 0o600);
         assert_eq!(differences(&all).unwrap(), []);
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(&all[0].path), mode(&all[3].path)), (0o640, 0o600));
         // Who may read it counts too; a directory that is gone is made.
         fs::set_permissions(&all[1].path, Permissions::from_mode(0o400)).unwrap();
-        assert_eq!(restore(&all).unwrap().len(), 1);
+        assert_eq!(restore(&all).files.unwrap().len(), 1);
         assert_eq!(mode(&all[1].path), 0o600);
         let inside = [SavedFile { path: temp.path().join("gone/a.key"), ..all[0].clone() }];
-        assert_eq!(restore(&inside).unwrap().len(), 1);
+        assert_eq!(restore(&inside).files.unwrap().len(), 1);
         // What is a link now is left alone, and the others are put back.
         fs::remove_file(&all[0].path).unwrap();
         std::os::unix::fs::symlink("elsewhere", &all[0].path).unwrap();
         fs::write(&all[2].path, "new\n").unwrap();
-        assert!(restore(&all).unwrap_err().contains("symbolic link"));
+        assert!(restore(&all).files.unwrap_err().contains("symbolic link"));
         assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "old\n");
+    }
+
+    /// A node whose configuration had the first key, and has these by now, where its manifest names it before and now.
+    fn encrypted(temp: &Path, now: &[&str], named: [bool; 2]) -> [SavedFile; 2] {
+        let manifests = temp.join("manifests");
+        fs::create_dir(&manifests).unwrap();
+        let config = |keys: &[&str]| {
+            let keys: String = keys.iter().map(|key| format!("{{name: {key}, secret: c2VjcmV0}},")).collect();
+            format!(
+                "resources:\n- resources: [secrets]\n  providers: [{{aescbc: {{keys: [{keys}]}}}}, {{identity: {{}}}}]\n"
+            )
+        };
+        let manifest = |is_named: bool| {
+            let flag = if is_named {
+                format!(", --encryption-provider-config={}", temp.join("enc").display())
+            } else {
+                String::new()
+            };
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: kube-apiserver}}\nspec:\n  containers:\n  - name: kube-apiserver\n    \
+                 command: [kube-apiserver{flag}]\n    volumeMounts: [{{name: v, mountPath: {0}}}]\n  \
+                 volumes: [{{name: v, hostPath: {{path: {0}}}}}]\n",
+                temp.display()
+            )
+        };
+        let saved = |path: PathBuf, is: String, was: String, shown| {
+            let copy = temp.join(format!("copy-{shown}"));
+            fs::write(&path, is).unwrap();
+            fs::write(&copy, was).unwrap();
+            SavedFile { path, copy, shown }
+        };
+        [
+            saved(temp.join("enc"), config(now), config(&["old"]), false),
+            saved(manifests.join("m.yaml"), manifest(named[1]), manifest(named[0]), true),
+        ]
+    }
+
+    #[test]
+    fn a_key_that_may_be_in_use_is_not_taken_away() {
+        for (now, named, is_refused) in [
+            (&["new", "old"][..], [true, true], true),
+            // Encryption was begun.
+            (&["new"], [false, true], true),
+            (&["old"], [true, true], false),
+            (&[], [true, true], false),
+            // COMMAND left the file, and does not use it any more: what was written with its key is not known.
+            (&["new", "old"], [true, false], true),
+        ] {
+            let temp = tempfile::tempdir().unwrap();
+            let all = encrypted(temp.path(), now, named);
+            let all = if named[0] { &all[..] } else { &all[1..] };
+            let texts = || all.iter().map(|file| fs::read_to_string(&file.path).unwrap()).collect::<Vec<_>>();
+            let before = texts();
+            let files = restore(all).files;
+            assert_eq!(files.is_err(), is_refused, "{now:?} {named:?}: {files:?}");
+            let Err(why) = files else { continue };
+            assert!(why.contains("aescbc new (for secrets)") && !why.contains("c2VjcmV0"), "{why}");
+            assert_eq!(texts(), before);
+            let shown = differences(all).unwrap();
+            assert!(shown.iter().any(|difference| difference.refused.as_ref() == Some(&why)), "{shown:?}");
+        }
     }
 
     #[test]
