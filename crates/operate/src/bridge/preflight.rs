@@ -338,7 +338,7 @@ async fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) ->
             return None;
         }
         RunningInstance::Pod { manifest } => {
-            let pod = RunningPod::find(pid, manifest, report).await?;
+            let pod = RunningPod::find(pid, manifest, report).await?.with_manifest();
             let command = strings(&cmdline);
             let wrong = args::check(&command).into_iter().map(|error| format!("{what}{error}"));
             wrong.for_each(|why| report.error(why));

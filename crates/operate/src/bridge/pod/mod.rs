@@ -104,7 +104,7 @@ pub(super) fn port(manifest: &Path, report: &mut Report) -> Option<u16> {
 }
 
 impl RunningPod {
-    /// The one that a process runs in.
+    /// The one that a process runs in. What is in the directory above the manifest's is copied; the manifest need not be there.
     pub(super) async fn find(pid: i32, manifest: &Path, report: &mut Report) -> Option<Self> {
         let what = format!("process {pid}");
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
@@ -195,7 +195,13 @@ impl RunningPod {
             let instead = "the temporary kube-apiserver reads what COMMAND leaves there";
             report.info(format!("{} {why}: {instead}", source.display()));
         }
+    }
+
+    /// Has the manifest copied, too, so that it can be put back.
+    #[must_use]
+    pub fn with_manifest(mut self) -> Self {
         self.files.push(CopiedFile { path: self.manifest.clone(), mounted: None });
+        self
     }
 
     /// Where on the node a file of the container is.

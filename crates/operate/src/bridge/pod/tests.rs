@@ -311,6 +311,18 @@ fn clients_of_the_runtime_have_the_specification_in_their_answers() {
     }
 }
 
+/// etcd's manifest may have any name: nobody puts it back.
+#[test]
+fn a_manifest_is_copied_only_where_it_is_to_be_put_back() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut measured = pod(&sample(), &[]);
+    measured.manifest = temp.path().join("manifests/etcd.yaml");
+    measured.measure_mounts(&open(temp.path()), &mut Report::default());
+    assert!(measured.files.iter().all(|file| file.path != measured.manifest), "{:?}", measured.files);
+    let path = measured.manifest.clone();
+    assert_eq!(measured.with_manifest().files.pop(), Some(CopiedFile { path, mounted: None }));
+}
+
 #[test]
 fn a_copy_has_modes_links_and_no_more() {
     let temp = tempfile::tempdir().unwrap();
@@ -383,7 +395,7 @@ fn what_is_too_large_is_not_looked_through_and_what_cannot_be_read_is_noted() {
         assert!(note.starts_with(part) && note.ends_with("reads what COMMAND leaves there"), "{note}");
     }
     let kept: Vec<_> = pod.files.iter().map(|kept| kept.path.as_path()).collect();
-    assert_eq!((report.notes().len(), kept), (3, vec![Path::new("/small"), Path::new(super::MANIFEST)]));
+    assert_eq!((report.notes().len(), kept), (3, vec![Path::new("/small")]));
 }
 
 #[test]
@@ -422,7 +434,7 @@ fn what_the_runtime_made_for_the_container_is_copied() {
     let mut pod = pod(&json, &[]);
     pod.measure_mounts(&open(temp.path()), &mut Report::default());
     let kept: Vec<_> = pod.files.iter().map(|kept| kept.path.as_path()).collect();
-    assert_eq!(kept, [Path::new(&own), Path::new(super::MANIFEST)]);
+    assert_eq!(kept, [Path::new(&own)]);
 }
 
 #[test]
