@@ -3,6 +3,7 @@
 //! A connection that nobody can serve yet waits, since a refused one costs 1 s and more: gRPC backs off.
 
 use super::machine::Route;
+use berth_os::netdevice;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
@@ -32,7 +33,7 @@ pub async fn serve(listener: TcpListener, members: Members, route: watch::Receiv
     accept(listener, |client| relay(client, members, route.clone(), ends.clone())).await;
 }
 
-/// Gives each client to `relay`, until this is dropped.
+/// Gives each client of this node to `relay`, until this is dropped.
 pub async fn accept<R: Future<Output = io::Result<()>> + Send + 'static>(
     listener: TcpListener,
     relay: impl Fn(TcpStream) -> R,
@@ -41,7 +42,8 @@ pub async fn accept<R: Future<Output = io::Result<()>> + Send + 'static>(
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((client, _)) => drop(open.spawn(relay(client))),
+                Ok((client, from)) if is_of_node(from.ip()) => drop(open.spawn(relay(client))),
+                Ok((_, from)) => tracing::info!(%from, "the relay to etcd is for this node alone: a client was refused"),
                 Err(error) => {
                     tracing::warn!(%error, "the relay to etcd cannot accept");
                     tokio::time::sleep(REDIAL).await;
@@ -50,6 +52,11 @@ pub async fn accept<R: Future<Output = io::Result<()>> + Send + 'static>(
             Some(_) = open.join_next() => {}
         }
     }
+}
+
+/// Whether a client is on this node: the relay listens at the address of the node's etcd, which others may reach.
+fn is_of_node(ip: IpAddr) -> bool {
+    ip.is_loopback() || netdevice::addresses().is_ok_and(|all| all.contains(&ip))
 }
 
 async fn relay(
@@ -96,4 +103,18 @@ pub async fn dial(source: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.bind((source, 0).into())?;
     socket.connect(to).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_of_another_host_is_refused() {
+        for stranger in ["192.0.2.7", "2001:db8::7", "0.0.0.0"] {
+            assert!(!is_of_node(stranger.parse().unwrap()), "{stranger}");
+        }
+        let own = netdevice::addresses().unwrap();
+        assert!(own.iter().all(|ip| is_of_node(*ip)) && is_of_node("127.99.1.2".parse().unwrap()), "{own:?}");
+    }
 }
