@@ -44,6 +44,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Draws of a port that is free on three addresses.
 const TRIES: usize = 16;
 
+/// The CA with which kube-apiservers dial one another.
+const PEER_CA: &str = "--peer-ca-file";
+
 /// What a shim's process is called.
 const SHIM: &str = "berth";
 
@@ -116,6 +119,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
         }
     }
     probe(&options, own, own_source(own.ip()), &mut report).await;
+    peer_proxy(&command).into_iter().for_each(|note| report.info(note));
     let service = service(&options, own, named, &mut report).await;
     let etcd = etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
     let apiserver = (&like, pod.as_ref());
@@ -167,6 +171,15 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
         notes,
     };
     Ok(plan)
+}
+
+/// What a flag costs that lets kube-apiservers send requests on to one another, as the check `peer-proxy` of `berth doctor`.
+fn peer_proxy(command: &[OsString]) -> Option<String> {
+    args::value(command, PEER_CA).filter(|file| !file.is_empty())?;
+    Some(format!(
+        "{PEER_CA}: to the mixed version proxy the two kube-apiservers of this node are one: neither sends requests on to the other, and \
+         the one that ends removes the entry of both, so that for up to 10 s other nodes answer 503 or 404 to what only this node serves"
+    ))
 }
 
 /// The secure port of a command line.
@@ -563,6 +576,13 @@ mod tests {
         assert_eq!(own(&["10.0.0.6", "fd00::5"], "", &node), "10.0.0.6");
         assert_eq!(own(&["10.0.0.6", "fd00::5"], "fd00::5", &node), "fd00::5");
         assert_eq!((own(&both, "", &[]), own(&["::"], "", &[])), ("127.0.0.1".into(), "::1".into()));
+    }
+
+    #[test]
+    fn who_takes_two_for_one_is_named() {
+        let note = |flags: &[&str]| peer_proxy(&flags.iter().map(OsString::from).collect::<Vec<_>>());
+        assert!(note(&["k", "--peer-ca-file=/ca.crt"]).unwrap().contains("503 or 404"));
+        assert_eq!((note(&["k"]), note(&["k", "--peer-ca-file="])), (None, None));
     }
 
     #[test]

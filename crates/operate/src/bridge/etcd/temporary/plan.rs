@@ -8,7 +8,7 @@ use crate::bridge::cgroup;
 use crate::bridge::etcd::members::OWN;
 use crate::bridge::etcd::{Alone, servers};
 use crate::bridge::instance::ETCD;
-use crate::bridge::pod::RunningPod;
+use crate::bridge::pod::{RunningPod, runtime};
 use crate::command::strings;
 use crate::report::Report;
 use berth_exec::{address, args};
@@ -77,15 +77,14 @@ impl Plan {
         manifest: Option<&Path>,
         report: &mut Report,
     ) -> Option<Self> {
-        let address = |url: &String| url.strip_prefix("https://")?.trim_end_matches('/').parse().ok();
-        let Some(own) = urls.iter().find_map(address).filter(|_| *urls == servers::of(command)) else {
-            report.info(format!(
-                "etcd at {}: only one of all resources, given by its IPv4 address, can be stood in for: {ALONE}",
-                urls.join(",")
-            ));
-            return None;
+        let found = address(urls, *urls == servers::of(command)).and_then(|own| Ok((own, process_on(own)?)));
+        let (own, NamedProcess { pid, name }) = match found {
+            Ok(found) => found,
+            Err(why) => {
+                report.info(format!("etcd at {}: {why}: {ALONE}", urls.join(",")));
+                return None;
+            }
         };
-        let NamedProcess { pid, name } = proc_net::process_of(listener(own)?)?;
         let what = format!("etcd (process {pid}, which listens on {own}): ");
         if name != ETCD {
             report.info(format!("{what}it is {name}: {ALONE}"));
@@ -95,11 +94,22 @@ impl Plan {
         let like = report.ok(&what, ProcessAttributes::of(pid))?;
         let read = |what: &str| fs::read(format!("/proc/{pid}/{what}")).map(|bytes| strings(&bytes));
         let (command_line, environment) = (report.ok(&what, read("cmdline"))?, report.ok(&what, read("environ"))?);
-        let pod = match manifest.filter(|_| !is_shared_with(pid, "mnt")) {
-            Some(manifest) => Some(RunningPod::find(pid, &manifest.with_file_name(MANIFEST), report).await?),
-            None => None,
-        };
         let fix = |why: &str| format!("{what}{why}: {OWN}");
+        let is_in_container =
+            || fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|all| runtime::container(&all).is_some());
+        let pod = match (is_shared_with(pid, "mnt"), manifest) {
+            (true, _) => None,
+            (false, Some(manifest)) if is_in_container() => {
+                Some(RunningPod::find(pid, &manifest.with_file_name(MANIFEST), report).await?)
+            }
+            (false, _) => {
+                report.error(fix(
+                    "it has a mount namespace of its own (a unit with such as PrivateTmp or ProtectSystem, or a container beside a \
+                     kube-apiserver that is no pod), so that its data and certificates may be others than those of the node",
+                ));
+                return None;
+            }
+        };
         let data = report.ok("", data(&command_line, &environment).map_err(|why| fix(&why)))?;
         let on_node = pod.as_ref().map_or(Some(data.clone()), |pod| pod.on_node(&data));
         let mut database =
@@ -160,6 +170,30 @@ fn may_mount() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|has| has.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
+/// The address that can be stood in for.
+fn address(urls: &[String], is_for_all: bool) -> Result<SocketAddrV4, String> {
+    if !is_for_all {
+        return Err("it is for some resources alone (--etcd-servers-overrides)".into());
+    }
+    let host = |url: &String| url.strip_prefix("https://").map(|rest| rest.trim_end_matches('/').to_owned());
+    let hosts: Vec<_> = urls.iter().filter_map(host).collect();
+    let own = hosts.iter().find_map(|host| host.parse().ok());
+    own.ok_or_else(|| match hosts.iter().any(|host| host.starts_with('[')) {
+        true => {
+            "it is given by an IPv6 address, and only connections of IPv4 can be steered to the temporary one".into()
+        }
+        false => {
+            "it is given by a name, whose address may change: give --etcd-servers its IPv4 address and port".into()
+        }
+    })
+}
+
+/// The process that listens at an address.
+fn process_on(at: SocketAddrV4) -> Result<NamedProcess, String> {
+    let inode = listener(at).ok_or_else(|| format!("nothing in this network namespace listens on {at}"))?;
+    proc_net::process_of(inode).ok_or_else(|| format!("the process that listens on {at} cannot be seen from here"))
+}
+
 /// Inode of the listener at an address.
 pub fn listener(at: SocketAddrV4) -> Option<u64> {
     let all = sock_diag::listeners(at.port()).ok()?;
@@ -172,11 +206,22 @@ fn data(command: &[OsString], environment: &[OsString]) -> Result<PathBuf, Strin
     if let Some(flag) = OTHERS.into_iter().find(|flag| args::value(command, flag).is_some()) {
         return Err(format!("it has {flag}"));
     }
-    if let Some(variable) = environment.iter().find(|variable| variable.as_encoded_bytes().starts_with(b"ETCD_")) {
-        return Err(format!("it has the variable {}", variable.display()));
+    let names = environment.iter().filter_map(|variable| variable.to_str()?.split_once('=').map(|(name, _)| name));
+    if let Some(name) = names.filter(|name| name.starts_with("ETCD_")).find(|name| !is_service_link(name)) {
+        return Err(format!("it has the variable {name}"));
     }
     let data = args::value(command, "--data-dir").map(PathBuf::from).filter(|data| data.is_absolute());
     data.ok_or_else(|| "it has no --data-dir with an absolute path".to_owned())
+}
+
+/// Whether the kubelet sets a variable of this name for a Service called etcd or etcd-…: no flag of etcd's has such a name.
+fn is_service_link(name: &str) -> bool {
+    let ends = ["_PORT", "_SERVICE_HOST"].into_iter().any(|end| name.ends_with(end));
+    let protocol = ["_TCP", "_UDP", "_SCTP"].into_iter().any(|protocol| {
+        let before = name.split_once(protocol).map(|(before, _)| before);
+        before.and_then(|before| before.rsplit_once("_PORT_")).is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+    });
+    ends || protocol || name.contains("_SERVICE_PORT_")
 }
 
 /// The temporary one's address and command line: all listeners are on an address of its own. What it tells of itself stays.
@@ -240,7 +285,20 @@ mod tests {
     fn what_else_configures_it_is_refused() {
         let data = |command: &str, variable: &str| data(&argv(command), &[variable.into()]);
         assert_eq!(data("etcd --data-dir=/d", "PATH=/bin"), Ok("/d".into()));
+        for link in
+            ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_CLIENT", "PORT", "PORT_2379_TCP", "PORT_2379_TCP_ADDR"]
+        {
+            for service in ["ETCD", "ETCD_CLUSTER"] {
+                assert_eq!(
+                    data("etcd --data-dir=/d", &format!("{service}_{link}=10.96.0.7")),
+                    Ok("/d".into()),
+                    "{link}"
+                );
+            }
+        }
         for (command, variable) in [
+            ("etcd --data-dir=/d", "ETCD_LISTEN_CLIENT_URLS=x"),
+            ("etcd --data-dir=/d", "ETCD_AUTO_COMPACTION_MODE=x"),
             ("etcd --data-dir=/d --wal-dir=/w", ""),
             ("etcd --data-dir=/d --config-file /c", ""),
             ("etcd --data-dir=/d --force-new-cluster=true", ""),
@@ -250,5 +308,21 @@ mod tests {
         ] {
             assert!(data(command, variable).is_err(), "{command} {variable}");
         }
+    }
+
+    #[test]
+    fn why_one_is_left_alone_is_said() {
+        let why = |url: &str, is_for_all| address(&[url.to_owned()], is_for_all);
+        assert_eq!(why("https://127.0.0.1:2379/", true), Ok("127.0.0.1:2379".parse().unwrap()));
+        for (url, is_for_all, part) in [
+            ("https://127.0.0.1:2379", false, "--etcd-servers-overrides"),
+            ("https://[::1]:2379", true, "IPv6"),
+            ("https://localhost:2379", true, "by a name"),
+        ] {
+            assert!(why(url, is_for_all).unwrap_err().contains(part), "{url}");
+        }
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let nobody = process_on(SocketAddrV4::new([127, 0, 0, 1].into(), free)).unwrap_err();
+        assert!(nobody.contains("nothing in this network namespace"), "{nobody}");
     }
 }
