@@ -122,19 +122,19 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     members[other] = start(etcd, temp.path(), MEMBERS[other]).map(Some);
     let (mut plan, _) = eventually("its return", || Some(examined()).filter(|(_, errors)| errors.is_empty()));
     // It works without this node's, and the node's own kube-apiserver's dials reach another.
-    let dials = plan.clusters[0].dials.clone().ok_or("no certificate is good for 127.0.0.1")?;
+    let cluster = plan.clusters[0].clone();
+    cluster.dials.as_ref().ok_or("no certificate is good for 127.0.0.1")?;
     let (_until, dropped) = tokio::sync::oneshot::channel::<()>();
     std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let kept = runtime.map(|runtime| {
-            runtime.block_on(async {
-                tokio::select! {
-                    kept = dials.keep() => kept,
-                    _ = dropped => Ok(()),
-                }
-            })
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut tasks = tokio::task::JoinSet::new();
+            let _answers = cluster.follow(&mut tasks);
+            tokio::select! {
+                ended = tasks.join_next() => panic!("{ended:?}"),
+                _ = dropped => {}
+            }
         });
-        assert!(matches!(kept, Ok(Ok(()))), "{kept:?}");
     });
     drop(members[own].as_mut().map(Option::take));
     let answers = || runtime.block_on(gateway.status(&url(own))).ok().map(|status| status.member);
