@@ -10,7 +10,8 @@
 #   CARGO   the cargo command, if not the one on PATH
 #
 # Exit status: 0 written; 1 the rehearsal lost something, and the page says so; 64 a wrong argument;
-# 69 something is missing; 70 the build failed, or the page would name this machine or is too large, and is left as it was.
+# 69 something is missing; 70 the build failed, or the page would name this machine or is too large, and is left as it was;
+# 71 this machine was too busy to tell, and 75 the rehearsal proves nothing: the page is left as it was.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
