@@ -231,12 +231,13 @@ impl Node {
     }
 
     /// What waits, for a shell, until it has no client and its queue is empty: new clients go to the bridge by then. A handshake that
-    /// began before takes milliseconds, but on a machine that stands still longer than the bridge waits where it is sped up.
+    /// began before takes milliseconds, but on a machine that stands still longer than the bridge waits where it is sped up. A shell reads
+    /// byte by byte: what is over is not listed, since of that there are thousands of lines.
     fn quiet(&self) -> String {
         let pid = self.path("pid").display().to_string();
         format!(
             r#"pid=$(cat {pid})
-until ss -Hantp 'sport = :6443' | {{
+until ss -Hantp exclude time-wait 'sport = :6443' | {{
     while read -r state queue line; do
         case "$state $queue $line" in
             LISTEN\ 0\ *) ;;
