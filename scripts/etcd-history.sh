@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# usage: scripts/etcd-history.sh [--short] [--changes N] [--each N] [--seed N] [--etcd VERSION]... [--keep] [--check] [--help]
+#
+# A real etcd with one member is replaced under `berth bridge` again and again, while clients read, write, compare and swap,
+# and watch, and while etcd, the temporary etcd and the bridge are killed, hang, are defragmented and compacted at random
+# moments. Clients record what they were answered; porcupine judges whether that is linearizable. Besides: nothing that was
+# acknowledged is gone, revisions never go back, watches have each revision once, and the node's own etcd opens each data
+# directory alone afterwards. The control is the way that is not safe: a second etcd that waits inside etcd for the lock on
+# the database. It must be found within 20 changes of hands.
+# In namespaces of its own, with the data in memory. What is done beside the bridge is in tests/etcd-history.
+# Needs root, ip, unshare, timeout, cargo, Go and the binaries of scripts/kube-apiserver.sh.
+#
+#   --short            the control, then as many changes of hands as there is time for: at most 90 s in all
+#   --changes N        changes of hands: from own etcd to the temporary one, and back (500)
+#   --each N           how many of them with one data directory (50)
+#   --seed N           what is drawn at random; printed (a new one each time)
+#   --etcd VERSION     3.5 or 3.6; several take turns (both; with --short 3.6)
+#   --keep             keep the data and the logs, and print where they are; failures keep them too
+#   --check            only check that all is there, without building
+#   --help             this text
+#
+# Variables:
+#   BERTH      the berth to test; built with cargo if not given
+#   CARGO      the cargo command, if not the one on PATH
+#   OLD_ETCD   an etcd 3.5, instead of the built one
+#   HISTORY    the program of tests/etcd-history, instead of the built one
+#   and those of scripts/kube-apiserver.sh
+#
+# Exit status: 0 all held, and the control was found; 1 something did not; 64 a wrong argument; 69 something is missing;
+# 70 a build failed.
+
+# shellcheck source=scripts/etcd/stage.sh
+. "$(dirname "${BASH_SOURCE[0]}")/etcd/stage.sh"
+
+# Seconds of the short form, and of a change of hands where much of what is done to it hangs for 12 s.
+readonly SHORT=90 CHANGE=8
+
+main() {
+    short=false keep=false check=false changes=500 each=50 seed='' etcd=()
+    parse_options short keep check 'changes=^[1-9][0-9]{0,5}$' 'each=^[1-9][0-9]{0,3}$' 'seed=^[0-9]{1,9}$' 'etcd+=^3\.[56]$' -- "$@"
+    [[ -n $seed ]] || seed=$((RANDOM * 32768 + RANDOM))
+    need_root "network namespaces"
+    need_tools ip unshare timeout mount
+    if $check; then
+        "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
+        [[ -n ${OLD_ETCD:-} && -n ${HISTORY:-} ]] || need_tools "${GO:-go}"
+        exit
+    fi
+    need_etcds release
+    make_work
+    local options=() version status=0 left
+    if $short; then
+        ((${#etcd[@]})) || etcd=(3.6)
+        # What the control needs in the end is not known yet.
+        SECONDS=0
+    fi
+    ((${#etcd[@]})) || etcd=(3.6 3.5)
+    for version in "${etcd[@]}"; do
+        if [[ $version == 3.5 ]]; then options+=(-etcd "$OLD_ETCD"); else options+=(-etcd "$ETCD"); fi
+    done
+    say "seed $seed"
+    if $short; then
+        history control $((SHORT / 2)) -size 64 "${options[@]}" || status=1
+        left=$((SHORT - SECONDS))
+        history history $left -size 16 -changes "$changes" -each "$changes" -limit $((left - 35))s "${options[@]}" || status=1
+    else
+        history control 300 -size 64 "${options[@]}" || status=1
+        history history $((300 + changes * CHANGE)) -size 64 -changes "$changes" -each "$each" "${options[@]}" || status=1
+    fi
+    ((!status)) || keep=true
+    return $status
+}
+
+# history WHAT SECONDS OPTION…: one run, with its data in memory; what is left of it goes into $work
+history() {
+    local what=$1 seconds=$2 status=0
+    shift 2
+    mkdir -- "$work/$what"
+    # shellcheck disable=SC2016
+    in_namespaces "$seconds" bash -euc 'mount -t tmpfs -o size=4g history /mnt
+        status=0
+        "${@:2}" || status=$?
+        rm -rf /mnt/template-*
+        if ((status)) || $1; then cp -a /mnt/. "$0"; fi
+        exit $status' "$work/$what" "$keep" "$HISTORY" -what "$what" -work /mnt -berth "$BERTH" -seed "$seed" "$@" || status=$?
+    ((status != 137)) || say "FAILED: $what was not done within $seconds s"
+    return $status
+}
+
+main "$@"

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# usage: scripts/etcd-power.sh [--copies N] [--seed N] [--etcd VERSION]... [--keep] [--check] [--help]
+#
+# What a power loss leaves of a real etcd that is replaced under `berth bridge`. etcd's data is on ext4, in an image that lies
+# on a btrfs in another image, both mounted by loop devices; a copy of the inner image by reflink is what the disk has at that
+# moment. Copies are taken at random moments of changes of hands. Afterwards each is mounted, and the node's own etcd, alone,
+# has to open it and have all that was acknowledged before the copy. The control is an etcd that does not sync: some of its
+# copies must lack something.
+# In namespaces of its own. Needs root, a kernel with btrfs, ext4 and loop devices, mkfs.btrfs, mkfs.ext4, ip, unshare,
+# timeout, cargo, Go and the binaries of scripts/kube-apiserver.sh; 3 GB on the file system of TMPDIR.
+#
+#   --copies N         copies of the disk (50)
+#   --seed N           what is drawn at random; printed (a new one each time)
+#   --etcd VERSION     3.5 or 3.6; of several each has its part of the copies (both)
+#   --keep             keep the images and the logs, and print where they are; failures keep them too
+#   --check            only check that all is there, without building
+#   --help             this text
+#
+# Variables: those of scripts/etcd-history.sh
+#
+# Exit status: 0 every copy was whole, and the control lacked something; 1 something was not so; 64 a wrong argument;
+# 69 something is missing; 70 a build failed.
+
+# shellcheck source=scripts/etcd/stage.sh
+. "$(dirname "${BASH_SOURCE[0]}")/etcd/stage.sh"
+
+# Of the image for etcd's data, and of the one in which that and its copies are; files with holes.
+readonly INNER=512M OUTER=16G
+# Copies of the control.
+readonly CONTROL=8
+
+main() {
+    local status=0 version options=()
+    keep=false check=false copies=50 seed='' etcd=()
+    parse_options keep check 'copies=^[1-9][0-9]{0,3}$' 'seed=^[0-9]{1,9}$' 'etcd+=^3\.[56]$' -- "$@"
+    ((${#etcd[@]})) || etcd=(3.6 3.5)
+    [[ -n $seed ]] || seed=$((RANDOM * 32768 + RANDOM))
+    need_root "file systems in images"
+    need_tools ip unshare timeout mount umount mkfs.btrfs mkfs.ext4 truncate
+    need_file_systems
+    if $check; then
+        "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
+        [[ -n ${OLD_ETCD:-} && -n ${HISTORY:-} ]] || need_tools "${GO:-go}"
+        exit
+    fi
+    need_etcds release
+    make_work
+    for version in "${etcd[@]}"; do
+        if [[ $version == 3.5 ]]; then options+=(-etcd "$OLD_ETCD"); else options+=(-etcd "$ETCD"); fi
+    done
+    say "seed $seed"
+    power bridge $((300 + copies * 20)) -copies "$copies" "${options[@]}" || status=1
+    power control 300 -unsafe -copies $CONTROL -etcd "$ETCD" || status=1
+    ((!status)) || keep=true
+    return $status
+}
+
+# The kernel has them built in or loads them when they are mounted first.
+need_file_systems() {
+    local name
+    [[ -c /dev/loop-control ]] || unavailable "this kernel has no loop devices (/dev/loop-control)"
+    for name in btrfs ext4; do
+        grep -qw "$name" /proc/filesystems || modprobe "$name" 2>/dev/null || unavailable "this kernel has no $name"
+    done
+}
+
+# power NAME SECONDS OPTION…: one run on file systems of its own
+power() {
+    local name=$1 seconds=$2 status=0
+    shift 2
+    mkdir -p -- "$work/$name"/{outer,data,logs}
+    # A loop device that mount(8) made goes with the mount, and that with the namespace.
+    # shellcheck disable=SC2016
+    in_namespaces "$seconds" bash -euc 'cd "$0" && inner=outer/data.img
+        truncate -s "$1" outer.img && mkfs.btrfs -q outer.img && mount -o loop,noatime outer.img outer
+        truncate -s "$2" "$inner" && mkfs.ext4 -q "$inner" && mount -o loop,noatime "$inner" data
+        "$3" -what power -work "$0/logs" -image "$0/$inner" -mount "$0/data" "${@:4}"' \
+        "$work/$name" $OUTER $INNER "$HISTORY" -berth "$BERTH" -seed "$seed" "$@" || status=$?
+    ((status != 137)) || say "FAILED: $name was not done within $seconds s"
+    [[ $keep == true || $status != 0 ]] || rm -rf -- "${work:?}/$name"
+    return $status
+}
+
+main "$@"

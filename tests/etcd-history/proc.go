@@ -1,0 +1,157 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// A process that this program started.
+type process struct {
+	name    string
+	command *exec.Cmd
+	// Closed when it has ended.
+	ended chan struct{}
+}
+
+var (
+	startedLock sync.Mutex
+	started     []*process
+)
+
+// start runs a program whose output is appended to a log.
+func start(name, log string, argv ...string) *process {
+	file := must(os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
+	command := exec.Command(argv[0], argv[1:]...)
+	command.Stdout, command.Stderr = file, file
+	check(command.Start())
+	check(file.Close())
+	begun := &process{name, command, make(chan struct{})}
+	startedLock.Lock()
+	started = append(started, begun)
+	startedLock.Unlock()
+	go func() {
+		_ = command.Wait()
+		note("%s (%d) ended: %s", name, command.Process.Pid, command.ProcessState)
+		close(begun.ended)
+	}()
+	return begun
+}
+
+func (p *process) pid() int { return p.command.Process.Pid }
+
+func (p *process) runs() bool {
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+func (p *process) signal(signal syscall.Signal) {
+	if p.runs() {
+		note("%s (%d) gets %s", p.name, p.pid(), signal)
+		_ = p.command.Process.Signal(signal)
+	}
+}
+
+// stop ends a process as the kubelet does: SIGTERM, and SIGKILL after 30 s.
+func (p *process) stop() {
+	if !p.runs() {
+		return
+	}
+	p.signal(syscall.SIGTERM)
+	select {
+	case <-p.ended:
+	case <-time.After(30 * time.Second):
+		p.kill()
+	}
+}
+
+func (p *process) kill() {
+	if p.runs() {
+		p.signal(syscall.SIGKILL)
+		<-p.ended
+	}
+}
+
+// endAll ends what is left of this program's children.
+func endAll() {
+	startedLock.Lock()
+	all := slices.Clone(started)
+	startedLock.Unlock()
+	for _, left := range slices.Backward(all) {
+		left.signal(syscall.SIGCONT)
+		left.kill()
+	}
+}
+
+// A process as /proc shows it.
+type seen struct {
+	pid  int
+	argv []string
+}
+
+// value is what the last occurrence of a flag has.
+func (s seen) value(flag string) string {
+	found := ""
+	for at, argument := range s.argv {
+		if name, value, whole := strings.Cut(argument, "="); name == flag && whole {
+			found = value
+		} else if argument == flag && at+1 < len(s.argv) {
+			found = s.argv[at+1]
+		}
+	}
+	return found
+}
+
+// with returns the processes that have an argument.
+func with(argument string) []seen {
+	var found []seen
+	for _, path := range must(filepath.Glob("/proc/[0-9]*/cmdline")) {
+		line, err := os.ReadFile(path)
+		if err != nil || len(line) == 0 {
+			continue
+		}
+		argv := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
+		pid := must(strconv.Atoi(filepath.Base(filepath.Dir(path))))
+		if slices.Contains(argv, argument) {
+			found = append(found, seen{pid, argv})
+		}
+	}
+	return found
+}
+
+// Files of a process that are in a directory, as the kernel names them: " (deleted)" at the end if no name leads to one.
+func openIn(pid int, directory string) []string {
+	var found []string
+	for _, path := range must(filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))) {
+		if to, err := os.Readlink(path); err == nil && strings.HasPrefix(to, directory) {
+			found = append(found, to)
+		}
+	}
+	return found
+}
+
+// await polls until a condition holds, and tells whether it did within the limit.
+func await(limit time.Duration, holds func() bool) bool {
+	for end := time.Now().Add(limit); ; time.Sleep(50 * time.Millisecond) {
+		if holds() {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
+	}
+}
