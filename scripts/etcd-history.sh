@@ -8,7 +8,7 @@
 # directory alone afterwards. The control is the way that is not safe: a second etcd that waits inside etcd for the lock on
 # the database. It must be found within 20 changes of hands.
 # In namespaces of its own, with the data in memory. What is done beside the bridge is in tests/etcd-history.
-# Needs root, ip, unshare, timeout, cargo, Go and the binaries of scripts/kube-apiserver.sh.
+# Needs root, ip, unshare, setpriv, timeout, cargo, Go and the binaries of scripts/kube-apiserver.sh.
 #
 #   --short            the control, then as many changes of hands as there is time for: at most 90 s in all
 #   --changes N        changes of hands: from own etcd to the temporary one, and back (500)
@@ -40,7 +40,7 @@ main() {
     parse_options short keep check 'changes=^[1-9][0-9]{0,5}$' 'each=^[1-9][0-9]{0,3}$' 'seed=^[0-9]{1,9}$' 'etcd+=^3\.[56]$' -- "$@"
     [[ -n $seed ]] || seed=$((RANDOM * 32768 + RANDOM))
     need_root "network namespaces"
-    need_tools ip unshare timeout mount
+    need_tools ip unshare setpriv timeout mount
     if $check; then
         "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
         [[ -n ${OLD_ETCD:-} && -n ${HISTORY:-} ]] || need_tools "${GO:-go}"

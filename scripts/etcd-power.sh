@@ -6,7 +6,7 @@
 # moment. Copies are taken at random moments of changes of hands. Afterwards each is mounted, and the node's own etcd, alone,
 # has to open it and have all that was acknowledged before the copy. The control is an etcd that does not sync: some of its
 # copies must lack something.
-# In namespaces of its own. Needs root, a kernel with btrfs, ext4 and loop devices, mkfs.btrfs, mkfs.ext4, ip, unshare,
+# In namespaces of its own. Needs root, a kernel with btrfs, ext4 and loop devices, mkfs.btrfs, mkfs.ext4, ip, unshare, setpriv,
 # timeout, cargo, Go and the binaries of scripts/kube-apiserver.sh; 3 GB on the file system of TMPDIR.
 #
 #   --copies N         copies of the disk (50)
@@ -36,7 +36,7 @@ main() {
     ((${#etcd[@]})) || etcd=(3.6 3.5)
     [[ -n $seed ]] || seed=$((RANDOM * 32768 + RANDOM))
     need_root "file systems in images"
-    need_tools ip unshare timeout mount umount mkfs.btrfs mkfs.ext4 truncate
+    need_tools ip unshare setpriv timeout mount umount mkfs.btrfs mkfs.ext4 truncate
     need_file_systems
     if $check; then
         "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
@@ -72,7 +72,7 @@ power() {
     # A loop device that mount(8) made goes with the mount, and that with the namespace.
     # shellcheck disable=SC2016
     in_namespaces "$seconds" bash -euc 'cd "$0" && inner=outer/data.img
-        truncate -s "$1" outer.img && mkfs.btrfs -q outer.img && mount -o loop,noatime outer.img outer
+        truncate -s "$1" outer.img && mkfs.btrfs -q outer.img &>mkfs.log && mount -o loop,noatime outer.img outer
         truncate -s "$2" "$inner" && mkfs.ext4 -q "$inner" && mount -o loop,noatime "$inner" data
         "$3" -what power -work "$0/logs" -image "$0/$inner" -mount "$0/data" "${@:4}"' \
         "$work/$name" $OUTER $INNER "$HISTORY" -berth "$BERTH" -seed "$seed" "$@" || status=$?

@@ -12,7 +12,7 @@ readonly NODE_IP=10.77.0.1
 need_etcds() {
     local cache=${BERTH_TEST_CACHE:-${XDG_CACHE_HOME:-${HOME:-}/.cache}/berth-e2e}
     need_kubernetes
-    need_module OLD_ETCD "$cache" "$MODULE/v3.5" v3.5
+    need_module OLD_ETCD "$cache" "$MODULE/v3.5" etcd-v3.5
     need_module HISTORY "$cache" "$MODULE" etcd-history
     need_cargo
     need_program BERTH berth "$1"
@@ -41,9 +41,9 @@ need_module() {
 in_namespaces() {
     local seconds=$1
     shift
-    # unshare ignores SIGTERM.
+    # unshare ignores SIGTERM, and each is to end with the one that started it.
     # shellcheck disable=SC2016
-    timeout --signal=KILL "$seconds" unshare --net --mount --pid --fork --kill-child=KILL --mount-proc -- \
+    setpriv --pdeathsig KILL timeout --signal=KILL "$seconds" setpriv --pdeathsig KILL unshare --net --mount --pid --fork --kill-child=KILL --mount-proc -- \
         bash -euc 'ip link set lo up && ip addr add "$0/32" dev lo && exec "$@"' "$NODE_IP" "$@"
 }
 

@@ -148,17 +148,22 @@ func (b *bridge) letCommandEnd() {
 
 // end ends it as an operator does. What dialled its relay dials own etcd then.
 func (b *bridge) end() error {
-	_ = os.Remove(b.held)
 	defer b.relay.Store(own)
 	if b.commanding {
+		// What COMMAND is for.
+		b.apiserver.kill()
+		b.startAPIServer()
+		_ = os.Remove(b.held)
 		select {
 		case <-b.caller.ended:
-			return nil
 		case <-time.After(90 * time.Second):
 			return fmt.Errorf("the bridge did not end within 90 s of COMMAND's end")
 		}
+		// It may still drain connections to the temporary kube-apiserver.
+		_ = exec.Command(b.berth, "bridge", "end", "--now", "--state-dir", b.directory).Run()
+		return nil
 	}
-	out, err := exec.Command(b.berth, "bridge", "end", "--state-dir", b.directory).CombinedOutput()
+	out, err := exec.Command(b.berth, "bridge", "end", "--now", "--state-dir", b.directory).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("berth bridge end: %w: %s", err, out)
 	}

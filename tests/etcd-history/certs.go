@@ -16,12 +16,15 @@ import (
 )
 
 // Files of one certificate authority and one certificate, which servers and clients share.
-type certificates struct{ ca, certificate, key string }
+type certificates struct {
+	ca, certificate, key string
+	config               *tls.Config
+}
 
 // makeCertificates issues a certificate for these addresses.
 func makeCertificates(directory string, addresses ...string) certificates {
 	files := certificates{
-		filepath.Join(directory, "ca.crt"), filepath.Join(directory, "all.crt"), filepath.Join(directory, "all.key"),
+		ca: filepath.Join(directory, "ca.crt"), certificate: filepath.Join(directory, "all.crt"), key: filepath.Join(directory, "all.key"),
 	}
 	caKey, key := newKey(), newKey()
 	ca := &x509.Certificate{
@@ -43,16 +46,16 @@ func makeCertificates(directory string, addresses ...string) certificates {
 	writePEM(files.ca, "CERTIFICATE", root)
 	writePEM(files.certificate, "CERTIFICATE", issued)
 	writePEM(files.key, "EC PRIVATE KEY", must(x509.MarshalECPrivateKey(key)))
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(must(os.ReadFile(files.ca)))
+	pair := must(tls.LoadX509KeyPair(files.certificate, files.key))
+	// All servers have the certificate of 127.0.0.1, wherever they listen.
+	files.config = &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, ServerName: "127.0.0.1"}
 	return files
 }
 
-// client returns the configuration of etcd's clients. All servers have the certificate of 127.0.0.1, wherever they listen.
-func (c certificates) client() *tls.Config {
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(must(os.ReadFile(c.ca)))
-	pair := must(tls.LoadX509KeyPair(c.certificate, c.key))
-	return &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, ServerName: "127.0.0.1"}
-}
+// client returns the configuration of etcd's clients.
+func (c certificates) client() *tls.Config { return c.config.Clone() }
 
 func newKey() *ecdsa.PrivateKey { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) }
 

@@ -24,16 +24,15 @@ type diskCopy struct {
 // power makes changes of hands on a file system in an image, copies the image by reflink at moments of them, and lets own etcd open each
 // copy alone. It tells whether every copy has all that was acknowledged before it was taken. In the control etcd does not sync.
 func (s *settings) power() bool {
-	ok := true
+	ok, files := true, makeCertificates(s.work, "127.0.0.1")
 	for number, program := range s.etcds {
 		copies := max(1, s.copies/len(s.etcds))
-		ok = s.powerOf(number, program, copies) && ok
+		ok = s.powerOf(number, program, copies, files) && ok
 	}
 	return ok
 }
 
-func (s *settings) powerOf(number int, program string, copies int) bool {
-	files := makeCertificates(s.work, "127.0.0.1")
+func (s *settings) powerOf(number int, program string, copies int, files certificates) bool {
 	stage := s.newStage(number, program, "", files)
 	// Everything that etcd writes lies in the image, which is mounted here.
 	stage.etcd.data = filepath.Join(s.mount, fmt.Sprintf("etcd-%d", number))

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -36,6 +37,8 @@ type stage struct {
 	random  *rand.Rand
 	changes int
 	wrong   []string
+	// How often an etcd had a database that no name leads to.
+	nameless atomic.Int64
 	// Absences of own in which the temporary etcd did not serve.
 	unserved []string
 }
@@ -44,6 +47,7 @@ type stage struct {
 type totals struct {
 	changes, directories, operations, unknown, writes, gone, opened int
 	violations, unserved                                            []string
+	nameless                                                        int64
 	pauses                                                          map[string][]time.Duration
 	faults                                                          map[string]int
 }
@@ -81,7 +85,7 @@ func (t *totals) print(what string, seed int64) {
 		all := t.pauses[name]
 		sort.Slice(all, func(a, b int) bool { return all[a] < all[b] })
 		round := func(pause time.Duration) time.Duration { return pause.Round(10 * time.Millisecond) }
-		fmt.Printf("| pause, %s | median %s, longest %s of %d |\n", name, round(all[len(all)/2]), round(all[len(all)-1]), len(all))
+		fmt.Printf("| longest pause of a change: %s | median %s, longest %s of %d |\n", name, round(all[len(all)/2]), round(all[len(all)-1]), len(all))
 	}
 	var faults []string
 	for _, name := range slices.Sorted(maps.Keys(t.faults)) {
@@ -89,6 +93,7 @@ func (t *totals) print(what string, seed int64) {
 	}
 	fmt.Printf("| done to it | %s |\n", strings.Join(faults, ", "))
 	fmt.Printf("| violations | %d |\n", len(t.violations))
+	fmt.Printf("| an etcd had a database that no name leads to, for 0.5 s | %d times |\n", t.nameless)
 	fmt.Printf("| absences in which no temporary etcd served within %s | %d |\n", longest, len(t.unserved))
 	for _, words := range t.unserved {
 		fmt.Printf("| unserved | %s |\n", strings.ReplaceAll(words, "|", "/"))
@@ -152,6 +157,9 @@ func (s *stage) run(changes int, all *totals, began time.Time) {
 	check(s.bridge.begin(s.random.Intn(2) == 0))
 	s.clients = startClients(s.history, s.etcd.certificates, s.random.Int63n(1<<30), path{"own address", "", func() string { return own }},
 		s.bridge.path())
+	watching, stopWatching := context.WithCancel(context.Background())
+	defer stopWatching()
+	go s.watchFiles(watching)
 	time.Sleep(300 * time.Millisecond)
 	// kubeadm's backup comes last: what it takes back no etcd can keep.
 	kubeadm := changes > 4 && s.random.Intn(2) == 0
@@ -159,10 +167,7 @@ func (s *stage) run(changes int, all *totals, began time.Time) {
 		from := now()
 		faults := s.change()
 		to := now()
-		kind := "clean changes"
-		if len(faults) > 0 {
-			kind = "with " + faults[0]
-		}
+		kind := kindOf(faults)
 		pause := s.history.pause(from, to)
 		all.pauses[kind] = append(all.pauses[kind], pause)
 		for _, fault := range faults {
@@ -196,6 +201,7 @@ func (s *stage) run(changes int, all *totals, began time.Time) {
 	all.writes += judged.writes
 	all.gone += result.gone
 	all.unserved = append(all.unserved, s.unserved...)
+	all.nameless += s.nameless.Load()
 	if len(result.violations) == 0 {
 		all.opened++
 	}
@@ -204,6 +210,44 @@ func (s *stage) run(changes int, all *totals, began time.Time) {
 	}
 	if len(all.violations) == 0 {
 		check(os.RemoveAll(s.etcd.data))
+	}
+}
+
+// kindOf tells apart what makes a pause long.
+func kindOf(faults []string) string {
+	has := func(words ...string) bool {
+		return slices.ContainsFunc(faults, func(fault string) bool {
+			return slices.ContainsFunc(words, func(word string) bool { return strings.Contains(fault, word) })
+		})
+	}
+	switch {
+	case has("SIGSTOP"):
+		return "something hung"
+	case has("SIGKILL of the bridge"):
+		return "the bridge was killed"
+	case has("SIGKILL", "SIGTERM", "at once"):
+		return "an etcd was killed, or own started early"
+	case len(faults) > 0:
+		return "defragmentation or compaction alone"
+	}
+	return "nothing else"
+}
+
+// watchFiles counts how often an etcd was seen, for half a second, with a database that no name leads to.
+func (s *stage) watchFiles(ctx context.Context) {
+	row := map[int]int{}
+	for ctx.Err() == nil {
+		time.Sleep(100 * time.Millisecond)
+		for _, one := range with("--data-dir=" + s.etcd.data) {
+			if !slices.Contains(openIn(one.pid, s.etcd.data), filepath.Join(s.etcd.data, "member/snap/db")+" (deleted)") {
+				row[one.pid] = 0
+				continue
+			}
+			if row[one.pid]++; row[one.pid] == 5 {
+				s.nameless.Add(1)
+				s.history.mark("process %d has a database that no name leads to, own: %t", one.pid, one.value("--listen-client-urls") == "https://"+own)
+			}
+		}
 	}
 }
 
