@@ -77,6 +77,7 @@ func main() {
 	flag.StringVar(&given.image, "image", "", "power: the image that the file system of the data lies in")
 	flag.StringVar(&given.mount, "mount", "", "power: where that file system is mounted")
 	flag.BoolVar(&given.unsafe, "unsafe", false, "power: let etcd not sync, so that something is lost")
+	flag.BoolVar(&given.backups, "backups-under-start", true, "kubeadm's backup is copied back under `berth bridge start`, too")
 	flag.Parse()
 	notes = must(os.Create(filepath.Join(given.work, given.what+".log")))
 	ok := false
@@ -102,7 +103,7 @@ func main() {
 
 type settings struct {
 	what, work, berth, image, mount string
-	unsafe                          bool
+	unsafe, backups                 bool
 	etcds                           list
 	changes, each, copies, size     int
 	seed                            int64

@@ -177,7 +177,7 @@ func (s *stage) run(changes int, all *totals, began time.Time) {
 	}
 	result := &verdict{violations: s.wrong}
 	if len(s.wrong) == 0 {
-		if kubeadm {
+		if kubeadm && (s.backups || s.bridge.commanding) {
 			all.faults["kubeadm's backup copied back"]++
 			s.kubeadmRestores(result)
 		} else {
