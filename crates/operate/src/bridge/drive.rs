@@ -218,6 +218,8 @@ struct Bridge {
     wanted: Option<oneshot::Sender<Answer>>,
     /// Of the node's etcd, where a temporary one serves while it is away; that is to know whether COMMAND may run.
     temporary_etcd: Option<watch::Receiver<EtcdStatus>>,
+    /// What the temporary one acknowledged and the node's own has not got.
+    lost_writes: watch::Receiver<Option<String>>,
     /// Whether this node's member answers, of each etcd that has others.
     members: Vec<watch::Receiver<bool>>,
     commanding: watch::Sender<bool>,
@@ -253,9 +255,11 @@ impl Bridge {
         asking.spawn(logs::bound(plan.options.directory.clone()));
         let speedup = plan.options.limits.speedup;
         let (commanding, commands) = watch::channel(false);
+        let (tells, lost_writes) = watch::channel(None);
         let temporary_etcd = match etcd {
             Some(etcd) => {
                 let (to, etcd_status) = watch::channel(EtcdStatus::default());
+                asking.spawn(etcd.revisions.clone().compare(etcd_status.clone(), tells));
                 let daemon = EtcdDaemon::new(etcd, &plan.options.directory, speedup, to)?;
                 asking.spawn(daemon.run(commands));
                 status.send_modify(|status| status.logs.push(plan.options.directory.join(logs::ETCD)));
@@ -298,6 +302,7 @@ impl Bridge {
             wanted: None,
             etcd: plan.etcd.start([plan.temporary.into(), plan.own], speedup),
             temporary_etcd,
+            lost_writes,
             members,
             commanding,
             service: plan.service.clone().map(|service| service.at([plan.temporary.into(), plan.own]).start()),
@@ -396,8 +401,8 @@ impl Bridge {
                     });
                     continue;
                 }
-                Action::Finish(outcome) if served.is_some() => return outcome,
-                Action::Finish(outcome) => self.publish_outcome(outcome, open()),
+                Action::Finish(outcome) if served.is_some() => return self.judged(outcome),
+                Action::Finish(outcome) => self.publish_outcome(self.judged(outcome), open()),
                 Action::Start | Action::Drain | Action::Wait => {}
             }
             if !warned && late(self.steered, LONG) && draining.is_none() {
@@ -491,6 +496,14 @@ impl Bridge {
             named: self.service.as_ref().is_none_or(|service| service.kept().is_ok()),
             etcd: self.has_own_etcd() && self.members.iter().all(|answers| *answers.borrow()),
             drained: served && !running,
+        }
+    }
+
+    /// A bridge under which writes were lost has not ended well.
+    fn judged(&self, outcome: BridgeOutcome) -> BridgeOutcome {
+        match (outcome, &*self.lost_writes.borrow()) {
+            (BridgeOutcome::Done, Some(why)) => BridgeOutcome::Abandoned(why.clone()),
+            (outcome, _) => outcome,
         }
     }
 
@@ -633,7 +646,11 @@ impl Bridge {
                     },
                 },
                 service: self.unkept(),
-                etcd: self.temporary_etcd.as_ref().map(|etcd| etcd.borrow().clone()),
+                etcd: self.temporary_etcd.as_ref().map(|etcd| {
+                    let lost = self.lost_writes.borrow().clone();
+                    let etcd = etcd.borrow().clone();
+                    EtcdStatus { trouble: lost.or(etcd.trouble), ..etcd }
+                }),
                 etcd_notes: self.etcd.as_ref().map(|etcd| etcd.state().notes).unwrap_or_default(),
                 connections_open: open,
                 connections_steered: self.steering.counters().steered,

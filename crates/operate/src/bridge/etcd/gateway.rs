@@ -125,6 +125,12 @@ impl Gateway {
         Self(Arc::new(Access { ca, client, ..Access::default() }))
     }
 
+    /// Checks the members' certificates for this name, wherever they are dialled.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Self {
+        Self(Arc::new(Access { server_name: Some(name.to_owned()), ..(*self.0).clone() }))
+    }
+
     /// What the members' certificates are checked against.
     pub fn ca(&self) -> &[u8] {
         &self.0.ca

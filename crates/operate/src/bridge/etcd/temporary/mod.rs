@@ -20,6 +20,7 @@
 //! | [`machine`] | from observations to what is wanted. Pure |
 //! | [`rescue`] | saves the database of a process that serves from another file |
 //! | [`relay`] | what kube-apiserver dials |
+//! | [`revisions`] | whether the node's own goes on from what the temporary one wrote |
 //! | [`drive`] | observes, and does what the machine wants |
 
 pub mod database;
@@ -29,6 +30,8 @@ pub mod plan;
 pub mod probe;
 pub mod relay;
 pub mod rescue;
+pub mod revisions;
 
 pub use drive::EtcdDaemon;
 pub use plan::Plan;
+pub use revisions::Revisions;

@@ -4,6 +4,7 @@ use super::database::Database;
 use super::machine::{self, Opened};
 use super::relay::Members;
 use super::rescue::PAGE;
+use super::revisions::Revisions;
 use crate::bridge::cgroup;
 use crate::bridge::etcd::members::OWN;
 use crate::bridge::etcd::{Alone, servers};
@@ -66,6 +67,7 @@ pub struct Plan {
     pub tls: Arc<ClientConfig>,
     /// The relay's listener.
     pub relay: TcpListener,
+    pub revisions: Revisions,
 }
 
 impl Plan {
@@ -157,7 +159,10 @@ impl Plan {
         )?;
         let members = Members { own, temporary, source };
         let server = format!("https://{}", report.ok(&what, relay.local_addr())?).into();
-        Some(Self { server, members, database, data, argv, process, like, pod, tls, relay })
+        let url = |at: SocketAddrV4| format!("https://{at}");
+        let gateway = gateway.named(&own.ip().to_string());
+        let revisions = Revisions { gateway, own: url(own), temporary: url(temporary) };
+        Some(Self { server, members, database, data, argv, process, like, pod, tls, relay, revisions })
     }
 
     pub fn cgroup(&self) -> String {
