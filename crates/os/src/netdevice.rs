@@ -1,9 +1,10 @@
 //! Addresses of network interfaces, and what netdevice(7) sets of one, in the network namespace of this thread.
 
 use nix::ifaddrs::getifaddrs;
+use nix::net::if_::if_nametoindex;
 use socket2::{Domain, Socket, Type};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,19 @@ pub fn set(interface: &str, setting: InterfaceSetting) -> io::Result<()> {
     // SAFETY: the descriptor is open, and for each `what` above the kernel reads an ifreq, which lives
     // for the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw const request) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Gives an interface an address of IPv6, of no network. Fails as [`set`] does.
+pub fn add_ipv6(interface: &str, address: Ipv6Addr) -> io::Result<()> {
+    let socket = Socket::new(Domain::IPV6, Type::DGRAM, None)?;
+    let ifr6_ifindex = if_nametoindex(interface)?.cast_signed();
+    let ifr6_addr = libc::in6_addr { s6_addr: address.octets() };
+    let request = libc::in6_ifreq { ifr6_addr, ifr6_prefixlen: 128, ifr6_ifindex };
+    // SAFETY: the descriptor is open, and of a socket of IPv6 the kernel reads an in6_ifreq, which lives for the call.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFADDR, &raw const request) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

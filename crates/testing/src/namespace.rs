@@ -25,6 +25,13 @@ pub fn skipped(why: &str) {
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
+/// How unshare(1) makes a user namespace whose root this user is.
+const AS_ROOT: [&str; 2] = ["--user", "--map-root-user"];
+
+/// The same, in which this user is the same and has all capabilities: for what gives its own groups to a child where it is root, which
+/// the kernel refuses there.
+pub const AS_ONESELF: [&str; 3] = ["--user", "--map-current-user", "--keep-caps"];
+
 /// Runs a test on a thread in new namespaces of these kinds; the test returns what is missing there. Where something is missing, the
 /// test is skipped.
 ///
@@ -34,6 +41,14 @@ pub fn skipped(why: &str) {
 /// # Panics
 /// The test panics.
 pub fn run(kinds: CloneFlags, test: impl FnOnce() -> Result<(), String> + Send + 'static) {
+    run_in(&AS_ROOT, kinds, test);
+}
+
+/// As [`run`], in a user namespace that unshare(1) makes with these options.
+///
+/// # Panics
+/// The test panics.
+pub fn run_in(user_namespace: &[&str], kinds: CloneFlags, test: impl FnOnce() -> Result<(), String> + Send + 'static) {
     let inside = thread::Builder::new().name(test_name()).spawn(move || {
         if let Err(error) = unshare(kinds) {
             return Some(error);
@@ -46,7 +61,7 @@ pub fn run(kinds: CloneFlags, test: impl FnOnce() -> Result<(), String> + Send +
     let error = inside.unwrap().join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     match error {
         None => {}
-        Some(error) => refused(&format!("no namespace can be had: {error}")),
+        Some(error) => refused_in(user_namespace, &format!("no namespace can be had: {error}")),
     }
 }
 
@@ -56,13 +71,17 @@ pub fn run(kinds: CloneFlags, test: impl FnOnce() -> Result<(), String> + Send +
 /// # Panics
 /// The test fails there.
 pub fn refused(why: &str) {
+    refused_in(&AS_ROOT, why);
+}
+
+fn refused_in(user_namespace: &[&str], why: &str) {
     if std::env::var_os(INSIDE).is_some() {
         return skipped(why);
     }
     let name = test_name();
     let within = |program: &OsStr| {
         let mut command = Command::new("unshare");
-        command.args(["--user", "--map-root-user", "--"]).arg(program);
+        command.args(user_namespace).arg("--").arg(program);
         command
     };
     match within("true".as_ref()).output() {
@@ -73,12 +92,23 @@ pub fn refused(why: &str) {
         }
         Ok(_) => {}
     }
-    let mut again = within(std::env::current_exe().unwrap().as_os_str());
-    let Output { status, stdout, stderr } =
-        again.args([&name, "--exact", "--nocapture"]).env(INSIDE, &name).output().unwrap();
+    again(within(std::env::current_exe().unwrap().as_os_str()).env(INSIDE, &name));
+}
+
+/// Runs the test of this thread once more, in a process of its own that has this in its environment.
+///
+/// # Panics
+/// The test fails there.
+pub fn again_with(variable: &str) {
+    again(Command::new(std::env::current_exe().unwrap()).env(variable, "1"));
+}
+
+/// Runs the test of this thread by this start of its program.
+fn again(command: &mut Command) {
+    let Output { status, stdout, stderr } = command.args([&test_name(), "--exact", "--nocapture"]).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     let ran = ["1 passed", "1 ignored"].iter().any(|count| out.contains(count));
-    assert!(status.success() && ran, "in a user namespace, {status}:\n{out}\n{err}");
+    assert!(status.success() && ran, "in another process, {status}:\n{out}\n{err}");
     // As a harness has it that can ignore a test that has begun.
     let ignored = out.lines().find_map(|line| line.split_once(" ... ignored (")?.1.strip_suffix(')'));
     ignored.into_iter().for_each(skipped);

@@ -35,6 +35,10 @@ const PACKET: [u8; 64] = [0; 64];
 
 /// Adds the listener at exactly this address to a map of sockets.
 pub(super) fn add_listener(map: BorrowedFd<'_>, key: u32, address: SocketAddrV4) -> Result<(), Refused> {
+    #[cfg(debug_assertions)]
+    if super::is_unsteered() {
+        return super::unsteered::check_at(address);
+    }
     let program = program(map, key, address).map_err(Refused::at(Step::Assemble))?;
     let program = sys::load_program(ProgramType::Packet, "berth_find", &program)?;
     match sys::run(program.as_fd(), &PACKET).map_err(Refused::at(Step::Find))? {

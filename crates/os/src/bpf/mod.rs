@@ -18,8 +18,12 @@ mod connect;
 mod finder;
 mod sk_lookup;
 mod sys;
+#[cfg(debug_assertions)]
+mod unsteered;
 
 pub use sk_lookup::{Counters, Link, Purpose, Slot, Steerer};
+#[cfg(debug_assertions)]
+pub use unsteered::{UNSTEERED, is_unsteered};
 
 use std::fmt;
 use std::io;

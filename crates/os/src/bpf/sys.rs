@@ -81,6 +81,10 @@ unsafe fn bpf<T>(command: c_int, attr: &mut T) -> io::Result<c_long> {
 /// # Safety
 /// As [`bpf`], and the command returns a descriptor.
 unsafe fn bpf_fd<T>(command: c_int, attr: &mut T) -> io::Result<OwnedFd> {
+    #[cfg(debug_assertions)]
+    if super::is_unsteered() {
+        return super::unsteered::descriptor();
+    }
     // SAFETY: the caller's promise.
     let fd = unsafe { bpf(command, attr) }?;
     // SAFETY: it is new, so nothing else owns it; the kernel's descriptors fit into an int.
@@ -147,6 +151,10 @@ struct MapElement {
 
 /// Sets a socket in a map, which does not keep it open.
 pub(super) fn set_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> Result<(), Refused> {
+    #[cfg(debug_assertions)]
+    if super::is_unsteered() {
+        return super::unsteered::check(socket);
+    }
     let value = u64::from(number(socket));
     let (key, value) = (from_ref(&key) as u64, from_ref(&value) as u64);
     let mut attr = MapElement { map_fd: number(map), reserved: 0, key, value, flags: 0 };
@@ -322,6 +330,10 @@ struct ProgQuery {
 
 /// The IDs of the programs that steer in a network namespace, in the order in which they run.
 pub(super) fn attached(namespace: BorrowedFd<'_>) -> Result<Vec<u32>, Refused> {
+    #[cfg(debug_assertions)]
+    if super::is_unsteered() {
+        return Ok(Vec::new());
+    }
     let mut ids = vec![0_u32; MOST_PROGRAMS];
     let mut attr = ProgQuery {
         target_fd: number(namespace),

@@ -67,6 +67,10 @@ impl Steering {
             };
             tracing::info!(port, "{other} steers in this network namespace already: {first}");
         }
+        #[cfg(debug_assertions)]
+        if bpf::is_unsteered() {
+            tracing::warn!(port, "NOTHING IS STEERED: {} is set, for a test", bpf::UNSTEERED);
+        }
         let program = Steerer::load(purpose, port, addresses)?;
         let link = program.attach(namespace.as_fd())?;
         Ok(Self { _link: link, localhost: Vec::new(), program, namespace, before, lease })

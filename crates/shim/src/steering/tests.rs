@@ -1,5 +1,7 @@
 use super::*;
 use berth_os::bpf::{Refused, Step};
+use berth_os::netdevice::{self, InterfaceSetting};
+use berth_testing::namespace;
 use nix::sched::{CloneFlags, unshare};
 use prometheus_client::registry::Registry;
 use rustix::thread::CapabilitySet;
@@ -18,16 +20,29 @@ const PORT: u16 = 6443;
 
 const FOR_LONG: Duration = Duration::from_secs(600);
 
+/// What a test is where the kernel takes no program.
+#[derive(Clone, Copy)]
+enum Without {
+    Skipped,
+    /// It needs none.
+    Run,
+    /// It is run in a process in which nothing is steered.
+    Unsteered,
+}
+
 /// A network namespace of its own, like a node with two addresses of IPv4 and one of IPv6, in which a program can be attached.
 /// Where there is none, the test is skipped.
-fn on_a_node(name: &str, test: impl FnOnce() + Send + 'static) {
-    in_a_namespace(name, || {
-        let commands =
-            ["addr add 10.77.0.1/32 dev lo", "addr add 10.77.0.2/32 dev lo", "-6 addr add fd77::1/128 dev lo"];
-        for command in commands {
-            let ended = Command::new("ip").args(command.split(' ')).status();
-            assert!(ended.unwrap().success(), "ip {command}");
+fn on_a_node(test: impl FnOnce() + Send + 'static) {
+    on_a_node_without(Without::Skipped, test);
+}
+
+fn on_a_node_without(without: Without, test: impl FnOnce() + Send + 'static) {
+    in_a_namespace(without, || {
+        for (alias, address) in [("lo:1", [10, 77, 0, 1]), ("lo:2", [10, 77, 0, 2])] {
+            netdevice::set(alias, InterfaceSetting::Address(address.into())).unwrap();
+            netdevice::set(alias, InterfaceSetting::Netmask([255; 4].into())).unwrap();
         }
+        netdevice::add_ipv6("lo", NODE[2].parse().unwrap()).unwrap();
         // The kernel takes an address of IPv6 into use a moment after it was added, and before uses ::1.
         let listener = TcpListener::bind("[::]:0").unwrap();
         let to = SocketAddr::new(NODE[2].parse().unwrap(), listener.local_addr().unwrap().port());
@@ -43,29 +58,25 @@ fn on_a_node(name: &str, test: impl FnOnce() + Send + 'static) {
 }
 
 /// As [`on_a_node`], with addresses of loopback only.
-fn in_a_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
-    let name = name.to_owned();
-    let thread = std::thread::spawn(move || {
-        // Not by eprintln!, which a test's harness keeps to itself.
-        let skip = |why: &dyn fmt::Display| drop(writeln!(io::stderr(), "skipped: {name}: {why}"));
-        if let Err(why) = unshare(CloneFlags::CLONE_NEWNET) {
-            return skip(&why);
-        }
-        match Command::new("ip").args(["link", "set", "lo", "up"]).status() {
-            Ok(ended) if ended.success() => {}
-            failed => return skip(&format!("cannot run ip: {failed:?}")),
-        }
-        match Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG) {
-            Err(missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_))) => {
-                return skip(&missing);
+fn in_a_namespace(without: Without, test: impl FnOnce() + Send + 'static) {
+    namespace::run(CloneFlags::CLONE_NEWNET, move || {
+        netdevice::set("lo", InterfaceSetting::Up).unwrap();
+        match (Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG), without) {
+            (Err(Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_)), Without::Run) => test(),
+            #[cfg(debug_assertions)]
+            (Err(Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_)), Without::Unsteered) => {
+                namespace::again_with(bpf::UNSTEERED);
             }
-            made => drop(made.unwrap()),
+            (Err(missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_))), _) => {
+                return Err(missing.to_string());
+            }
+            (made, _) => {
+                drop(made.unwrap());
+                test();
+            }
         }
-        test();
+        Ok(())
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 /// A listener that sends its name to each client, for as long as it lives.
@@ -149,7 +160,7 @@ const NODE: [&str; 3] = ["10.77.0.1", "10.77.0.2", "fd77::1"];
 
 #[test]
 fn a_steered_connection_arrives_until_the_holder_is_dropped() {
-    on_a_node("a_steered_connection_arrives_until_the_holder_is_dropped", || {
+    on_a_node(|| {
         let _old = Server::new("old", "[::]:6443");
         let shim = Shim::new("shim");
         assert_eq!(NODE.map(ask), ["old"; 3]);
@@ -165,7 +176,7 @@ fn a_steered_connection_arrives_until_the_holder_is_dropped() {
 
 #[test]
 fn it_steers_while_nobody_listens_on_the_port() {
-    on_a_node("it_steers_while_nobody_listens_on_the_port", || {
+    on_a_node(|| {
         let shim = Shim::new("shim");
         let refused = io::ErrorKind::ConnectionRefused.to_string();
         assert_eq!(ask("10.77.0.1"), refused);
@@ -178,7 +189,7 @@ fn it_steers_while_nobody_listens_on_the_port() {
 
 #[test]
 fn it_passes_while_it_is_off_or_was_not_renewed() {
-    on_a_node("it_passes_while_it_is_off_or_was_not_renewed", || {
+    on_a_node(|| {
         let _old = Server::new("old", "[::]:6443");
         let shim = Shim::new("shim");
         let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap();
@@ -206,7 +217,7 @@ fn it_passes_while_it_is_off_or_was_not_renewed() {
 
 #[test]
 fn it_is_renewed_by_who_lives() {
-    on_a_node("it_is_renewed_by_who_lives", || {
+    on_a_node_without(Without::Unsteered, || {
         let steering = Steering::new(Purpose::Bridge, PORT, &[], Duration::from_millis(30)).unwrap();
         let keep = |looks: usize, alive: bool| {
             steering.on();
@@ -234,7 +245,7 @@ fn it_is_renewed_by_who_lives() {
 
 #[test]
 fn other_addresses_keep_their_listeners() {
-    on_a_node("other_addresses_keep_their_listeners", || {
+    on_a_node(|| {
         let _old = [Server::new("old", "10.77.0.1:6443"), Server::new("old", "[fd77::1]:6443")];
         let _vip = Server::new("vip", "10.77.0.2:6443");
         let shim = Shim::new("shim");
@@ -248,7 +259,7 @@ fn other_addresses_keep_their_listeners() {
 
 #[test]
 fn what_comes_from_loopback_is_not_steered() {
-    on_a_node("what_comes_from_loopback_is_not_steered", || {
+    on_a_node(|| {
         let _old = Server::new("old", "[::]:6443");
         let shim = Shim::new("shim");
         let steering = shim.steer(&[]);
@@ -264,7 +275,7 @@ fn what_comes_from_loopback_is_not_steered() {
 
 #[test]
 fn it_goes_before_another_program_which_is_back_when_it_ends() {
-    on_a_node("it_goes_before_another_program_which_is_back_when_it_ends", || {
+    on_a_node(|| {
         let _old = Server::new("old", "[::]:6443");
         let (first, second) = (Shim::new("first"), Shim::new("second"));
         let other = first.steer(&[]);
@@ -285,7 +296,7 @@ fn it_goes_before_another_program_which_is_back_when_it_ends() {
 
 #[test]
 fn a_bridge_goes_before_the_direct_path_whichever_began_first() {
-    on_a_node("a_bridge_goes_before_the_direct_path_whichever_began_first", || {
+    on_a_node(|| {
         let (bridge, instance) = (Shim::new("bridge"), Shim::new("instance"));
         let on = bridge.steer(&[]);
         let direct = instance.steer_for(Purpose::DirectPath, &[]);
@@ -303,7 +314,7 @@ fn a_bridge_goes_before_the_direct_path_whichever_began_first() {
 
 #[test]
 fn siblings_share_what_is_steered_to_one_of_them() {
-    on_a_node("siblings_share_what_is_steered_to_one_of_them", || {
+    on_a_node(|| {
         let listen = |at| {
             let socket = socket::bind(at, false).unwrap();
             socket::start_listening(socket.as_fd(), 128).unwrap();
@@ -323,7 +334,7 @@ fn siblings_share_what_is_steered_to_one_of_them() {
 
 #[test]
 fn what_cannot_be_steered_to_is_refused() {
-    on_a_node("what_cannot_be_steered_to_is_refused", || {
+    on_a_node_without(Without::Unsteered, || {
         let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap();
         let bound = socket::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
         assert!(matches!(steering.give_to(bound.as_fd()), Err(Error::NoListener(_))));
@@ -340,7 +351,7 @@ fn what_cannot_be_steered_to_is_refused() {
 
 #[test]
 fn a_namespace_that_is_full_is_named() {
-    on_a_node("a_namespace_that_is_full_is_named", || {
+    on_a_node(|| {
         let _all: Vec<_> = (0..64).map(|_| Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap()).collect();
         assert!(matches!(Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG), Err(Error::Full(_))));
     });
@@ -363,7 +374,7 @@ fn holder() {
 
 #[test]
 fn a_holder_that_is_killed_steers_no_more() {
-    on_a_node("a_holder_that_is_killed_steers_no_more", || {
+    on_a_node(|| {
         let _old = Server::new("old", "[::]:6443");
         let mut holder = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "steering::tests::holder", "--nocapture"])
@@ -381,32 +392,43 @@ fn a_holder_that_is_killed_steers_no_more() {
     });
 }
 
+/// Steers with these capabilities alone.
+fn with(kept: CapabilitySet) -> Result<Steering, Error> {
+    let thread = std::thread::spawn(move || {
+        let sets = rustix::thread::CapabilitySets { effective: kept, permitted: kept, inheritable: kept };
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        let shim = Shim::new("shim");
+        let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG)?;
+        shim.take(&steering);
+        steering.on();
+        assert_eq!(NODE.map(ask), ["shim"; 3]);
+        Ok(steering)
+    });
+    thread.join().unwrap()
+}
+
+const BPF: CapabilitySet = CapabilitySet::BPF;
+const NET_ADMIN: CapabilitySet = CapabilitySet::NET_ADMIN;
+
 #[test]
-fn two_capabilities_are_enough_and_one_that_lacks_is_named() {
-    on_a_node("two_capabilities_are_enough_and_one_that_lacks_is_named", || {
-        let with = |kept: CapabilitySet| {
-            let thread = std::thread::spawn(move || {
-                let sets = rustix::thread::CapabilitySets { effective: kept, permitted: kept, inheritable: kept };
-                rustix::thread::set_capabilities(None, sets).unwrap();
-                let shim = Shim::new("shim");
-                let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG)?;
-                shim.take(&steering);
-                steering.on();
-                assert_eq!(NODE.map(ask), ["shim"; 3]);
-                Ok(steering)
-            });
-            thread.join().unwrap()
-        };
-        let (bpf, net, sys) = (CapabilitySet::BPF, CapabilitySet::NET_ADMIN, CapabilitySet::SYS_ADMIN);
-        let one = with(bpf | net).unwrap();
-        let two = with(net | sys).unwrap();
+fn two_capabilities_are_enough() {
+    on_a_node(|| {
+        let one = with(BPF | NET_ADMIN).unwrap();
+        let two = with(NET_ADMIN | CapabilitySet::SYS_ADMIN).unwrap();
         let known =
             |steering: &Steering| steering.before().iter().map(|other| other.known.is_some()).collect::<Vec<_>>();
         assert_eq!((known(&one), known(&two)), (vec![], vec![true]));
-        assert_eq!(known(&with(bpf | net).unwrap()), [false, false], "names need CAP_SYS_ADMIN");
+        assert_eq!(known(&with(BPF | NET_ADMIN).unwrap()), [false, false], "names need CAP_SYS_ADMIN");
+    });
+}
+
+/// An ordinary user's user namespace has both, of which neither is enough there: what is named is what is missing within.
+#[test]
+fn a_capability_that_lacks_is_named() {
+    on_a_node_without(Without::Run, || {
         for (kept, lacking) in [
-            (bpf, vec!["CAP_NET_ADMIN"]),
-            (net, vec!["CAP_BPF"]),
+            (BPF, vec!["CAP_NET_ADMIN"]),
+            (NET_ADMIN, vec!["CAP_BPF"]),
             (CapabilitySet::empty(), vec!["CAP_BPF", "CAP_NET_ADMIN"]),
         ] {
             let error = with(kept).unwrap_err();
@@ -418,7 +440,7 @@ fn two_capabilities_are_enough_and_one_that_lacks_is_named() {
 
 #[test]
 fn the_self_test_steers_in_both_families() {
-    on_a_node("the_self_test_steers_in_both_families", || {
+    on_a_node(|| {
         assert_eq!(block_on(self_test()).unwrap(), [Tried::Arrived, Tried::Arrived]);
         // Nothing of it is left.
         assert!(bpf::attached(File::open(NAMESPACE).unwrap().as_fd()).unwrap().is_empty());
@@ -431,7 +453,7 @@ fn the_self_test_steers_in_both_families() {
 
 #[test]
 fn a_cgroup_that_is_not_there_is_named() {
-    in_a_namespace("a_cgroup_that_is_not_there_is_named", || {
+    in_a_namespace(Without::Unsteered, || {
         let error = block_on(self_test_of_localhost(Path::new("/proc/nonexistent"))).unwrap_err();
         assert!(error.to_string().contains("cannot open the cgroup /proc/nonexistent: "), "{error}");
     });
@@ -439,7 +461,7 @@ fn a_cgroup_that_is_not_there_is_named() {
 
 #[test]
 fn the_self_test_says_why_it_cannot_be_made() {
-    in_a_namespace("the_self_test_says_why_it_cannot_be_made", || {
+    in_a_namespace(Without::Run, || {
         let error = block_on(self_test()).unwrap_err();
         assert!(matches!(error, Error::Untried { .. }), "{error}");
         assert!(error.to_string().contains("no address of IPv4"), "{error}");
@@ -449,7 +471,7 @@ fn the_self_test_says_why_it_cannot_be_made() {
 
 #[test]
 fn a_connection_that_does_not_arrive_fails_the_self_test() {
-    on_a_node("a_connection_that_does_not_arrive_fails_the_self_test", || {
+    on_a_node_without(Without::Run, || {
         let error = block_on(async {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let (_reserved, to) = self_test::free_port(true).unwrap();
@@ -462,7 +484,7 @@ fn a_connection_that_does_not_arrive_fails_the_self_test() {
 
 #[test]
 fn metrics_tell_what_is_steered() {
-    on_a_node("metrics_tell_what_is_steered", || {
+    on_a_node(|| {
         let shim = Shim::new("shim");
         let steering = Arc::new(shim.steer(&[]));
         ask("10.77.0.1");

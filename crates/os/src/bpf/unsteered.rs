@@ -1,0 +1,40 @@
+//! Where the kernel takes no BPF program, as in a user namespace: nothing is steered, and all else is as if it were. For tests of all else.
+//! Debug builds alone have this, so nothing that ships.
+
+use super::{Refused, Step};
+use crate::sock_diag;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::io;
+use std::net::SocketAddrV4;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// The environment variable that asks for it.
+pub const UNSTEERED: &str = "BERTH_TEST_UNSTEERED";
+
+/// Whether nothing is steered.
+pub fn is_unsteered() -> bool {
+    std::env::var_os(UNSTEERED).is_some()
+}
+
+/// In place of a map, a program or a link: memory that begins as zeroes.
+pub(super) fn descriptor() -> io::Result<OwnedFd> {
+    let memory = memfd_create(c"berth-unsteered", MemfdFlags::CLOEXEC)?;
+    ftruncate(&memory, 4096)?;
+    Ok(memory)
+}
+
+/// What does not listen is refused, as by the kernel.
+pub(super) fn check(socket: BorrowedFd<'_>) -> Result<(), Refused> {
+    let listens = socket2::SockRef::from(&socket).is_listener().map_err(Refused::at(Step::Listener))?;
+    or_refused(listens, libc::EOPNOTSUPP)
+}
+
+/// The same where nothing listens.
+pub(super) fn check_at(address: SocketAddrV4) -> Result<(), Refused> {
+    let found = sock_diag::listeners_at(address.into()).map_err(Refused::at(Step::Find))?;
+    or_refused(!found.is_empty(), libc::ENOENT)
+}
+
+fn or_refused(listens: bool, error: i32) -> Result<(), Refused> {
+    if listens { Ok(()) } else { Err(Refused::at(Step::Listener)(io::Error::from_raw_os_error(error))) }
+}
