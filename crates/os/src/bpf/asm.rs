@@ -200,7 +200,9 @@ impl Assembler {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    pub(in crate::bpf) mod interpreter;
+
     use super::Reg::*;
     use super::*;
 

@@ -78,6 +78,15 @@ pub(super) struct State {
     failed: AtomicU64,
 }
 
+#[cfg(test)]
+impl State {
+    /// In the order in which they are there.
+    pub(super) fn all(&self) -> [&AtomicU64; 6] {
+        let Self { on, until, namespace, steered, passed, failed } = self;
+        [on, until, namespace, steered, passed, failed]
+    }
+}
+
 /// What makes the kernel run a program, until it is dropped or its process ends.
 #[derive(Debug)]
 pub struct Link(OwnedFd);

@@ -181,11 +181,32 @@ impl<T> SharedValue<T> {
     /// `T` is made of atomics only: the kernel writes to it at any time, and zeroes are one.
     pub(super) unsafe fn new() -> Result<Self, Refused> {
         let map = create_map(MAP_TYPE_ARRAY, size_of::<T>(), 1, MMAPABLE)?;
+        // SAFETY: the caller's promise.
+        unsafe { Self::of(map) }
+    }
+
+    /// # Safety
+    /// As [`Self::new`], and the map has room for it.
+    unsafe fn of(map: OwnedFd) -> Result<Self, Refused> {
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: the kernel chooses the address.
         let address = unsafe { mmap(None, Self::BYTES, access, MapFlags::MAP_SHARED, &map, 0) };
         let address = address.map_err(|error| Refused::at(Step::Map)(error.into()))?;
         Ok(Self { map, address: address.cast() })
+    }
+}
+
+#[cfg(test)]
+impl<T> SharedValue<T> {
+    /// For a program that the kernel does not take.
+    ///
+    /// # Safety
+    /// As [`Self::new`].
+    pub(super) unsafe fn unshared() -> Self {
+        let memory = rustix::fs::memfd_create(c"berth", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, Self::BYTES.get() as u64).unwrap();
+        // SAFETY: the caller's promise.
+        unsafe { Self::of(memory) }.unwrap()
     }
 }
 
