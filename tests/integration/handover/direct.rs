@@ -1,10 +1,10 @@
 //! The direct path: each test on a node in a network namespace of its own, whose clients have addresses that are steered.
 
 use super::load::{Load, Record, exchange};
-use super::node::{Echo, LEASE, NODE, Node, Shim, from_afar, number, on_a_node_of_its_own, runtime};
+use super::node::{Echo, LEASE, NODE, Node, Shim, from_afar, number, on_a_node_of_its_own, on_a_node_that, runtime};
 use super::upgrades::{CLIENTS, PERIOD};
 use crate::support::net::{client_hello, connect_from, fresh_ip, ping, queued, read};
-use crate::support::process::output_of;
+use crate::support::process::{BERTH, output_of};
 use crate::support::shim::ask;
 use crate::support::{eventually, skipped, too_busy};
 use berth_node::ipc::wire::{Ask, DirectStatus, Reply, Share, Status};
@@ -14,6 +14,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -26,18 +27,30 @@ const QUEUED: u64 = 32;
 
 /// Runs a test on a node; skipped where none can be made, or nothing can be steered.
 fn on_a_node(test: impl FnOnce(&Node) + Send + 'static) {
-    on_a_node_of_its_own(|node| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        match runtime.block_on(self_test_by_address()) {
-            Err(missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_))) => {
-                skipped(&missing.to_string());
-            }
-            tested => {
-                tested.unwrap();
-                test(node);
-            }
+    on_a_node_that(|| cannot_steer().map_or(Ok(false), Err), test);
+}
+
+/// As [`on_a_node`], for a test of what is decided: on a node on which nothing is steered, where nothing can be.
+fn on_any_node(test: impl FnOnce(&Node) + Send + 'static) {
+    let is_unsteered = || match cannot_steer() {
+        // Only a debug build can do without.
+        Some(why) if !cfg!(debug_assertions) => Err(why),
+        cannot => Ok(cannot.is_some()),
+    };
+    on_a_node_that(is_unsteered, test);
+}
+
+/// Why nothing can be steered here.
+fn cannot_steer() -> Option<String> {
+    match runtime().block_on(self_test_by_address()) {
+        Err(missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_))) => {
+            Some(missing.to_string())
         }
-    });
+        tested => {
+            tested.unwrap();
+            None
+        }
+    }
 }
 
 /// Clients of the node, each with an address that is steered.
@@ -246,7 +259,7 @@ fn alone_the_death_of_the_shim_that_steers_is_as_behind_the_relay() {
 
 #[test]
 fn beside_a_sibling_that_cannot_the_shims_relay() {
-    on_a_node(|node| {
+    on_any_node(|node| {
         let instance = Echo::new();
         let a = node.joined("a", instance.address, ON);
         until_on(&a);
@@ -294,10 +307,23 @@ fn where_the_kernel_cannot_steer_to_it_the_shims_relay() {
     });
 }
 
+/// A node whose berth has no capability that steering needs.
+fn without_rights() -> Option<Node> {
+    const LESS: &str = "exec setpriv --bounding-set=-bpf,-net_admin,-sys_admin --";
+    let can = Command::new("sh").args(["-c", &format!("{LESS} true")]).output().ok()?;
+    let node = Node::new();
+    let program = node.temp().join("berth");
+    std::fs::write(&program, format!("#!/bin/sh\n{LESS} {BERTH} \"$@\"\n")).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    node.install(&program);
+    can.status.success().then_some(node)
+}
+
 #[test]
 fn without_the_rights_auto_relays_and_on_does_not_start() {
-    on_a_node(|_| {
-        let node = match Node::of(65534) {
+    on_a_node_of_its_own(|_| {
+        // Where there is no other user, as in a user namespace, root without capabilities.
+        let node = match Node::of(65534).or_else(|why| without_rights().ok_or(why)) {
             Ok(node) => node.listening_at(NODE),
             Err(why) => return skipped(&why),
         };
@@ -352,8 +378,9 @@ impl Late {
             "table ip late {{ chain input {{ type filter hook input priority 0; \
              ip saddr {client} tcp dport 6443 tcp flags & syn == 0 drop; }}; }}"
         );
-        let (code, _, why) = output_of(Command::new("nft").arg(rules));
-        if code == Some(0) { Ok(Self) } else { Err(format!("nft cannot drop packets: {why}")) }
+        let output = Command::new("nft").arg(rules).output().map_err(|error| format!("nft: {error}"))?;
+        let why = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() { Ok(Self) } else { Err(format!("nft cannot drop packets: {why}")) }
     }
 }
 
@@ -410,7 +437,7 @@ fn a_handshake_that_is_late_is_waited_for() {
 /// The shims, which know which instance a connection belongs to, distribute all of them.
 #[test]
 fn a_share_of_new_connections_turns_it_off() {
-    on_a_node(|node| {
+    on_any_node(|node| {
         let instance = Echo::new();
         let shims = ["a", "b"].map(|id| node.joined(id, instance.address, ON));
         until_on(&shims[1]);

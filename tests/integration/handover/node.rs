@@ -9,6 +9,7 @@ use berth_node::instance::InstanceId;
 use berth_node::ipc::wire;
 use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
 use berth_node::registry::{BerthDir, RunDir, instance};
+use berth_os::netdevice::{self, InterfaceSetting};
 use berth_os::socket;
 use berth_testing::namespace;
 use nix::sched::CloneFlags;
@@ -41,9 +42,22 @@ pub(crate) const ACCEPTS: &str = "berth-relay-0";
 /// Runs a test on a node in a network namespace of its own, whose clients have other addresses than it; skipped where none can be
 /// made.
 pub(crate) fn on_a_node_of_its_own(test: impl FnOnce(&Node) + Send + 'static) {
+    on_a_node_that(|| Ok(false), test);
+}
+
+/// As [`on_a_node_of_its_own`], where nothing is steered if the first says so; the test is skipped if that is an error.
+pub(crate) fn on_a_node_that(
+    is_unsteered: impl FnOnce() -> Result<bool, String> + Send + 'static,
+    test: impl FnOnce(&Node) + Send + 'static,
+) {
     namespace::run(CloneFlags::CLONE_NEWNET, move || {
-        namespace::ip(&["link set lo up", "addr add 10.77.0.1/32 dev lo", "route add local 10.78.0.0/16 dev lo"])?;
-        test(&Node::new().listening_at(NODE));
+        netdevice::set("lo", InterfaceSetting::Up).unwrap();
+        // The other is one of clients, which are all of its network.
+        for (alias, address, mask) in [("lo:1", [10, 77, 0, 1], [255; 4]), ("lo:2", [10, 78, 0, 1], [255, 255, 0, 0])] {
+            netdevice::set(alias, InterfaceSetting::Address(address.into())).unwrap();
+            netdevice::set(alias, InterfaceSetting::Netmask(mask.into())).unwrap();
+        }
+        test(&Node { unsteered: is_unsteered()?, ..Node::new().listening_at(NODE) });
         Ok(())
     });
 }
@@ -72,11 +86,14 @@ pub(crate) struct Node {
     uid: Option<u32>,
     /// The berth that it starts next.
     program: Mutex<PathBuf>,
+    /// Whether its shims steer nothing: they do all else that the direct path does.
+    unsteered: bool,
 }
 
 impl Node {
     pub(crate) fn new() -> Self {
-        Self { temp: in_memory(), listen: free_address(), uid: None, program: Mutex::new(BERTH.into()) }
+        let program = Mutex::new(BERTH.into());
+        Self { temp: in_memory(), listen: free_address(), uid: None, program, unsteered: false }
     }
 
     /// One of another uid's, or why that cannot be had.
@@ -94,11 +111,20 @@ impl Node {
     }
 
     fn berth_with(&self, args: &[&str]) -> Command {
-        berth_at(&self.program.lock().unwrap(), args)
+        let mut command = berth_at(&self.program.lock().unwrap(), args);
+        if self.unsteered {
+            command.env("BERTH_TEST_UNSTEERED", "1");
+        }
+        command
     }
 
     pub(crate) fn listening_at(self, listen: SocketAddr) -> Self {
         Self { listen, ..self }
+    }
+
+    /// A directory of its own.
+    pub(crate) fn temp(&self) -> &Path {
+        self.temp.path()
     }
 
     pub(crate) fn run_dir(&self) -> PathBuf {
