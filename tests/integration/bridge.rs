@@ -1038,7 +1038,7 @@ fn what_a_daemon_that_was_killed_left_is_removed_by_the_end() {
     // As a container's that ended with its runner: one of another name is another test's.
     let left = root.join(format!("berth-bridge-kube-apiserver-{}", std::process::id()));
     if let Err(error) = std::fs::create_dir(&left) {
-        return skipped(&error.to_string());
+        return skipped(&format!("no cgroup can be made: {error}"));
     }
     let temp = tempfile::tempdir().unwrap();
     let (code, _, err) = output_of(berth(["bridge", "end", "--state-dir"]).arg(temp.path()));

@@ -195,7 +195,8 @@ impl Pod {
         if self.text.contains("-judged") {
             let emulates = self.text.contains("--emulated-version=1.35") || self.text.contains("kube-apiserver:v1.35");
             run.env(API, run_dir.with_file_name("api")).env(EMULATES, if emulates { "1.35" } else { "1.36" });
-            if self.text.contains("-bad") || (self.text.contains("-late") && !emulates) {
+            // The image's tag: a UID may have "-bad" in it.
+            if self.text.contains("-judged-bad") || (self.text.contains("-judged-late") && !emulates) {
                 run.env(BROKEN, "1");
             }
         }

@@ -23,7 +23,7 @@ mod unsteered;
 
 pub use sk_lookup::{Counters, Link, Purpose, Slot, Steerer};
 #[cfg(debug_assertions)]
-pub use unsteered::{UNSTEERED, is_unsteered};
+pub use unsteered::{UNSTEERED, UNSTEERED_WARNING, is_unsteered};
 
 use std::fmt;
 use std::io;

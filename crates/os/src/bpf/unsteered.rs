@@ -11,6 +11,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 /// The environment variable that asks for it.
 pub const UNSTEERED: &str = "BERTH_TEST_UNSTEERED";
 
+/// What is logged then. No operator ever sees it, so that it is not among the messages that are explained to one.
+pub const UNSTEERED_WARNING: &str = "NOTHING IS STEERED: BERTH_TEST_UNSTEERED is set, for a test";
+
 /// Whether nothing is steered.
 pub fn is_unsteered() -> bool {
     std::env::var_os(UNSTEERED).is_some()

@@ -69,7 +69,7 @@ impl Steering {
         }
         #[cfg(debug_assertions)]
         if bpf::is_unsteered() {
-            tracing::warn!(port, "NOTHING IS STEERED: {} is set, for a test", bpf::UNSTEERED);
+            tracing::warn!(port, "{}", bpf::UNSTEERED_WARNING);
         }
         let program = Steerer::load(purpose, port, addresses)?;
         let link = program.attach(namespace.as_fd())?;
