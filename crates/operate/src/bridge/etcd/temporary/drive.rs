@@ -250,7 +250,7 @@ impl EtcdDaemon {
         self.rescues = Some(pid);
         let (database, known) = (self.plan.database.clone(), self.snapshot.clone());
         tracing::warn!(pid, "the node's own etcd serves from a database to which no name leads: it is copied");
-        self.rescue.spawn_blocking(move || rescue(pid, &database, known));
+        self.rescue.spawn_blocking(move || rescue(pid, &database, known.as_ref()));
     }
 
     fn end_rescue(&mut self, done: Result<Rescued, JoinError>) {

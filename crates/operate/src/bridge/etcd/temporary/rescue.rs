@@ -52,13 +52,13 @@ impl Rescued {
 
 /// Copies the database of a process, and ends the process if it has written no snapshot since `known`, the last one from a time at which
 /// its database was the one that its path names. Blocks for as long as the copy takes.
-pub fn rescue(pid: i32, database: &Database, known: Option<Option<OsString>>) -> Rescued {
+pub fn rescue(pid: i32, database: &Database, known: Option<&Option<OsString>>) -> Rescued {
     let failed = |error: io::Error| error.to_string();
     let (copy, ended) = match HeldProcess::of(pid) {
         Ok(process) => {
             let mut ended = Err("its copy failed".to_owned());
             let copy = save(&process, database, |_| {
-                ended = end(&process, database, known.as_ref());
+                ended = end(&process, database, known);
             });
             (copy.map_err(failed), ended)
         }
@@ -145,14 +145,15 @@ mod tests {
             fs::write(&at, "acknowledged").unwrap();
             let Some(mut child) = etcd(&database) else { return };
             let pid = i32::try_from(child.id()).unwrap();
-            assert!(rescue(pid, &database, Some(None)).copy.is_err(), "it is the one that its path names");
+            assert!(rescue(pid, &database, Some(&None)).copy.is_err(), "it is the one that its path names");
             assert!(child.try_wait().unwrap().is_none());
             fs::write(at.with_file_name("db.tmp.1"), "old").unwrap();
             fs::rename(at.with_file_name("db.tmp.1"), &at).unwrap();
             if let Some(now) = now {
                 fs::write(at.with_file_name(now), "").unwrap();
             }
-            let rescued = rescue(pid, &database, known.map(|known| known.map(OsString::from)));
+            let known = known.map(|known| known.map(OsString::from));
+            let rescued = rescue(pid, &database, known.as_ref());
             let copy = rescued.copy.as_ref().unwrap();
             assert_eq!((copy.parent(), fs::read_to_string(copy).unwrap().as_str()), (data.parent(), "acknowledged"));
             assert_eq!(fs::metadata(copy).unwrap().mode() & 0o777, 0o600);
