@@ -138,6 +138,7 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
         line("service", format!("{why}; {LOST}"));
     }
     status.etcd_notes.iter().for_each(|note| line("etcd", note.clone()));
+    status.warnings.iter().for_each(|warning| line("warning", warning.clone()));
     status.replaced.iter().for_each(|path| line("replaced", format!("kept in {}", path.display())));
     for log in &status.logs {
         line("log", log.display().to_string());

@@ -77,6 +77,7 @@ pub(super) struct Watcher {
     etcd_trouble: Option<String>,
     /// What was printed of etcd.
     etcd_notes: BTreeSet<String>,
+    warnings: BTreeSet<String>,
     /// What was printed of the files that a restore replaced.
     replaced: BTreeSet<PathBuf>,
     /// How it ended while COMMAND ran.
@@ -97,6 +98,7 @@ impl Watcher {
             etcd: EtcdStep::Own,
             etcd_trouble: None,
             etcd_notes: BTreeSet::new(),
+            warnings: BTreeSet::new(),
             replaced: BTreeSet::new(),
             over: None,
             signals: Signals::new(&SIGNALS)?,
@@ -204,6 +206,11 @@ impl Watcher {
         for note in &status.etcd_notes {
             if self.etcd_notes.insert(note.clone()) {
                 self.line(&format!("etcd: {note}"));
+            }
+        }
+        for warning in &status.warnings {
+            if self.warnings.insert(warning.clone()) {
+                self.line(warning);
             }
         }
         for path in &status.replaced {

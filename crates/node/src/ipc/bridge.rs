@@ -84,6 +84,9 @@ pub struct BridgeStatus {
     /// What the operator should know of etcd's members, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub etcd_notes: Vec<String>,
+    /// What the operator should know of what COMMAND did, in sentences.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// Where a restore keeps the files that it replaced.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replaced: Vec<PathBuf>,

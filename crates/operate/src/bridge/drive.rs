@@ -35,6 +35,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -67,6 +68,9 @@ const INTERVAL: Duration = Duration::from_millis(200);
 
 /// How old the last lines of the node's own log may be.
 const LOG_AGE: Duration = Duration::from_secs(2);
+
+/// Time between two looks at the files with keys.
+const KEYS_AGE: Duration = Duration::from_secs(2);
 
 /// Shortest time between two starts of the temporary instance.
 const RESTART: Duration = Duration::from_secs(1);
@@ -180,6 +184,8 @@ enum FinishedWork {
     },
     /// The last lines of its container's log.
     Log(Vec<String>),
+    /// Files with keys that have changed.
+    Keys(BTreeSet<PathBuf>),
 }
 
 /// The state of a bridge, except for its shim.
@@ -214,6 +220,8 @@ struct Bridge {
     /// The last lines of the own container's log, and when they are read again; none: a read is under way.
     log: Vec<String>,
     log_due: Option<Instant>,
+    /// When files with keys are looked at again, in the same way.
+    keys_due: Option<Instant>,
     /// Receives the result of the restore under way.
     wanted: Option<oneshot::Sender<Answer>>,
     /// Of the node's etcd, where a temporary one serves while it is away; that is to know whether COMMAND may run.
@@ -299,6 +307,7 @@ impl Bridge {
             work: JoinSet::new(),
             log: Vec::new(),
             log_due: Some(Instant::now()),
+            keys_due: Some(Instant::now()),
             wanted: None,
             etcd: plan.etcd.start([plan.temporary.into(), plan.own], speedup),
             temporary_etcd,
@@ -349,6 +358,7 @@ impl Bridge {
             self.commanding.send_replace(self.machine.command_may_run());
             self.preferred.send_if_modified(|current| std::mem::replace(current, preferred) != preferred);
             self.read_log(&seen);
+            self.look_at_keys();
             self.publish(&seen, open(), served_old());
             self.keep_service(&seen);
             match action {
@@ -534,11 +544,44 @@ impl Bridge {
         }
     }
 
+    /// While COMMAND may change them.
+    fn look_at_keys(&mut self) {
+        let counts = matches!(self.machine.step(), Step::Hold | Step::AwaitOwn) && self.plan.pod.is_some();
+        if counts && self.keys_due.is_some_and(|due| due <= Instant::now()) {
+            let plan = self.plan.clone();
+            self.keys_due = None;
+            self.work.spawn_blocking(move || FinishedWork::Keys(changed_keys(&plan).unwrap_or_default()));
+        }
+    }
+
+    /// Says it once for each file.
+    fn note_keys(&mut self, changed: BTreeSet<PathBuf>) {
+        for path in changed {
+            let warning = format!(
+                "{} has changed: the temporary kube-apiserver has the keys from before, and while it serves it cannot read what the new \
+                 one encrypts with another key, and refuses tokens that the new one signs with it",
+                path.display()
+            );
+            self.status.send_if_modified(|status| {
+                let is_new = !status.warnings.contains(&warning);
+                if is_new {
+                    tracing::warn!("{warning}");
+                    status.warnings.push(warning);
+                }
+                is_new
+            });
+        }
+    }
+
     fn done(&mut self, done: Result<FinishedWork, JoinError>) {
         match done {
             Ok(FinishedWork::Restored(put)) => self.restored(put),
             Ok(FinishedWork::Command { replaces }) => self.machine.command_ended(Ok(replaces)),
             Ok(FinishedWork::Log(lines)) => (self.log, self.log_due) = (lines, Some(Instant::now() + LOG_AGE)),
+            Ok(FinishedWork::Keys(changed)) => {
+                self.keys_due = Some(Instant::now() + KEYS_AGE);
+                self.note_keys(changed);
+            }
             Err(error) => tracing::warn!(%error, "a thread of the bridge failed; `berth bridge end --now` ends it"),
         }
     }
@@ -716,6 +759,10 @@ fn pod(plan: &BridgePlan) -> Result<&RunningPod, String> {
 
 fn before(plan: &BridgePlan) -> Result<Vec<SavedFile>, String> {
     Ok(pod(plan)?.before(&plan.command, &plan.options.directory))
+}
+
+fn changed_keys(plan: &BridgePlan) -> Result<BTreeSet<PathBuf>, String> {
+    restore::changed_keys(&before(plan)?, &pod(plan)?.keys(&plan.command))
 }
 
 fn differences(plan: &BridgePlan) -> RestoreResult {

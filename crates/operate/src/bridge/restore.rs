@@ -6,6 +6,7 @@ use crate::manifest::file::{self, Access, replace_as};
 use berth_node::ipc::bridge::Difference;
 use berth_os::file::{found, make_private, open_regular};
 use similar::TextDiff;
+use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -34,6 +35,21 @@ pub fn differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
         first.refused = keys_stay(all).err();
     }
     Ok(differing)
+}
+
+/// Those of these files that hold keys and have changed, and an encryption configuration that the manifest has come to name: the temporary
+/// instance has the keys from before.
+///
+/// # Errors
+/// One cannot be read.
+pub fn changed_keys(all: &[SavedFile], keys: &BTreeSet<PathBuf>) -> Result<BTreeSet<PathBuf>, String> {
+    let changed = compare(all)?.into_iter().map(|(_, difference)| difference.path).filter(|path| keys.contains(path));
+    let mut changed: BTreeSet<_> = changed.collect();
+    if let Some(manifest) = all.iter().find(|file| file.shown) {
+        let (was, is) = (encryption::named(&text(&manifest.copy)?), encryption::named(&text(&manifest.path)?));
+        changed.extend(is.filter(|is| was.as_ref() != Some(is)));
+    }
+    Ok(changed)
 }
 
 /// What a restore did.
@@ -70,11 +86,6 @@ pub fn restore(all: &[SavedFile]) -> Restored {
 /// Checks that what is encrypted by now can be read with the configuration that a restore brings back, which may be none.
 fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
     let Some(manifest) = all.iter().find(|file| file.shown) else { return Ok(()) };
-    let text = |path: &Path| {
-        let file = found(open_regular(path)).and_then(|file| file.map(read).transpose());
-        let file = file.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        Ok::<_, String>(file.map(|(bytes, _)| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default())
-    };
     let then = encryption::named(&text(&manifest.copy)?);
     let Some(now) = encryption::named(&text(&manifest.path)?).or_else(|| then.clone()) else { return Ok(()) };
     let copy = |path: PathBuf| all.iter().find(|file| file.path == path).map_or(path, |file| file.copy.clone());
@@ -88,6 +99,13 @@ fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
         now.display(),
         missing.join(", ")
     ))
+}
+
+/// Empty where there is no file.
+fn text(path: &Path) -> Result<String, String> {
+    let file = found(open_regular(path)).and_then(|file| file.map(read).transpose());
+    let file = file.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    Ok(file.map(|(bytes, _)| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default())
 }
 
 /// Copies what is there to a place beside it: where it is. Nothing is copied that is as it was, or gone.
@@ -281,6 +299,26 @@ mod tests {
             assert_eq!(texts(), before);
             let shown = differences(all).unwrap();
             assert!(shown.iter().any(|difference| difference.refused.as_ref() == Some(&why)), "{shown:?}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_the_temporary_instance_lacks_is_named() {
+        for (now, named, is_changed) in [
+            (&["new", "old"][..], [true, true], true),
+            (&["old"], [true, true], false),
+            (&["old"], [false, true], true),
+            (&["old"], [true, false], false),
+        ] {
+            let temp = tempfile::tempdir().unwrap();
+            let all = encrypted(temp.path(), now, named);
+            fs::set_permissions(&all[0].copy, fs::metadata(&all[0].path).unwrap().permissions()).unwrap();
+            let all = if named[0] { &all[..] } else { &all[1..] };
+            let config = temp.path().join("enc");
+            let found = changed_keys(all, &[config.clone()].into()).unwrap();
+            assert_eq!(found, is_changed.then_some(config).into_iter().collect(), "{now:?} {named:?}");
+            // The manifest holds none.
+            assert!(changed_keys(all, &BTreeSet::new()).unwrap().len() <= usize::from(!named[0]));
         }
     }
 

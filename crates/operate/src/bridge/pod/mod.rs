@@ -58,6 +58,10 @@ const AUDIT_DIRECTORY: &str = "audit";
 /// Its bound there, in memory: it is rotated at this size in MB, and one rotated file is kept.
 const AUDIT_BOUND: [(&str, &str); 2] = [("--audit-log-maxsize", "16"), ("--audit-log-maxbackup", "1")];
 
+/// Flags that name files with keys. What is written or signed with one is read and checked with the same.
+const KEYS: [&str; 3] =
+    ["--encryption-provider-config", "--service-account-key-file", "--service-account-signing-key-file"];
+
 /// Where the kubelet writes the logs of containers, and how many lines of one are shown.
 const LOGS: &str = "/var/log/pods";
 const LINES: usize = 12;
@@ -262,6 +266,12 @@ impl RunningPod {
         let pod = logs::LoggedPod::Name(namespace, name);
         let lines = logs::last_lines(Path::new(LOGS), &pod, manifest.container().name(), LINES);
         lines.map(|(_, lines)| lines).unwrap_or_default()
+    }
+
+    /// The files with keys that it encrypts with, and with which tokens are signed and checked, on the node.
+    pub fn keys(&self, command: &[OsString]) -> BTreeSet<PathBuf> {
+        let named = KEYS.into_iter().flat_map(|flag| args::values(command, flag));
+        named.filter_map(|path| self.on_node(Path::new(path))).collect()
     }
 
     /// What it is started from and reads, its manifest last.
