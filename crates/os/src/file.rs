@@ -157,7 +157,7 @@ mod tests {
             true => assert!(text.contains("1 passed"), "{text}"),
             false if text.contains("passed") || text.contains("panicked") => panic!("{text}"),
             false => {
-                drop(writeln!(io::stderr(), "skipped: no PID namespace with a vm.memfd_noexec of its own: {text}"))
+                drop(writeln!(io::stderr(), "skipped: no PID namespace with a vm.memfd_noexec of its own: {text}"));
             }
         }
     }
