@@ -12,20 +12,21 @@ readonly NODE_IP=10.77.0.1
 need_etcds() {
     local cache=${BERTH_TEST_CACHE:-${XDG_CACHE_HOME:-${HOME:-}/.cache}/berth-e2e}
     need_kubernetes
-    need_module OLD_ETCD "$cache" "$MODULE/v3.5" etcd-v3.5
-    need_module HISTORY "$cache" "$MODULE" etcd-history
+    need_module OLD_ETCD "$cache" "$MODULE/v3.5" etcd-v3.5 etcd
+    need_module HISTORY "$cache" "$MODULE" etcd-history etcd-history
     need_cargo
     need_program BERTH berth "$1"
     # Only now: the builds may need a proxy.
     clean_environment
 }
 
-# need_module VARIABLE CACHE DIRECTORY NAME: VARIABLE as the path of the program that a Go module makes, built once, if it is not set
+# need_module VARIABLE CACHE DIRECTORY NAME PROGRAM: VARIABLE as the path of the program that a Go module makes, built once into a directory
+# of this name, if it is not set
 need_module() {
     local hash target go
     [[ -z ${!1:-} ]] || return 0
     hash=$({ uname -sm && cat "$3"/go.mod "$3"/go.sum "$3"/*.go; } | sha256sum | cut -c 1-12)
-    target=$2/$4-$hash/$4
+    target=$2/$4-$hash/$5
     if [[ ! -x $target ]]; then
         go=$(command -v -- "${GO:-go}") || unavailable "no Go here, which builds $4: put Go on PATH"
         say "building $4"

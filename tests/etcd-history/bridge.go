@@ -67,10 +67,13 @@ func (b *bridge) begin(commanding bool) error {
 		} else {
 			b.caller = start("berth bridge start", log, append([]string{b.berth, "bridge", "start"}, options...)...)
 		}
-		if await(20*time.Second, func() bool { return b.isOn() || !commanding && !b.caller.runs() || commanding && !b.caller.runs() }) && b.isOn() {
+		if await(20*time.Second, func() bool { return b.isOn() || !b.caller.runs() }) && b.isOn() {
 			b.relay.Store(b.findRelay())
 			note("bridge is on: %d, relay %s, with COMMAND: %t", b.pid(), b.relay.Load(), commanding)
 			return nil
+		}
+		if status := b.status(); status.Step == "hold" && status.Etcd == nil {
+			return fmt.Errorf("the bridge leaves etcd alone: see %s", log)
 		}
 		b.caller.kill()
 		time.Sleep(time.Second)

@@ -124,6 +124,17 @@ func (s *settings) template(program string, files certificates) string {
 	return directory
 }
 
+// named is a program under the name that a bridge knows etcd by.
+func (s *settings) named(program string) string {
+	directory := filepath.Join(s.work, "program-"+versionOf(program))
+	check(os.MkdirAll(directory, 0o700))
+	link := filepath.Join(directory, "etcd")
+	if _, err := os.Lstat(link); err != nil {
+		check(os.Symlink(program, link))
+	}
+	return link
+}
+
 func versionOf(program string) string {
 	out := must(exec.Command(program, "--version").Output())
 	line, _, _ := strings.Cut(string(out), "\n")
@@ -139,7 +150,7 @@ func (s *settings) newStage(number int, program, template string, files certific
 	}
 	stage := &stage{
 		settings: s, history: &history{}, random: rand.New(rand.NewSource(s.seed*1000 + int64(number))),
-		etcd:   &etcd{program: program, version: versionOf(program), data: data, log: filepath.Join(work, "etcd.log"), certificates: files},
+		etcd:   &etcd{program: s.named(program), version: versionOf(program), data: data, log: filepath.Join(work, "etcd.log"), certificates: files},
 		bridge: &bridge{berth: s.berth, directory: filepath.Join(work, "bridge"), work: work, certificates: files},
 		admin:  connect(files.client(), "", func() string { return own }),
 	}
