@@ -10,7 +10,8 @@
 # In namespaces of its own, with the data in memory. What is done beside the bridge is in tests/etcd-history.
 # Needs root, ip, unshare, setpriv, timeout, cargo, Go and the binaries of scripts/kube-apiserver.sh.
 #
-#   --short            the control, then as many changes of hands as there is time for: at most 90 s in all
+#   --short            the control, then as many changes of hands as there is time for: at most 90 s in all; without kubeadm's
+#                      backup, which is copied back 15 s after etcd was stopped
 #   --changes N        changes of hands: from own etcd to the temporary one, and back (500)
 #   --each N           how many of them with one data directory (50)
 #   --seed N           what is drawn at random; printed (a new one each time)
@@ -62,10 +63,10 @@ main() {
     if $short; then
         history control $((SHORT / 2)) -size 64 "${options[@]}" || status=1
         left=$((SHORT - SECONDS))
-        history history $left -size 16 -changes "$changes" -each "$changes" -limit $((left - 35))s "${options[@]}" || status=1
+        history history $left -size 16 -changes "$changes" -each "$changes" -backups none -limit $((left - 35))s "${options[@]}" || status=1
     else
         history control 300 -size 64 "${options[@]}" || status=1
-        history history $((300 + changes * CHANGE)) -size 64 -changes "$changes" -each "$each" "${options[@]}" || status=1
+        history history $((300 + changes * CHANGE)) -all -limit $((60 + changes * CHANGE))s -size 64 -changes "$changes" -each "$each" "${options[@]}" || status=1
     fi
     ((!status)) || keep=true
     return $status

@@ -74,10 +74,11 @@ func main() {
 	flag.Int64Var(&given.seed, "seed", 1, "what is drawn at random")
 	flag.IntVar(&given.size, "size", 64, "MiB that are in the database before")
 	flag.DurationVar(&given.limit, "limit", time.Hour, "begin no more changes after this")
+	flag.BoolVar(&given.all, "all", false, "fewer changes than that are a failure")
 	flag.StringVar(&given.image, "image", "", "power: the image that the file system of the data lies in")
 	flag.StringVar(&given.mount, "mount", "", "power: where that file system is mounted")
 	flag.BoolVar(&given.unsafe, "unsafe", false, "power: let etcd not sync, so that something is lost")
-	flag.BoolVar(&given.backups, "backups-under-start", true, "kubeadm's backup is copied back under `berth bridge start`, too")
+	flag.StringVar(&given.backups, "backups", "any", "when kubeadm's backup is copied back: under any bridge, under a command, or none")
 	flag.Parse()
 	notes = must(os.Create(filepath.Join(given.work, given.what+".log")))
 	ok := false
@@ -103,7 +104,8 @@ func main() {
 
 type settings struct {
 	what, work, berth, image, mount string
-	unsafe, backups                 bool
+	backups                         string
+	unsafe, all                     bool
 	etcds                           list
 	changes, each, copies, size     int
 	seed                            int64

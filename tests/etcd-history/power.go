@@ -74,7 +74,7 @@ func (s *settings) powerOf(number int, program string, copies int, files certifi
 	stage.bridge.apiserver.kill()
 	judged := stage.history.judge(stage.bridge.work)
 	found := append(result.violations, judged.violations...)
-	opened, whole, lost := 0, 0, 0
+	opened, whole, lost, example := 0, 0, 0, ""
 	for at, one := range taken {
 		gone, err := stage.open(one)
 		if err == nil {
@@ -91,6 +91,8 @@ func (s *settings) powerOf(number int, program string, copies int, files certifi
 		note("%s", words)
 		if !s.unsafe {
 			found = append(found, words)
+		} else if example == "" {
+			example = words
 		}
 	}
 	name := "power loss"
@@ -108,6 +110,7 @@ func (s *settings) powerOf(number int, program string, copies int, files certifi
 		if whole == len(taken) {
 			fmt.Printf("| not found | no copy of an etcd that does not sync lacks a write: this check is blind |\n")
 		}
+		fmt.Printf("| such as | %s |\n", strings.ReplaceAll(example, "|", "/"))
 		return whole < len(taken)
 	}
 	return len(found) == 0

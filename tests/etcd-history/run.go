@@ -72,7 +72,7 @@ func (s *settings) history() bool {
 	if all.changes < s.changes && len(all.violations) == 0 {
 		fmt.Printf("| limit | %d of %d changes of hands within %s |\n", all.changes, s.changes, s.limit)
 	}
-	return len(all.violations)+len(all.unserved) == 0
+	return len(all.violations)+len(all.unserved) == 0 && (all.changes >= s.changes || !s.all)
 }
 
 func (t *totals) print(what string, seed int64) {
@@ -188,7 +188,7 @@ func (s *stage) run(changes int, all *totals, began time.Time) {
 	}
 	result := &verdict{violations: s.wrong}
 	if len(s.wrong) == 0 {
-		if kubeadm && (s.backups || s.bridge.commanding) {
+		if kubeadm && (s.backups == "any" || s.backups == "command" && s.bridge.commanding) {
 			all.faults["kubeadm's backup copied back"]++
 			s.kubeadmRestores(result)
 		} else {
