@@ -48,6 +48,7 @@ type totals struct {
 	changes, directories, operations, unknown, writes, gone, opened int
 	violations, unserved                                            []string
 	nameless                                                        int64
+	late                                                            atomic.Int64
 	pauses                                                          map[string][]time.Duration
 	faults                                                          map[string]int
 }
@@ -87,6 +88,7 @@ func (t *totals) print(what string, seed int64) {
 		round := func(pause time.Duration) time.Duration { return pause.Round(10 * time.Millisecond) }
 		fmt.Printf("| longest pause of a change: %s | median %s, longest %s of %d |\n", name, round(all[len(all)/2]), round(all[len(all)-1]), len(all))
 	}
+	fmt.Printf("| this program itself was late by | at most %s |\n", time.Duration(t.late.Load()).Round(time.Millisecond))
 	var faults []string
 	for _, name := range slices.Sorted(maps.Keys(t.faults)) {
 		faults = append(faults, fmt.Sprintf("%s %d", name, t.faults[name]))
@@ -170,6 +172,7 @@ func (s *stage) run(changes int, all *totals, began time.Time) {
 		s.bridge.path())
 	watching, stopWatching := context.WithCancel(context.Background())
 	defer stopWatching()
+	go all.watchMachine(watching)
 	go s.watchFiles(watching)
 	time.Sleep(300 * time.Millisecond)
 	// kubeadm's backup comes last: what it takes back no etcd can keep.
@@ -258,6 +261,18 @@ func (s *stage) watchFiles(ctx context.Context) {
 				s.nameless.Add(1)
 				s.history.mark("process %d has a database that no name leads to, own: %t", one.pid, one.value("--listen-client-urls") == "https://"+own)
 			}
+		}
+	}
+}
+
+// watchMachine measures by how much this program itself is late: where that is a second, pauses are the machine's.
+func (t *totals) watchMachine(ctx context.Context) {
+	const nap = 20 * time.Millisecond
+	for ctx.Err() == nil {
+		began := time.Now()
+		time.Sleep(nap)
+		if late := time.Since(began) - nap; late > time.Duration(t.late.Load()) {
+			t.late.Store(int64(late))
 		}
 	}
 }
