@@ -92,9 +92,6 @@ func (h *history) judge(directory string) *verdict {
 			file.Close()
 		}
 	}
-	if len(result.violations) > 0 {
-		h.dump(filepath.Join(directory, "history.jsonl"))
-	}
 	return result
 }
 

@@ -103,6 +103,9 @@ func (s *settings) powerOf(number int, program string, copies int, files certifi
 	fmt.Printf("| changes of hands, operations, acknowledged writes | %d, %d, %d |\n", stage.changes, judged.operations, judged.writes)
 	fmt.Printf("| copies of the disk that own etcd opened alone | %d of %d |\n", opened, len(taken))
 	fmt.Printf("| copies that had all that was acknowledged before | %d of %d; gone in the others: %d |\n", whole, len(taken), lost)
+	if len(found) > 0 {
+		stage.history.dump(filepath.Join(stage.bridge.work, "history.jsonl"))
+	}
 	for _, violation := range found {
 		fmt.Printf("| violation | %s |\n", strings.ReplaceAll(violation, "|", "/"))
 	}

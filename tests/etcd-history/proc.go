@@ -144,14 +144,17 @@ func openIn(pid int, directory string) []string {
 	return found
 }
 
-// await polls until a condition holds, and tells whether it did within the limit.
+// await polls until a condition holds, and tells whether it did within the limit. Time in which this program itself was not run does
+// not count: what it waits for was not run either.
 func await(limit time.Duration, holds func() bool) bool {
-	for end := time.Now().Add(limit); ; time.Sleep(50 * time.Millisecond) {
+	const nap, counts = 50 * time.Millisecond, time.Second
+	for waited := time.Duration(0); waited < limit; {
+		began := time.Now()
 		if holds() {
 			return true
 		}
-		if time.Now().After(end) {
-			return false
-		}
+		time.Sleep(nap)
+		waited += min(time.Since(began), counts)
 	}
+	return holds()
 }

@@ -224,6 +224,8 @@ func (s *stage) run(changes int, all *totals, began time.Time) {
 	}
 	if len(all.violations) == 0 {
 		check(os.RemoveAll(s.etcd.data))
+	} else {
+		s.history.dump(filepath.Join(work, "history.jsonl"))
 	}
 }
 
