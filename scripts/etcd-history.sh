@@ -83,7 +83,7 @@ history() {
         "${@:2}" || status=$?
         rm -rf /mnt/template-*
         if ((status)) || $1; then cp -a /mnt/. "$0"; fi
-        exit $status' "$work/$what" "$keep" "$HISTORY" -what "$what" -work /mnt -berth "$BERTH" -seed "$seed" "$@" || status=$?
+        exit $status' "$work/$what" "$keep" "$HISTORY" -what "$what" -within $((seconds - 3))s -work /mnt -berth "$BERTH" -seed "$seed" "$@" || status=$?
     ((status != 137)) || say "FAILED: $what was not done within $seconds s"
     return $status
 }

@@ -75,7 +75,7 @@ power() {
         truncate -s "$1" outer.img && mkfs.btrfs -q outer.img &>mkfs.log && mount -o loop,noatime outer.img outer
         truncate -s "$2" "$inner" && mkfs.ext4 -q "$inner" && mount -o loop,noatime "$inner" data
         "$3" -what power -work "$0/logs" -image "$0/$inner" -mount "$0/data" "${@:4}"' \
-        "$work/$name" $OUTER $INNER "$HISTORY" -berth "$BERTH" -seed "$seed" "$@" || status=$?
+        "$work/$name" $OUTER $INNER "$HISTORY" -within $((seconds - 3))s -berth "$BERTH" -seed "$seed" "$@" || status=$?
     ((status != 137)) || say "FAILED: $name was not done within $seconds s"
     [[ $keep == true || $status != 0 ]] || rm -rf -- "${work:?}/$name"
     return $status

@@ -74,6 +74,7 @@ func main() {
 	flag.Int64Var(&given.seed, "seed", 1, "what is drawn at random")
 	flag.IntVar(&given.size, "size", 64, "MiB that are in the database before")
 	flag.DurationVar(&given.limit, "limit", time.Hour, "begin no more changes after this")
+	flag.DurationVar(&given.within, "within", 24*time.Hour, "end as failed after this")
 	flag.BoolVar(&given.all, "all", false, "fewer changes than that are a failure")
 	flag.StringVar(&given.image, "image", "", "power: the image that the file system of the data lies in")
 	flag.StringVar(&given.mount, "mount", "", "power: where that file system is mounted")
@@ -81,6 +82,11 @@ func main() {
 	flag.StringVar(&given.backups, "backups", "any", "when kubeadm's backup is copied back: under any bridge, under a command, or none")
 	flag.Parse()
 	notes = must(os.Create(filepath.Join(given.work, given.what+".log")))
+	time.AfterFunc(given.within, func() {
+		say("FAILED: %s was not done within %s", given.what, given.within)
+		endAll()
+		os.Exit(1)
+	})
 	ok := false
 	defer func() {
 		failed := recover()
@@ -109,7 +115,7 @@ type settings struct {
 	etcds                           list
 	changes, each, copies, size     int
 	seed                            int64
-	limit                           time.Duration
+	limit, within                   time.Duration
 }
 
 type list []string
