@@ -21,7 +21,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -226,8 +226,9 @@ impl HeldProcess {
     /// # Errors
     /// It has ended, may not be signalled, or a thread of it still runs, such as one that waits for a disk.
     pub fn pause(&self, most: Duration) -> io::Result<Paused<'_>> {
+        let guard = guard(self.pid)?;
         rustix::process::pidfd_send_signal(&self.fd, rustix::process::Signal::STOP)?;
-        let paused = Paused(self);
+        let paused = Paused { process: self, guard };
         let until = Instant::now() + most;
         loop {
             if self.read(is_stopped)? {
@@ -262,13 +263,27 @@ fn is_stopped(pid: i32) -> io::Result<bool> {
     Ok(true)
 }
 
-/// A process that is stopped for as long as this lives.
+/// A process that lets a stopped one go on as soon as this process has ended, even by SIGKILL: the kernel closes the pipe that it reads.
+/// In a process group of its own, it outlives signals to this process's.
+fn guard(pid: i32) -> io::Result<Child> {
+    let mut guard = Command::new("sh");
+    guard.args(["-c", "trap '' INT HUP TERM; read -r line; kill -CONT \"$0\"", &pid.to_string()]);
+    guard.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+}
+
+/// A process that is stopped for as long as this and this process live.
 #[derive(Debug)]
-pub struct Paused<'a>(&'a HeldProcess);
+pub struct Paused<'a> {
+    process: &'a HeldProcess,
+    guard: Child,
+}
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
-        let _ = rustix::process::pidfd_send_signal(&self.0.fd, rustix::process::Signal::CONT);
+        let _ = rustix::process::pidfd_send_signal(&self.process.fd, rustix::process::Signal::CONT);
+        // Without its pipe the guard ends: where the process has ended since, no other one is to get its signal.
+        let _ = self.guard.kill();
+        let _ = self.guard.wait();
     }
 }
 
@@ -538,6 +553,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_process_goes_on_when_the_one_that_stopped_it_has_ended() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let until = |wanted: bool| {
+            while is_stopped(pid).unwrap() != wanted {
+                std::thread::yield_now();
+            }
+        };
+        let held = HeldProcess::of(pid).unwrap();
+        let paused = held.pause(Duration::from_secs(60)).unwrap();
+        until(true);
+        drop(paused);
+        until(false);
+        // The kernel closes the pipe of a process that has ended.
+        let mut guard = guard(pid).unwrap();
+        kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
+        until(true);
+        drop(guard.stdin.take());
+        until(false);
+        guard.wait().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
     fn what_may_be_another_processs_is_not_taken() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
@@ -556,7 +596,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_process_is_waited_for() {
-        let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let held = HeldProcess::of(i32::try_from(child.id()).unwrap()).unwrap();
         assert!(!held.ends_within(Duration::ZERO).unwrap());
         let end = child.stdin.take();

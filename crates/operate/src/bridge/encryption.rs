@@ -67,6 +67,11 @@ fn covers(entry: &str, resource: &str) -> bool {
     }
 }
 
+/// Whether the keys of a configuration can be seen. An empty one has none.
+pub fn is_readable(text: &str) -> bool {
+    yaml::parse(text).is_ok()
+}
+
 fn keys(text: &str) -> BTreeSet<Key> {
     let documents = yaml::parse(text).unwrap_or_default();
     documents.iter().flat_map(|document| document.list("resources")).flat_map(of_entry).collect()
@@ -150,6 +155,12 @@ mod tests {
         ] {
             assert_eq!(covers(entry, resource), is_covered, "{entry} {resource}");
         }
+    }
+
+    #[test]
+    fn what_is_no_configuration_is_not_taken_for_one_without_keys() {
+        assert!(is_readable("") && is_readable(&config("secrets", &["identity: {}"])));
+        assert!(!is_readable("resources: ["));
     }
 
     #[test]

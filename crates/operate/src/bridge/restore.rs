@@ -89,6 +89,12 @@ fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
     let then = encryption::named(&text(&manifest.copy)?);
     let Some(now) = encryption::named(&text(&manifest.path)?).or_else(|| then.clone()) else { return Ok(()) };
     let copy = |path: PathBuf| all.iter().find(|file| file.path == path).map_or(path, |file| file.copy.clone());
+    if !encryption::is_readable(&text(&now)?) {
+        return Err(format!(
+            "{} cannot be read as an encryption configuration, and kube-apiserver may use keys of it that it read before: nothing is put back",
+            now.display()
+        ));
+    }
     let missing = encryption::missing(&text(&now)?, &then.map_or(Ok(String::new()), |then| text(&copy(then)))?);
     if missing.is_empty() {
         return Ok(());

@@ -24,6 +24,9 @@ const DEFRAGMENTED: &str = "db.tmp.";
 /// The end of the name of a raft snapshot. Names have the term and the index in 16 digits each, so that later ones sort behind.
 const SNAPSHOT: &str = ".snap";
 
+/// The end of the name of a segment of the log. Names have the number and the first index in 16 digits each.
+const SEGMENT: &str = ".wal";
+
 /// A database, on the node.
 #[derive(Debug, Clone)]
 pub struct Database {
@@ -129,6 +132,21 @@ impl Database {
         let processes = fs::read_dir("/proc")?.flatten();
         let mut pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
         Ok(pids.any(|pid| open_files(pid).any(|(_, file)| left.contains(&identity(&file)))))
+    }
+
+    /// Whether a process has open the last segment of the log that is here: what it acknowledges is written to that.
+    ///
+    /// # Errors
+    /// The log cannot be listed.
+    pub fn has_log_of(&self, pid: i32) -> io::Result<bool> {
+        let mut last = None;
+        for entry in fs::read_dir(self.data.join(LOG))? {
+            let entry = entry?;
+            if entry.file_name().as_bytes().ends_with(SEGMENT.as_bytes()) {
+                last = last.max(Some((entry.file_name(), identity(&entry.metadata()?))));
+            }
+        }
+        Ok(last.is_some_and(|(_, segment)| open_files(pid).any(|(_, file)| identity(&file) == segment)))
     }
 
     /// The same database as a process finds it by its own arguments, with its own mounts. `None` if they do not name it.

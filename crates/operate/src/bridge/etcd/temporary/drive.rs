@@ -18,6 +18,7 @@ use berth_shim::steering::{Purpose, Steering};
 use nix::sys::signal::Signal;
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::net::SocketAddrV4;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -39,6 +40,9 @@ const ANCESTORS: usize = 4;
 
 /// How many pauses the status has.
 const PAUSES: usize = 8;
+
+/// Pause before a copy that failed is tried again.
+const RESCUES: Duration = Duration::from_secs(30);
 
 /// Stands in for the node's etcd until it is dropped.
 pub struct EtcdDaemon {
@@ -66,10 +70,12 @@ pub struct EtcdDaemon {
     /// The last raft snapshot from a time at which who served had the database that its path names.
     snapshot: Option<Option<OsString>>,
     /// Saves the database of a node's etcd that serves from another file.
-    rescue: JoinSet<Rescued>,
+    rescue: JoinSet<Option<Rescued>>,
     rescued: Option<Rescued>,
     /// The process of the last one, so that it is not tried twice.
     rescues: Option<i32>,
+    /// When a copy that failed is tried again.
+    rescue_due: Option<Instant>,
     /// Since when clients wait.
     held: Option<Instant>,
     status: watch::Sender<EtcdStatus>,
@@ -122,6 +128,7 @@ impl EtcdDaemon {
             rescue: JoinSet::new(),
             rescued: None,
             rescues: None,
+            rescue_due: None,
             held: None,
             status,
             plan,
@@ -136,6 +143,10 @@ impl EtcdDaemon {
             self.process.reap();
             self.is_ending &= self.process.is_running();
             let seen = self.seen(*commanding.borrow());
+            let serves = seen.own.answers && seen.own.opened == Opened::Named;
+            if serves && self.rescued.as_ref().is_some_and(|rescued| seen.own.process != Some(rescued.pid)) {
+                self.rescued = None;
+            }
             let step = self.machine.step();
             let wanted = self.machine.next(&seen, began.elapsed());
             self.put(wanted);
@@ -162,11 +173,12 @@ impl EtcdDaemon {
         if answers {
             self.silent = None;
         }
-        let look = match self.plan.database.look() {
-            Ok(look) => Some(look),
+        let (look, is_gone) = match self.plan.database.look() {
+            Ok(look) => (Some(look), false),
             Err(error) => {
                 tracing::debug!(%error, "who has etcd's database cannot be seen");
-                None
+                // COMMAND has moved or removed the data: what the temporary one acknowledges would be lost.
+                (None, error.kind() == io::ErrorKind::NotFound)
             }
         };
         let process = self.own_process();
@@ -176,6 +188,7 @@ impl EtcdDaemon {
         let opened = match &look {
             Some(_) if had_by_temporary => Opened::Named,
             Some(look) if running && look.holders_of_others().any(is_temporary) => Opened::Other,
+            None if running && is_gone => Opened::Other,
             _ => Opened::Unseen,
         };
         let own = OwnEtcd {
@@ -244,19 +257,25 @@ impl EtcdDaemon {
         is_free && self.last.as_ref().is_none_or(has_ended)
     }
 
-    /// Once a process.
+    /// Once a process, unless its copy fails.
     fn begin_rescue(&mut self, process: Option<i32>) {
-        let Some(pid) = process.filter(|pid| self.rescues != Some(*pid) && self.rescue.is_empty()) else { return };
+        let is_due = self.rescue_due.is_some_and(|due| Instant::now() >= due);
+        let is_new = |pid: &i32| (is_due || self.rescues != Some(*pid)) && self.rescue.is_empty();
+        let Some(pid) = process.filter(is_new) else { return };
         self.rescues = Some(pid);
         let (database, known) = (self.plan.database.clone(), self.snapshot.clone());
         tracing::warn!(pid, "the node's own etcd serves from a database to which no name leads: it is copied");
         self.rescue.spawn_blocking(move || rescue(pid, &database, known.as_ref()));
     }
 
-    fn end_rescue(&mut self, done: Result<Rescued, JoinError>) {
+    fn end_rescue(&mut self, done: Result<Option<Rescued>, JoinError>) {
+        self.rescue_due = None;
         match done {
-            Ok(rescued) => {
+            // A defragmentation ended: another one of the same process may end otherwise.
+            Ok(None) => (self.rescues, self.rescued) = (None, None),
+            Ok(Some(rescued)) => {
                 tracing::warn!("etcd: {}", rescued.trouble());
+                self.rescue_due = rescued.has_no_copy().then(|| Instant::now() + RESCUES);
                 self.rescued = Some(rescued);
             }
             Err(error) => tracing::warn!(%error, "the database of the node's own etcd was not copied"),

@@ -148,6 +148,12 @@ impl Plan {
             )));
             return None;
         }
+        if acknowledges_early(&version) {
+            report.error(fix(&format!(
+                "version {version} acknowledges what it may lose when it is killed, as a bridge may have to (mended in 3.5.5)"
+            )));
+            return None;
+        }
         let (temporary, argv) = report.ok(&what, arguments(command_line))?;
         let relay = report.ok(
             &what,
@@ -168,6 +174,12 @@ impl Plan {
     pub fn cgroup(&self) -> String {
         cgroup::of_container(ETCD, *self.members.temporary.ip())
     }
+}
+
+/// Whether an only member of this version acknowledges a write before the write is in its log (etcd-io/etcd#14370).
+fn acknowledges_early(version: &str) -> bool {
+    let patch = version.strip_prefix("3.5.").and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
+    patch.is_some_and(|patch| patch.parse::<u32>().is_ok_and(|patch| patch < 5))
 }
 
 /// Whether this process may mount.
@@ -312,6 +324,20 @@ mod tests {
             ("etcd", ""),
         ] {
             assert!(data(command, variable).is_err(), "{command} {variable}");
+        }
+    }
+
+    #[test]
+    fn a_version_that_acknowledges_before_its_log_has_it_is_known() {
+        for (version, early) in [
+            ("3.5.0", true),
+            ("3.5.4-0", true),
+            ("3.5.5", false),
+            ("3.5.24", false),
+            ("3.6.0", false),
+            ("3.5.x", false),
+        ] {
+            assert_eq!(acknowledges_early(version), early, "{version}");
         }
     }
 

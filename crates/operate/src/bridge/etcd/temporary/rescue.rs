@@ -11,8 +11,9 @@ use rustix::fs::ioctl_ficlone;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The page that says how to go on.
@@ -21,16 +22,24 @@ pub const PAGE: &str = "docs/bridge.md, \"A node whose etcd serves a deleted dat
 /// How long its threads may take to stop; one that writes to a disk stops when it has written.
 const STOPS: Duration = Duration::from_secs(10);
 
+/// How long it may be stopped for the copy, which a disk that hangs would not end.
+const COPIES: Duration = Duration::from_secs(60);
+
 /// What became of it.
 #[derive(Debug)]
 pub struct Rescued {
-    pid: i32,
+    pub pid: i32,
     /// Where the copy is.
     copy: Result<PathBuf, String>,
     ended: Result<(), String>,
 }
 
 impl Rescued {
+    /// The copy failed, and may be tried again.
+    pub fn has_no_copy(&self) -> bool {
+        self.copy.is_err()
+    }
+
     /// For an operator.
     pub fn trouble(&self) -> String {
         let copy = match &self.copy {
@@ -51,32 +60,45 @@ impl Rescued {
 }
 
 /// Copies the database of a process, and ends the process if it has written no snapshot since `known`, the last one from a time at which
-/// its database was the one that its path names. Blocks for as long as the copy takes.
-pub fn rescue(pid: i32, database: &Database, known: Option<&Option<OsString>>) -> Rescued {
+/// its database was the one that its path names. `None` if its database is the one that its path names by now, as at the end of a
+/// defragmentation. Blocks for as long as the copy takes.
+pub fn rescue(pid: i32, database: &Database, known: Option<&Option<OsString>>) -> Option<Rescued> {
     let failed = |error: io::Error| error.to_string();
     let (copy, ended) = match HeldProcess::of(pid) {
         Ok(process) => {
             let mut ended = Err("its copy failed".to_owned());
-            let copy = save(&process, database, |_| {
-                ended = end(&process, database, known);
+            let copy = save(&process, database, |from| {
+                ended = end(&process, from, database, known);
             });
-            (copy.map_err(failed), ended)
+            (copy.transpose()?.map_err(failed), ended)
         }
         Err(error) => (Err(failed(error)), Err("it has ended by itself".to_owned())),
     };
-    Rescued { pid, copy, ended }
+    Some(Rescued { pid, copy, ended })
 }
 
 /// Stops a process, copies its database, and goes on with `then` before the process does.
-fn save(process: &HeldProcess, database: &Database, then: impl FnOnce(&Path)) -> io::Result<PathBuf> {
+fn save(process: &HeldProcess, database: &Database, then: impl FnOnce(&Path)) -> io::Result<Option<PathBuf>> {
     let _paused = process.pause(STOPS)?;
     let named = Database::as_named_by(process.pid);
     let (opened, from) = named.as_ref().unwrap_or(database).opened_by(process.pid);
-    let from = from.filter(|_| opened == Opened::Other);
-    let from = from.ok_or_else(|| io::Error::other("its database is the one that its path names by now"))?;
-    let copy = copy(&from, database.data())?;
-    then(&copy);
-    Ok(copy)
+    let Some(from) = from.filter(|_| opened == Opened::Other) else { return Ok(None) };
+    let copy = copy_in_time(from.clone(), database.data().to_owned())?;
+    then(&from);
+    Ok(Some(copy))
+}
+
+/// As [`copy`], on a thread that is left alone where the copy takes too long: its result is removed.
+fn copy_in_time(from: PathBuf, beside: PathBuf) -> io::Result<PathBuf> {
+    let (done, copied) = mpsc::sync_channel(0);
+    std::thread::spawn(move || {
+        if let Err(mpsc::SendError(Ok(late))) = done.send(copy(&from, &beside)) {
+            let _: io::Result<()> = fs::remove_file::<PathBuf>(late);
+        }
+    });
+    copied
+        .recv_timeout(COPIES)
+        .unwrap_or_else(|_| Err(io::Error::other(format!("the copy takes longer than {COPIES:?}"))))
 }
 
 /// Copies a file beside a directory, on the disk when this returns.
@@ -95,8 +117,19 @@ fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
     Ok(to)
 }
 
-/// Ends a process that is stopped, if the log has all of its database since the file that its path names.
-fn end(process: &HeldProcess, database: &Database, known: Option<&Option<OsString>>) -> Result<(), String> {
+/// Ends a process that is stopped, if the log has all of its database since the file that its path names. COMMAND may have moved the data,
+/// or put others into their place: then the log is elsewhere, or the database has another name.
+fn end(
+    process: &HeldProcess,
+    from: &Path,
+    database: &Database,
+    known: Option<&Option<OsString>>,
+) -> Result<(), String> {
+    let is_deleted = fs::metadata(from).is_ok_and(|file| file.nlink() == 0);
+    let has_log = database.has_log_of(process.pid).map_err(|error| format!("its log cannot be listed: {error}"))?;
+    if !is_deleted || !has_log {
+        return Err(format!("its database or its log is not in {}", database.data().display()));
+    }
     let known = known.ok_or("its database was never seen where its path leads")?;
     let now = database.last_snapshot().map_err(|error| format!("its snapshots cannot be listed: {error}"))?;
     if now > *known {
@@ -112,16 +145,18 @@ fn end(process: &HeldProcess, database: &Database, known: Option<&Option<OsStrin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
     use std::process::{Child, Command, Stdio};
 
     const FIRST: &str = "0000000000000002-0000000000002711.snap";
+    const SEGMENT: &str = "member/wal/0000000000000000-0000000000000000.wal";
     const SECOND: &str = "0000000000000002-0000000000004e22.snap";
 
     /// Something that holds a database as etcd does, by flock(1).
     fn etcd(database: &Database) -> Option<Child> {
         let mut command = Command::new("flock");
-        command.arg("--no-fork").arg(database.path()).args(["sh", "-c", "echo; read line"]);
+        // With a segment of its log open, if that is there.
+        let script = "[ ! -e \"$0\" ] || exec 9<\"$0\"; echo; read line";
+        command.arg("--no-fork").arg(database.path()).args(["sh", "-c", script]).arg(database.data().join(SEGMENT));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?;
         let mut line = [0];
         io::Read::read_exact(child.stdout.as_mut()?, &mut line).ok()?;
@@ -130,12 +165,13 @@ mod tests {
 
     #[test]
     fn it_is_copied_and_ended_only_where_no_snapshot_needs_it() {
-        for (known, now, ends) in [
-            (Some(None), None, true),
-            (Some(Some(FIRST)), Some(FIRST), true),
-            (Some(Some(FIRST)), Some(SECOND), false),
-            (Some(None), Some(FIRST), false),
-            (None, None, false),
+        for (known, now, has_log, ends) in [
+            (Some(None), None, true, true),
+            (Some(None), None, false, false),
+            (Some(Some(FIRST)), Some(FIRST), true, true),
+            (Some(Some(FIRST)), Some(SECOND), true, false),
+            (Some(None), Some(FIRST), true, false),
+            (None, None, true, false),
         ] {
             let temp = tempfile::tempdir().unwrap();
             let data = temp.path().join("etcd");
@@ -143,9 +179,14 @@ mod tests {
             let at = database.path();
             fs::create_dir_all(at.parent().unwrap()).unwrap();
             fs::write(&at, "acknowledged").unwrap();
+            let segment = data.join(SEGMENT);
+            fs::create_dir_all(segment.parent().unwrap()).unwrap();
+            if has_log {
+                fs::write(&segment, "").unwrap();
+            }
             let Some(mut child) = etcd(&database) else { return };
             let pid = i32::try_from(child.id()).unwrap();
-            assert!(rescue(pid, &database, Some(&None)).copy.is_err(), "it is the one that its path names");
+            assert!(rescue(pid, &database, Some(&None)).is_none(), "it is the one that its path names");
             assert!(child.try_wait().unwrap().is_none());
             fs::write(at.with_file_name("db.tmp.1"), "old").unwrap();
             fs::rename(at.with_file_name("db.tmp.1"), &at).unwrap();
@@ -153,7 +194,7 @@ mod tests {
                 fs::write(at.with_file_name(now), "").unwrap();
             }
             let known = known.map(|known| known.map(OsString::from));
-            let rescued = rescue(pid, &database, known.as_ref());
+            let rescued = rescue(pid, &database, known.as_ref()).unwrap();
             let copy = rescued.copy.as_ref().unwrap();
             assert_eq!((copy.parent(), fs::read_to_string(copy).unwrap().as_str()), (data.parent(), "acknowledged"));
             assert_eq!(fs::metadata(copy).unwrap().mode() & 0o777, 0o600);
