@@ -61,7 +61,7 @@ main() {
     done
     say "seed $seed"
     if $short; then
-        history control $((SHORT / 2)) -size 64 "${options[@]}" || status=1
+        history control $((SHORT / 2)) -size 256 "${options[@]}" || status=1
         left=$((SHORT - SECONDS))
         history history $left -size 16 -changes "$changes" -each "$changes" -backups none -limit $((left - 35))s "${options[@]}" || status=1
     else

@@ -42,9 +42,6 @@ const UNSEEN: Duration = Duration::from_secs(10);
 /// is not healthy for 150 s copies its backup over the data.
 const GIVES_BACK: Duration = Duration::from_secs(90);
 
-/// How long the node's own etcd must answer until it counts as back.
-const IS_BACK: Duration = Duration::from_secs(30);
-
 /// How long an own etcd that had the data and ended must wait for its next try.
 const RETRY: Duration = Duration::from_secs(60);
 
@@ -150,9 +147,8 @@ pub struct EtcdMachine {
     since: Duration,
     /// Calls in flight have had their time in this step.
     has_stopped: bool,
-    /// Since when the node's own does not answer for [`IS_BACK`] without a break, and since when it answers.
+    /// Since when the node's own does not answer.
     away: Option<Duration>,
-    back: Option<Duration>,
     /// The temporary one's ends before this step.
     ends: u32,
     /// Since when the temporary one has given no answer, and whether it has had the lock since.
@@ -282,10 +278,7 @@ impl EtcdMachine {
     fn note(&mut self, seen: &EtcdObservation, now: Duration) {
         let EtcdObservation { own, temporary, holder, .. } = *seen;
         let since = |known: Option<Duration>, is_so: bool| is_so.then(|| known.unwrap_or(now));
-        // kubeadm asks each 15 s: one that answers for a moment between has not come back for it.
-        self.back = since(self.back, own.answers);
-        let is_back = self.back.is_some_and(|back| now.saturating_sub(back) >= self.speedup.of(IS_BACK));
-        self.away = since(self.away, !own.answers || (self.away.is_some() && !is_back));
+        self.away = since(self.away, !own.answers);
         self.ending = since(self.ending, temporary.ending);
         self.other = since(self.other, own.opened == Opened::Other);
         self.unseen = since(self.unseen, own.answers && own.opened == Opened::Unseen && self.step != EtcdStep::Own);
