@@ -243,10 +243,10 @@ impl Machine {
         if !view.holds(self.position.target) {
             // What failed goes first: the kubelet runs one pod of a name.
             return match (canonical.may_serve(), temporary.in_group) {
-                (false, _) => Action::Remove(Slot::Canonical),
+                (false, true) => Action::Remove(Slot::Canonical),
                 (true, true) => self.stop(view, Slot::Canonical),
-                (true, false) if view.elapsed() < view.limits.ready => Action::Wait,
-                (true, false) => Action::Halt("the temporary instance is not ready any more".into()),
+                (_, false) if view.elapsed() < view.limits.ready => Action::Wait,
+                (_, false) => Action::Halt("the temporary instance is not ready any more".into()),
             };
         }
         match view.start(Slot::Canonical) {
@@ -308,11 +308,11 @@ impl Machine {
                 (false, false) => Action::Wait,
             };
         }
-        match (canonical.in_group, temporary.may_serve()) {
-            (true, _) => self.stop(view, Slot::Temporary),
-            (false, false) => Action::Remove(Slot::Temporary),
-            (false, true) if late => down(),
-            (false, true) => Action::Wait,
+        // After a reboot both start, and an instance that is not in the group may be the first to be ready.
+        match canonical.in_group {
+            true => self.stop(view, Slot::Temporary),
+            false if late => down(),
+            false => Action::Wait,
         }
     }
 
