@@ -148,7 +148,7 @@ impl Plan {
             )));
             return None;
         }
-        if acknowledges_early(&version) {
+        if acknowledges_early(version) {
             report.error(fix(&format!(
                 "version {version} acknowledges what it may lose when it is killed, as a bridge may have to (mended in 3.5.5)"
             )));
