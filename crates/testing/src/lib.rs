@@ -7,7 +7,6 @@ pub mod namespace;
 
 use berth_cluster::Access;
 use berth_cluster::kubeconfig::Token;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -193,26 +192,6 @@ pub async fn read_slowly<T>(path: &Path, text: &str, read: impl Future<Output = 
     });
     let (done, _) = tokio::join!(read, async { ran.send(()) });
     (done, disk.join().unwrap())
-}
-
-/// Raises this process's soft limit of open files to what its tests need, and prints which limit is too low for that.
-///
-/// # Panics
-/// The kernel does not tell the limit.
-pub fn raise_file_limit(needed: u64) {
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    if soft >= needed {
-        return;
-    }
-    if hard < needed {
-        let line = format!(
-            "the hard limit of open files is {hard}, and these tests need {needed}: some may fail with \"Too many open files\"; raise \
-             that limit (ulimit -Hn, LimitNOFILE=, /etc/security/limits.conf)\n"
-        );
-        let _ = std::io::stderr().write_all(line.as_bytes());
-    }
-    // A soft limit may be anything up to the hard one.
-    setrlimit(Resource::RLIMIT_NOFILE, needed.min(hard), hard).unwrap();
 }
 
 /// How many cases of a property are tried: `PROPTEST_CASES` if that is set, as for a long run.

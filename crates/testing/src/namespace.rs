@@ -116,18 +116,3 @@ fn again(command: &mut Command) {
         let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
     }
 }
-
-/// Runs commands of ip(8); the error is why the program cannot be run here.
-///
-/// # Errors
-/// The program is not there.
-///
-/// # Panics
-/// A command fails.
-pub fn ip(commands: &[&str]) -> Result<(), String> {
-    for command in commands {
-        let output = Command::new("ip").args(command.split(' ')).output().map_err(|error| format!("ip: {error}"))?;
-        assert!(output.status.success(), "ip {command}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(())
-}
