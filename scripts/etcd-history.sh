@@ -42,23 +42,15 @@ main() {
     [[ -n $seed ]] || seed=$((RANDOM * 32768 + RANDOM))
     need_root "network namespaces"
     need_tools ip unshare setpriv timeout mount
-    if $check; then
-        "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
-        [[ -n ${OLD_ETCD:-} && -n ${HISTORY:-} ]] || need_tools "${GO:-go}"
-        exit
-    fi
-    need_etcds release
-    make_work
-    local options=() version status=0 left
+    begin_work
+    local options=() status=0 left
     if $short; then
         ((${#etcd[@]})) || etcd=(3.6)
         # What the control needs in the end is not known yet.
         SECONDS=0
     fi
     ((${#etcd[@]})) || etcd=(3.6 3.5)
-    for version in "${etcd[@]}"; do
-        if [[ $version == 3.5 ]]; then options+=(-etcd "$OLD_ETCD"); else options+=(-etcd "$ETCD"); fi
-    done
+    readarray -t options < <(etcd_options "${etcd[@]}")
     say "seed $seed"
     if $short; then
         history control $((SHORT / 2)) -size 256 "${options[@]}" || status=1

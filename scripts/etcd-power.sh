@@ -30,7 +30,7 @@ readonly INNER=512M OUTER=16G
 readonly CONTROL=8
 
 main() {
-    local status=0 version options=()
+    local status=0 options=()
     keep=false check=false copies=50 seed='' etcd=()
     parse_options keep check 'copies=^[1-9][0-9]{0,3}$' 'seed=^[0-9]{1,9}$' 'etcd+=^3\.[56]$' -- "$@"
     ((${#etcd[@]})) || etcd=(3.6 3.5)
@@ -38,16 +38,8 @@ main() {
     need_root "file systems in images"
     need_tools ip unshare setpriv timeout mount umount mkfs.btrfs mkfs.ext4 truncate
     need_file_systems
-    if $check; then
-        "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
-        [[ -n ${OLD_ETCD:-} && -n ${HISTORY:-} ]] || need_tools "${GO:-go}"
-        exit
-    fi
-    need_etcds release
-    make_work
-    for version in "${etcd[@]}"; do
-        if [[ $version == 3.5 ]]; then options+=(-etcd "$OLD_ETCD"); else options+=(-etcd "$ETCD"); fi
-    done
+    begin_work
+    readarray -t options < <(etcd_options "${etcd[@]}")
     say "seed $seed"
     power bridge $((300 + copies * 20)) -copies "$copies" "${options[@]}" || status=1
     power control 300 -unsafe -copies $CONTROL -etcd "$ETCD" || status=1

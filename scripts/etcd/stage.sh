@@ -48,8 +48,24 @@ in_namespaces() {
         bash -euc 'ip link set lo up && ip addr add "$0/32" dev lo && exec "$@"' "$NODE_IP" "$@"
 }
 
-# make_work: the directory $work, which stays if $keep is true when the script ends
-make_work() {
+# begin_work: ends with --check if what the script needs is there; else all programs, and the directory $work, which stays if $keep is true
+# when the script ends
+begin_work() {
+    if $check; then
+        "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
+        [[ -n ${OLD_ETCD:-} && -n ${HISTORY:-} ]] || need_tools "${GO:-go}"
+        exit
+    fi
+    need_etcds release
     work=$(mktemp -d)
     trap 'if [[ $keep == true ]]; then say "data and logs are in $work"; else rm -rf -- "$work"; fi' EXIT
+}
+
+# etcd_options VERSION...: options of the program for these versions of etcd, a word a line
+etcd_options() {
+    local version
+    for version; do
+        echo -etcd
+        if [[ $version == 3.5 ]]; then echo "$OLD_ETCD"; else echo "$ETCD"; fi
+    done
 }
