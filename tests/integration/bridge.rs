@@ -217,8 +217,8 @@ fn on(kind: Kind, must_steer: bool, test: impl FnOnce(&Node) + Send + 'static) {
     });
 }
 
-/// Gives this thread and what it starts a root directory that is this user's and has all that the other one has. In a user namespace
-/// root is nobody, and what a bridge keeps must be in no directory that another than root and this user may write to.
+/// Gives this thread and its children a root directory that this user owns, with the real root's directories mounted in it. In a user
+/// namespace the real root has the user ID of nobody, and a bridge keeps its files only where no user but root and its own may write.
 fn own_root() -> Result<(), String> {
     let failed = |error: nix::errno::Errno| format!("no root directory of its own: {error}");
     let is_empty = |at: &Path| std::fs::read_dir(at).is_ok_and(|mut files| files.next().is_none());
@@ -522,7 +522,7 @@ fn more(load: Option<&Load>, clients: usize) {
 #[track_caller]
 fn none_lost(load: Load) -> Record {
     let record = load.end();
-    // What follows is true all the same.
+    // Where the machine was too busy to tell, the test goes on: its other assertions hold.
     record.nothing_lost("");
     record
 }

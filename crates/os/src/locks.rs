@@ -34,7 +34,7 @@ pub struct Lock {
     pub file: LockedFile,
 }
 
-/// All locks of this node.
+/// Lists the locks in /proc/locks: those of all processes that this process's PID namespace shows.
 ///
 /// # Errors
 /// /proc/locks cannot be read.

@@ -161,7 +161,7 @@ fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
     if let Some(score) = &inner.oom_score
         && let Ok(file) = open(c"/proc/self/oom_score_adj", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
     {
-        // A lower one than this process's own needs CAP_SYS_RESOURCE; it keeps its own then.
+        // A score lower than this process's needs CAP_SYS_RESOURCE. Without the capability the child keeps this process's score.
         let _ = rustix::io::write(&file, score.as_bytes());
     }
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS)?;

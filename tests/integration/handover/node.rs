@@ -52,7 +52,7 @@ pub(crate) fn on_a_node_that(
 ) {
     namespace::run(CloneFlags::CLONE_NEWNET, move || {
         netdevice::set("lo", InterfaceSetting::Up).unwrap();
-        // The other is one of clients, which are all of its network.
+        // Clients have the addresses of the second one's network.
         for (alias, address, mask) in [("lo:1", [10, 77, 0, 1], [255; 4]), ("lo:2", [10, 78, 0, 1], [255, 255, 0, 0])] {
             netdevice::set(alias, InterfaceSetting::Address(address.into())).unwrap();
             netdevice::set(alias, InterfaceSetting::Netmask(mask.into())).unwrap();
@@ -86,7 +86,7 @@ pub(crate) struct Node {
     uid: Option<u32>,
     /// The berth that it starts next.
     program: Mutex<PathBuf>,
-    /// Whether its shims steer nothing: they do all else that the direct path does.
+    /// True if the node's shims steer nothing, and do everything else of the direct path.
     unsteered: bool,
 }
 

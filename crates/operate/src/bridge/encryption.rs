@@ -85,7 +85,7 @@ fn of_entry(entry: &YamlNode) -> Vec<Key> {
         let text = |node: &YamlNode, field| node.text_of(field).unwrap_or_default().to_owned();
         match kind {
             IDENTITY => vec![(kind, String::new(), String::new())],
-            // Its keys are the plugin's; one of another socket is another.
+            // The plugin has the keys. A plugin at another socket is another plugin.
             "kms" => vec![(kind, text(provider, "name"), text(provider, "endpoint"))],
             _ => provider.list("keys").iter().map(|key| (kind, text(key, "name"), text(key, "secret"))).collect(),
         }

@@ -189,7 +189,8 @@ impl Template {
         Ok((child, writer))
     }
 
-    /// The signal that kills it: in namespaces of its own all that is in them, and its cgroup.
+    /// The signal that kills the temporary instance. The supervisor of an instance with namespaces kills all processes in them, and removes
+    /// the instance's cgroup.
     pub fn kill(&self) -> Signal {
         match self.runs {
             Runs::Program { .. } if self.exclusive.is_none() => Signal::SIGKILL,

@@ -175,8 +175,8 @@ impl Machine {
         self.commanding
     }
 
-    /// COMMAND runs, or may: nobody reports what is run after `berth bridge start`, or by hand where COMMAND failed. What stops etcd after
-    /// its return is another one.
+    /// True while a COMMAND runs or may run: nobody reports a command that is run after `berth bridge start`, or by hand where COMMAND failed.
+    /// Where etcd has served since COMMAND ended and stops again, such a command may have stopped it.
     pub fn command_may_run(&self) -> bool {
         self.commanding || self.abandoned || (matches!(self.step, Step::Hold | Step::Restore) && !self.ended)
     }

@@ -61,8 +61,9 @@ pub struct Restored {
     pub kept: Vec<PathBuf>,
 }
 
-/// Restores them, in this order: when the kubelet reads the manifest, the files that it names exist. What was there is kept: it may be the
-/// only copy of a key. Nothing is restored that takes away a key with which objects may be encrypted by now.
+/// Restores the saved files in their order: when the kubelet reads the manifest, the files that the manifest names exist. A file that is
+/// replaced is kept, since that file may be the only copy of a key. Nothing is restored where objects may be encrypted by now with a key
+/// that the saved configuration lacks.
 pub fn restore(all: &[SavedFile]) -> Restored {
     let (mut restored, mut failed, mut kept) = (Vec::new(), Vec::new(), Vec::new());
     let differing = match keys_stay(all).and_then(|()| compare(all)) {

@@ -1,5 +1,5 @@
-//! Where the kernel takes no BPF program, as in a user namespace: nothing is steered, and all else is as if it were. For tests of all else.
-//! Debug builds alone have this, so nothing that ships.
+//! Stands in for the kernel where it takes no BPF program, as in a user namespace: nothing is steered, and calls succeed as if connections
+//! were. Tests that do not ask which listener gets a connection use this. Debug builds alone have it, so nothing that ships does.
 
 use super::{Refused, Step};
 use crate::sock_diag;

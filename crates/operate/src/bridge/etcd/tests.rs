@@ -274,7 +274,7 @@ async fn this_nodes_member_is_asked_itself() {
     let answers = cluster.follow(&mut tasks);
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(*answers.borrow());
-    // One that stops keeps its listener.
+    // An etcd that stops keeps its listener, and answers no handshake.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     for own in [silent.local_addr().unwrap(), "127.0.0.1:1".parse().unwrap()] {
         cluster.own = format!("https://{own}");

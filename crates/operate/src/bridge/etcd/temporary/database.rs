@@ -134,7 +134,7 @@ impl Database {
         Ok(pids.any(|pid| open_files(pid).any(|(_, file)| left.contains(&identity(&file)))))
     }
 
-    /// Whether a process has open the last segment of the log that is here: what it acknowledges is written to that.
+    /// True if a process has the last segment of this directory's log open. A write that the process acknowledges is in that segment.
     ///
     /// # Errors
     /// The log cannot be listed.
