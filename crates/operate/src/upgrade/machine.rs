@@ -237,8 +237,12 @@ impl Machine {
     fn start_canonical(&mut self, view: &StepView<'_>) -> Action {
         let NodeObservation { canonical, temporary, canonical_file, .. } = view.seen;
         if *canonical_file == Content::Absent {
-            let place = Action::Place(Slot::Canonical, self.position.target);
-            return if canonical.alive { self.stopping(view) } else { place };
+            if canonical.alive {
+                return self.stopping(view);
+            }
+            // The instance that is placed is watched from here on: how often another one ended there before is not counted.
+            self.since = None;
+            return Action::Place(Slot::Canonical, self.position.target);
         }
         if !view.holds(self.position.target) {
             // What failed goes first: the kubelet runs one pod of a name.

@@ -348,3 +348,21 @@ fn an_address_that_does_not_accept_clients_delays_the_end_and_does_not_prevent_i
         assert_eq!(machine.next(&reached, Duration::from_secs(41)), Action::Finish(outcome));
     }
 }
+
+/// The shim of the temporary one is silent when the failed new version is to go: that ends again and again until then.
+#[test]
+fn what_failed_in_its_place_does_not_count_against_the_old_one() {
+    let given = Given {
+        canonical: Fate::Crashes(2),
+        drains: false,
+        journal: false,
+        lag: 19,
+        start: 2,
+        stop: 7,
+        silences: [None, Some((93, 28))],
+        ..good()
+    };
+    let mut world = World::new(given);
+    let over = world.run(&mut Position::begin());
+    assert_eq!(over, Action::Finish(UpgradeOutcome::RolledBack));
+}
