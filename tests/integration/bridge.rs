@@ -70,8 +70,10 @@ fn explain(node: &Path) {
     let bridge = node.join("bridge");
     let mut status = berth(["bridge", "status", "--state-dir"]);
     status.arg(&bridge);
-    let mut connections = Command::new("ss");
-    connections.args(["-Hantp", "exclude", "time-wait", "sport = :6443 or dport = :6443"]);
+    // A child's /proc/net is that of this thread's network namespace.
+    let mut connections = Command::new("sh");
+    let listed = "grep -hE ':192B ' /proc/net/tcp /proc/net/tcp6 | grep -v ' 06 '; ls -l /proc/$(cat \"$0\")/fd";
+    connections.args(["-c", listed]).arg(node.join("pid"));
     for (what, command) in [("status", &mut status), ("connections", &mut connections)] {
         match command.output() {
             Ok(output) => eprintln!("{what}:\n{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat())),
@@ -287,20 +289,22 @@ impl Node {
     /// What waits, for a shell, until it has no client, accepted or not: new clients go to the bridge by then. A handshake that began before
     /// takes milliseconds, but on a machine that stands still longer than the bridge waits where it is sped up. A shell reads byte by byte:
     /// what is over is not listed, since of that there are thousands of lines. The bridge's probes, from 127.0.0.1 or ::1, are no clients:
-    /// on a busy machine there is always one.
+    /// on a busy machine there is always one. The same goes for connections that the bridge has not accepted, so those of the node's own
+    /// are known by its listener, the only one that is bound to this port: its receive queue counts them.
     fn quiet(&self) -> String {
         let pid = self.path("pid").display().to_string();
         // The sockets first: what is accepted meanwhile is among the files.
         format!(
             r#"pid=$(cat {pid})
 until
-    sockets=$(grep -hE '^ *[0-9]+: [0-9A-F]+:192B [0-9A-F]+:[0-9A-F]+ 0[1-5789B] ' /proc/net/tcp /proc/net/tcp6 |
+    sockets=$(grep -hE '^ *[0-9]+: [0-9A-F]+:192B [0-9A-F]+:[0-9A-F]+ 0[1-5789AB] ' /proc/net/tcp /proc/net/tcp6 |
         grep -vE ':192B (0100007F|0{{24}}01000000):')
     files=$(ls -l /proc/$pid/fd)
     echo "$sockets" | {{
         while read -r number at from state queues timer resent uid timeout inode rest; do
-            case "$state $inode" in
-                '03 '*|'01 0'|'08 0') exit 1 ;;
+            case "$state $queues" in
+                '0A '*:00000000) continue ;;
+                '0A '*|'03 '*) exit 1 ;;
             esac
             case "$files" in *"socket:[$inode]"*) exit 1 ;; esac
         done

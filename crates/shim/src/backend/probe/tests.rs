@@ -196,6 +196,9 @@ async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
         assert_failed(&files.probe().ready(address).await, "timeout", &["100ms", "--probe-timeout"]);
     }
     drop(listener);
+    // The child of another test has a duplicate of it until execve.
+    let is_gone = async { while TcpStream::connect(silent_in_tls).await.is_ok() {} };
+    tokio::time::timeout(Duration::from_secs(60), is_gone).await.unwrap();
     for kind in [ProbeKind::Https, ProbeKind::Tcp] {
         files.config.kind = kind;
         let refused = files.probe().ready(silent_in_tls).await;
