@@ -17,11 +17,16 @@ pub fn named(manifest: &str) -> Option<PathBuf> {
     manifest.container().on_node(path).map(PathBuf::from)
 }
 
+/// An entry of a configuration: its resources, such as `secrets`, `jobs.batch` or `*.*`, and what reads and writes them.
+#[derive(Debug)]
+struct Entry {
+    resources: Vec<String>,
+    keys: Vec<Key>,
+}
+
 /// A way to read a resource.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Key {
-    /// Such as `secrets`, `jobs.batch` or `*.*`.
-    resource: String,
     provider: String,
     /// The key's; of a KMS plugin its own.
     name: String,
@@ -29,42 +34,41 @@ struct Key {
     secret: String,
 }
 
-impl Key {
-    fn reads(&self, other: &Self) -> bool {
-        (&self.provider, &self.name, &self.secret) == (&other.provider, &other.name, &other.secret)
-            && covers(&self.resource, &other.resource)
-    }
-}
-
 /// The keys that the first configuration has and the second one lacks, for people. A configuration that cannot be read has none:
 /// kube-apiserver does not start with it.
 pub fn missing(has: &str, then: &str) -> Vec<String> {
-    let then = keys(then);
-    let is_covered = |key: &Key| {
+    let (has, then) = (entries(has), entries(then));
+    // A wildcard stands for all that no other entry names.
+    let resources: BTreeSet<_> = has.iter().chain(&then).flat_map(|entry| &entry.resources).collect();
+    let missing = resources.into_iter().flat_map(|resource| {
+        let then = keys_of(&then, resource);
         // What no entry covers is written and read as plain text.
-        let is_plain = key.provider == IDENTITY && !then.iter().any(|other| covers(&other.resource, &key.resource));
-        is_plain || then.iter().any(|other| other.reads(key))
-    };
-    let mut missing: Vec<_> = keys(has).iter().filter(|key| !is_covered(key)).map(describe).collect();
-    missing.dedup();
-    missing
+        let reads = move |key: &Key| then.map_or(key.provider == IDENTITY, |then| then.contains(key));
+        let keys = keys_of(&has, resource).unwrap_or_default().iter();
+        keys.filter(move |key| !reads(key)).map(move |key| key.describe(resource))
+    });
+    missing.collect()
 }
 
-fn describe(key: &Key) -> String {
-    match key.provider.as_str() {
-        IDENTITY => format!("{IDENTITY} (for {})", key.resource),
-        provider => format!("{provider} {} (for {})", key.name, key.resource),
+/// As kube-apiserver finds them: those of the first entry that covers a resource.
+fn keys_of<'a>(entries: &'a [Entry], resource: &str) -> Option<&'a [Key]> {
+    let covers = |entry: &&Entry| entry.resources.iter().any(|of| covers(of, resource));
+    entries.iter().find(covers).map(|entry| entry.keys.as_slice())
+}
+
+impl Key {
+    fn describe(&self, resource: &str) -> String {
+        match self.provider.as_str() {
+            IDENTITY => format!("{IDENTITY} (for {resource})"),
+            provider => format!("{provider} {} (for {resource})", self.name),
+        }
     }
 }
 
-/// Whether an entry for one resource counts for another.
+/// Whether an entry for one resource counts for another. Those of the core group have no dot.
 fn covers(entry: &str, resource: &str) -> bool {
-    match entry {
-        "*.*" => true,
-        // Of the core group, whose resources have no dot.
-        "*." => !resource.contains('.') || resource == "*.",
-        entry => entry == resource || entry.strip_prefix('*').is_some_and(|group| resource.ends_with(group)),
-    }
+    let group = |resource: &str| resource.split_once('.').map_or(String::new(), |(_, group)| group.to_owned());
+    entry == "*.*" || entry == resource || entry.starts_with("*.") && group(entry) == group(resource)
 }
 
 /// Whether the keys of a configuration can be seen. An empty one has none.
@@ -72,35 +76,28 @@ pub fn is_readable(text: &str) -> bool {
     yaml::parse(text).is_ok()
 }
 
-fn keys(text: &str) -> BTreeSet<Key> {
+fn entries(text: &str) -> Vec<Entry> {
     let documents = yaml::parse(text).unwrap_or_default();
-    documents.iter().flat_map(|document| document.list("resources")).flat_map(of_entry).collect()
+    let entry = |entry: &YamlNode| {
+        let resources = entry.list("resources").iter().filter_map(YamlNode::text).map(str::to_owned).collect();
+        let providers = entry.list("providers").iter().flat_map(YamlNode::entries);
+        Entry { resources, keys: providers.flat_map(|(kind, provider)| keys(kind, provider)).collect() }
+    };
+    documents.iter().flat_map(|document| document.list("resources")).map(entry).collect()
 }
 
-fn of_entry(entry: &YamlNode) -> Vec<Key> {
-    let resources: Vec<_> = entry.list("resources").iter().filter_map(YamlNode::text).collect();
-    let providers = entry.list("providers").iter().flat_map(YamlNode::entries);
-    let named = providers.flat_map(|(kind, provider)| {
-        let kind = kind.text().unwrap_or_default();
-        let text = |node: &YamlNode, field| node.text_of(field).unwrap_or_default().to_owned();
-        match kind {
-            IDENTITY => vec![(kind, String::new(), String::new())],
-            // The plugin has the keys. A plugin at another socket is another plugin.
-            "kms" => vec![(kind, text(provider, "name"), text(provider, "endpoint"))],
-            _ => provider.list("keys").iter().map(|key| (kind, text(key, "name"), text(key, "secret"))).collect(),
+fn keys(kind: &YamlNode, provider: &YamlNode) -> Vec<Key> {
+    let text = |node: &YamlNode, field| node.text_of(field).unwrap_or_default().to_owned();
+    let key = |provider: &str, name, secret| Key { provider: provider.to_owned(), name, secret };
+    match kind.text().unwrap_or_default() {
+        IDENTITY => vec![key(IDENTITY, String::new(), String::new())],
+        // The plugin has the keys. A plugin at another socket is another plugin, and what is stored tells v1 from v2.
+        "kms" if provider.text_of("apiVersion") == Some("v2") => {
+            vec![key("kms v2", text(provider, "name"), text(provider, "endpoint"))]
         }
-    });
-    let named: Vec<_> = named.collect();
-    let key = |resource: &&str| {
-        let resource = (*resource).to_owned();
-        named.iter().map(move |(provider, name, secret)| Key {
-            resource: resource.clone(),
-            provider: (*provider).to_owned(),
-            name: name.clone(),
-            secret: secret.clone(),
-        })
-    };
-    resources.iter().flat_map(key).collect()
+        "kms" => vec![key("kms", text(provider, "name"), text(provider, "endpoint"))],
+        kind => provider.list("keys").iter().map(|it| key(kind, text(it, "name"), text(it, "secret"))).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -139,6 +136,23 @@ mod tests {
         assert_eq!(missing(&before, &strict), ["identity (for secrets)"]);
         let kms = |socket: &str| config("secrets", &[&format!("kms: {{name: a, endpoint: unix:///{socket}}}")]);
         assert_eq!(missing(&kms("b"), &kms("a")), ["kms a (for secrets)"]);
+        let second = kms("a").replace("name: a", "apiVersion: v2, name: a");
+        assert_eq!(missing(&second, &kms("a")), ["kms v2 a (for secrets)"]);
+        assert_eq!(missing(&second, &second), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_first_entry_that_covers_a_resource_counts() {
+        let (one, two) = (key("aescbc", "key1", "b25l"), key("aescbc", "key2", "dHdv"));
+        let entry = |resources: &str, key: &str| config(resources, &[key]).split_once('\n').unwrap().1.to_owned();
+        let joined = |first: &str, second: &str| format!("{first}{}", second.split_once('\n').unwrap().1);
+        let all = entry("'*.*'", &two);
+        let both = joined(&entry("secrets", &one), &all);
+        assert_eq!(missing(&all, &both), ["aescbc key2 (for secrets)"]);
+        assert_eq!(missing(&both, &both), Vec::<String>::new());
+        assert_eq!(missing(&both, &all), ["aescbc key1 (for secrets)"]);
+        // The second entry is never asked for secrets.
+        assert_eq!(missing(&joined(&all, &entry("secrets", &one)), &all), Vec::<String>::new());
     }
 
     #[test]
@@ -150,6 +164,7 @@ mod tests {
             ("*.", "jobs.batch", false),
             ("*.batch", "jobs.batch", true),
             ("*.batch", "secrets", false),
+            ("*.k8s.io", "leases.coordination.k8s.io", false),
             ("jobs.batch", "*.batch", false),
             ("secrets", "*.*", false),
         ] {
