@@ -72,12 +72,14 @@ pub fn restore(all: &[SavedFile]) -> Restored {
     };
     let manifests = all.iter().find(|file| file.shown).and_then(|manifest| manifest.path.parent());
     for (before, difference) in differing {
-        match keep(before, manifests).and_then(|at| write(before).map(|()| at)) {
-            Ok(at) => {
-                tracing::info!(path = %before.path.display(), kept = ?at, "put back");
-                kept.extend(at);
-                restored.push(difference);
-            }
+        let done = keep(before, manifests).and_then(|at| {
+            tracing::info!(path = %before.path.display(), kept = ?at, "put back");
+            // Named even if the write fails.
+            kept.extend(at);
+            write(before)
+        });
+        match done {
+            Ok(()) => restored.push(difference),
             Err(error) => failed.push(format!("{}: {error}", before.path.display())),
         }
     }
@@ -246,6 +248,18 @@ mod tests {
         fs::write(&all[2].path, "new\n").unwrap();
         assert!(restore(&all).files.unwrap_err().contains("symbolic link"));
         assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "old\n");
+    }
+
+    #[test]
+    fn what_is_kept_is_named_even_if_nothing_can_be_put_there() {
+        let temp = tempfile::tempdir().unwrap();
+        let [path, copy, target] = ["key", "copy", "target"].map(|name| temp.path().join(name));
+        fs::write(&target, "new\n").unwrap();
+        fs::write(&copy, "old\n").unwrap();
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        let Restored { files, kept } = restore(&[SavedFile { path, copy, shown: false }]);
+        assert!(files.is_err());
+        assert_eq!(kept.iter().map(|kept| fs::read_to_string(kept).unwrap()).collect::<Vec<_>>(), ["new\n"]);
     }
 
     /// A node whose configuration had the first key, and has these by now, where its manifest names it before and now.
