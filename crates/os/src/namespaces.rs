@@ -10,7 +10,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
 use nix::sys::time::TimeSpec;
-use nix::unistd::{ForkResult, Pid, fork, getpid, pipe2};
+use nix::unistd::{ForkResult, Pid, fork, getpid, pipe2, setpgid};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, open, unlinkat};
 use rustix::process::PidfdFlags;
 use std::ffi::{CStr, CString};
@@ -117,7 +117,7 @@ impl SignReader {
 /// Runs the child's program as the first process of new PID and mount namespaces, so that everything it starts ends with it. The
 /// child itself stays outside until the program has ended, and ends with its exit status, or 128 and the number of the signal that
 /// ended it. It forwards SIGTERM; when the thread that started it ends, on [`KILL_CHILD`], or when signs of life stay away, it kills all
-/// processes of the namespace.
+/// processes of the namespace. Where signs of life are awaited, the child has a process group of its own.
 ///
 /// # Errors
 /// A path contains a NUL.
@@ -158,6 +158,10 @@ fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
     // Blocked before they can come, so that none is missed.
     let mask = awaited.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     die_with(parent, KILL_CHILD)?;
+    if inner.signs.is_some() {
+        // A signal to the process group of who gives the signs, such as SIGSTOP, is not for who waits for them.
+        setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+    }
     if let Some(score) = &inner.oom_score
         && let Ok(file) = open(c"/proc/self/oom_score_adj", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
     {
