@@ -3,6 +3,7 @@
 //! A bridge ends with this process: the kernel removes the steering, whose descriptor is here, and kills the temporary instance.
 
 use super::etcd::keeping;
+use super::etcd::temporary::revisions::Compared;
 use super::etcd::temporary::{self, EtcdDaemon};
 use super::instance::{self, Template, TemporaryProcess};
 use super::localhost::NOT_COVERED;
@@ -227,7 +228,7 @@ struct Bridge {
     /// Of the node's etcd, where a temporary one serves while it is away; that is to know whether COMMAND may run.
     temporary_etcd: Option<watch::Receiver<EtcdStatus>>,
     /// What the temporary one acknowledged and the node's own has not got.
-    lost_writes: watch::Receiver<Option<String>>,
+    revisions: watch::Receiver<Compared>,
     /// Whether this node's member answers, of each etcd that has others.
     members: Vec<watch::Receiver<bool>>,
     commanding: watch::Sender<bool>,
@@ -263,11 +264,11 @@ impl Bridge {
         asking.spawn(logs::bound(plan.options.directory.clone()));
         let speedup = plan.options.limits.speedup;
         let (commanding, commands) = watch::channel(false);
-        let (tells, lost_writes) = watch::channel(None);
+        let (compared, revisions) = watch::channel(Compared::default());
         let temporary_etcd = match etcd {
             Some(etcd) => {
                 let (to, etcd_status) = watch::channel(EtcdStatus::default());
-                asking.spawn(etcd.revisions.clone().compare(etcd_status.clone(), tells));
+                asking.spawn(etcd.revisions.clone().compare(etcd_status.clone(), compared));
                 let daemon = EtcdDaemon::new(etcd, &plan.options.directory, speedup, to)?;
                 asking.spawn(daemon.run(commands));
                 status.send_modify(|status| status.logs.push(plan.options.directory.join(logs::ETCD)));
@@ -311,7 +312,7 @@ impl Bridge {
             wanted: None,
             etcd: plan.etcd.start([plan.temporary.into(), plan.own], speedup),
             temporary_etcd,
-            lost_writes,
+            revisions,
             members,
             commanding,
             service: plan.service.clone().map(|service| service.at([plan.temporary.into(), plan.own]).start()),
@@ -511,9 +512,18 @@ impl Bridge {
 
     /// A bridge under which writes were lost has not ended well.
     fn judged(&self, outcome: BridgeOutcome) -> BridgeOutcome {
-        match (outcome, &*self.lost_writes.borrow()) {
-            (BridgeOutcome::Done, Some(why)) => BridgeOutcome::Abandoned(why.clone()),
-            (outcome, _) => outcome,
+        let Compared { missing, is_open } = self.revisions.borrow().clone();
+        match (outcome, missing) {
+            (BridgeOutcome::Done, Some(why)) => BridgeOutcome::Abandoned(why),
+            (outcome, _) => {
+                if is_open {
+                    tracing::warn!(
+                        "whether the node's own etcd has all that was written while it was away is not known: it did not answer when it \
+                         was asked for its revision"
+                    );
+                }
+                outcome
+            }
         }
     }
 
@@ -690,7 +700,7 @@ impl Bridge {
                 },
                 service: self.unkept(),
                 etcd: self.temporary_etcd.as_ref().map(|etcd| {
-                    let lost = self.lost_writes.borrow().clone();
+                    let lost = self.revisions.borrow().missing.clone();
                     let etcd = etcd.borrow().clone();
                     EtcdStatus { trouble: lost.or(etcd.trouble), ..etcd }
                 }),

@@ -1,5 +1,5 @@
-//! Whether the node's own etcd goes on from what the temporary one wrote: its revision may not be lower. Where COMMAND copied or moved the
-//! data while "etcd is stopped", or put a backup in its place, writes are missing.
+//! Whether who serves etcd's data goes on from what was served before: the revision may not be lower. Where COMMAND copied or moved the data
+//! while "etcd is stopped", or put a backup in its place, writes are missing.
 
 use crate::bridge::etcd::gateway::Gateway;
 use berth_node::ipc::bridge::{EtcdStatus, EtcdStep};
@@ -7,8 +7,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// Time between two questions. What the temporary etcd writes after the last one is not counted.
+/// Time between two questions to the temporary etcd, and to the node's own. What is written after the last one is not counted.
 const INTERVAL: Duration = Duration::from_millis(200);
+const OWN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Where both are asked. Their certificate is for the node's own.
 #[derive(Debug, Clone)]
@@ -18,45 +19,58 @@ pub struct Revisions {
     pub temporary: String,
 }
 
+/// What is known of the data.
+#[derive(Debug, Clone, Default)]
+pub struct Compared {
+    /// Writes are missing.
+    pub missing: Option<String>,
+    /// The node's own has not been asked since it returned.
+    pub is_open: bool,
+}
+
 impl Revisions {
-    /// Tells of writes that are missing. Goes on until one end of the channels is dropped.
-    pub async fn compare(self, mut etcd: watch::Receiver<EtcdStatus>, missing: watch::Sender<Option<String>>) {
-        let mut last = None;
-        while !missing.is_closed() {
+    /// Goes on until one end of the channels is dropped.
+    pub async fn compare(self, mut etcd: watch::Receiver<EtcdStatus>, compared: watch::Sender<Compared>) {
+        let mut last = 0;
+        while !compared.is_closed() {
             let step = etcd.borrow_and_update().step;
-            match (step, last) {
-                (EtcdStep::Temporary, _) => {
-                    if let Ok(status) = self.gateway.status(&self.temporary).await {
-                        last = last.max(Some(status.revision));
-                    }
-                }
-                (EtcdStep::Own, Some(wrote)) => {
-                    if let Ok(status) = self.gateway.status(&self.own).await {
-                        if let Some(why) = gap(wrote, status.revision) {
-                            tracing::warn!("etcd: {why}");
-                            missing.send_replace(Some(why));
-                        }
-                        last = None;
-                    }
-                }
-                _ => {}
+            let (who, url, interval) = match step {
+                EtcdStep::Own => ("node's own", Some(&self.own), OWN_INTERVAL),
+                EtcdStep::Temporary => ("temporary", Some(&self.temporary), INTERVAL),
+                _ => ("", None, OWN_INTERVAL),
+            };
+            if step != EtcdStep::Own {
+                compared.send_modify(|compared| compared.is_open = true);
             }
-            let is_asked = step == EtcdStep::Temporary || last.is_some();
+            if let Some(url) = url
+                && let Ok(status) = self.gateway.status(url).await
+                && etcd.borrow().step == step
+            {
+                let missing = gap(who, last, status.revision);
+                last = status.revision;
+                compared.send_modify(|compared| {
+                    compared.is_open &= step != EtcdStep::Own;
+                    if let Some(why) = missing {
+                        tracing::warn!("etcd: {why}");
+                        compared.missing = Some(why);
+                    }
+                });
+            }
             tokio::select! {
                 changed = etcd.changed() => if changed.is_err() { return },
-                () = sleep(INTERVAL), if is_asked => {}
+                () = sleep(interval) => {}
             }
         }
     }
 }
 
-/// What is wrong where the node's own has a lower revision. Each write adds one to it.
-fn gap(temporary: u64, own: u64) -> Option<String> {
-    let lost = temporary.checked_sub(own).filter(|lost| *lost > 0)?;
+/// What is wrong where who serves has a lower revision than was seen before. Each write adds one to it.
+fn gap(who: &str, before: u64, now: u64) -> Option<String> {
+    let lost = before.checked_sub(now).filter(|lost| *lost > 0)?;
     Some(format!(
-        "the node's own etcd serves from other data than the temporary one wrote: it is at revision {own}, and that was at {temporary}, \
-         so that at least {lost} writes that were acknowledged are missing; they are in the data directory of before, if COMMAND did not \
-         overwrite it: stop what writes to the cluster, and see what COMMAND copied, and when"
+        "the {who} etcd serves from other data than was served before: it is at revision {now}, and that was at {before}, so that at least \
+         {lost} writes that were acknowledged are missing; they are in the data directory of before, if COMMAND did not overwrite it: stop \
+         what writes to the cluster, and see what COMMAND copied, and when"
     ))
 }
 
@@ -65,27 +79,48 @@ mod tests {
     use super::*;
     use berth_testing::etcd;
 
+    /// What is told when who serves has these revisions, one after the other.
+    async fn compared(steps: &[(EtcdStep, u64)]) -> Compared {
+        let (members, servers) = etcd::start(&[(([127, 0, 0, 1], 0).into(), "127.0.0.1"); 3]).await;
+        let access = &servers[0].access;
+        let gateway = Gateway::new(access.ca.clone(), access.client.clone()).named("127.0.0.1");
+        // The one that has revisions.
+        let at = || servers[2].access.server.clone();
+        let revisions = Revisions { gateway, own: at(), temporary: at() };
+        let (to, etcd) = watch::channel(EtcdStatus { step: EtcdStep::Stopping, ..EtcdStatus::default() });
+        let (tells, told) = watch::channel(Compared::default());
+        let comparing = tokio::spawn(revisions.compare(etcd, tells));
+        let left = || members.lock().unwrap().revisions.len();
+        for (step, revision) in steps {
+            members.lock().unwrap().revisions = vec![*revision; 100];
+            to.send_modify(|status| status.step = *step);
+            // The third question is asked when the answer to the second one, which is of this step, is known.
+            while matches!(step, EtcdStep::Own | EtcdStep::Temporary) && left() > 97 {
+                sleep(Duration::from_millis(10)).await;
+            }
+        }
+        drop(to);
+        comparing.await.unwrap();
+        let told = told.borrow().clone();
+        told
+    }
+
     #[tokio::test]
     async fn writes_that_are_missing_are_counted() {
-        for (temporary, missing) in [(150, Some("at least 50 writes")), (100, None), (90, None)] {
-            let (members, servers) = etcd::start(&[(([127, 0, 0, 1], 0).into(), "127.0.0.1"); 3]).await;
-            members.lock().unwrap().revisions = vec![temporary; 100];
-            let access = &servers[0].access;
-            let gateway = Gateway::new(access.ca.clone(), access.client.clone()).named("127.0.0.1");
-            let at = |member: usize| servers[member].access.server.clone();
-            let revisions = Revisions { gateway, own: at(0), temporary: at(2) };
-            let (to, etcd) = watch::channel(EtcdStatus::default());
-            let (tells, mut told) = watch::channel(None);
-            let comparing = tokio::spawn(revisions.compare(etcd, tells));
-            for step in [EtcdStep::Temporary, EtcdStep::Returning, EtcdStep::Own] {
-                to.send_modify(|status| status.step = step);
-                sleep(Duration::from_millis(600)).await;
-            }
-            drop(to);
-            comparing.await.unwrap();
-            let told = told.borrow_and_update().clone();
-            assert_eq!(told.is_some(), missing.is_some(), "{told:?}");
-            assert!(missing.is_none_or(|part| told.unwrap().contains(part)));
+        use EtcdStep::{Own, Returning, Temporary};
+        for (steps, missing) in [
+            (&[(Temporary, 150), (Returning, 0), (Own, 100)][..], Some("the node's own etcd serves from other data")),
+            (&[(Temporary, 100), (Own, 100)], None),
+            (&[(Temporary, 90), (Own, 100)], None),
+            // COMMAND put a copy there while the node's own was away, or between two temporary ones.
+            (&[(Own, 150), (Temporary, 100), (Own, 100)], Some("the temporary etcd serves from other data")),
+            (&[(Temporary, 150), (Returning, 0), (Temporary, 100)], Some("the temporary etcd serves from other data")),
+        ] {
+            let Compared { missing: told, is_open } = compared(steps).await;
+            assert_eq!(told.is_some(), missing.is_some(), "{steps:?}: {told:?}");
+            assert!(missing.is_none_or(|part| told.as_ref().unwrap().contains(part)), "{told:?}");
+            assert!(told.is_none_or(|why| why.contains("at least 50 writes")));
+            assert_eq!(is_open, steps.last().unwrap().0 != Own);
         }
     }
 }
