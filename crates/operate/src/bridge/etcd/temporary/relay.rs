@@ -65,8 +65,7 @@ async fn relay(
     mut route: watch::Receiver<Route>,
     mut ends: watch::Receiver<u64>,
 ) -> io::Result<()> {
-    let etcd = connect(members, &mut route).await?;
-    ends.mark_unchanged();
+    let etcd = connect(members, &mut route, &mut ends).await?;
     pass(client, etcd, async { drop(ends.changed().await) }).await
 }
 
@@ -80,18 +79,26 @@ pub async fn pass(mut client: TcpStream, mut etcd: TcpStream, ends: impl Future<
     }
 }
 
-/// Waits until somebody serves, for as long as a client may wait.
-async fn connect(members: Members, route: &mut watch::Receiver<Route>) -> io::Result<TcpStream> {
+/// Waits until somebody serves, for as long as a client may wait. What ends connections from the time of the dial on ends this one.
+async fn connect(
+    members: Members,
+    route: &mut watch::Receiver<Route>,
+    ends: &mut watch::Receiver<u64>,
+) -> io::Result<TcpStream> {
     let mut dials = 0;
     loop {
         let ended = |_| io::Error::from(io::ErrorKind::BrokenPipe);
         let open = timeout(REDIAL * DIALS, route.wait_for(|route| *route != Route::Hold)).await?;
-        let to = match *open.map_err(ended)? {
+        let chosen = *open.map_err(ended)?;
+        ends.mark_unchanged();
+        let to = match chosen {
             Route::Temporary => members.temporary,
             Route::Own | Route::Hold => members.own,
         };
         match dial(members.source.into(), to.into()).await {
             Err(_) if dials < DIALS => dials += 1,
+            // Another serves by now, or nobody.
+            Ok(_) if *route.borrow() != chosen => continue,
             dialled => return dialled,
         }
         tokio::time::sleep(REDIAL).await;
