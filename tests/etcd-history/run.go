@@ -25,6 +25,9 @@ const longest = 45 * time.Second
 // kubeadm takes etcd for failed after 150 s, and copies its backup back.
 const kubeadmWaits = 150 * time.Second / speedup
 
+// kubeadm asks an etcd that often: what serves for that long is well for it, and a bridge counts its absence anew.
+const kubeadmAsks = 15 * time.Second / speedup
+
 // One data directory, its etcd, bridges and clients.
 type stage struct {
 	*settings
@@ -424,6 +427,8 @@ func (s *stage) change() (faults []string) {
 		return faults
 	}
 	s.changes++
+	// The next absence is one of another COMMAND.
+	time.Sleep(time.Until(epoch.Add(time.Duration(back) + kubeadmAsks + 300*time.Millisecond)))
 	if killed {
 		if err := s.bridge.begin(s.random.Intn(2) == 0); err != nil {
 			s.wrong = append(s.wrong, err.Error())
@@ -557,6 +562,17 @@ func (s *stage) kubeadmRestores(result *verdict) {
 	s.etcd.process.stop()
 	if s.awaitTemporary(stopped) {
 		s.changes++
+	}
+	if s.one(2) {
+		s.history.mark("fault: own serves for a moment")
+		time.Sleep(s.between(0, kubeadmWaits/2))
+		s.etcd.start()
+		if err := s.etcd.awaitServing(longest); err != nil {
+			result.wrong("unopenable while kubeadm waits: %v", err)
+			return
+		}
+		time.Sleep(s.between(0, kubeadmAsks/2))
+		s.etcd.process.stop()
 	}
 	time.Sleep(time.Until(epoch.Add(time.Duration(stopped) + kubeadmWaits)))
 	if other, found := s.etcd.temporary(); found {

@@ -65,8 +65,8 @@ pub struct EtcdDaemon {
     silent: Option<(Instant, Duration)>,
     /// The listener of the node's own etcd, and its process.
     listens: Option<(u64, i32)>,
-    /// The node's etcd that had the data last.
-    last: Option<HeldProcess>,
+    /// The node's etcd that had the data last; where it cannot be held, its number.
+    last: Option<Result<HeldProcess, i32>>,
     /// The last raft snapshot from a time at which who served had the database that its path names.
     snapshot: Option<Option<OsString>>,
     /// Saves the database of a node's etcd that serves from another file.
@@ -223,7 +223,8 @@ impl EtcdDaemon {
             answers: *self.temporary.borrow(),
             opened,
         };
-        EtcdObservation { own, temporary, holder, size: look.map_or(0, |look| look.size), commanding }
+        let unrecovered = !self.rescue.is_empty() || self.rescued.as_ref().is_some_and(Rescued::is_unrecovered);
+        EtcdObservation { own, temporary, holder, size: look.map_or(0, |look| look.size), commanding, unrecovered }
     }
 
     /// What the node's own etcd has open as its database, if that is not the one that the bridge's path names.
@@ -240,16 +241,17 @@ impl EtcdDaemon {
         opened
     }
 
-    /// Keeps the process that has the data, to know when it has ended.
+    /// Keeps the process that has the data, to know when it has ended. Its number may be another process's by then.
     fn hold(&mut self, pid: i32) {
-        if self.last.as_ref().is_none_or(|last| last.pid != pid) {
-            self.last = HeldProcess::of(pid).ok();
+        let is_held =
+            self.last.as_ref().is_some_and(|last| matches!(last, Ok(it) if it.pid == pid && !has_ended(last)));
+        if !is_held {
+            self.last = Some(HeldProcess::of(pid).map_err(|_| pid));
         }
     }
 
     /// Whether nobody has the data, nor may be about to write it.
     fn is_free(&self, look: &Look) -> bool {
-        let has_ended = |last: &HeldProcess| last.ends_within(Duration::ZERO).unwrap_or_default();
         let is_free = self.plan.database.is_free(look).unwrap_or_else(|error| {
             tracing::debug!(%error, "whether etcd's data is free cannot be seen");
             false
@@ -387,5 +389,12 @@ impl EtcdDaemon {
             (status.step, status.pid, status.trouble) = (step, pid, trouble.clone());
             is_new
         });
+    }
+}
+
+fn has_ended(process: &Result<HeldProcess, i32>) -> bool {
+    match process {
+        Ok(process) => process.ends_within(Duration::ZERO).unwrap_or_default(),
+        Err(pid) => !Path::new(&format!("/proc/{pid}")).exists(),
     }
 }

@@ -42,6 +42,10 @@ const UNSEEN: Duration = Duration::from_secs(10);
 /// is not healthy for 150 s copies its backup over the data.
 const GIVES_BACK: Duration = Duration::from_secs(90);
 
+/// How long the node's own must have served without a break until its absence is over: kubeadm asks it that often, and it may be well for
+/// less between two ends.
+const BACK: Duration = Duration::from_secs(15);
+
 /// How long an own etcd that had the data and ended must wait for its next try.
 const RETRY: Duration = Duration::from_secs(60);
 
@@ -107,6 +111,9 @@ pub struct EtcdObservation {
     pub size: u64,
     /// COMMAND runs, or may.
     pub commanding: bool,
+    /// The node's own had a database to which no name leads, which is being copied, or the bridge did not end that process: what the path
+    /// names may lack what was acknowledged.
+    pub unrecovered: bool,
 }
 
 /// Where the relay connects its clients.
@@ -147,8 +154,9 @@ pub struct EtcdMachine {
     since: Duration,
     /// Calls in flight have had their time in this step.
     has_stopped: bool,
-    /// Since when the node's own does not answer.
+    /// Since when the node's own does not answer, or not without a break for [`BACK`]; and since when it has served.
     away: Option<Duration>,
+    back: Option<Duration>,
     /// The temporary one's ends before this step.
     ends: u32,
     /// Since when the temporary one has given no answer, and whether it has had the lock since.
@@ -171,6 +179,7 @@ pub struct EtcdMachine {
     retry: Duration,
     given_up: bool,
     is_unseen: bool,
+    unrecovered: bool,
 }
 
 /// How long the temporary etcd may take from the lock to its first answer, with a database of this size.
@@ -196,6 +205,11 @@ impl EtcdMachine {
     /// What an operator has to decide.
     pub fn trouble(&self) -> Option<String> {
         match self.step() {
+            EtcdStep::Own if self.is_unseen => Some(
+                "the node's own etcd answers, and which database it has cannot be seen: see whether it is etcd with the data directory of \
+                 before"
+                    .into(),
+            ),
             EtcdStep::Own => None,
             _ if self.is_unseen => Some(
                 "the node's own etcd answers, and which database it has cannot be seen: no client is let through to it; see whether it is \
@@ -205,6 +219,8 @@ impl EtcdMachine {
             _ if self.given_up => Some(
                 "the temporary etcd does not start: the node's own has the data alone, as without berth; etcd.log says why".into(),
             ),
+            // The copy tells of itself when it is done.
+            EtcdStep::GivenBack if self.unrecovered => None,
             EtcdStep::GivenBack => Some(format!(
                 "the node's own etcd is not there, {} s after it stopped, and COMMAND may put a backup in the place of its data: the \
                  temporary etcd has ended before that; see why the node's own does not start",
@@ -230,7 +246,9 @@ impl EtcdMachine {
             EtcdStep::Own => EtcdStep::Stopping,
             _ if own.serves() && !(self.step == EtcdStep::Temporary && temporary.running) => EtcdStep::Own,
             EtcdStep::Stopping if temporary.serves() && !temporary.ending => EtcdStep::Temporary,
-            EtcdStep::Stopping | EtcdStep::Temporary if self.is_due_back(seen, now) => EtcdStep::GivenBack,
+            EtcdStep::Stopping | EtcdStep::Temporary if seen.unrecovered || self.is_due_back(seen, now) => {
+                EtcdStep::GivenBack
+            }
             EtcdStep::Stopping if temporary.ends.saturating_sub(self.ends) >= ENDS => {
                 self.given_up = true;
                 EtcdStep::GivenBack
@@ -249,7 +267,7 @@ impl EtcdMachine {
                 }
                 EtcdStep::Stopping
             }
-            EtcdStep::GivenBack if !seen.commanding && !self.given_up => EtcdStep::Stopping,
+            EtcdStep::GivenBack if !seen.commanding && !self.given_up && !seen.unrecovered => EtcdStep::Stopping,
             step => step,
         };
         let elapsed = if next == self.step {
@@ -257,10 +275,10 @@ impl EtcdMachine {
             self.has_stopped |= elapsed >= if starved { STARVED_GRACE } else { GRACE };
             elapsed
         } else {
+            // What has another database gets no time to acknowledge more, and what did not serve has no calls in flight.
+            self.has_stopped = is_other || self.step != EtcdStep::Own;
             (self.step, self.since, self.ends) = (next, now, temporary.ends);
             (self.had_data, self.rescued) = (false, false);
-            // What has another database gets no time to acknowledge more.
-            self.has_stopped = is_other;
             if next == EtcdStep::Own {
                 (self.failed, self.retry, self.given_up) = (0, Duration::ZERO, false);
             }
@@ -278,14 +296,17 @@ impl EtcdMachine {
     fn note(&mut self, seen: &EtcdObservation, now: Duration) {
         let EtcdObservation { own, temporary, holder, .. } = *seen;
         let since = |known: Option<Duration>, is_so: bool| is_so.then(|| known.unwrap_or(now));
-        self.away = since(self.away, !own.answers);
+        self.back = since(self.back, own.serves());
+        let is_back = self.back.is_some_and(|since| now.saturating_sub(since) >= self.speedup.of(BACK));
+        self.away = since(self.away, !own.answers || self.away.is_some() && !is_back);
         self.ending = since(self.ending, temporary.ending);
         self.other = since(self.other, own.opened == Opened::Other);
-        self.unseen = since(self.unseen, own.answers && own.opened == Opened::Unseen && self.step != EtcdStep::Own);
+        self.unseen = since(self.unseen, own.answers && own.opened == Opened::Unseen);
         self.is_unseen = self.unseen.is_some_and(|since| now.saturating_sub(since) >= UNSEEN);
         let has_lock = holder == Holder::Temporary;
         let silent = self.silent.filter(|(_, had_lock)| *had_lock == has_lock).unwrap_or((now, has_lock));
         self.silent = (temporary.running && !temporary.serves()).then_some(silent);
+        self.unrecovered = seen.unrecovered;
         self.served = temporary.running && (self.served || temporary.serves());
         self.had_data |= self.step == EtcdStep::Returning && !temporary.running && own.process.is_some();
         if self.kills && !temporary.running {
@@ -309,7 +330,8 @@ impl EtcdMachine {
             EtcdStep::Stopping => {
                 let TemporaryEtcd { running, ending, .. } = seen.temporary;
                 // One that was told to end may do so at any time.
-                let may_run = !ending && !must_not_run(seen) && (running || seen.holder == Holder::Nobody);
+                let may_begin = seen.holder == Holder::Nobody && !seen.unrecovered;
+                let may_run = !ending && !must_not_run(seen) && (running || may_begin);
                 let temporary = if may_run { Process::Run } else { Process::Kill };
                 EtcdWanted { ends_connections, steers: true, temporary, ..hold }
             }

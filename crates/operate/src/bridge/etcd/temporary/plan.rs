@@ -2,6 +2,7 @@
 
 use super::database::Database;
 use super::machine::{self, Opened};
+use super::probe;
 use super::relay::Members;
 use super::rescue::PAGE;
 use super::revisions::Revisions;
@@ -116,6 +117,12 @@ impl Plan {
         let on_node = pod.as_ref().map_or(Some(data.clone()), |pod| pod.on_node(&data));
         let mut database =
             Database::of(&report.ok("", on_node.ok_or_else(|| fix("its data is in no directory of the node")))?);
+        if fs::symlink_metadata(database.path()).is_ok_and(|file| file.is_symlink()) {
+            report.error(fix(
+                "its database is a symbolic link, which an etcd can replace whatever is mounted on the file",
+            ));
+            return None;
+        }
         let look = report.ok("", database.look().map_err(|error| fix(&format!("its database: {error}"))))?;
         let locked = match (look.holder(), database.opened_by(pid).0) {
             (Some(holder), _) if holder == pid => Ok(()),
@@ -141,6 +148,12 @@ impl Plan {
         ));
         let tls = report.ok("", gateway.tls(false).map_err(|why| fix(&why)))?;
         let source = report.ok(&what, address::random())?;
+        // An etcd that these never reach would be taken for one that stops.
+        let answered = probe::once(source.into(), own.into(), tls.clone()).await;
+        report.ok(
+            "",
+            answered.map_err(|error| fix(&format!("it does not answer a TLS handshake from {source}: {error}"))),
+        )?;
         if !VERSIONS.iter().any(|known| version.starts_with(known)) {
             report.error(fix(&format!(
                 "version {version} is none of those of which the lock is known to do ({}x)",

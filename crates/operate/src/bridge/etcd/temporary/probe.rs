@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_rustls::TlsConnector;
 
 /// Time between two handshakes, and how many may be in flight.
@@ -18,6 +18,9 @@ const IN_FLIGHT: usize = 8;
 
 /// How long none of them may end until that counts. One that is refused counts at once.
 const SILENCE: Duration = Duration::from_millis(250);
+
+/// How long one handshake may take before anything depends on them.
+const ONCE: Duration = Duration::from_secs(5);
 
 /// Probes for as long as there is a receiver.
 pub async fn follow(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>, answers: watch::Sender<bool>) {
@@ -42,6 +45,14 @@ pub async fn follow(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>, answ
             answers.send_if_modified(|known| std::mem::replace(known, answer) != answer);
         }
     }
+}
+
+/// One handshake, within the time that an etcd may take that has much to do.
+///
+/// # Errors
+/// It does not answer.
+pub async fn once(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io::Result<()> {
+    timeout(ONCE, handshake(source, to, tls)).await?
 }
 
 /// Any answer in TLS shows that it serves: its certificate may be renewed meanwhile.

@@ -35,6 +35,11 @@ pub struct Rescued {
 }
 
 impl Rescued {
+    /// The process was not ended by the bridge: what its path names may lack what it acknowledged.
+    pub fn is_unrecovered(&self) -> bool {
+        self.ended.is_err()
+    }
+
     /// The copy failed, and may be tried again.
     pub fn has_no_copy(&self) -> bool {
         self.copy.is_err()
@@ -84,6 +89,8 @@ fn save(process: &HeldProcess, database: &Database, then: impl FnOnce(&Path)) ->
     let (opened, from) = named.as_ref().unwrap_or(database).opened_by(process.pid);
     let Some(from) = from.filter(|_| opened == Opened::Other) else { return Ok(None) };
     let copy = copy_in_time(from.clone(), database.data().to_owned())?;
+    // Whatever becomes of the bridge, its log names the copy.
+    tracing::info!(pid = process.pid, copy = %copy.display(), "the database of the node's own etcd was copied");
     then(&from);
     Ok(Some(copy))
 }
@@ -139,7 +146,11 @@ fn end(
             now.display()
         ));
     }
-    process.kill().map_err(|error| error.to_string())
+    match process.kill() {
+        // It has ended meanwhile.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => Ok(()),
+        killed => killed.map_err(|error| error.to_string()),
+    }
 }
 
 #[cfg(test)]

@@ -101,8 +101,7 @@ mod tests {
         }
         drop(to);
         comparing.await.unwrap();
-        let told = told.borrow().clone();
-        told
+        told.borrow().clone()
     }
 
     #[tokio::test]

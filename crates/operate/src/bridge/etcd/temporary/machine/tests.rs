@@ -65,6 +65,8 @@ struct World {
     ends: u32,
     size: u64,
     commanding: bool,
+    /// The node's own served from a file without a name, and the bridge did not end it.
+    unrecovered: bool,
     wanted: EtcdWanted,
     /// The temporary one got SIGTERM.
     told: bool,
@@ -83,6 +85,7 @@ impl World {
             ends: 0,
             size: 0,
             commanding: true,
+            unrecovered: false,
             wanted: EtcdWanted::default(),
             told: false,
         }
@@ -151,7 +154,8 @@ impl World {
             _ => Holder::Unknown,
         };
         let temporary = TemporaryEtcd { ends: self.ends, ..temporary };
-        EtcdObservation { own, temporary, holder, size: self.size, commanding: self.commanding }
+        let Self { size, commanding, unrecovered, .. } = *self;
+        EtcdObservation { own, temporary, holder, size, commanding, unrecovered }
     }
 
     fn tick(&mut self) {
@@ -184,12 +188,14 @@ impl World {
                 }
             }
         }
+        self.unrecovered &= !self.seen().own.serves();
         let (seen, before) = (self.seen(), self.machine.step);
         self.wanted = self.machine.next(&seen, self.now);
         self.check(&seen, before);
         match self.wanted.temporary {
             Process::Run if self.temporary.is_none() => {
                 assert!(!self.locks(self.named), "it never waits for the lock");
+                assert!(!self.unrecovered, "it never starts from what may lack writes");
                 self.temporary = Some(Temporary { hangs: false, ending: None, opens: 4, file: self.opened() });
             }
             Process::Run => {}
@@ -208,8 +214,10 @@ impl World {
             let holds = self.own.is_some_and(|own| self.as_seen(own.file) == Opened::Named);
             assert!(!holds, "the temporary one runs although the node's own has the lock");
         }
-        if self.wanted.rescues && !self.snapped {
-            self.own = None;
+        match self.wanted.rescues {
+            true if self.snapped => self.unrecovered = true,
+            true => self.own = None,
+            false => {}
         }
     }
 
@@ -295,7 +303,7 @@ proptest! {
     fn the_data_is_given_back_in_time(events in prop::collection::vec((event(), 0_u32..100), 0..12)) {
         let mut world = World::new();
         world.happen(Event::Crash);
-        let (mut away, mut waited) = (Duration::ZERO, false);
+        let (mut away, mut back, mut waited) = (Duration::ZERO, Duration::ZERO, false);
         for (event, ticks) in events {
             if !matches!(event, Event::Command(_) | Event::Replace) {
                 world.happen(event);
@@ -304,9 +312,11 @@ proptest! {
                 world.tick();
                 let seen = world.seen();
                 waited |= seen.own.waits();
-                away = if seen.own.answers { Duration::ZERO } else { away + TICK };
+                // An answer for a moment between two ends is none to kubeadm.
+                back = if seen.own.answers { back + TICK } else { Duration::ZERO };
+                away = if back > BACK { Duration::ZERO } else { away + TICK };
                 // One that waits for the lock gets it at once; what it does then counts.
-                if away > GIVES_BACK + HUNG && !waited {
+                if away > GIVES_BACK + HUNG && !waited && !seen.own.answers {
                     prop_assert_eq!(world.machine.step(), EtcdStep::GivenBack);
                 }
             }
@@ -457,6 +467,55 @@ fn an_own_with_another_file_is_seen_twice_and_saved() {
         );
         assert_eq!(world.machine.failed, 0, "it was ended by the bridge");
     }
+}
+
+#[test]
+fn what_may_lack_writes_is_the_nodes_alone_until_its_own_serves() {
+    let mut world = World::new();
+    world.commanding = false;
+    world.run(Duration::from_secs(1));
+    world.happen(Event::Replace);
+    world.snapped = true;
+    world.run(Duration::from_secs(1));
+    // Somebody ends it: T would start from a file that lacks what was acknowledged.
+    world.happen(Event::Crash);
+    world.run(Duration::from_secs(200));
+    assert_eq!((world.machine.step(), world.temporary.is_none()), (EtcdStep::GivenBack, true));
+    world.happen(Event::Start(Kind::Good));
+    world.until(EtcdStep::Own);
+    world.happen(Event::Crash);
+    world.until(EtcdStep::Temporary);
+}
+
+#[test]
+fn an_own_that_serves_for_a_moment_between_two_ends_is_still_away() {
+    let mut world = World::new();
+    world.happen(Event::Crash);
+    while world.now < GIVES_BACK {
+        world.run(Duration::from_secs(10));
+        world.happen(Event::Start(Kind::Good));
+        world.until(EtcdStep::Own);
+        world.run(Duration::from_secs(5));
+        world.happen(Event::Crash);
+    }
+    world.run(Duration::from_secs(1));
+    assert_eq!((world.machine.step(), world.temporary.is_none()), (EtcdStep::GivenBack, true));
+    // It is well for as long as kubeadm waits between two questions.
+    world.happen(Event::Start(Kind::Good));
+    world.until(EtcdStep::Own);
+    world.run(BACK + Duration::from_secs(1));
+    world.happen(Event::Crash);
+    world.until(EtcdStep::Temporary);
+}
+
+#[test]
+fn what_the_temporary_one_leaves_is_told_at_once() {
+    let mut world = World::new();
+    world.happen(Event::Crash);
+    world.until(EtcdStep::Temporary);
+    world.happen(Event::CrashTemporary);
+    world.tick();
+    assert_eq!(world.machine.step(), EtcdStep::Stopping);
 }
 
 #[test]
