@@ -57,7 +57,7 @@ main() {
         left=$((SHORT - SECONDS))
         history history $left -size 16 -changes "$changes" -each "$changes" -backups none -limit $((left - 35))s "${options[@]}" || status=1
     else
-        history control 300 -size 64 "${options[@]}" || status=1
+        history control 300 -size 256 "${options[@]}" || status=1
         history history $((300 + changes * CHANGE)) -all -limit $((60 + changes * CHANGE))s -size 64 -changes "$changes" -each "$each" "${options[@]}" || status=1
     fi
     ((!status)) || keep=true
