@@ -42,21 +42,26 @@ pub fn missing(has: &str, then: &str) -> Vec<String> {
     let resources: BTreeSet<_> = has.iter().chain(&then).flat_map(|entry| &entry.resources).collect();
     let missing = resources.into_iter().flat_map(|resource| {
         let then = keys_of(&then, resource);
-        // What no entry covers is written and read as plain text.
-        let reads = move |key: &Key| then.map_or(key.provider == IDENTITY, |then| then.contains(key));
-        let keys = keys_of(&has, resource).unwrap_or_default().iter();
-        keys.filter(move |key| !reads(key)).map(move |key| key.describe(resource))
+        let keys = keys_of(&has, resource).into_iter();
+        keys.filter(move |key| !then.contains(key)).map(move |key| key.describe(resource))
     });
     missing.collect()
 }
 
-/// As kube-apiserver finds them: those of the first entry that covers a resource.
-fn keys_of<'a>(entries: &'a [Entry], resource: &str) -> Option<&'a [Key]> {
-    let covers = |entry: &&Entry| entry.resources.iter().any(|of| covers(of, resource));
-    entries.iter().find(covers).map(|entry| entry.keys.as_slice())
+/// As kube-apiserver finds them: those of all entries with the first name that covers a resource. What no entry covers is written and read
+/// as plain text.
+fn keys_of(entries: &[Entry], resource: &str) -> Vec<Key> {
+    let mut names = entries.iter().flat_map(|entry| &entry.resources);
+    let Some(name) = names.find(|name| covers(name, resource)) else { return vec![Key::plain()] };
+    let named = entries.iter().filter(|entry| entry.resources.contains(name));
+    named.flat_map(|entry| entry.keys.clone()).collect()
 }
 
 impl Key {
+    fn plain() -> Self {
+        Self { provider: IDENTITY.to_owned(), name: String::new(), secret: String::new() }
+    }
+
     fn describe(&self, resource: &str) -> String {
         match self.provider.as_str() {
             IDENTITY => format!("{IDENTITY} (for {resource})"),
@@ -90,7 +95,7 @@ fn keys(kind: &YamlNode, provider: &YamlNode) -> Vec<Key> {
     let text = |node: &YamlNode, field| node.text_of(field).unwrap_or_default().to_owned();
     let key = |provider: &str, name, secret| Key { provider: provider.to_owned(), name, secret };
     match kind.text().unwrap_or_default() {
-        IDENTITY => vec![key(IDENTITY, String::new(), String::new())],
+        IDENTITY => vec![Key::plain()],
         // The plugin has the keys. A plugin at another socket is another plugin, and what is stored tells v1 from v2.
         "kms" if provider.text_of("apiVersion") == Some("v2") => {
             vec![key("kms v2", text(provider, "name"), text(provider, "endpoint"))]
@@ -151,6 +156,17 @@ mod tests {
         assert_eq!(missing(&all, &both), ["aescbc key2 (for secrets)"]);
         assert_eq!(missing(&both, &both), Vec::<String>::new());
         assert_eq!(missing(&both, &all), ["aescbc key1 (for secrets)"]);
+        // Two entries of one name are one.
+        let joined_keys = joined(&entry("secrets", &one), &entry("secrets", &two));
+        assert_eq!(missing(&joined_keys, &joined_keys), Vec::<String>::new());
+        assert_eq!(missing(&entry("secrets", &two), &joined_keys), Vec::<String>::new());
+        assert_eq!(
+            missing(&all, &entry("configmaps", &one)),
+            ["aescbc key2 (for *.*)", "aescbc key2 (for configmaps)"]
+        );
+        // Written as plain text since.
+        assert_eq!(missing(&entry("secrets", &one), &both), ["identity (for *.*)"]);
+        assert_eq!(missing("", &entry("secrets", &one)), ["identity (for secrets)"]);
         // The second entry is never asked for secrets.
         assert_eq!(missing(&joined(&all, &entry("secrets", &one)), &all), Vec::<String>::new());
     }

@@ -90,7 +90,10 @@ pub fn restore(all: &[SavedFile]) -> Restored {
 fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
     let Some(manifest) = all.iter().find(|file| file.shown) else { return Ok(()) };
     let then = encryption::named(&text(&manifest.copy)?);
-    let Some(now) = encryption::named(&text(&manifest.path)?).or_else(|| then.clone()) else { return Ok(()) };
+    let named = encryption::named(&text(&manifest.path)?);
+    // Without a configuration all is written as plain text; before, it may have been encrypted with what is left there.
+    let is_plain = named.is_none();
+    let Some(now) = named.or_else(|| then.clone()) else { return Ok(()) };
     let copy = |path: PathBuf| all.iter().find(|file| file.path == path).map_or(path, |file| file.copy.clone());
     if !encryption::is_readable(&text(&now)?) {
         return Err(format!(
@@ -98,7 +101,11 @@ fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
             now.display()
         ));
     }
-    let missing = encryption::missing(&text(&now)?, &then.map_or(Ok(String::new()), |then| text(&copy(then)))?);
+    let then = then.map_or(Ok(String::new()), |then| text(&copy(then)))?;
+    let mut missing = encryption::missing(&text(&now)?, &then);
+    if is_plain {
+        missing.extend(encryption::missing("", &then));
+    }
     if missing.is_empty() {
         return Ok(());
     }

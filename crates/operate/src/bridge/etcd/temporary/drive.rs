@@ -144,8 +144,10 @@ impl EtcdDaemon {
             self.is_ending &= self.process.is_running();
             let seen = self.seen(*commanding.borrow());
             let serves = seen.own.answers && seen.own.opened == Opened::Named;
-            if serves && self.rescued.as_ref().is_some_and(|rescued| seen.own.process != Some(rescued.pid)) {
-                self.rescued = None;
+            // Another process serves, or that one does, whose defragmentation has ended since.
+            let is_over = |it: &Rescued| seen.own.process != Some(it.pid) || it.is_unrecovered();
+            if serves && self.rescue.is_empty() && self.rescued.as_ref().is_some_and(is_over) {
+                (self.rescues, self.rescued) = (None, None);
             }
             let step = self.machine.step();
             let wanted = self.machine.next(&seen, began.elapsed());
@@ -212,8 +214,12 @@ impl EtcdDaemon {
                 self.hold(pid);
                 Holder::Another
             }
-            // One that runs may have the lock in the next moment.
-            (Some(look), None) if !running && own.opened == Opened::Unseen && self.is_free(look) => Holder::Nobody,
+            // One that runs may have the lock in the next moment, and what is copied may be all that there is.
+            (Some(look), None)
+                if !running && own.opened == Opened::Unseen && self.rescue.is_empty() && self.is_free(look) =>
+            {
+                Holder::Nobody
+            }
             _ => Holder::Unknown,
         };
         let temporary = TemporaryEtcd {
@@ -223,7 +229,7 @@ impl EtcdDaemon {
             answers: *self.temporary.borrow(),
             opened,
         };
-        let unrecovered = !self.rescue.is_empty() || self.rescued.as_ref().is_some_and(Rescued::is_unrecovered);
+        let unrecovered = self.rescued.as_ref().is_some_and(Rescued::is_unrecovered);
         EtcdObservation { own, temporary, holder, size: look.map_or(0, |look| look.size), commanding, unrecovered }
     }
 

@@ -111,8 +111,8 @@ pub struct EtcdObservation {
     pub size: u64,
     /// COMMAND runs, or may.
     pub commanding: bool,
-    /// The node's own had a database to which no name leads, which is being copied, or the bridge did not end that process: what the path
-    /// names may lack what was acknowledged.
+    /// The node's own had a database to which no name leads, and the bridge did not end that process: what the path names may lack what
+    /// was acknowledged.
     pub unrecovered: bool,
 }
 
@@ -179,7 +179,6 @@ pub struct EtcdMachine {
     retry: Duration,
     given_up: bool,
     is_unseen: bool,
-    unrecovered: bool,
 }
 
 /// How long the temporary etcd may take from the lock to its first answer, with a database of this size.
@@ -219,8 +218,6 @@ impl EtcdMachine {
             _ if self.given_up => Some(
                 "the temporary etcd does not start: the node's own has the data alone, as without berth; etcd.log says why".into(),
             ),
-            // The copy tells of itself when it is done.
-            EtcdStep::GivenBack if self.unrecovered => None,
             EtcdStep::GivenBack => Some(format!(
                 "the node's own etcd is not there, {} s after it stopped, and COMMAND may put a backup in the place of its data: the \
                  temporary etcd has ended before that; see why the node's own does not start",
@@ -275,8 +272,8 @@ impl EtcdMachine {
             self.has_stopped |= elapsed >= if starved { STARVED_GRACE } else { GRACE };
             elapsed
         } else {
-            // What has another database gets no time to acknowledge more, and what did not serve has no calls in flight.
-            self.has_stopped = is_other || self.step != EtcdStep::Own;
+            // What has another database gets no time to acknowledge more, and who ended or was given back has no calls in flight.
+            self.has_stopped = is_other || next == EtcdStep::Stopping && self.step != EtcdStep::Own;
             (self.step, self.since, self.ends) = (next, now, temporary.ends);
             (self.had_data, self.rescued) = (false, false);
             if next == EtcdStep::Own {
@@ -296,7 +293,9 @@ impl EtcdMachine {
     fn note(&mut self, seen: &EtcdObservation, now: Duration) {
         let EtcdObservation { own, temporary, holder, .. } = *seen;
         let since = |known: Option<Duration>, is_so: bool| is_so.then(|| known.unwrap_or(now));
-        self.back = since(self.back, own.serves());
+        // A slow answer is no absence.
+        let serves = own.serves() || self.back.is_some() && self.step() == EtcdStep::Own;
+        self.back = since(self.back, serves);
         let is_back = self.back.is_some_and(|since| now.saturating_sub(since) >= self.speedup.of(BACK));
         self.away = since(self.away, !own.answers || self.away.is_some() && !is_back);
         self.ending = since(self.ending, temporary.ending);
@@ -306,7 +305,6 @@ impl EtcdMachine {
         let has_lock = holder == Holder::Temporary;
         let silent = self.silent.filter(|(_, had_lock)| *had_lock == has_lock).unwrap_or((now, has_lock));
         self.silent = (temporary.running && !temporary.serves()).then_some(silent);
-        self.unrecovered = seen.unrecovered;
         self.served = temporary.running && (self.served || temporary.serves());
         self.had_data |= self.step == EtcdStep::Returning && !temporary.running && own.process.is_some();
         if self.kills && !temporary.running {

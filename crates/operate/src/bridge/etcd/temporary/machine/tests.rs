@@ -335,7 +335,7 @@ fn an_own_that_is_replaced_costs_two_pauses() {
     assert_eq!((world.machine.step(), world.wanted.route), (EtcdStep::Temporary, Route::Temporary));
     world.happen(Event::Start(Kind::Good));
     world.until(EtcdStep::Returning);
-    assert_eq!(world.wanted.route, Route::Hold);
+    assert_eq!((world.wanted.route, world.wanted.ends_connections), (Route::Hold, false), "calls may be answered yet");
     assert!(world.until(EtcdStep::Own) < Duration::from_secs(2));
     world.run(Duration::from_secs(1));
     assert!(world.temporary.is_none());
@@ -366,6 +366,22 @@ fn a_slow_answer_costs_nothing() {
     world.now += TICK;
     world.tick();
     assert_eq!((world.machine.step(), world.wanted.route), (EtcdStep::Own, Route::Own));
+}
+
+#[test]
+fn slow_answers_for_minutes_are_no_absence() {
+    let mut world = World::new();
+    for _ in 0..20 {
+        world.run(Duration::from_secs(10));
+        let mut slow = world.seen();
+        slow.own.answers = false;
+        world.now += TICK;
+        world.machine.next(&slow, world.now);
+        assert_ne!(world.machine.step, EtcdStep::GivenBack);
+    }
+    world.tick();
+    world.happen(Event::Stop(0));
+    world.until(EtcdStep::Temporary);
 }
 
 #[test]
