@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/etcd-history.sh [--short] [--changes N] [--each N] [--seed N] [--etcd VERSION]... [--keep] [--check] [--help]
+# usage: scripts/etcd-history.sh [--short | --pause MIB] [--changes N] [--each N] [--seed N] [--etcd VERSION]... [--keep] [--check] [--help]
 #
 # A real etcd with one member is replaced under `berth bridge` again and again, while clients read, write, compare and swap,
 # and watch, and while etcd, the temporary etcd and the bridge are killed, hang, are defragmented and compacted at random
@@ -12,6 +12,7 @@
 #
 #   --short            the control, then as many changes of hands as there is time for: at most 90 s in all; without kubeadm's
 #                      backup, which is copied back 15 s after etcd was stopped
+#   --pause MIB        without the control and without faults, with a database of this size: how long clients wait
 #   --changes N        changes of hands: from own etcd to the temporary one, and back (500)
 #   --each N           how many of them with one data directory (50)
 #   --seed N           what is drawn at random; printed (a new one each time)
@@ -37,8 +38,8 @@
 readonly SHORT=90 CHANGE=8
 
 main() {
-    short=false keep=false check=false changes=500 each=50 seed='' etcd=()
-    parse_options short keep check 'changes=^[1-9][0-9]{0,5}$' 'each=^[1-9][0-9]{0,3}$' 'seed=^[0-9]{1,9}$' 'etcd+=^3\.[56]$' -- "$@"
+    short=false keep=false check=false changes=500 each=50 seed='' pause='' etcd=()
+    parse_options short keep check 'pause=^[1-9][0-9]{0,4}$' 'changes=^[1-9][0-9]{0,5}$' 'each=^[1-9][0-9]{0,3}$' 'seed=^[0-9]{1,9}$' 'etcd+=^3\.[56]$' -- "$@"
     [[ -n $seed ]] || seed=$((RANDOM * 32768 + RANDOM))
     need_root "network namespaces"
     need_tools ip unshare setpriv timeout mount
@@ -56,6 +57,8 @@ main() {
         history control $((SHORT / 2)) -size 256 "${options[@]}" || status=1
         left=$((SHORT - SECONDS))
         history history $left -size 16 -changes "$changes" -each "$changes" -backups none -limit $((left - 35))s "${options[@]}" || status=1
+    elif [[ $pause ]]; then
+        history history $((300 + changes * (CHANGE + pause / 50))) -all -calm -size "$pause" -changes "$changes" -each "$changes" "${options[@]}" || status=1
     else
         history control 300 -size 256 "${options[@]}" || status=1
         history history $((300 + changes * CHANGE)) -all -limit $((60 + changes * CHANGE))s -size 64 -changes "$changes" -each "$each" "${options[@]}" || status=1
@@ -70,12 +73,12 @@ history() {
     shift 2
     mkdir -- "$work/$what"
     # shellcheck disable=SC2016
-    in_namespaces "$seconds" bash -euc 'mount -t tmpfs -o size=4g history /mnt
+    in_namespaces "$seconds" bash -euc 'mount -t tmpfs -o size=$2m history /mnt
         status=0
-        "${@:2}" || status=$?
+        "${@:3}" || status=$?
         rm -rf /mnt/template-*
         if ((status)) || $1; then cp -a /mnt/. "$0"; fi
-        exit $status' "$work/$what" "$keep" "$HISTORY" -what "$what" -within $((seconds - 3))s -work /mnt -berth "$BERTH" -seed "$seed" "$@" || status=$?
+        exit $status' "$work/$what" "$keep" $((4096 + 5 * ${pause:-0})) "$HISTORY" -what "$what" -within $((seconds - 3))s -work /mnt -berth "$BERTH" -seed "$seed" "$@" || status=$?
     ((status != 137)) || say "FAILED: $what was not done within $seconds s"
     return $status
 }

@@ -75,6 +75,7 @@ func main() {
 	flag.IntVar(&given.size, "size", 64, "MiB that are in the database before")
 	flag.DurationVar(&given.limit, "limit", time.Hour, "begin no more changes after this")
 	flag.DurationVar(&given.within, "within", 24*time.Hour, "end as failed after this")
+	flag.BoolVar(&given.calm, "calm", false, "do nothing to it but stop and start own")
 	flag.BoolVar(&given.all, "all", false, "fewer changes than that are a failure")
 	flag.StringVar(&given.image, "image", "", "power: the image that the file system of the data lies in")
 	flag.StringVar(&given.mount, "mount", "", "power: where that file system is mounted")
@@ -111,7 +112,7 @@ func main() {
 type settings struct {
 	what, work, berth, image, mount string
 	backups                         string
-	unsafe, all                     bool
+	unsafe, all, calm               bool
 	etcds                           list
 	changes, each, copies, size     int
 	seed                            int64

@@ -179,7 +179,7 @@ func (s *stage) run(changes int, all *totals, began time.Time) {
 	go s.watchFiles(watching)
 	time.Sleep(300 * time.Millisecond)
 	// kubeadm's backup comes last: what it takes back no etcd can keep.
-	kubeadm := changes > 4 && s.random.Intn(2) == 0
+	kubeadm := changes > 4 && !s.calm && s.random.Intn(2) == 0
 	for s.changes < changes && len(s.wrong) == 0 && time.Since(began) < s.limit {
 		from := now()
 		faults := s.change()
@@ -337,7 +337,15 @@ func (s *stage) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(s.random.Int63n(int64(most-least)))
 }
 
-func (s *stage) one(in int) bool { return s.random.Intn(in) == 0 }
+func (s *stage) one(in int) bool { return !s.calm && s.random.Intn(in) == 0 }
+
+// kind draws what is done; without faults that is this one.
+func (s *stage) kind(of, calm int) int {
+	if s.calm {
+		return calm
+	}
+	return s.random.Intn(of)
+}
 
 // later does something at a random moment of the next time, and returns when it is done.
 func (s *stage) later(within time.Duration, do func()) (wait func()) {
@@ -373,7 +381,7 @@ func (s *stage) change() (faults []string) {
 	// Own goes away.
 	stopped := now()
 	atOnce := false
-	switch kind := s.random.Intn(20); {
+	switch kind := s.kind(20, 0); {
 	case kind < 10:
 		s.etcd.process.stop()
 	case kind < 13:
@@ -454,7 +462,7 @@ func (s *stage) awaitTemporary(since int64) bool {
 
 // whileTemporary does something to what serves while own is away. It tells whether the bridge was killed.
 func (s *stage) whileTemporary(fault func(string), waits *[]func()) bool {
-	switch kind := s.random.Intn(24); {
+	switch kind := s.kind(24, 23); {
 	case kind < 4:
 		fault("defragmentation of the temporary one")
 		wait := s.later(100*time.Millisecond, func() { defragment(s.admin) })
@@ -488,7 +496,7 @@ func (s *stage) whileTemporary(fault func(string), waits *[]func()) bool {
 // whileOwnWaits does something while own waits for the data, or has just got it.
 func (s *stage) whileOwnWaits(fault func(string), waits *[]func()) bool {
 	time.Sleep(s.between(0, 150*time.Millisecond))
-	switch kind := s.random.Intn(24); {
+	switch kind := s.kind(24, 23); {
 	case kind < 3:
 		fault("defragmentation while own comes back")
 		*waits = append(*waits, s.later(300*time.Millisecond, func() { defragment(s.admin) }))
