@@ -92,7 +92,6 @@ fails_on() {
     begin_step "$1" "$BERTH" upgrade --manifest "$manifest"
     end_step "$1" "berth upgrade to an unknown flag" 1
     expect "kube-apiserver of cp-3" "$(on cp-3 pgrep -x kube-apiserver)" == "$instance" operator.log
-    step cp-1 "berth status --cluster" "$BERTH" status --cluster
 }
 
 # The third node, behind berth as the others, dies in the middle of its upgrade, and its link with it. Another one takes its lock.
@@ -113,7 +112,6 @@ dead_operates() {
     if [[ $bridge ]]; then
         begin_step cp-1 documented_upgrade
         end_step cp-1 "upgrade.md while cp-3 has the lock" 69
-        step cp-1 "berth status --cluster" "$BERTH" status --cluster
         step cp-1 "berth upgrade --break-lock" "$BERTH" upgrade --manifest "$work/cp-1/node/next/kube-apiserver.yaml" --break-lock
     fi
     # As an operator does whose node is gone for good; no kubelet removes its pods.

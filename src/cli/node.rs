@@ -9,14 +9,6 @@ pub struct StatusArgs {
     /// Where the shims of this node meet.
     #[command(flatten)]
     pub run_dir: RunDirArgs,
-    /// Show the instances of all nodes, as their Leases in the cluster have them, and whether the Service
-    /// `kubernetes` names them
-    #[cfg(feature = "operate")]
-    #[arg(long, env = "BERTH_STATUS_CLUSTER")]
-    pub cluster: bool,
-    #[cfg(feature = "operate")]
-    #[command(flatten)]
-    pub admin: super::operate::AdminArgs,
     /// Print JSON instead of a table
     #[arg(long, env = "BERTH_STATUS_JSON")]
     pub json: bool,

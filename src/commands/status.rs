@@ -1,7 +1,4 @@
-//! `berth status`: the berths and apiservers on this node, or of all nodes.
-
-#[cfg(feature = "operate")]
-mod cluster;
+//! `berth status`: the berths and apiservers on this node.
 
 use super::{Exit, block_on, has_reader, json, print_stderr, unavailable};
 use crate::cli::StatusArgs;
@@ -22,10 +19,6 @@ use std::time::{Duration, SystemTime};
 const VERSION: u32 = 1;
 
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
-    #[cfg(feature = "operate")]
-    if args.cluster {
-        return cluster::run(args);
-    }
     block_on(async {
         loop {
             let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable)?;

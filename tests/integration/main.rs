@@ -9,7 +9,6 @@ mod support;
 #[cfg(all(feature = "operate", feature = "rehearse"))]
 mod bridge;
 #[cfg(feature = "operate")]
-mod cluster_status;
 mod docs;
 #[cfg(feature = "operate")]
 mod doctor;

@@ -5,7 +5,6 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod bridge;
-pub mod cluster_status;
 pub mod command;
 pub mod doctor;
 pub mod grant;

@@ -166,7 +166,7 @@ impl Survey<'_> {
     async fn cluster(&mut self, client: &Client, uses: &mut Uses) {
         // One that does not answer would not answer the rest, either, and each takes its time.
         if let Some(error) = client.get("/version").await.err().filter(|error| error.status().is_none()) {
-            let fix = "see that it answers: berth status --cluster";
+            let fix = "see that it answers: kubectl get --raw /version";
             return self.unseen(&format!("the cluster ({error})"), fix);
         }
         let to = self.question.to;
