@@ -1,8 +1,8 @@
 //! Other conditions on the node that prevent a bridge, or that the operator should know.
 
 use super::plan::BridgeOptions;
+use crate::doctor::node;
 use crate::doctor::release::{Question, Release, warnings};
-use crate::doctor::{Case, examine, node};
 use crate::manifest::{Manifest, file};
 use crate::report::Report;
 use crate::upgrade::state;
@@ -23,9 +23,6 @@ const ALONE: &str = "berth-bridge";
 /// Least that is to be free for logs, in bytes: kube-apiserver writes some 10 MB in an hour at its default verbosity, more where it
 /// audits.
 const LOGS: u64 = 64 << 20;
-
-/// Checks of `berth doctor` that count before a bridge too: an instance that starts now reads these certificates.
-const CHECKS: [&str; 2] = ["certificate-expired", "certificate-expires-soon"];
 
 /// Reports programs that steer in this network namespace already: a bridge's program is attached before them.
 pub(super) fn steering(report: &mut Report) {
@@ -93,7 +90,7 @@ pub(super) fn clients(port: u16, report: &mut Report) {
     }
 }
 
-/// An upgrade that is under way, and what `berth doctor` finds in the manifest on its node.
+/// An upgrade that is under way, and what a new release finds in its way.
 pub(super) async fn manifest(path: &Path, options: &BridgeOptions, report: &mut Report) {
     let directory = Path::new(state::DIRECTORY);
     if let Some(upgrade) = state::interrupted(directory) {
@@ -101,13 +98,7 @@ pub(super) async fn manifest(path: &Path, options: &BridgeOptions, report: &mut 
     }
     // That it cannot be read has been reported.
     let Some(manifest) = file::read(path).ok().and_then(|text| Manifest::parse(&text).ok()) else { return };
-    let facts = node::Facts::gather(Path::new("/"), &manifest);
     let name = path.display().to_string();
-    let case =
-        Case { name: &name, manifest: &manifest, running: None, beside: None, node: Some(&facts), cluster: None };
-    for finding in examine(&case).into_iter().filter(|finding| CHECKS.contains(&finding.id)) {
-        report.push(finding);
-    }
     if let (Some(client), Some(to)) = (&options.client(), options.to.or(Release::of(&manifest))) {
         let (manifest, root) = (&manifest, Some(Path::new("/")));
         let found = warnings(Question { to, client: Some(client), name: &name, manifest, root, binary: None }).await;
@@ -118,14 +109,6 @@ pub(super) async fn manifest(path: &Path, options: &BridgeOptions, report: &mut 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::CHECKS as ALL;
-
-    #[test]
-    fn checks_that_count_are_of_doctor() {
-        for id in CHECKS {
-            assert!(ALL.iter().any(|check| check.id == id), "{id}");
-        }
-    }
 
     #[test]
     fn logs_need_room() {

@@ -64,18 +64,11 @@ checks! {
     CLIENT_ADDRESS, Error, "client-address", "the shim listens on every address of the node by which a kubeconfig in /etc/kubernetes or an open connection reaches kube-apiserver";
     FIRST_SWITCH, Warning, "first-switch", "kube-apiserver does not hold the port itself any more";
     MEMORY, Error, "memory", "the node has memory for a second instance: as much as the running one takes, and as it requests";
-    CERTIFICATE_EXPIRED, Error, "certificate-expired", "no certificate that kube-apiserver uses or trusts, or in a kubeconfig in /etc/kubernetes, expires within 7 days (or a quarter of its life)";
-    CERTIFICATE_EXPIRES_SOON, Warning, "certificate-expires-soon", "none of those, and no other in their directories, expires within 60 days (or a quarter of its life)";
     CLUSTER_KUBECONFIG, Error, "cluster-kubeconfig", "the kubeconfig of `--cluster` and its token are there, for the shim's uid alone (0600, in a directory of 0700), and hold no client certificate";
-    CLUSTER_TOKEN_EXPIRED, Error, "cluster-token-expired", "that token has not expired";
-    CLUSTER_TOKEN_EXPIRES_SOON, Warning, "cluster-token-expires-soon", "less than half of its life has passed: a shim renews it after a third";
     KERNEL, Error, "kernel", "the kernel has SO_REUSEPORT (Linux 3.9)";
     DIRECT_KERNEL, Error, "direct-kernel", "with `--direct` the kernel is Linux 5.10 or newer; with `auto` a warning";
     MIGRATE_REQ, Warning, "tcp-migrate-req", "`net.ipv4.tcp_migrate_req` is 0: berth hands over what is queued, and some kernels do not wake the process that waits for it";
     EPHEMERAL_PORTS, Warning, "ephemeral-ports", "no outgoing connection can take the secure port, and there are enough others";
-    SOMAXCONN, Warning, "somaxconn", "`net.core.somaxconn` does not cut the shim's accept queue short";
-    FILE_LIMIT, Warning, "file-limit", "processes of the node may open enough files";
-    CONNTRACK, Warning, "conntrack", "connection tracking has room";
     LEFTOVERS, Info, "leftovers", "the run directory holds nothing of the dead";
     BERTH_VERSION, Warning, "berth-version", "running shims are at most one minor version away";
     SHIMS_UNCONNECTED, Error, "shims-unconnected", "running shims have a connection to each of their siblings";

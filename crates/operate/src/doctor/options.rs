@@ -164,11 +164,6 @@ pub(super) fn drain(parsed: &ParsedOptions) -> Option<Duration> {
     humantime::parse_duration(&shim(parsed)?.drain_timeout).ok()
 }
 
-/// Length of the accept queue that is asked for.
-pub(super) fn backlog(parsed: &ParsedOptions) -> u32 {
-    shim(parsed).and_then(|shim| shim.backlog.parse().ok()).unwrap_or(0)
-}
-
 /// Whether a file of `--authentication-config` allows anonymous requests to the probe's path.
 ///
 /// # Errors

@@ -1,11 +1,10 @@
 //! One case for each check, and what is clean.
 
-use super::node::{Certificates, Credentials, Facts, HeldCredentials, HeldPort, LiveShim, RunningProcess, Validity};
+use super::node::{Credentials, Facts, HeldPort, LiveShim, RunningProcess};
 use super::*;
 use crate::doctor::cluster::Cluster;
 use crate::grant::files;
 use crate::manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
-use berth_cluster::account::Claims;
 use berth_node::registry;
 use berth_os::proc_net::{Entry, NamedProcess};
 use berth_shim::config::DirectMode;
@@ -386,33 +385,16 @@ fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
 fn sound() -> Facts {
     let kinds = [("/etc/ssl/certs", "Directory"), ("/etc/kubernetes/pki", "Directory")];
     let settings = [
-        ("fs.file-max", "9223372036854775807\n"),
         ("kernel.osrelease", "6.1.0-32-amd64\n"),
-        ("net.core.somaxconn", "4096\n"),
         ("net.ipv4.ip_local_port_range", "32768\t60999\n"),
         ("net.ipv4.ip_local_reserved_ports", "\n"),
         ("net.ipv4.tcp_migrate_req", "0\n"),
-        ("net.netfilter.nf_conntrack_count", "79\n"),
-        ("net.netfilter.nf_conntrack_max", "100\n"),
     ];
     Facts {
         host_paths: kinds.into_iter().map(|(path, kind)| (path.to_owned(), Some(kind))).collect(),
         addresses: Some(vec!["10.0.0.5".parse().unwrap()]),
         listeners: vec![holding("10.0.0.5:6443", 0, "berth"), holding("127.1.2.3:6443", 0, "kube-apiserver")],
-        apiservers: vec![RunningProcess {
-            pid: 7,
-            name: "kube-apiserver".into(),
-            resident: 1 << 30,
-            files: Some(1 << 20),
-            started: None,
-        }],
-        berths: vec![RunningProcess {
-            pid: 8,
-            name: "berth".into(),
-            resident: 1 << 20,
-            files: Some(1 << 20),
-            started: None,
-        }],
+        apiservers: vec![RunningProcess { pid: 7, name: "kube-apiserver".into(), resident: 1 << 30, started: None }],
         available: Some(1 << 30),
         shims: vec![LiveShim { instance: "a".into(), version: berth_node::VERSION.into() }],
         settings: settings.into_iter().map(|(name, value)| (name, value.to_owned())).collect(),
@@ -467,42 +449,21 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         of_node(&secured, &Facts { authentication: Some(text), ..sound() })
     };
     let dialled = |address: &str| node(&|facts| facts.clients.add(address.parse().unwrap(), "kubelet.conf".into()));
-    // A life and what is left of it, in days.
-    let expires = |used: bool, life: Result<i64, String>, left: i64| {
-        let (day, now) = (86_400, 20_000);
-        let second = |days: i64| u64::try_from(days * day).unwrap();
-        let validity = life.map(|life| Validity { from: second(now + left - life), until: second(now + left) });
-        let path = "/etc/kubernetes/pki/apiserver.crt".to_owned();
-        let all = BTreeMap::from([(path.clone(), validity)]);
-        let beside = if used { BTreeSet::new() } else { BTreeSet::from([path]) };
-        let certificates = Certificates { now: second(now), all, beside };
-        node(&|facts| facts.certificates = certificates.clone())
-    };
-    let (expires, expires_beside) = (|life, left| expires(true, life, left), |life, left| expires(false, life, left));
-    assert_eq!(expires(Ok(365), 60), []);
-    assert_eq!(expires_beside(Ok(365), 60), []);
-    // One that is renewed every day.
-    assert_eq!(expires(Ok(4), 1), []);
     assert_eq!(dialled("10.0.0.5:6443"), []);
     assert_eq!(dialled("10.0.0.9:6443"), [], "it may be a load balancer's");
     let owner = |owner| registry::Error::Owner { path: "/run/berth".into(), owner, uid: 0 };
-    // Days of its life that are over, and that are left.
-    let day = std::time::Duration::from_secs(86_400);
-    let now = std::time::SystemTime::UNIX_EPOCH + 20_000 * day;
-    let granted = |over: u32, left: u32, change: &dyn Fn(&mut Credentials)| {
-        let claims = Claims { account: None, from: now - over * day, until: Some(now + left * day) };
+    let granted = |change: &dyn Fn(&mut Credentials)| {
         let directory = std::path::Path::new("/etc/kubernetes/berth-cluster");
         let file = |name: &str| (directory.join(name), 0, 0o600);
         let files = vec![(directory.to_owned(), 0, 0o700), file("kubeconfig"), file("token")];
-        let held = Ok(HeldCredentials { certificate: false, claims: Some(claims) });
-        let mut credentials = Credentials { path: directory.join("kubeconfig"), now, files, held };
+        let mut credentials = Credentials { path: directory.join("kubeconfig"), files, has_certificate: Ok(false) };
         change(&mut credentials);
         let kinds = [("/etc/kubernetes/berth-cluster".to_owned(), Some("Directory"))];
         let sound = sound();
         let host_paths = sound.host_paths.clone().into_iter().chain(kinds).collect();
         of_node(&clustered(), &Facts { host_paths, credentials: Some(credentials), ..sound })
     };
-    assert_eq!(granted(15, 15, &|_| {}), []);
+    assert_eq!(granted(&|_| {}), []);
     assert_eq!(config("{enabled: true, conditions: [{path: /livez}, {path: /readyz}]}"), []);
     assert_eq!(setting("net.ipv4.ip_local_reserved_ports", "1-10"), []);
     vec![
@@ -538,31 +499,15 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
             ),
         ),
         ("memory", node(&|facts| facts.available = Some((1 << 30) - 1))),
-        ("certificate-expired", expires(Ok(365), -1)),
-        ("certificate-expired", expires(Ok(365), 6)),
-        ("certificate-expires-soon", expires(Ok(365), 59)),
-        ("certificate-expires-soon", expires(Err("no PEM".into()), 0)),
-        ("certificate-expires-soon", expires(Ok(30), 7)),
-        ("certificate-expires-soon", expires_beside(Ok(365), -1)),
-        ("certificate-expires-soon", expires_beside(Ok(365), 59)),
-        ("cluster-kubeconfig", granted(0, 30, &|seen| seen.held = Err("there is no such file".into()))),
-        (
-            "cluster-kubeconfig",
-            granted(0, 30, &|seen| seen.held = Ok(HeldCredentials { certificate: true, claims: None })),
-        ),
-        ("cluster-kubeconfig", granted(0, 30, &|seen| seen.files[0].1 = 65534)),
-        ("cluster-kubeconfig", granted(0, 30, &|seen| seen.files[2].2 = 0o640)),
-        ("cluster-token-expired", granted(30, 0, &|_| {})),
-        ("cluster-token-expires-soon", granted(16, 14, &|_| {})),
+        ("cluster-kubeconfig", granted(&|seen| seen.has_certificate = Err("there is no such file".into()))),
+        ("cluster-kubeconfig", granted(&|seen| seen.has_certificate = Ok(true))),
+        ("cluster-kubeconfig", granted(&|seen| seen.files[0].1 = 65534)),
+        ("cluster-kubeconfig", granted(&|seen| seen.files[2].2 = 0o640)),
         ("kernel", setting("kernel.osrelease", "3.8.13")),
         ("direct-kernel", of_kernel(DirectMode::On, "5.9.16\n")),
         ("tcp-migrate-req", setting("net.ipv4.tcp_migrate_req", "1\n")),
         ("ephemeral-ports", setting("net.ipv4.ip_local_port_range", "1024\t65535\n")),
         ("ephemeral-ports", setting("net.ipv4.ip_local_port_range", "60000 61000")),
-        ("somaxconn", setting("net.core.somaxconn", "128\n")),
-        ("file-limit", setting("fs.file-max", "1000\n")),
-        ("file-limit", node(&|facts| facts.berths[0].files = Some(1024))),
-        ("conntrack", setting("net.netfilter.nf_conntrack_count", "80")),
         ("leftovers", node(&|facts| facts.leftovers.push("1 socket of a shim".into()))),
         ("berth-version", node(&|facts| facts.shims[0].version = "9.0.0".into())),
         ("shims-unconnected", node(&|facts| facts.unconnected.push("the shims of a and b have no connection".into()))),
@@ -719,7 +664,7 @@ fn credentials_are_looked_at_where_the_shim_has_them() {
     let own = nix::unistd::geteuid().as_raw();
     let manifest = Manifest::parse(&clustered()).unwrap();
     let look = || Facts::gather(root.path(), &manifest).credentials.unwrap();
-    assert!(look().held.unwrap_err().contains("No such file"));
+    assert!(look().has_certificate.unwrap_err().contains("No such file"));
     assert!(Facts::gather(root.path(), &Manifest::parse(&static_pod()).unwrap()).credentials.is_none());
     let file = directory.join("kubeconfig");
     let text = files::kubeconfig("berth-cp-1", "https://10.0.0.5:6443", "kubernetes", b"PEM");
@@ -736,19 +681,16 @@ fn credentials_are_looked_at_where_the_shim_has_them() {
     let modes: Vec<_> =
         seen.files.iter().map(|(path, uid, mode)| (path.file_name().unwrap().to_str().unwrap(), *uid, *mode)).collect();
     assert_eq!(modes, [("berth-cluster", own, 0o700), ("kubeconfig", own, 0o600), ("token", own, 0o600)]);
-    let held = seen.held.clone().unwrap();
-    assert_eq!((held.certificate, held.claims.is_some()), (false, true));
-    assert_eq!(ids(&seen.examine(own)), ["cluster-token-expired"]);
+    assert_eq!((seen.has_certificate.clone(), seen.examine(own)), (Ok(false), Vec::new()));
     // Named by where the container has it, and an operator's.
     let text = text.replace(
         "tokenFile: token",
         "tokenFile: /etc/kubernetes/berth-cluster/token\n    client-certificate-data: QQ==\n    client-key-data: QQ==",
     );
     std::fs::write(&file, text).unwrap();
-    let seen = look();
-    assert_eq!(seen.held.as_ref().map(|held| (held.certificate, held.claims.is_some())), Ok((true, true)));
+    assert_eq!(look().has_certificate, Ok(true));
     std::fs::remove_file(directory.join("token")).unwrap();
-    assert!(look().held.unwrap_err().starts_with("tokenFile: "));
+    assert!(look().has_certificate.unwrap_err().starts_with("tokenFile: "));
 }
 
 #[test]
@@ -767,13 +709,11 @@ fn facts_are_gathered_below_a_root() {
         write(path, &(lines + line + "\n"));
     };
     write_like("proc/7/status", "/proc/self/status", "VmRSS:", "VmRSS:\t    2048 kB");
-    let files = "Max open files            1024                 4096                 files     ";
-    write_like("proc/7/limits", "/proc/self/limits", "Max open files", files);
     write("proc/7/stat", &format!("7 (kube-apiserver) S{} 10000{}", " 0".repeat(18), " 0".repeat(30)));
     write_like("proc/stat", "/proc/stat", "btime", "btime 2000000000");
     write("proc/8/comm", "gone");
     write_like("proc/meminfo", "/proc/meminfo", "MemAvailable:", "MemAvailable:      1024 kB");
-    write("proc/sys/net/core/somaxconn", "128\n");
+    write("proc/sys/net/ipv4/tcp_migrate_req", "1\n");
     write("etc/kubernetes/pki/a", "kind: A");
     std::fs::create_dir_all(root.path().join("run/berth/10.0.0.5:6443/instances")).unwrap();
     std::fs::create_dir_all(root.path().join("run/berth/10.0.0.5:6443/leases")).unwrap();
@@ -795,11 +735,10 @@ fn facts_are_gathered_below_a_root() {
     let facts = Facts::gather(root.path(), &manifest);
     // 100 s after the machine started.
     let started = Some(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(2_000_000_100));
-    let apiserver =
-        RunningProcess { pid: 7, name: "kube-apiserver".into(), resident: 2 << 20, files: Some(4096), started };
+    let apiserver = RunningProcess { pid: 7, name: "kube-apiserver".into(), resident: 2 << 20, started };
     assert_eq!((&facts.apiservers[..], facts.available), (&[apiserver][..], Some(1 << 20)));
     assert_eq!(facts.authentication.as_deref(), Some("kind: A"));
-    assert_eq!(facts.settings, BTreeMap::from([("net.core.somaxconn", "128\n".to_owned())]));
+    assert_eq!(facts.settings, BTreeMap::from([("net.ipv4.tcp_migrate_req", "1\n".to_owned())]));
     let kinds =
         [("/etc/kubernetes/pki", Some("Directory")), ("/etc/ssl/certs", None), ("/run/berth", Some("Directory"))];
     assert!(kinds.iter().all(|(path, kind)| facts.host_paths[*path] == *kind), "{:?}", facts.host_paths);
@@ -813,7 +752,7 @@ fn facts_are_gathered_below_a_root() {
     assert!(facts.run_dir.is_none() && facts.leftovers[0] == "1 socket of a shim", "{facts:?}");
     assert!(facts.leftovers[1].contains("a.json is ignored"), "{facts:?}");
     let found = ids(&of_node(&text, &facts));
-    for id in ["memory", "somaxconn", "file-limit", "leftovers", "host-path", "authentication-config"] {
+    for id in ["memory", "tcp-migrate-req", "leftovers", "host-path", "authentication-config"] {
         assert!(found.contains(&id), "{id} in {found:?}");
     }
     std::fs::set_permissions(root.path().join("run/berth"), std::os::unix::fs::PermissionsExt::from_mode(0o777))

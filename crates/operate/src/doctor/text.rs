@@ -81,22 +81,22 @@ fn printable(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::checks::{SOMAXCONN, UID_MISMATCH};
+    use super::super::checks::{MIGRATE_REQ, UID_MISMATCH};
     use super::*;
 
     #[test]
     fn the_sum_is_last_and_nothing_steers_the_terminal() {
         let findings = [
             UID_MISMATCH.at("a.yaml:7", "other\x1b[2J", "the same"),
-            SOMAXCONN.at("net.core.somaxconn", "little", "more"),
+            MIGRATE_REQ.at("net.ipv4.tcp_migrate_req", "little", "more"),
         ];
         insta::assert_snapshot!(text("a.yaml", &findings, false), @r"
         error[uid-mismatch]: other�[2J
           --> a.yaml:7
           help: the same
 
-        warning[somaxconn]: little
-          --> net.core.somaxconn
+        warning[tcp-migrate-req]: little
+          --> net.ipv4.tcp_migrate_req
           help: more
 
         a.yaml: 1 error, 1 warning

@@ -1,38 +1,24 @@
 //! The kubeconfig and token of a shim for the cluster's API, as they are on the node.
 
-use super::super::checks::{CLUSTER_KUBECONFIG, CLUSTER_TOKEN_EXPIRED, CLUSTER_TOKEN_EXPIRES_SOON};
+use super::super::checks::CLUSTER_KUBECONFIG;
 use super::super::{Finding, options};
 use super::Layout;
 use crate::manifest::Container;
 use berth_cluster::Access;
-use berth_cluster::account::Claims;
 use berth_cluster::kubeconfig::Token;
-use humantime::format_rfc3339_seconds;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 
 /// What was seen of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
     pub path: PathBuf,
-    /// When they were read.
-    pub now: SystemTime,
     /// The files and their directory: uid and mode.
     pub files: Vec<(PathBuf, u32, u32)>,
-    /// Their content, or why it cannot be read.
-    pub held: Result<HeldCredentials, String>,
-}
-
-/// What a kubeconfig and its token hold.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct HeldCredentials {
-    /// There is a client certificate.
-    pub certificate: bool,
-    /// The token's account and its validity, if they are in it.
-    pub claims: Option<Claims>,
+    /// Whether there is a client certificate, or why the kubeconfig or its token cannot be read.
+    pub has_certificate: Result<bool, String>,
 }
 
 impl Credentials {
@@ -50,43 +36,38 @@ impl Credentials {
         // Files that it names are the container's.
         let resolve = |file: &Path| within(serving.container, directory, file);
         let mut files = vec![directory.to_owned(), path.clone()];
-        let held = text.map_err(|error| error.to_string()).and_then(|text| {
+        let has_certificate = text.map_err(|error| error.to_string()).and_then(|text| {
             let read = |file: &Path| {
                 let read = resolve(file).map(|file| fs::read(at(&file)).map_err(|error| error.to_string()));
                 read.unwrap_or_else(|| Err(format!("{} is in no hostPath of the shim", file.display())))
             };
             let access = Access::parse(&text, read).map_err(|mistake| mistake.to_string())?;
-            let token = match &access.token {
-                Some(Token::File(file)) => {
-                    files.extend(resolve(file));
-                    String::from_utf8(read(file)?).ok()
-                }
-                Some(Token::Text(token)) => Some(token.clone()),
-                None => None,
-            };
-            let claims = token.and_then(|token| Claims::parse(&token));
-            Ok(HeldCredentials { certificate: access.client.is_some(), claims })
+            if let Some(Token::File(file)) = &access.token {
+                files.extend(resolve(file));
+                read(file)?;
+            }
+            Ok(access.client.is_some())
         });
         let look = |path: PathBuf| {
             let meta = fs::metadata(at(&path)).ok()?;
             Some((path, meta.uid(), meta.mode() & 0o7777))
         };
-        Some(Self { path, now: SystemTime::now(), files: files.into_iter().filter_map(look).collect(), held })
+        Some(Self { path, files: files.into_iter().filter_map(look).collect(), has_certificate })
     }
 
     pub(in super::super) fn examine(&self, uid: u32) -> Vec<Finding> {
         let path = self.path.display().to_string();
         let grant = format!("berth grant --write {path}");
-        let held = match &self.held {
+        let has_certificate = match &self.has_certificate {
             Err(why) => {
                 return vec![CLUSTER_KUBECONFIG.at(path, format!("the shim will not start: {why}"), grant)];
             }
-            Ok(held) => held,
+            Ok(has_certificate) => *has_certificate,
         };
         let mut found = Vec::new();
-        if held.certificate {
+        if has_certificate {
             let cause = "it holds a client certificate, which is an operator's, so the shim will not start";
-            found.push(CLUSTER_KUBECONFIG.at(path.clone(), cause, grant.clone()));
+            found.push(CLUSTER_KUBECONFIG.at(path, cause, grant));
         }
         for (file, owner, mode) in &self.files {
             let (cause, fix) = match () {
@@ -100,31 +81,7 @@ impl Credentials {
             };
             found.push(CLUSTER_KUBECONFIG.at(file.display().to_string(), cause, fix));
         }
-        found.extend(held.claims.as_ref().and_then(|claims| self.token(claims, path, grant)));
         found
-    }
-
-    fn token(&self, claims: &Claims, path: String, grant: String) -> Option<Finding> {
-        let until = claims.until?;
-        let life = until.duration_since(claims.from).unwrap_or_default();
-        let (left, end) = (until.duration_since(self.now).unwrap_or_default(), format_rfc3339_seconds(until));
-        let days = left.as_secs() / (24 * 60 * 60);
-        match left {
-            Duration::ZERO => {
-                let cause =
-                    format!("its token expired at {end}: the shim serves, and does not keep the Service kubernetes");
-                Some(CLUSTER_TOKEN_EXPIRED.at(path, cause, grant))
-            }
-            left if left < life / 2 => Some(CLUSTER_TOKEN_EXPIRES_SOON.at(
-                path,
-                format!(
-                    "its token expires in {days} days, at {end}, and no shim has renewed it since {}",
-                    format_rfc3339_seconds(claims.from)
-                ),
-                format!("if a shim runs, `berth status --json` says why it cannot (cluster.problems); {grant}"),
-            )),
-            _ => None,
-        }
     }
 }
 

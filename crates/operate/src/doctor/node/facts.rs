@@ -3,7 +3,7 @@
 use super::super::layout::{Layout, uid};
 use super::super::options;
 use super::super::text::counted;
-use super::{Certificates, Clients, Credentials, Uncovered, covered, run_dir_on_node};
+use super::{Clients, Credentials, Uncovered, covered, run_dir_on_node};
 use crate::manifest::Manifest;
 use berth_cluster::yaml::YamlNode;
 use berth_node::ipc;
@@ -14,7 +14,7 @@ use berth_os::sock_diag::listeners;
 use berth_os::{clock, netdevice};
 use berth_shim::config::Listen;
 use nix::unistd::Uid;
-use procfs::process::{LimitValue, Process, all_processes_with_root};
+use procfs::process::{Process, all_processes_with_root};
 use procfs::{FromRead as _, FromReadSI as _, KernelStats, Meminfo, current_system_info};
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,16 +29,12 @@ pub(in super::super) const ENCRYPTS: &str = "encryption-provider-config";
 pub(in super::super) const SIGNS: &str = "service-account-signing-key-file";
 
 /// Kernel settings that are read.
-const SETTINGS: [&str; 9] = [
-    "fs.file-max",
+const SETTINGS: [&str; 5] = [
     "kernel.osrelease",
-    "net.core.somaxconn",
     "net.ipv4.ip_local_port_range",
     "net.ipv4.ip_local_reserved_ports",
     "net.ipv4.ip_nonlocal_bind",
     "net.ipv4.tcp_migrate_req",
-    "net.netfilter.nf_conntrack_count",
-    "net.netfilter.nf_conntrack_max",
 ];
 
 /// The state of a node. What could not be read is absent, and is not judged.
@@ -60,15 +56,11 @@ pub struct Facts {
     pub listeners: Vec<HeldPort>,
     /// Clients of kube-apiserver, and the addresses that they dial.
     pub clients: Clients,
-    /// Certificates that kube-apiserver uses, and others in the same directories.
-    pub certificates: Certificates,
     /// The shim's credentials for the cluster's API.
     pub credentials: Option<Credentials>,
     /// Files of keys, by their flags, that changed after the running kube-apiserver started.
     pub newer_keys: Vec<(&'static str, String)>,
     pub apiservers: Vec<RunningProcess>,
-    /// Running shims, by their processes.
-    pub berths: Vec<RunningProcess>,
     /// MemAvailable, in bytes.
     pub available: Option<u64>,
     /// Settings of the kernel, by their names.
@@ -98,8 +90,6 @@ pub struct RunningProcess {
     pub name: String,
     /// Resident memory, in bytes.
     pub resident: u64,
-    /// Most files that it may open.
-    pub files: Option<u64>,
     pub started: Option<SystemTime>,
 }
 
@@ -111,13 +101,12 @@ impl Facts {
         let file = manifest.flag("authentication-config").and_then(|flag| container.on_node(flag.value));
         let volumes = manifest.pod().list("volumes");
         let host_paths = volumes.iter().filter_map(host_path).map(|(path, ..)| (path.to_owned(), kind(&at(path))));
-        let running = running(&root.join("proc"));
-        let named = |name: &str| running.iter().filter(|process| process.name == name).cloned().collect();
         let settings = SETTINGS.into_iter().filter_map(|name| {
             let path = root.join("proc/sys").join(name.replace('.', "/"));
             Some((name, fs::read_to_string(path).ok()?))
         });
-        let apiservers: Vec<RunningProcess> = named("kube-apiserver");
+        let running = running(&root.join("proc"));
+        let apiservers: Vec<_> = running.into_iter().filter(|process| process.name == "kube-apiserver").collect();
         let started = apiservers.iter().filter_map(|process| process.started).min();
         let newer = |flag: &'static str| {
             let path = container.on_node(manifest.flag(flag)?.value)?;
@@ -131,10 +120,8 @@ impl Facts {
             host_paths: host_paths.collect(),
             addresses: netdevice::addresses().ok(),
             apiservers,
-            berths: named("berth"),
             available: Meminfo::from_file(root.join("proc/meminfo")).ok().and_then(|memory| memory.mem_available),
             settings: settings.collect(),
-            certificates: Certificates::gather(root, manifest),
             ..Self::default()
         };
         if let Some(layout) = Layout::of(manifest) {
@@ -270,11 +257,6 @@ fn running(proc: &Path) -> Vec<RunningProcess> {
             pid: u32::try_from(process.pid).ok()?,
             name: stat.comm,
             resident: process.status().ok()?.vmrss?.checked_mul(1024)?,
-            // berth raises the soft limit to the hard one, and Go does too.
-            files: match process.limits().ok()?.max_open_files.hard_limit {
-                LimitValue::Value(files) => Some(files),
-                LimitValue::Unlimited => None,
-            },
             started: booted.and_then(|booted| booted.checked_add(Duration::from_secs(stat.starttime) / ticks)),
         })
     };

@@ -1,6 +1,5 @@
 //! Whether a second kube-apiserver fits on a node, judged from [`Facts`] about it.
 
-pub mod certificates;
 pub mod clients;
 mod credentials;
 mod facts;
@@ -18,10 +17,9 @@ use berth_shim::config::{DirectMode, Listen};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-pub use certificates::{Certificates, Validity};
 pub(super) use clients::covered;
 pub use clients::{Clients, Uncovered};
-pub use credentials::{Credentials, HeldCredentials};
+pub use credentials::Credentials;
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
 pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, unconnected};
 
@@ -31,22 +29,14 @@ const REUSEPORT_SINCE: (u32, u32) = (3, 9);
 /// And since which a shim can have a listener steered to that is another process's.
 const DIRECT_SINCE: (u32, u32) = (5, 10);
 
-/// Fewest files that a process on the way of connections should be able to open: a connection is two.
-const LEAST_FILES: u64 = 16_384;
-
 /// Fewest ports for outgoing connections. Linux has 28,232 by default.
 const LEAST_PORTS: usize = 10_000;
-
-/// Share of the connection tracking table that may be full, in percent.
-const TRACKED: u64 = 80;
 
 pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     let mut examiner = Examiner { case, facts, findings: Vec::new() };
     examiner.host_paths();
     examiner.memory();
     examiner.kernel();
-    examiner.files();
-    examiner.findings.extend(facts.certificates.examine(case));
     if let Some(layout) = Layout::of(case.manifest) {
         examiner.run_dir(&layout);
         if let Some(serving) = layout.serving() {
@@ -55,7 +45,6 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
             examiner.findings.extend(facts.uncovered(&listen).iter().filter_map(Uncovered::finding));
             examiner.holders(&listen, uid(serving.container));
             examiner.ephemeral_ports(&listen);
-            examiner.backlog(options::backlog(&serving.parsed));
             examiner.direct(options::direct(&serving.parsed));
             let credentials = facts.credentials.iter();
             let uid = uid(serving.container);
@@ -288,16 +277,6 @@ impl Examiner<'_> {
                 "sysctl -w net.ipv4.tcp_migrate_req=0",
             ));
         }
-        let tracked = (self.number("net.netfilter.nf_conntrack_count"), self.number("net.netfilter.nf_conntrack_max"));
-        if let (Some(count), Some(most)) = tracked
-            && count.saturating_mul(100) >= most.saturating_mul(TRACKED)
-        {
-            self.findings.push(CONNTRACK.at(
-                "net.netfilter.nf_conntrack_max",
-                format!("{count} of {most} tracked connections: the kernel drops new ones when it is full, and each through berth is two"),
-                format!("sysctl -w net.netfilter.nf_conntrack_max={}", most.saturating_mul(2)),
-            ));
-        }
     }
 
     fn direct(&mut self, mode: DirectMode) {
@@ -308,27 +287,6 @@ impl Examiner<'_> {
             let cause = format!("Linux {release} cannot steer new connections to kube-apiserver's listener");
             let fix = "run a kernel from 5.10 on, or remove --direct (BERTH_DIRECT)";
             self.findings.push(options::of_direct(DIRECT_KERNEL.at("kernel.osrelease", cause, fix), mode));
-        }
-    }
-
-    fn files(&mut self) {
-        let processes = self.facts.apiservers.iter().chain(&self.facts.berths);
-        let least = processes.filter_map(|process| Some((process.files?, process))).min_by_key(|(files, _)| *files);
-        if let Some((files, RunningProcess { pid, name, .. })) = least.filter(|(files, _)| *files < LEAST_FILES) {
-            self.findings.push(FILE_LIMIT.at(
-                format!("pid {pid} ({name})"),
-                format!("it may open {files} files, and a connection through berth is two"),
-                format!(
-                    "raise the container runtime's limit (LimitNOFILE of its systemd unit) to {LEAST_FILES} or more"
-                ),
-            ));
-        }
-        if let Some(files) = self.number("fs.file-max").filter(|files| *files < LEAST_FILES) {
-            self.findings.push(FILE_LIMIT.at(
-                "fs.file-max",
-                format!("all processes together may open {files} files, and a connection through berth is two"),
-                format!("sysctl -w fs.file-max={}", LEAST_FILES * 8),
-            ));
         }
     }
 
@@ -366,16 +324,6 @@ impl Examiner<'_> {
                     "an outgoing connection may take port {port} ({low} to {high}), and then the shim cannot bind it"
                 ),
                 format!("sysctl -w net.ipv4.ip_local_reserved_ports={all}"),
-            ));
-        }
-    }
-
-    fn backlog(&mut self, backlog: u32) {
-        if let Some(most) = self.number("net.core.somaxconn").filter(|most| *most < u64::from(backlog)) {
-            self.findings.push(SOMAXCONN.at(
-                "net.core.somaxconn",
-                format!("the accept queue of a shim holds {most} connections and not {backlog}: a burst of clients waits longer"),
-                format!("sysctl -w net.core.somaxconn={backlog}"),
             ));
         }
     }
