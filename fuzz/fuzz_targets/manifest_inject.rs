@@ -22,7 +22,7 @@ fuzz_target!(|input: (u8, &str)| {
         image: "registry.example/berth:v1".into(),
         run_dir: "/run/berth".into(),
         sidecar: if choice & 1 == 0 { Sidecar::Native } else { Sidecar::Plain },
-        addresses: if choice & 2 == 0 { Addresses::OfManifest } else { Addresses::ExposeAll(6443) },
+        addresses: Addresses::OfManifest,
         probing: Probing {
             variables: vec![("BERTH_PROBE_CA", ca.clone())],
             files: vec![ca],

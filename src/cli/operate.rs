@@ -30,10 +30,6 @@ pub struct InjectArgs {
     /// manifest's --bind-address or --advertise-address, else the node's address]
     #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
     pub listen: Vec<String>,
-    /// Listen on this port of every address; the apiserver's own port becomes 7443, which other
-    /// control-plane nodes must share
-    #[arg(long, env = "BERTH_EXPOSE_ALL", value_name = "PORT", conflicts_with = "listen", help_heading = ADDRESSES)]
-    pub expose_all: Option<String>,
     /// Directory where the shims of a node meet, there and in the containers
     #[arg(long, env = "BERTH_RUN_DIR", default_value = "/run/berth", value_name = "DIR", help_heading = ADDRESSES)]
     pub run_dir: String,

@@ -189,18 +189,16 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
     if !args.run_dir.starts_with('/') || args.run_dir.contains("..") || args.run_dir.contains(':') {
         checks.wrong(format!("--run-dir {:?}: give an absolute path without .. and colons", args.run_dir));
     }
-    let addresses = match &args.expose_all {
-        Some(port) => Some(Addresses::ExposeAll(checks.number("--expose-all", port, 1..=u16::MAX))),
-        None if args.listen.is_empty() => Some(Addresses::OfManifest),
-        None => {
-            let run_dir = RunDirArgs { run_dir: None };
-            let place = PlaceArgs { listen: args.listen.clone(), instance: None, run_dir };
-            let place = check::place(&place, checks);
-            if let Some(place) = &place {
-                check::check_beside_instance(place, checks);
-            }
-            place.map(|place| Addresses::Given(place.listen))
+    let addresses = if args.listen.is_empty() {
+        Some(Addresses::OfManifest)
+    } else {
+        let run_dir = RunDirArgs { run_dir: None };
+        let place = PlaceArgs { listen: args.listen.clone(), instance: None, run_dir };
+        let place = check::place(&place, checks);
+        if let Some(place) = &place {
+            check::check_beside_instance(place, checks);
         }
+        place.map(|place| Addresses::Given(place.listen))
     };
     check_probe_options(&args.probe, "/readyz", false, checks);
     let probing = probing(&args.probe, checks);

@@ -36,20 +36,6 @@ pub(crate) fn several_addresses_answer() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-pub(crate) fn the_7443_layout_answers() -> Result<Completion, Failed> {
-    if let Some(ignored) = no_namespace() {
-        return Ok(ignored);
-    }
-    netns::enter(HOST).map_err(|error| error.to_string())?;
-    let pod = Pod::start("addresses/expose-all.yaml", "127.0.0.77:7443");
-    // What the Service `kubernetes` names, and the old port on every address.
-    pod.answers((HOST, 7443).into());
-    for ip in [HOST, Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 9, 9, 9)] {
-        pod.answers((ip, 6443).into());
-    }
-    Ok(Completion::Completed)
-}
-
 /// A manifest's shim before an echo server on a 127.x address.
 struct Pod {
     _shim: Running,

@@ -33,7 +33,6 @@ fn main() -> ExitCode {
         trial("the_dashboard_is_whole", monitoring::the_dashboard_is_whole),
         trial("alerts_fire_when_they_should", monitoring::alerts_fire_when_they_should),
         trial("several_addresses_answer", addresses::several_addresses_answer),
-        trial("the_7443_layout_answers", addresses::the_7443_layout_answers),
         trial("made_manifests_are_what_their_command_makes", made::made_manifests_are_what_their_command_makes),
         trial("doctor_finds_nothing", made::doctor_finds_nothing),
         trial("a_direct_path_is_two_capabilities", made::a_direct_path_is_two_capabilities),

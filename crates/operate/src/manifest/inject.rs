@@ -42,8 +42,6 @@ pub enum Addresses {
     OfManifest,
     /// Here; the first names the berth.
     Given(Vec<Listen>),
-    /// On this port of every address, and the apiserver's own port becomes another.
-    ExposeAll(u16),
 }
 
 /// How the apiserver is probed.

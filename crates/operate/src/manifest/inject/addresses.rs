@@ -18,19 +18,14 @@ pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
     if read.len() == words.len() {
         return Ok(Addresses::Given(read));
     }
-    // What only the kubelet knows comes first, and the rest is as `--expose-all` writes it.
-    match (words.len() - read.len(), read.first()) {
-        (1, None) => Ok(Addresses::OfManifest),
-        (1, Some(public)) if read.iter().all(|listen| listen.addr.ip().is_unspecified()) => {
-            Ok(Addresses::ExposeAll(public.addr.port()))
-        }
-        _ => Err(Problem::new(
-            line,
-            format!(
-                "the shim listens on {text}, which cannot be kept unless they are given: give each as --listen ADDR:PORT"
-            ),
-        )),
+    // What only the kubelet knows.
+    if words.len() == 1 {
+        return Ok(Addresses::OfManifest);
     }
+    Err(Problem::new(
+        line,
+        format!("the shim listens on {text}, which cannot be kept unless they are given: give each as --listen ADDR:PORT"),
+    ))
 }
 
 impl Planner<'_> {
@@ -44,18 +39,6 @@ impl Planner<'_> {
                 (given.iter().map(text).collect::<Vec<_>>().join(" "), given.iter().map(|listen| listen.addr).collect())
             }
             Addresses::OfManifest => (format!("{host}:{port}"), vec![SocketAddr::from(([0; 4], port))]),
-            Addresses::ExposeAll(public) => {
-                let own = if port != *public {
-                    port
-                } else if *public == 7443 {
-                    8443
-                } else {
-                    7443
-                };
-                let addresses = [own, *public].map(|port| SocketAddr::from(([0; 4], port)));
-                let six = if host.starts_with('[') { format!(" [::]:{public}") } else { String::new() };
-                (format!("{host}:{own} 0.0.0.0:{public}{six}"), addresses.to_vec())
-            }
         };
         let own = addresses.first().map_or(port, SocketAddr::port);
         self.add_address_notes(port, own, from_node);
@@ -89,7 +72,7 @@ impl Planner<'_> {
             if self.manifest.bound().is_none() {
                 self.notes.push(
                     "kube-apiserver listened on every address of the node, the shim listens on one: name others that \
-                     clients use with --listen (127.0.0.1, a virtual IP), the node's own first, or use --expose-all"
+                     clients use with --listen (127.0.0.1, a virtual IP), the node's own first"
                         .into(),
                 );
             }
@@ -99,7 +82,7 @@ impl Planner<'_> {
                 );
             }
         }
-        if own != port || matches!(self.options.addresses, Addresses::ExposeAll(_)) {
+        if own != port {
             self.notes.push(format!(
                 "the apiserver's own port becomes {own}, and the Service kubernetes names it: control-plane nodes with different secure \
                  ports break each other's addresses there, so do this on a single control-plane node, or on all of them at once; \

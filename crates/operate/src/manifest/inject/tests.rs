@@ -147,9 +147,8 @@ fn a_deployment_with_comments() {
 }
 
 #[test]
-fn all_addresses_and_a_plain_sidecar() {
-    let addresses = Addresses::ExposeAll(6443);
-    let options = InjectOptions { addresses, sidecar: Sidecar::Plain, run_dir: "/run/b".into(), ..options() };
+fn a_plain_sidecar() {
+    let options = InjectOptions { sidecar: Sidecar::Plain, run_dir: "/run/b".into(), ..options() };
     insta::assert_snapshot!(diff(KUBEADM, &inject(KUBEADM, &options).unwrap()));
 }
 
@@ -371,8 +370,7 @@ fn the_address_is_the_manifests_own_or_the_nodes() {
     assert_eq!(listen(&kubeadm_with(advertise, "--v=1"), Addresses::OfManifest), "$(BERTH_HOST_IP):6443");
     assert_eq!(listen(&kubeadm_with(advertise, "--bind-address=10.0.0.7"), Addresses::OfManifest), "10.0.0.7:6443");
     let six = kubeadm_with(advertise, "--advertise-address=fd00::5");
-    assert_eq!(listen(&six, Addresses::ExposeAll(6443)), "[fd00::5]:7443 0.0.0.0:6443 [::]:6443");
-    assert_eq!(listen(KUBEADM, Addresses::ExposeAll(7443)), "10.0.0.5:6443 0.0.0.0:7443");
+    assert_eq!(listen(&six, Addresses::OfManifest), "[fd00::5]:6443");
     let given =
         ["10.0.0.5:6443", "10.0.0.9:6443,freebind"].map(|text| berth_options::check::listen(text).unwrap()).to_vec();
     assert_eq!(listen(KUBEADM, Addresses::Given(given)), "10.0.0.5:6443 10.0.0.9:6443,freebind");
@@ -386,8 +384,6 @@ fn a_manifest_that_is_injected_again_listens_where_it_did() {
     let on_node = kubeadm_with("--advertise-address=10.0.0.5", "--v=1");
     for (text, addresses) in [
         (KUBEADM, Addresses::Given(given)),
-        (KUBEADM, Addresses::ExposeAll(6443)),
-        (&on_node, Addresses::ExposeAll(6443)),
         (&on_node, Addresses::OfManifest),
     ] {
         let before = inject(text, &InjectOptions { addresses: addresses.clone(), ..options() }).unwrap();
