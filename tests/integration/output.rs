@@ -98,7 +98,6 @@ fn a_file_that_is_not_there_is_named() {
         &["upgrade", &backup_dir, "--manifests-dir", missing],
         &["bridge", &state_dir, "--manifest", missing, "--", "true"],
         &["serve", "--listen=127.0.0.1:6443", "--instance=a", "--probe-ca", missing],
-        &["status", "--cluster", "--kubeconfig", missing],
         &["rehearse", "--report", missing],
         &["copy-self", missing],
     ] {
