@@ -4,9 +4,7 @@
 
 use super::asm::{Assembler, Helper, If, Instruction, MapAs, Reg, Size};
 use super::finder::{LISTEN, socket};
-use super::sk_lookup::{
-    CONTEXT, LISTENER, RESULT, SLOT, Slot, State, finish, jump_if_same, match_ipv4, match_ipv6, word,
-};
+use super::parts::{CONTEXT, LISTENER, RESULT, SLOT, Slot, State, finish, jump_if_same, match_ipv4, match_ipv6, word};
 use super::sys;
 use std::io;
 use std::mem::offset_of;

@@ -2,7 +2,7 @@
 //! network namespace. Linux 5.9; CAP_NET_ADMIN, and CAP_BPF or CAP_SYS_ADMIN. Connections to localhost have others, which it runs for
 //! connect(2): Linux 5.14.
 //!
-//! What it decides is in `sk_lookup` and `connect`. The program is short, and depends on addresses that are known when it is loaded;
+//! What it decides is in `sk_lookup` and `connect`, and what these share in `parts`. The program is short, and depends on addresses that are known when it is loaded;
 //! so a small assembler makes it. A library would bring a compiler for BPF or a loader of ELF files, for some 60 instructions
 //! each and nine commands of bpf(2).
 //!
@@ -16,12 +16,14 @@
 mod asm;
 mod connect;
 mod finder;
+mod parts;
 mod sk_lookup;
 mod sys;
 #[cfg(debug_assertions)]
 mod unsteered;
 
-pub use sk_lookup::{Counters, Link, Purpose, Slot, Steerer};
+pub use parts::Slot;
+pub use sk_lookup::{Counters, Link, Purpose, Steerer};
 #[cfg(debug_assertions)]
 pub use unsteered::{UNSTEERED, UNSTEERED_WARNING, is_unsteered};
 

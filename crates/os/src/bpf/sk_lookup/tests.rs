@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::cell::Cell;
 use std::fs::File;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Deref;
 
 const PORT: u16 = 6443;

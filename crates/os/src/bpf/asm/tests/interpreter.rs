@@ -3,7 +3,7 @@
 //! well here.
 
 use super::super::*;
-use crate::bpf::sk_lookup::State;
+use crate::bpf::parts::State;
 use crate::bpf::sys::test_run::Lookup;
 use crate::clock;
 use std::sync::atomic::Ordering::Relaxed;

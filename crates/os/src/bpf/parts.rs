@@ -1,0 +1,138 @@
+//! What the programs have in common: the memory that they share with their holder, the comparison of addresses, and the end.
+
+use super::asm::{Assembler, Helper, If, Instruction, Label, MapAs, Reg, Size};
+use std::io;
+use std::mem::offset_of;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::AtomicU64;
+
+/// Places for listeners: one a family of the client's, since a listener of one family is none for the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slot {
+    Ipv4 = 0,
+    Ipv6 = 1,
+}
+
+/// Memory shared by the program and its holder. As zeroes, it is off.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct State {
+    /// Whether it steers: 0 or 1.
+    pub(super) on: AtomicU64,
+    /// And until when, on CLOCK_MONOTONIC, in nanoseconds.
+    pub(super) until: AtomicU64,
+    /// The network namespace of those that connect to localhost.
+    pub(super) namespace: AtomicU64,
+    pub(super) steered: AtomicU64,
+    pub(super) passed: AtomicU64,
+    pub(super) failed: AtomicU64,
+}
+
+#[cfg(test)]
+impl State {
+    /// In the order in which they are there.
+    pub(super) fn all(&self) -> [&AtomicU64; 6] {
+        let Self { on, until, namespace, steered, passed, failed } = self;
+        [on, until, namespace, steered, passed, failed]
+    }
+}
+
+/// As the kernel is to go on (`SK_PASS`; of connect(2), that it may).
+const PASS: i32 = 1;
+
+// What registers hold throughout a program that steers, SLOT until there is its listener.
+pub(super) const CONTEXT: Reg = Reg::R6;
+pub(super) const SLOT: Reg = Reg::R7;
+pub(super) const LISTENER: Reg = SLOT;
+/// What became of it: 0, or an error.
+pub(super) const RESULT: Reg = Reg::R8;
+const STATE: Reg = Reg::R9;
+
+/// The rest of a program, for a connection that matches: if it is on, `assign` gives the connection to LISTENER, the one in SLOT.
+pub(super) fn finish(
+    mut asm: Assembler,
+    listeners: BorrowedFd<'_>,
+    state: BorrowedFd<'_>,
+    end: Label,
+    assign: impl FnOnce(&mut Assembler),
+) -> io::Result<Vec<Instruction>> {
+    let [steered, passed, failed] = std::array::from_fn(|_| asm.label());
+    asm.load_map(STATE, state.as_raw_fd(), MapAs::Value);
+    asm.load(Size::U64, Reg::R2, STATE, offset_of!(State, on) as i16);
+    asm.jump_if(If::Zero(Reg::R2), passed);
+    asm.load(Size::U64, Reg::R8, STATE, offset_of!(State, until) as i16);
+    asm.call(Helper::MonotonicTime);
+    asm.jump_if(If::Greater(Reg::R0, Reg::R8), passed);
+
+    asm.store(Size::U32, Reg::R10, -4, SLOT);
+    asm.load_map(Reg::R1, listeners.as_raw_fd(), MapAs::Map);
+    asm.copy(Reg::R2, Reg::R10);
+    asm.add(Reg::R2, -4);
+    asm.call(Helper::MapLookup);
+    asm.jump_if(If::Zero(Reg::R0), failed);
+    // The lookup took a reference, which is given back whatever becomes of it.
+    asm.copy(LISTENER, Reg::R0);
+    assign(&mut asm);
+    asm.copy(Reg::R1, LISTENER);
+    asm.call(Helper::SocketRelease);
+    asm.jump_if(If::Zero(RESULT), steered);
+    asm.jump_if(If::Equal(RESULT, -libc::EEXIST), passed);
+
+    for (label, counter) in [
+        (failed, offset_of!(State, failed)),
+        (steered, offset_of!(State, steered)),
+        (passed, offset_of!(State, passed)),
+    ] {
+        asm.place(label);
+        asm.set(Reg::R1, 1);
+        asm.atomic_add(STATE, counter as i16, Reg::R1);
+        asm.jump(end);
+    }
+    asm.place(end);
+    asm.set(Reg::R0, PASS);
+    asm.exit();
+    asm.finish()
+}
+
+/// Those of one family among the addresses; none if it is all of them.
+fn of_family<A: PartialEq>(addresses: &[IpAddr], any: &A, of: impl Fn(IpAddr) -> Option<A>) -> Option<Vec<A>> {
+    // ::ffff:10.0.0.5 is how a socket of IPv6 is bound to 10.0.0.5.
+    let found: Vec<_> = addresses.iter().filter_map(|address| of(address.to_canonical())).collect();
+    (!addresses.is_empty() && !found.contains(any)).then_some(found)
+}
+
+pub(super) fn word(bytes: [u8; 4]) -> i32 {
+    i32::from_ne_bytes(bytes)
+}
+
+/// Of the context's address of IPv4 there.
+pub(super) fn match_ipv4(asm: &mut Assembler, at: i16, addresses: &[IpAddr], matched: Label, end: Label) {
+    let ipv4 = |address| if let IpAddr::V4(address) = address { Some(address) } else { None };
+    let Some(addresses) = of_family(addresses, &Ipv4Addr::UNSPECIFIED, ipv4) else { return asm.jump(matched) };
+    asm.load(Size::U32, Reg::R2, CONTEXT, at);
+    for address in addresses {
+        asm.jump_if(If::Equal(Reg::R2, word(address.octets())), matched);
+    }
+    asm.jump(end);
+}
+
+pub(super) fn match_ipv6(asm: &mut Assembler, at: i16, addresses: &[IpAddr], matched: Label, end: Label) {
+    let ipv6 = |address| if let IpAddr::V6(address) = address { Some(address) } else { None };
+    let Some(addresses) = of_family(addresses, &Ipv6Addr::UNSPECIFIED, ipv6) else { return asm.jump(matched) };
+    for address in addresses {
+        jump_if_same(asm, CONTEXT, at, address.octets(), matched);
+    }
+    asm.jump(end);
+}
+
+/// Whether these are 16 bytes of memory.
+pub(super) fn jump_if_same(asm: &mut Assembler, from: Reg, at: i16, bytes: [u8; 16], label: Label) {
+    let other = asm.label();
+    for (offset, bytes) in (at..).step_by(4).zip(bytes.as_chunks::<4>().0) {
+        asm.load(Size::U32, Reg::R2, from, offset);
+        asm.jump_if(If::NotEqual(Reg::R2, word(*bytes)), other);
+    }
+    asm.jump(label);
+    asm.place(other);
+}
