@@ -1,7 +1,6 @@
 //! The findings of a command: each problem with its place, cause, fix and severity.
 
 use crate::manifest::file::FileError;
-use crate::upgrade::state::StateError;
 use berth_options::check::Mistakes;
 use hyper::StatusCode;
 use serde::Serialize;
@@ -107,12 +106,6 @@ impl Report {
 impl From<FileError> for Refusal {
     fn from(error: FileError) -> Self {
         if error.is_content() { Self::usage(vec![error.to_string()]) } else { Self::unavailable(&error) }
-    }
-}
-
-impl From<StateError> for Refusal {
-    fn from(error: StateError) -> Self {
-        Self::unavailable(&error)
     }
 }
 

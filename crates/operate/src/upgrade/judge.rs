@@ -4,6 +4,7 @@
 //! Nothing of it is kept: an upgrade that was killed meanwhile judges from the beginning.
 
 pub(crate) mod instance;
+pub mod options;
 mod share;
 
 use super::machine::Judged;
@@ -18,51 +19,12 @@ use berth_judge::verdict::{Judgement, Row};
 use berth_judge::{Canary, Judge, Wanted};
 pub use berth_judge::{Outcome, Plan, Signal, Verdict};
 use berth_node::instance::InstanceId;
-use clap::ValueEnum;
 use instance::{Both, Instance, MOST_PATIENCE};
-use serde::{Deserialize, Serialize};
+pub use options::{JudgeOptions, Undecided};
 pub use share::Shares;
 use share::knows_shares;
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-/// What the operator wants of it. Kept with the upgrade.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JudgeOptions {
-    pub plan: Plan,
-    /// Time between two samples.
-    pub interval: Duration,
-    /// Findings that do not count.
-    pub accepted: Vec<Signal>,
-    pub undecided: Undecided,
-    /// Where clients send too few requests, berth sends some.
-    pub requests: bool,
-    /// Clients on the node get to the new one, too.
-    pub local: bool,
-}
-
-/// What is done if there was not enough to judge.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Undecided {
-    /// As without a judge
-    #[default]
-    GoOn,
-    /// As after a bad verdict
-    GoBack,
-    /// Leave both as they are, with exit status 75
-    Stop,
-}
-
-impl Undecided {
-    pub fn judged(self, why: String) -> Judged {
-        match self {
-            Self::GoOn => Judged::GoOn,
-            Self::GoBack => Judged::GoBack(why),
-            Self::Stop => Judged::Stop(why),
-        }
-    }
-}
 
 /// The release that an instance is to behave as, or is not to.
 #[derive(Debug, Clone)]

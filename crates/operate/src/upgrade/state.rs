@@ -4,9 +4,10 @@
 //! themselves: what it goes back to cannot get lost apart from it. A lock on a file next to it keeps two runs from each
 //! other; it ends with the process, however that ends.
 
-use super::judge::JudgeOptions;
+use super::judge::options::JudgeOptions;
 use super::machine::{Course, Position, Version};
 use crate::manifest::file::{Access, FileError, is_in, replace, stamp};
+use crate::report::Refusal;
 use berth_node::instance::InstanceId;
 use berth_os::file::{found, lock_within, make_private};
 use nix::errno::Errno;
@@ -43,6 +44,12 @@ pub enum StateError {
         path.display()
     )]
     Format { path: PathBuf, why: String },
+}
+
+impl From<StateError> for Refusal {
+    fn from(error: StateError) -> Self {
+        Self::unavailable(&error)
+    }
 }
 
 /// An upgrade that has begun.

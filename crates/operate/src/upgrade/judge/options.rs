@@ -1,0 +1,45 @@
+//! What an operator wants of the judge.
+
+use crate::upgrade::machine::Judged;
+use berth_judge::{Plan, Signal};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// What the operator wants of it. Kept with the upgrade.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JudgeOptions {
+    pub plan: Plan,
+    /// Time between two samples.
+    pub interval: Duration,
+    /// Findings that do not count.
+    pub accepted: Vec<Signal>,
+    pub undecided: Undecided,
+    /// Where clients send too few requests, berth sends some.
+    pub requests: bool,
+    /// Clients on the node get to the new one, too.
+    pub local: bool,
+}
+
+/// What is done if there was not enough to judge.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Undecided {
+    /// As without a judge
+    #[default]
+    GoOn,
+    /// As after a bad verdict
+    GoBack,
+    /// Leave both as they are, with exit status 75
+    Stop,
+}
+
+impl Undecided {
+    pub fn judged(self, why: String) -> Judged {
+        match self {
+            Self::GoOn => Judged::GoOn,
+            Self::GoBack => Judged::GoBack(why),
+            Self::Stop => Judged::Stop(why),
+        }
+    }
+}
