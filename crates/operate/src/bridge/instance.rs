@@ -5,7 +5,7 @@
 
 use super::cgroup;
 use super::etcd::temporary::{self, database::Database};
-use super::localhost::{OWN, TEMPORARY, TEMPORARY_ETCD};
+use super::localhost::{ETCD, OWN, TEMPORARY, TEMPORARY_ETCD, temporary_name};
 use super::logs;
 use super::plan::BridgePlan;
 use super::pod::RunningPod;
@@ -38,9 +38,6 @@ use tokio::time::Instant;
 const CERTIFICATES: &str = "/var/run/kubernetes";
 const CERTIFICATE: [&str; 2] = ["apiserver.crt", "apiserver.key"];
 const CERT_DIR: &str = "bridge-cert-dir";
-
-/// What else than kube-apiserver a template may be of.
-pub(super) const ETCD: &str = "etcd";
 
 /// Copies of what its arguments name.
 const FILES: &str = "bridge-files";
@@ -90,12 +87,6 @@ impl Runs {
         let named = named(&program, &directory.join(PROGRAM), name)?;
         Ok(Self::Program { _program: program, named, name, argv, like: like.clone() })
     }
-}
-
-/// What the temporary one's program is called. None: a program with several in one goes by its name.
-pub(super) fn temporary_name(program: &OsStr) -> Option<&'static str> {
-    let all = [(OWN, TEMPORARY), (ETCD, TEMPORARY_ETCD)];
-    all.into_iter().find(|(own, _)| program == *own).map(|(_, temporary)| temporary)
 }
 
 impl Template {

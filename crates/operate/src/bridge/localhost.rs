@@ -3,6 +3,7 @@
 
 use super::cgroup;
 use berth_shim::steering::{Error, Steering, self_test_of_localhost};
+use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
@@ -13,10 +14,17 @@ pub const OWN: &str = "kube-apiserver";
 /// exemption: it dials itself at its own 127.x address, on another port.
 pub const TEMPORARY: &str = "berth-temporary";
 
-/// The temporary etcd's, for the same reason.
+/// What an etcd's process is called, and the temporary etcd's.
+pub const ETCD: &str = "etcd";
 pub const TEMPORARY_ETCD: &str = "berth-etcd";
 
 pub const NOT_COVERED: &str = "what dials localhost is refused while the node's own kube-apiserver is away";
+
+/// What the temporary one's program is called. None: a program with several in one goes by its name.
+pub(super) fn temporary_name(program: &OsStr) -> Option<&'static str> {
+    let all = [(OWN, TEMPORARY), (ETCD, TEMPORARY_ETCD)];
+    all.into_iter().find(|(own, _)| program == *own).map(|(_, temporary)| temporary)
+}
 
 /// How localhost can be covered.
 #[derive(Debug)]

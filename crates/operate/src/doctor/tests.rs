@@ -607,9 +607,7 @@ fn what_inject_writes_is_clean() {
         Probing { variables: vec![("BERTH_PROBE", "tcp".into())], trusts: true, credentials: true, files: vec![] };
     for (text, base) in [(KUBEADM, options()), (DEPLOYMENT, with_ca())] {
         for sidecar in [Sidecar::Native, Sidecar::Plain] {
-            for addresses in
-                [Addresses::OfManifest, given.clone()]
-            {
+            for addresses in [Addresses::OfManifest, given.clone()] {
                 for probing in [base.probing.clone(), insecure.clone(), tcp.clone()] {
                     for run_dir in ["/run/berth", "/run/b"] {
                         let options = InjectOptions {

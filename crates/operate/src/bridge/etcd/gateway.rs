@@ -1,12 +1,10 @@
-//! etcd's JSON gateway (v3.5 and v3.6), by HTTPS with the client certificate of a kube-apiserver: the calls, and their answers.
-//!
-//! In these, numbers of 64 bits are strings, and a field with its default value is left out.
+//! etcd's JSON gateway (v3.5 and v3.6), by HTTPS with the client certificate of a kube-apiserver: the calls.
 
-use super::members::{Answer, Sample};
+use super::types::{Answer, Member, MemberList, Sample, Status, alarms};
 use berth_cluster::{Access, Client, tls};
 use rustls::ClientConfig;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -19,101 +17,6 @@ const MOVING: Duration = Duration::from_secs(10);
 /// How long members may take to apply what one of them had applied, and time between two looks.
 const CATCH_UP: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(200);
-
-/// A member of an etcd.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Member {
-    pub id: u64,
-    /// Empty as long as it has not started.
-    pub name: String,
-    pub client_urls: Vec<String>,
-    pub is_learner: bool,
-}
-
-impl Member {
-    /// Text for people.
-    pub fn describe(&self) -> String {
-        let name = if self.name.is_empty() { "without a name" } else { &self.name };
-        format!("member {name} ({:x})", self.id)
-    }
-}
-
-/// The members, as one of them knows them.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct MemberList {
-    pub cluster: u64,
-    /// Who answered.
-    pub by: u64,
-    pub members: Vec<Member>,
-}
-
-impl MemberList {
-    /// None if it is no such answer.
-    pub fn parse(answer: &Value) -> Option<Self> {
-        let member = |value: &Value| Member {
-            id: number(&value["ID"]),
-            name: text(&value["name"]),
-            client_urls: list(&value["clientURLs"]).iter().map(text).filter(|url| !url.is_empty()).collect(),
-            is_learner: value["isLearner"] == true,
-        };
-        let [cluster, by] = header(answer)?;
-        let members: Vec<_> = list(&answer["members"]).iter().map(member).collect();
-        let ids: BTreeSet<_> = members.iter().map(|member| member.id).collect();
-        let whole = !members.is_empty() && ids.len() == members.len() && !ids.contains(&0);
-        whole.then_some(Self { cluster, by, members })
-    }
-}
-
-/// The state of a member.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Status {
-    pub cluster: u64,
-    pub member: u64,
-    /// What it has applied.
-    pub revision: u64,
-    /// 0: it knows none.
-    pub leader: u64,
-    /// What it reports about itself.
-    pub errors: Vec<String>,
-    pub version: String,
-}
-
-impl Status {
-    /// None if it is no such answer.
-    pub fn parse(answer: &Value) -> Option<Self> {
-        let [cluster, member] = header(answer)?;
-        let (revision, leader) = (number(&answer["header"]["revision"]), number(&answer["leader"]));
-        let errors = list(&answer["errors"]).iter().map(text).filter(|error| !error.is_empty()).collect();
-        let version = text(&answer["version"]);
-        Some(Self { cluster, member, revision, leader, errors, version })
-    }
-}
-
-/// The alarms that are on: members and kinds. None if it is no such answer.
-pub fn alarms(answer: &Value) -> Option<Vec<(u64, String)>> {
-    header(answer)?;
-    let alarms = list(&answer["alarms"]).iter().map(|alarm| (number(&alarm["memberID"]), text(&alarm["alarm"])));
-    Some(alarms.filter(|(_, kind)| !kind.is_empty() && kind != "NONE").collect())
-}
-
-/// The IDs of the cluster and of the member that answers.
-fn header(answer: &Value) -> Option<[u64; 2]> {
-    let ids = ["cluster_id", "member_id"].map(|field| number(&answer["header"][field]));
-    (!ids.contains(&0)).then_some(ids)
-}
-
-fn number(value: &Value) -> u64 {
-    value.as_u64().or_else(|| value.as_str()?.parse().ok()).unwrap_or_default()
-}
-
-/// It may end in a line of a log or of a terminal.
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).take(500).collect()
-}
-
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map(Vec::as_slice).unwrap_or_default()
-}
 
 /// A client of all members of an etcd.
 #[derive(Debug, Clone)]
@@ -237,6 +140,3 @@ impl Gateway {
         client.with_patience(patience).post(path, asks).await.map_err(|error| error.to_string())
     }
 }
-
-#[cfg(test)]
-mod tests;

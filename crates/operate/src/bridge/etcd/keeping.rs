@@ -1,8 +1,8 @@
 //! The members of etcd while a bridge is on: the cluster's lock, a check and the move of the leadership before COMMAND, and what changes
 //! afterwards. A task beside the daemon's loop, which may wait seconds for an answer.
 
-use super::gateway::Member;
-use super::members::{Choice, Sample, changes};
+use super::members::{Choice, changes};
+use super::types::{Member, Sample};
 use super::{Cluster, EtcdPlan};
 use crate::upgrade::journal::node_name;
 use crate::upgrade::lock::{Claim, Holder, Lock, LockError};

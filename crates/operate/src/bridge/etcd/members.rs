@@ -2,36 +2,11 @@
 //!
 //! The others must be a majority of all voters without it: else nothing is written, and no read is answered that asks for the latest state.
 
-use super::gateway::{Member, MemberList, Status};
-use std::collections::BTreeMap;
+use super::types::{Answer, Member, MemberList, Sample};
 
 /// What a bridge costs that leaves etcd alone.
 pub const OWN: &str = "or give --etcd own: the temporary kube-apiserver then uses this node's member, and requests that need etcd time out \
                        while COMMAND restarts that, in kubeadm's own upgrade of etcd for some 47 s";
-
-/// What was seen of an etcd.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sample {
-    /// As this node's own member knows them.
-    pub list: MemberList,
-    /// 0: it knows none.
-    pub leader: u64,
-    /// This node's own.
-    pub version: String,
-    /// Members and kinds; without a leader they cannot be read.
-    pub alarms: Result<Vec<(u64, String)>, String>,
-    /// What some member had applied before the others were asked.
-    pub revision: u64,
-    /// Of the others, by ID.
-    pub answers: BTreeMap<u64, Result<Answer, String>>,
-}
-
-/// What a member answers, and where.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
-    pub url: String,
-    pub status: Status,
-}
 
 /// Who serves while this node's own member is away.
 #[derive(Debug, Clone, PartialEq, Eq)]

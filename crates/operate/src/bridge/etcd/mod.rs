@@ -11,7 +11,8 @@
 //! | [`dials`] | what the node's own kube-apiserver dials while its member is away |
 //! | [`own`] | whether this node's member serves |
 //! | [`temporary`] | what serves while the only member is away |
-//! | [`gateway`] | etcd's JSON gateway: calls and answers |
+//! | [`gateway`] | etcd's JSON gateway: calls |
+//! | [`types`] | and their answers. Pure |
 //! | [`keeping`] | while the bridge is on: the cluster's lock, the leadership, and what changes |
 
 pub mod dials;
@@ -21,13 +22,14 @@ pub mod members;
 pub mod own;
 pub mod servers;
 pub mod temporary;
+pub mod types;
 
 use crate::report::Report;
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::Place;
 use berth_exec::args;
 use dials::Dials;
-use gateway::{Gateway, MemberList};
+use gateway::Gateway;
 use members::{Choice, Others};
 use servers::Urls;
 use std::collections::BTreeMap;
@@ -37,6 +39,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use types::MemberList;
 
 /// Which etcd the temporary kube-apiserver uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]

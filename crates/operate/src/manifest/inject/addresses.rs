@@ -24,7 +24,9 @@ pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
     }
     Err(Problem::new(
         line,
-        format!("the shim listens on {text}, which cannot be kept unless they are given: give each as --listen ADDR:PORT"),
+        format!(
+            "the shim listens on {text}, which cannot be kept unless they are given: give each as --listen ADDR:PORT"
+        ),
     ))
 }
 

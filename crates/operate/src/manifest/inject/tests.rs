@@ -382,10 +382,7 @@ fn a_manifest_that_is_injected_again_listens_where_it_did() {
         .map(|text| berth_options::check::listen(text).unwrap())
         .to_vec();
     let on_node = kubeadm_with("--advertise-address=10.0.0.5", "--v=1");
-    for (text, addresses) in [
-        (KUBEADM, Addresses::Given(given)),
-        (&on_node, Addresses::OfManifest),
-    ] {
+    for (text, addresses) in [(KUBEADM, Addresses::Given(given)), (&on_node, Addresses::OfManifest)] {
         let before = inject(text, &InjectOptions { addresses: addresses.clone(), ..options() }).unwrap();
         let newer = InjectOptions { image: "registry.example/berth:v0.2.0".into(), ..options() };
         let wanted = inject(text, &InjectOptions { addresses, ..newer.clone() }).unwrap();

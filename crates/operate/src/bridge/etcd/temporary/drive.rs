@@ -7,7 +7,8 @@ use super::machine::{
 use super::plan::{self, Plan};
 use super::rescue::{Rescued, rescue};
 use super::{probe, relay};
-use crate::bridge::instance::{ETCD, Template, TemporaryProcess};
+use crate::bridge::instance::{Template, TemporaryProcess};
+use crate::bridge::localhost::ETCD;
 use crate::bridge::logs;
 use berth_node::ipc::bridge::{EtcdStatus, EtcdStep};
 use berth_node::terms::Speedup;

@@ -9,7 +9,7 @@ use super::revisions::Revisions;
 use crate::bridge::cgroup;
 use crate::bridge::etcd::members::OWN;
 use crate::bridge::etcd::{Alone, servers};
-use crate::bridge::instance::ETCD;
+use crate::bridge::localhost::ETCD;
 use crate::bridge::pod::{RunningPod, runtime};
 use crate::command::strings;
 use crate::report::Report;
