@@ -1,7 +1,7 @@
 //! `berth rehearse` as a user runs it.
 
-use crate::support::in_memory;
 use crate::support::process::{processes, rehearsal, rehearsed, was_too_busy};
+use crate::support::{in_memory, too_busy};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader};
@@ -278,7 +278,12 @@ fn other_ways_are_compared_and_do_not_decide() {
     // One apiserver after the other cannot but refuse, and what listens before it is ready answers 403.
     let none = "without berth or a proxy";
     for (way, lost) in [("with port sharing", "error status"), (none, "error status"), (none, "refused")] {
-        let table = said.split(&format!("\n{way}\n")).last().unwrap().split("verdict: ").next().unwrap();
+        let table = said.split(&format!("\n{way}\n")).last().unwrap();
+        let (table, verdict) = table.split_once("verdict: ").unwrap();
+        if verdict.starts_with("this machine was too busy to tell") {
+            too_busy(way);
+            continue;
+        }
         assert!(table.contains(lost) && table.contains(", to simulated apiservers"), "{way}: {lost}: {said}");
     }
 }
