@@ -1,9 +1,11 @@
-//! Whether this machine was too busy to tell: by the clients' own timers alone, which need nothing of what is under test.
+//! Whether this machine was too busy to tell: by the clients' own timers and timetable alone, which need nothing of what is under test.
 //!
-//! Nothing but a wait is excused by it, and only if timers were late during that same wait. What was refused, reset, or answered wrongly is
-//! lost, however busy the machine was.
+//! Nothing but a wait is excused by it, and only if timers were late during that same wait, or the clients were far behind all along. A wait that a reset or a close ended is
+//! in vain from the time on at which the client had given up. What was refused, reset before, or answered wrongly is lost, however busy the
+//! machine was.
 
 use super::faults::all_wait;
+use super::requests::MOST_BEHIND;
 use crate::data::Ran;
 use crate::event::Attempt;
 use crate::loss::{self, Loss};
@@ -19,22 +21,24 @@ pub(super) struct Busy {
     late: Vec<(Stamp, Stamp)>,
     /// When all clients were to wait.
     hangs: Vec<(Stamp, Stamp)>,
+    /// The clients were so far behind their timetable that all waits are this machine's own.
+    is_slow: bool,
 }
 
 impl Busy {
     pub(super) fn of(record: &Record) -> Self {
         let hung = |injected: &Injected| Some((injected.at, injected.over.filter(|_| all_wait(injected))?));
         let hangs = record.injected.iter().filter_map(hung).collect();
-        Self { late: joined(record.late.clone()), hangs: joined(hangs) }
+        Self { late: joined(record.late.clone()), hangs: joined(hangs), is_slow: record.behind > MOST_BEHIND }
     }
 
-    /// Whether the machine had no time for a request that waited in vain: for half of its wait or more, but for what a hang took on purpose.
+    /// Whether the machine had no time for a request that waited long: for half of its wait or more, but for what a hang took on purpose.
     pub(super) fn explains(&self, attempt: &Attempt) -> bool {
         let Attempt { due, done, .. } = *attempt;
         let rest: Vec<_> = without((due, done), &self.hangs);
         let late = rest.iter().map(|part| common(*part, &self.late)).sum::<Duration>();
         let rest = rest.iter().map(|(from, to)| to.since(*from)).sum::<Duration>();
-        late >= LATE && late * 2 >= rest
+        self.is_slow || late >= LATE && late * 2 >= rest
     }
 }
 
@@ -43,7 +47,8 @@ pub(super) fn object(unanswered: u64, ran: &mut Ran) {
     if unanswered > 0 {
         let unanswered = loss::words(&Loss::Unanswered.tally(unanswered));
         ran.verdict.too_busy(format!(
-            "{unanswered}, and meanwhile the clients' own timers were late by {LATE:?} and more for half of the time at least"
+            "{unanswered}, and meanwhile the clients were far behind their timetable, or their own timers were late by {LATE:?} and more \
+             for half of the time at least"
         ));
     }
 }

@@ -3,6 +3,7 @@
 //! A loss is excused by a fault only if the promise names it: what was accepted before, ends at that
 //! moment, and was on the one that was harmed. What is excused is counted under the fault.
 
+use super::busy::Busy;
 use super::judged::{self, UNDECIDED};
 use super::service::{Forgotten, Service};
 use super::{JUDGE, Judge, Span, what_happened};
@@ -44,10 +45,10 @@ const SETTLED: Duration = Duration::from_secs(10);
 const LUCK: f64 = 5.0;
 
 fn check(record: &Record, speedup: Speedup, span: &Span) -> Vec<Promise> {
-    let slack = slack(record);
+    let (slack, busy) = (slack(record), Busy::of(record));
     let check = |injected| {
-        let attempts = attempts(record, injected);
-        Check { record, attempts, injected, speedup, slack, broken: Vec::new(), seen: Vec::new() }.run(span)
+        let (attempts, broken, seen) = (attempts(record, injected), Vec::new(), Vec::new());
+        Check { record, attempts, injected, speedup, slack, busy: &busy, broken, seen }.run(span)
     };
     record.injected.iter().map(check).collect()
 }
@@ -170,6 +171,7 @@ struct Check<'a> {
     speedup: Speedup,
     /// See [`slack`].
     slack: Duration,
+    busy: &'a Busy,
     broken: Vec<String>,
     seen: Vec<String>,
 }
@@ -372,7 +374,7 @@ impl Check<'_> {
         // A kept connection has its requests one after the other, and those that become due meanwhile.
         let kept = jitter + hung;
         let patience = |a: &Attempt| if a.kind == ConnectionKind::New { new } else { kept };
-        let late = meanwhile().filter(|a| a.done > over.plus(patience(a))).count();
+        let late = meanwhile().filter(|a| a.done > over.plus(patience(a)) && !self.busy.explains(a)).count();
         self.seen.push(format!("it hung for {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
         if late > 0 {
             self.broken.push(format!(

@@ -7,6 +7,7 @@ use super::{Case, JUDGE, Judge, nodes};
 use crate::data::{Promise, Ran, Tally, count_of};
 use crate::event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd, StreamKind};
 use crate::loss::Loss;
+use crate::plan::UNANSWERED;
 use crate::report::format;
 use crate::stamp::Stamp;
 use crate::verdict::UNTOLD;
@@ -168,8 +169,10 @@ impl<'a, 'r> Losses<'a, 'r> {
         let waited = attempt.done.since(attempt.due);
         let instance = self.served_by.get(attempt.stream.as_str()).copied();
         let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance, node: self.node };
+        // With its timer in time, the client had given up before.
+        let in_vain = loss == Loss::Unanswered || matches!(loss, Loss::Reset | Loss::Closed) && waited >= UNANSWERED;
         // What a promise allows, is that.
-        let is_untold = loss == Loss::Unanswered && self.busy.explains(attempt);
+        let is_untold = in_vain && self.busy.explains(attempt);
         if is_untold && faults::excuse(&self.case.record.injected, &lost, self.slack).is_none() {
             self.untold += 1;
             return;

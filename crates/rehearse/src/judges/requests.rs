@@ -18,7 +18,7 @@ pub(super) const REQUESTS: Judge = Judge { judge, section };
 const FEWEST: u64 = 200;
 
 /// How far clients may be behind their timetable before a run measures the machine rather than berth.
-const MOST_BEHIND: Duration = Duration::from_secs(1);
+pub(super) const MOST_BEHIND: Duration = Duration::from_secs(1);
 
 /// Longest wait that the histogram distinguishes, in microseconds: far beyond what a client waits.
 const LONGEST_WAIT: u64 = 120_000_000;

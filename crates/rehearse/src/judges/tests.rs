@@ -344,26 +344,39 @@ fn a_run_that_tests_nothing_does_not_hold() {
 
 #[test]
 fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
-    let failing = |failure: Failure, late: &[(u64, u64)]| {
+    let ended = |failure: Failure, late: &[(u64, u64)], done: u64| {
         let mut record = good();
         let waited = attempt(ConnectionKind::New, "x", 1_000_000_000, Answer::Failed(failure));
-        record.attempts.push(Attempt { done: Stamp(16_000_000_000), ..waited });
+        record.attempts.push(Attempt { done: Stamp(done * 1_000_000), ..waited });
         record.late = late.iter().map(|(from, to)| (Stamp(from * 1_000_000), Stamp(to * 1_000_000))).collect();
         judge(&record, &plan())
     };
+    let failing = |failure, late: &[(u64, u64)]| ended(failure, late, 16_000);
     let busy = [(2_000, 14_000)];
     let ran = failing(Failure::Unanswered, &busy);
     let verdict = &ran.verdict;
     assert!(verdict.too_busy && verdict.inconclusive && !verdict.held && verdict.lost() == 0, "{verdict:#?}");
     assert_eq!(count_of(&verdict.apart, "unanswered_busy"), 1);
     insta::assert_snapshot!(verdict.summary, @"This machine was too busy to tell: of 301 requests 1 waited in vain meanwhile, and nothing else was seen to be lost.");
-    insta::assert_snapshot!(verdict.objections.join("\n"), @"1 request unanswered for 15 s, and meanwhile the clients' own timers were late by 500ms and more for half of the time at least");
+    insta::assert_snapshot!(verdict.objections.join("\n"), @"1 request unanswered for 15 s, and meanwhile the clients were far behind their timetable, or their own timers were late by 500ms and more for half of the time at least");
 
     // It was not, or at another time.
     for late in [&[][..], &[(0, 1_000), (16_000, 90_000)]] {
         let verdict = failing(Failure::Unanswered, late).verdict;
         assert!(!verdict.too_busy && verdict.lost == [Loss::Unanswered.tally(1)], "{verdict:#?}");
     }
+    // With its timer in time, the client had given up before.
+    for failure in [Failure::Reset, Failure::Closed] {
+        assert!(failing(failure.clone(), &busy).verdict.too_busy && !failing(failure, &[]).verdict.too_busy);
+    }
+    // Clients that were far behind all along waited on their own machine.
+    let mut slow = good();
+    slow.behind = Duration::from_millis(1_001);
+    let waited = attempt(ConnectionKind::New, "x", 1_000_000_000, Answer::Failed(Failure::Unanswered));
+    slow.attempts.push(Attempt { done: Stamp(16_000_000_000), ..waited });
+    assert!(judge(&slow, &plan()).verdict.too_busy);
+    slow.behind = Duration::from_secs(1);
+    assert!(judge(&slow, &plan()).verdict.lost == [Loss::Unanswered.tally(1)]);
     // What has nothing to do with time is lost, however busy it was.
     let others = [
         (Failure::Refused, Loss::Refused),
@@ -373,7 +386,7 @@ fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
         (Failure::Http("h2".into()), Loss::Http),
     ];
     for (failure, loss) in others {
-        let verdict = failing(failure, &busy).verdict;
+        let verdict = ended(failure, &busy, 15_900).verdict;
         assert!(!verdict.too_busy && !verdict.inconclusive && verdict.lost == [loss.tally(1)], "{verdict:#?}");
     }
 
