@@ -37,7 +37,7 @@ func (e *etcd) argv(clients, peers, metrics string) []string {
 		"--listen-peer-urls=http://" + peers, "--initial-advertise-peer-urls=http://127.0.0.1:2380",
 		"--initial-cluster=history=http://127.0.0.1:2380", "--listen-metrics-urls=http://" + metrics,
 		"--cert-file=" + e.certificates.certificate, "--key-file=" + e.certificates.key,
-		"--trusted-ca-file=" + e.certificates.ca, "--client-cert-auth", "--snapshot-count=500", "--log-level=info",
+		"--trusted-ca-file=" + e.certificates.ca, "--client-cert-auth", "--snapshot-count=500", "--quota-backend-bytes=8589934592", "--log-level=info",
 	}
 	if e.unsafe {
 		argv = append(argv, "--unsafe-no-fsync")
