@@ -157,8 +157,6 @@ pub struct Expiry {
 struct ObservedLease {
     version: Value,
     unchanged: Duration,
-    /// It was seen to become this.
-    changed: bool,
 }
 
 impl Expiry {
@@ -171,11 +169,9 @@ impl Expiry {
         for lease in leases {
             let meta = &lease["metadata"];
             let (Some(name), version) = (meta["name"].as_str(), &meta["resourceVersion"]) else { continue };
-            let (unchanged, changed) = match self.seen.get(name) {
-                Some(before) if before.version == *version => (before.unchanged + passed, before.changed),
-                before => (Duration::ZERO, before.is_some()),
-            };
-            seen.insert(name.to_owned(), ObservedLease { version: version.clone(), unchanged, changed });
+            let same = self.seen.get(name).filter(|before| before.version == *version);
+            let unchanged = same.map_or(Duration::ZERO, |before| before.unchanged + passed);
+            seen.insert(name.to_owned(), ObservedLease { version: version.clone(), unchanged });
         }
         self.seen = seen;
     }
@@ -189,15 +185,6 @@ impl Expiry {
     #[must_use]
     pub fn expired(&self, name: &str) -> bool {
         self.seen.get(name).is_some_and(|seen| seen.unchanged > DURATION)
-    }
-
-    /// Time since a Lease changed, for display: since the change was seen, and until then by the clocks.
-    #[must_use]
-    pub fn age(&self, name: &str, by_clock: Duration) -> Duration {
-        match self.seen.get(name) {
-            Some(seen) if seen.changed => seen.unchanged,
-            seen => by_clock.max(seen.map_or(Duration::ZERO, |seen| seen.unchanged)),
-        }
     }
 }
 

@@ -394,7 +394,7 @@ fn sound() -> Facts {
         host_paths: kinds.into_iter().map(|(path, kind)| (path.to_owned(), Some(kind))).collect(),
         addresses: Some(vec!["10.0.0.5".parse().unwrap()]),
         listeners: vec![holding("10.0.0.5:6443", 0, "berth"), holding("127.1.2.3:6443", 0, "kube-apiserver")],
-        apiservers: vec![RunningProcess { pid: 7, name: "kube-apiserver".into(), resident: 1 << 30, started: None }],
+        apiservers: vec![RunningProcess { name: "kube-apiserver".into(), resident: 1 << 30, started: None }],
         available: Some(1 << 30),
         shims: vec![LiveShim { instance: "a".into(), version: berth_node::VERSION.into() }],
         settings: settings.into_iter().map(|(name, value)| (name, value.to_owned())).collect(),
@@ -733,7 +733,7 @@ fn facts_are_gathered_below_a_root() {
     let facts = Facts::gather(root.path(), &manifest);
     // 100 s after the machine started.
     let started = Some(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(2_000_000_100));
-    let apiserver = RunningProcess { pid: 7, name: "kube-apiserver".into(), resident: 2 << 20, started };
+    let apiserver = RunningProcess { name: "kube-apiserver".into(), resident: 2 << 20, started };
     assert_eq!((&facts.apiservers[..], facts.available), (&[apiserver][..], Some(1 << 20)));
     assert_eq!(facts.authentication.as_deref(), Some("kind: A"));
     assert_eq!(facts.settings, BTreeMap::from([("net.ipv4.tcp_migrate_req", "1\n".to_owned())]));

@@ -16,7 +16,6 @@ use berth_cluster::lease::{Expiry, RENEWAL, lease_object};
 use berth_cluster::service::MANAGER;
 use berth_cluster::{Client, Error};
 use hyper::StatusCode;
-use serde::Serialize;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Mutex;
@@ -51,7 +50,7 @@ const COMMAND: &str = "berth/command";
 const CHANGED: &str = "berth/changed";
 
 /// An upgrade that has the lock, or wants it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// The upgrade: the UID that was drawn for it.
     pub upgrade: String,

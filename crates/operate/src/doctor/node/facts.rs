@@ -86,7 +86,6 @@ pub struct HeldPort {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunningProcess {
-    pub pid: u32,
     pub name: String,
     /// Resident memory, in bytes.
     pub resident: u64,
@@ -254,7 +253,6 @@ fn running(proc: &Path) -> Vec<RunningProcess> {
     let read = |process: Process| {
         let stat = process.stat().ok()?;
         Some(RunningProcess {
-            pid: u32::try_from(process.pid).ok()?,
             name: stat.comm,
             resident: process.status().ok()?.vmrss?.checked_mul(1024)?,
             started: booted.and_then(|booted| booted.checked_add(Duration::from_secs(stat.starttime) / ticks)),
