@@ -73,13 +73,15 @@ pub fn restore(all: &[SavedFile]) -> Restored {
     let manifests = all.iter().find(|file| file.shown).and_then(|manifest| manifest.path.parent());
     for (before, difference) in differing {
         let done = keep(before, manifests).and_then(|at| {
-            tracing::info!(path = %before.path.display(), kept = ?at, "put back");
             // Named even if the write fails.
-            kept.extend(at);
-            write(before)
+            kept.extend(at.clone());
+            write(before).map(|()| at)
         });
         match done {
-            Ok(()) => restored.push(difference),
+            Ok(at) => {
+                tracing::info!(path = %before.path.display(), kept = ?at, "put back");
+                restored.push(difference);
+            }
             Err(error) => failed.push(format!("{}: {error}", before.path.display())),
         }
     }
