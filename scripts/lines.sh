@@ -52,10 +52,10 @@ tokens() {
 
 # within_budget: whether each size is at most what CONTRIBUTING.md allows it, and none is without a budget
 within_budget() {
-    local name most over=0 known=0
-    while IFS='|' read -r _ name most _; do
-        name=$(sed 's/^ *//; s/ *$//' <<<"$name") most=${most//[ ,]/}
-        [[ $most =~ ^[0-9]+$ && ${sizes[$name]-} ]] || continue
+    local line name most over=0 known=0
+    while IFS= read -r line; do
+        [[ $line =~ ^\|\ ([a-z ]+)\ \|\ ([0-9,]+)\ \|$ && ${sizes[${BASH_REMATCH[1]}]-} ]] || continue
+        name=${BASH_REMATCH[1]} most=${BASH_REMATCH[2]//,/}
         ((known += 1))
         ((sizes["$name"] <= most)) && continue
         say "$name has ${sizes[$name]}, and CONTRIBUTING.md allows $most: take out as much elsewhere, or raise the number in a commit of its own that says why"
