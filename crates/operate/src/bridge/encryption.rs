@@ -72,8 +72,11 @@ impl Key {
 
 /// Whether an entry for one resource counts for another. Those of the core group have no dot.
 fn covers(entry: &str, resource: &str) -> bool {
-    let group = |resource: &str| resource.split_once('.').map_or(String::new(), |(_, group)| group.to_owned());
     entry == "*.*" || entry == resource || entry.starts_with("*.") && group(entry) == group(resource)
+}
+
+fn group(resource: &str) -> &str {
+    resource.split_once('.').map_or("", |(_, group)| group)
 }
 
 /// Whether the keys of a configuration can be seen. An empty one has none.
@@ -97,10 +100,10 @@ fn keys(kind: &YamlNode, provider: &YamlNode) -> Vec<Key> {
     match kind.text().unwrap_or_default() {
         IDENTITY => vec![Key::plain()],
         // The plugin has the keys. A plugin at another socket is another plugin, and what is stored tells v1 from v2.
-        "kms" if provider.text_of("apiVersion") == Some("v2") => {
-            vec![key("kms v2", text(provider, "name"), text(provider, "endpoint"))]
+        "kms" => {
+            let kind = if provider.text_of("apiVersion") == Some("v2") { "kms v2" } else { "kms" };
+            vec![key(kind, text(provider, "name"), text(provider, "endpoint"))]
         }
-        "kms" => vec![key("kms", text(provider, "name"), text(provider, "endpoint"))],
         kind => provider.list("keys").iter().map(|it| key(kind, text(it, "name"), text(it, "secret"))).collect(),
     }
 }

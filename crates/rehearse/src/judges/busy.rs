@@ -1,8 +1,8 @@
 //! Whether this machine was too busy to tell: by the clients' own timers and timetable alone, which need nothing of what is under test.
 //!
-//! Nothing but a wait is excused by it, and only if timers were late during that same wait, or the clients were far behind all along. A wait that a reset or a close ended is
-//! in vain from the time on at which the client had given up. What was refused, reset before, or answered wrongly is lost, however busy the
-//! machine was.
+//! A busy machine excuses nothing but waits, and only if timers were late during that same wait, or the clients fell far behind their
+//! timetable in the run. A wait that a reset or a close ended counts like one without an answer once it has lasted until the client would
+//! have given up. What was refused, reset before, or answered wrongly is lost, however busy the machine was.
 
 use super::faults::all_wait;
 use super::requests::MOST_BEHIND;
@@ -21,7 +21,7 @@ pub(super) struct Busy {
     late: Vec<(Stamp, Stamp)>,
     /// When all clients were to wait.
     hangs: Vec<(Stamp, Stamp)>,
-    /// The clients were so far behind their timetable that all waits are this machine's own.
+    /// The clients fell so far behind their timetable that this machine made every wait.
     is_slow: bool,
 }
 
@@ -32,13 +32,17 @@ impl Busy {
         Self { late: joined(record.late.clone()), hangs: joined(hangs), is_slow: record.behind > MOST_BEHIND }
     }
 
-    /// Whether the machine had no time for a request that waited long: for half of its wait or more, but for what a hang took on purpose.
+    /// Whether the machine had no time for a request that waited long: for half of the wait or more, without what a hang took on purpose,
+    /// or in the whole run.
     pub(super) fn explains(&self, attempt: &Attempt) -> bool {
+        if self.is_slow {
+            return true;
+        }
         let Attempt { due, done, .. } = *attempt;
         let rest: Vec<_> = without((due, done), &self.hangs);
         let late = rest.iter().map(|part| common(*part, &self.late)).sum::<Duration>();
         let rest = rest.iter().map(|(from, to)| to.since(*from)).sum::<Duration>();
-        self.is_slow || late >= LATE && late * 2 >= rest
+        late >= LATE && late * 2 >= rest
     }
 }
 

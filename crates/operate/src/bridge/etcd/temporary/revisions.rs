@@ -34,15 +34,15 @@ impl Revisions {
         let mut last = 0;
         while !compared.is_closed() {
             let step = etcd.borrow_and_update().step;
-            let (who, url, interval) = match step {
-                EtcdStep::Own => ("node's own", Some(&self.own), OWN_INTERVAL),
-                EtcdStep::Temporary => ("temporary", Some(&self.temporary), INTERVAL),
-                _ => ("", None, OWN_INTERVAL),
+            let serves = match step {
+                EtcdStep::Own => Some(("node's own", &self.own, OWN_INTERVAL)),
+                EtcdStep::Temporary => Some(("temporary", &self.temporary, INTERVAL)),
+                _ => None,
             };
             if step != EtcdStep::Own {
                 compared.send_modify(|compared| compared.is_open = true);
             }
-            if let Some(url) = url
+            if let Some((who, url, _)) = serves
                 && let Ok(status) = self.gateway.status(url).await
                 && etcd.borrow().step == step
             {
@@ -58,7 +58,7 @@ impl Revisions {
             }
             tokio::select! {
                 changed = etcd.changed() => if changed.is_err() { return },
-                () = sleep(interval) => {}
+                () = sleep(serves.map_or(OWN_INTERVAL, |(.., interval)| interval)), if serves.is_some() => {}
             }
         }
     }
@@ -79,12 +79,12 @@ mod tests {
     use super::*;
     use berth_testing::etcd;
 
-    /// What is told when who serves has these revisions, one after the other.
+    /// Compares the revisions of the etcds that serve in these steps, one after the other.
     async fn compared(steps: &[(EtcdStep, u64)]) -> Compared {
         let (members, servers) = etcd::start(&[(([127, 0, 0, 1], 0).into(), "127.0.0.1"); 3]).await;
         let access = &servers[0].access;
         let gateway = Gateway::new(access.ca.clone(), access.client.clone()).named("127.0.0.1");
-        // The one that has revisions.
+        // Of the simulated members, the third one answers with these revisions.
         let at = || servers[2].access.server.clone();
         let revisions = Revisions { gateway, own: at(), temporary: at() };
         let (to, etcd) = watch::channel(EtcdStatus { step: EtcdStep::Stopping, ..EtcdStatus::default() });
