@@ -289,8 +289,8 @@ impl Node {
     /// What waits, for a shell, until it has no client, accepted or not: new clients go to the bridge by then. A handshake that began before
     /// takes milliseconds, but on a machine that stands still longer than the bridge waits where it is sped up. A shell reads byte by byte:
     /// what is over is not listed, since of that there are thousands of lines. The bridge's probes, from 127.0.0.1 or ::1, are no clients:
-    /// on a busy machine there is always one. The same goes for connections that the bridge has not accepted, so those of the node's own
-    /// are known by its listener, the only one that is bound to this port: its receive queue counts them.
+    /// on a busy machine there is always one. The same goes for connections that the bridge has not accepted. So the unaccepted
+    /// connections of the node's own are read from the receive queue of its listener, the only listener that is bound to this port.
     fn quiet(&self) -> String {
         let pid = self.path("pid").display().to_string();
         // The sockets first: what is accepted meanwhile is among the files.

@@ -34,7 +34,7 @@ pub struct Lock {
     pub file: LockedFile,
 }
 
-/// Lists the locks in /proc/locks: those of all processes that this process's PID namespace shows.
+/// Lists the locks in /proc/locks: the locks of all processes in this process's PID namespace and below.
 ///
 /// # Errors
 /// /proc/locks cannot be read.

@@ -31,14 +31,14 @@ pub(super) struct State {
 
 #[cfg(test)]
 impl State {
-    /// In the order in which they are there.
+    /// The fields in their order in memory.
     pub(super) fn all(&self) -> [&AtomicU64; 6] {
         let Self { on, until, namespace, steered, passed, failed } = self;
         [on, until, namespace, steered, passed, failed]
     }
 }
 
-/// As the kernel is to go on (`SK_PASS`; of connect(2), that it may).
+/// What a program returns so that the kernel goes on: `SK_PASS`, and for connect(2) the permission to connect.
 const PASS: i32 = 1;
 
 // What registers hold throughout a program that steers, SLOT until there is its listener.
@@ -95,7 +95,7 @@ pub(super) fn finish(
     asm.finish()
 }
 
-/// Those of one family among the addresses; none if it is all of them.
+/// The addresses of one family; `None` if the program steers all addresses of that family.
 fn of_family<A: PartialEq>(addresses: &[IpAddr], any: &A, of: impl Fn(IpAddr) -> Option<A>) -> Option<Vec<A>> {
     // ::ffff:10.0.0.5 is how a socket of IPv6 is bound to 10.0.0.5.
     let found: Vec<_> = addresses.iter().filter_map(|address| of(address.to_canonical())).collect();

@@ -23,7 +23,7 @@ impl Member {
     }
 }
 
-/// The members, as one of them knows them.
+/// The members of an etcd, as the answering member lists them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MemberList {
     pub cluster: u64,
@@ -58,7 +58,7 @@ pub struct Status {
     pub revision: u64,
     /// 0: it knows none.
     pub leader: u64,
-    /// What it reports about itself.
+    /// Errors that the member reports about itself.
     pub errors: Vec<String>,
     pub version: String,
 }

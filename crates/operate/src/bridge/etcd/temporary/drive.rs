@@ -248,7 +248,7 @@ impl EtcdDaemon {
         opened
     }
 
-    /// Keeps the process that has the data, to know when it has ended. Its number may be another process's by then.
+    /// Keeps the process that has the data, to know when that process has ended. Another process may have the same PID later.
     fn hold(&mut self, pid: i32) {
         let is_held =
             self.last.as_ref().is_some_and(|last| matches!(last, Ok(it) if it.pid == pid && !has_ended(last)));

@@ -35,7 +35,7 @@ pub struct Rescued {
 }
 
 impl Rescued {
-    /// The process was not ended by the bridge: what its path names may lack what it acknowledged.
+    /// The process was not ended by the bridge: the file at the database's path may lack writes that the process acknowledged.
     pub fn is_unrecovered(&self) -> bool {
         self.ended.is_err()
     }
