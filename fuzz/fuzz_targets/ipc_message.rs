@@ -14,7 +14,8 @@ fuzz_target!(|bytes: &[u8]| {
         let again = serde_json::to_vec(&update).expect("what was read can be written");
         assert_eq!(parse_update(&again), Ok(update));
     }
-    let _ = split(bytes);
+    let (json, rest) = split(bytes);
+    assert!(json.len() + rest.len() <= bytes.len());
     if let Ok(reply) = parse_reply(bytes) {
         let again = serde_json::to_vec(&reply).expect("what was read can be written");
         assert_eq!(parse_reply(&again).as_ref(), Ok(&reply));

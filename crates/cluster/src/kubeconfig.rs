@@ -300,11 +300,4 @@ mod tests {
             assert_eq!(place(wrong), None, "{wrong}");
         }
     }
-
-    proptest::proptest! {
-        #[test]
-        fn nothing_panics(text in "\\PC{0,40}", line in "[a-z:\\- {}\n]{0,60}") {
-            let _ = (parsed(&text), parsed(&line), parsed(&format!("{ADMIN}{line}")), Place::parse(&text));
-        }
-    }
 }

@@ -284,13 +284,5 @@ mod tests {
                 prop_assert!(!expiry.expired("a"));
             }
         }
-
-        #[test]
-        fn nothing_panics(text in "\\PC{0,30}", number in any::<u64>()) {
-            let object = json!({"metadata": {"annotations": {"berth/node": text, "berth/address": text}, "name": text},
-                "spec": {"leaseTransitions": number, "renewTime": text}});
-            let _ = (InstanceLease::parse(&object), is_object_name(&text));
-            Expiry::default().read(Duration::ZERO, GAP, [&object]);
-        }
     }
 }

@@ -231,11 +231,6 @@ mod tests {
             let kinds: Vec<_> = seen.iter().map(|event| event.kind).collect();
             prop_assert_eq!(kinds, [EventKind::Added, EventKind::Bookmark]);
         }
-
-        #[test]
-        fn nothing_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Events::default().push(&bytes);
-        }
     }
 
     #[test]

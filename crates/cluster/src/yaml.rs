@@ -466,15 +466,4 @@ mod tests {
         assert!(refused(&"[".repeat(100)).message.contains("nested too deeply"));
         assert!(parse(&"[".repeat(100_000)).is_err());
     }
-
-    proptest::proptest! {
-        #[test]
-        fn nothing_panics(text in "[-a:#&*!|>'\"{},\\[\\] \né]{0,40}") {
-            if let Ok(documents) = parse(&text) {
-                for document in documents {
-                    let _ = (text.get(document.span.clone()).unwrap(), document.value());
-                }
-            }
-        }
-    }
 }

@@ -456,7 +456,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_panics(args in prop::collection::vec("(--(bind|secure|advertise)[_-](address|port)|--|=|.){0,3}", 0..6)) {
+        fn what_fails_is_what_the_check_names(args in prop::collection::vec("(--(bind|secure|advertise)[_-](address|port)|--|=|.){0,3}", 0..6)) {
             let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
             prop_assert_eq!(run(&args).is_err(), !check(&args).is_empty());
         }

@@ -223,7 +223,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_panics(text in "[0-9%., +-]{0,12}|\\PC{0,12}") {
+        fn a_part_is_neither_nothing_nor_all(text in "[0-9%., +-]{0,12}|\\PC{0,12}") {
             if let Ok(parts) = parts(&text) {
                 prop_assert!(parts.iter().all(|part| (1..ALL).contains(part)));
             }

@@ -114,12 +114,5 @@ mod tests {
                 prop_assert_eq!(read[0].label(name), &first.1);
             }
         }
-
-        #[test]
-        fn nothing_panics(page: String) {
-            for sample in samples(&page, |_| true) {
-                sample.label("x");
-            }
-        }
     }
 }

@@ -155,7 +155,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn nothing_panics(text in "(\\PC|\n| P | stdout ){0,60}") {
+        fn lines_are_short_and_steer_no_terminal(text in "(\\PC|\n| P | stdout ){0,60}") {
             for line in parse(&text) {
                 assert!(line.chars().count() <= WIDTH && !line.contains('\x1b'));
             }
