@@ -1,4 +1,5 @@
-//! A simulated apiserver alone, as a process: its flags, its API, its phases on SIGTERM.
+//! A simulated apiserver alone, as a process: the faults that a judge must find, and its phases on SIGTERM. All else of it is tested by
+//! the rehearsals that use it.
 
 use berth_rehearse::data::MarkKind;
 use berth_rehearse::event::{EndedBy, EventKind, STREAM_HEADER};
@@ -36,18 +37,13 @@ struct Simulated {
     recorder: Arc<Recorder>,
     store: Arc<Store>,
     tls: [tokio_rustls::TlsConnector; 2],
-    certs: certs::Certs,
     _hub: tokio::task::JoinSet<()>,
-    dir: tempfile::TempDir,
+    _dir: tempfile::TempDir,
 }
 
 impl Simulated {
     async fn start(flags: &[&str]) -> Self {
-        Self::start_on(Arc::default(), flags).await
-    }
-
-    /// One whose store was written before.
-    async fn start_on(store: Arc<Store>, flags: &[&str]) -> Self {
+        let store = Arc::<Store>::default();
         let dir = tempfile::tempdir().unwrap();
         let address = address::free_address().unwrap();
         let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
@@ -79,7 +75,7 @@ impl Simulated {
             config.alpn_protocols = vec![alpn.to_vec()];
             tokio_rustls::TlsConnector::from(Arc::new(config))
         });
-        let it = Self { child, address, recorder, store, tls, certs, _hub: hub, dir };
+        let it = Self { child, address, recorder, store, tls, _hub: hub, _dir: dir };
         it.marked(MarkKind::Listening).await;
         it
     }
@@ -203,11 +199,8 @@ impl Client {
     }
 
     async fn watch(&mut self, from: u64) -> Watch {
-        self.watch_at(&format!("{MAPS}?watch=1&resourceVersion={from}")).await
-    }
-
-    async fn watch_at(&mut self, path: &str) -> Watch {
-        let response = self.send("GET", path, Full::default().boxed()).await.unwrap();
+        let path = format!("{MAPS}?watch=1&resourceVersion={from}");
+        let response = self.send("GET", &path, Full::default().boxed()).await.unwrap();
         assert_eq!(response.status(), 200);
         Watch { body: response.into_body(), rest: Vec::new() }
     }
@@ -242,76 +235,6 @@ impl Watch {
 
 fn map(name: &str) -> Value {
     json!({"metadata": {"name": name, "namespace": "n"}, "data": {"k": name}})
-}
-
-#[test]
-fn an_unknown_flag_ends_it() {
-    let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_berth"))
-        .args(["stand-in", "--bind-address=127.0.0.1", "--no-such-flag=1"])
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "Error: unknown flag: --no-such-flag\n");
-}
-
-#[tokio::test]
-async fn a_port_that_is_taken_ends_it() {
-    let it = Simulated::start(&[]).await;
-    let file = |name: &str| it.dir.path().join(name).display().to_string();
-    let output = Command::new(env!("CARGO_BIN_EXE_berth"))
-        .args(["stand-in", &format!("--bind-address={}", it.address.ip())])
-        .arg(format!("--secure-port={}", it.address.port()))
-        .arg(format!("--etcd-servers=unix://{}", file("store")))
-        .arg(format!("--tls-cert-file={}", file("it.crt")))
-        .arg(format!("--tls-private-key-file={}", file("it.key")))
-        .output()
-        .await
-        .unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && error.contains("failed to listen on"), "{error}");
-}
-
-#[tokio::test]
-async fn config_maps_are_created_read_and_watched() {
-    for http2 in [false, true] {
-        let it = Simulated::start(&["--stand-in-version", "v1.2.3"]).await;
-        let mut client = it.connect(http2, "a").await.unwrap();
-        assert_eq!(client.get("/version").await.1["gitVersion"], "v1.2.3");
-        assert_eq!(client.get("/api/v1").await.1["resources"][0]["name"], "configmaps");
-        assert_eq!(client.get(MAPS).await.1["items"], json!([]));
-
-        assert_eq!(client.post(&map("a")).await.0, 201);
-        let (status, conflict) = client.post(&map("a")).await;
-        assert_eq!((status.as_u16(), &conflict["reason"]), (409, &json!("AlreadyExists")));
-        let (status, missing) = client.get(&format!("{MAPS}/b")).await;
-        assert_eq!((status.as_u16(), &missing["details"]["name"]), (404, &json!("b")));
-        assert_eq!(client.post(&json!([])).await.0, 400);
-        assert_eq!(client.get("/api/v1/pods").await.0, 404);
-        assert_eq!(client.get(&format!("{MAPS}/a")).await.1["data"]["k"], "a");
-
-        let (_, list) = client.get(MAPS).await;
-        let revision: u64 = list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
-        let mut watch = it.connect(http2, "w").await.unwrap();
-        let mut events = watch.watch(revision).await;
-        for name in ["b", "c"] {
-            client.post(&map(name)).await;
-            let event = events.next().await.unwrap();
-            assert_eq!((&event["type"], &event["object"]["metadata"]["name"]), (&json!("ADDED"), &json!(name)));
-        }
-        for status in [200, 404] {
-            let deleted = client.send("DELETE", &format!("{MAPS}/b"), Full::default().boxed()).await.unwrap();
-            let (code, status_object) = answer(deleted).await;
-            assert_eq!((code.as_u16(), &status_object["kind"]), (status, &json!("Status")));
-        }
-        let event = events.next().await.unwrap();
-        assert_eq!((&event["type"], &event["object"]["data"]["k"]), (&json!("DELETED"), &json!("b")));
-        // From the beginning, through another connection: the same in the same order.
-        let mut again = it.connect(http2, "again").await.unwrap();
-        let mut events = again.watch(1).await;
-        for name in ["a", "b", "c"] {
-            assert_eq!(events.next().await.unwrap()["object"]["metadata"]["name"], name);
-        }
-    }
 }
 
 /// What a judge of an upgrade is to find, and what it finds it by.
@@ -354,90 +277,6 @@ async fn faults_of_a_version_show_in_its_answers_and_in_its_metrics() {
             let before = taken(&mut client).await;
             while taken(&mut client).await < before + f64::from(20 << 20) {}
         }
-    }
-}
-
-/// As kube-apiserver's, whose watch cache begins with a list at its start; until then etcd may know more.
-#[tokio::test]
-async fn a_watch_from_before_its_start_or_what_it_keeps_gets_410() {
-    let store = Arc::<Store>::default();
-    let write = |n: u64| store.create(map(&format!("m-{n}"))).unwrap();
-    (0..5).for_each(|n| drop(write(n)));
-    // At revision 6.
-    let it = Simulated::start_on(Arc::clone(&store), &["--default-watch-cache-size=8"]).await;
-    write(5);
-    let gone = async |path: &str, from: u64| {
-        let mut client = it.client().await;
-        let mut events = client.watch_at(&format!("{path}?watch=1&resourceVersion={from}")).await;
-        let event = events.next().await.unwrap();
-        assert_eq!((&event["type"], &event["object"]["code"]), (&json!("ERROR"), &json!(410)), "{event}");
-        assert_eq!(event["object"]["reason"], "Expired");
-        assert_eq!(events.next().await, None);
-        event["object"]["message"].as_str().unwrap().to_owned()
-    };
-    for path in [MAPS, SECRETS] {
-        assert_eq!(gone(path, 5).await, "too old resource version: 5 (6)");
-    }
-    let mut client = it.client().await;
-    let mut events = client.watch(6).await;
-    assert_eq!(events.next().await.unwrap()["object"]["metadata"]["name"], "m-5");
-
-    for n in 6..20 {
-        write(n);
-        assert_eq!(events.next().await.unwrap()["object"]["metadata"]["name"], format!("m-{n}"));
-    }
-    assert_eq!(gone(MAPS, 12).await, "too old resource version: 12 (13)");
-}
-
-/// How far the instance is: in a quiet namespace as soon as another one is written, of a resource that no client
-/// writes when the store reports it.
-#[tokio::test]
-async fn bookmarks_bring_the_revision_to_watches_without_events() {
-    let it = Simulated::start(&["--stand-in-bookmark-period=50ms"]).await;
-    let quiet = "/api/v1/namespaces/quiet/configmaps";
-    for path in [quiet, SECRETS] {
-        let mut client = it.connect(true, "w").await.unwrap();
-        let (_, list) = client.get(path).await;
-        assert_eq!(list["items"], json!([]));
-        let from: u64 = list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
-        let mut silent = client.another();
-        let mut events =
-            client.watch_at(&format!("{path}?watch=1&allowWatchBookmarks=true&resourceVersion={from}")).await;
-        it.store.create(map(&format!("written-{from}"))).unwrap();
-        loop {
-            let event = events.next().await.unwrap();
-            assert_eq!(event["type"], "BOOKMARK");
-            assert_eq!(event["object"]["kind"], if path == quiet { "ConfigMap" } else { "Secret" });
-            let revision: u64 = event["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
-            assert!((from..=from + 1).contains(&revision), "{event}");
-            if revision == from + 1 {
-                break;
-            }
-        }
-        // A watch that does not ask for them gets none, and then its first event.
-        let mut events = silent.watch_at(&format!("{MAPS}?watch=1&resourceVersion={from}")).await;
-        assert_eq!(events.next().await.unwrap()["type"], "ADDED");
-    }
-}
-
-#[tokio::test]
-async fn readyz_waits_for_the_start() {
-    let it = Simulated::start(&["--stand-in-start-delay=1h"]).await;
-    let mut client = it.client().await;
-    assert_eq!(client.get("/readyz").await.0, 500);
-    assert_eq!(client.get("/livez").await.0, 200);
-}
-
-#[tokio::test]
-async fn without_anonymous_access_only_clients_with_a_certificate_are_answered() {
-    let mut it = Simulated::start(&["--anonymous-auth=false"]).await;
-    for path in ["/readyz", "/livez", MAPS] {
-        assert_eq!(it.client().await.get(path).await.0, 401, "{path}");
-    }
-    it.marked(MarkKind::Ready).await;
-    it.tls[0] = Arc::new(it.certs.client_config().unwrap()).into();
-    for path in ["/readyz", "/livez", MAPS] {
-        assert_eq!(it.client().await.get(path).await.0, 200, "{path}");
     }
 }
 
@@ -520,13 +359,4 @@ async fn a_request_under_way_is_finished() {
         assert_eq!(it.ended_by("slow").await, EndedBy::Instance);
         it.refuses().await;
     }
-}
-
-#[tokio::test]
-async fn a_second_signal_ends_it_at_once() {
-    let mut it = Simulated::start(&["--shutdown-delay-duration=1h"]).await;
-    it.signal();
-    it.marked(MarkKind::Terminating).await;
-    it.signal();
-    assert_eq!(it.exit().await.code(), Some(1));
 }
