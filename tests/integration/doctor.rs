@@ -2,8 +2,8 @@
 //! and a cluster.
 
 use crate::support::cluster::Cluster;
+use crate::support::process::{self, input, output_of};
 use crate::support::tls::{Api, Ca};
-use assert_cmd::Command;
 use serde_json::{Value, json};
 use std::fs;
 use std::net::TcpListener;
@@ -18,11 +18,9 @@ struct Done {
     err: String,
 }
 
-fn berth(directory: &Path, args: &[&str], input: &str) -> Done {
-    let mut command = Command::from_std(crate::support::process::berth(args));
-    let output = command.current_dir(directory).write_stdin(input).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Done { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+fn berth(directory: &Path, args: &[&str], text: &str) -> Done {
+    let (status, out, err) = output_of(process::berth(args).current_dir(directory).stdin(input(text)));
+    Done { status, out, err }
 }
 
 fn injected() -> String {

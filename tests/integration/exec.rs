@@ -1,5 +1,6 @@
 //! The life of `berth exec`, with the real binary and a shell in the apiserver's place.
 
+use crate::support::process;
 use berth_node::instance::InstanceId;
 use berth_node::registry::instance::{ListedInstance, list};
 use berth_node::registry::{BerthDir, RunDir};
@@ -47,11 +48,7 @@ impl Node {
     }
 
     fn exec(&self, options: &[&str], command: &[&str]) -> Command {
-        let mut berth = Command::new(assert_cmd::cargo::cargo_bin!("berth"));
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
-            berth.env_remove(name);
-        }
-        berth.args(["exec", "--listen", &self.listen.to_string(), "--run-dir"]);
+        let mut berth = process::berth(["exec", "--listen", &self.listen.to_string(), "--run-dir"]);
         berth.arg(self.temp.path().join("run")).args(options).arg("--").args(command);
         berth
     }

@@ -1,10 +1,11 @@
 //! `berth inject`, `berth eject` and `berth copy-self` as an operator and an init container run them: what
 //! becomes of files, and what is printed.
 
-use assert_cmd::Command;
+use crate::support::process::{self, input, output_of};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
 const IMAGE: &str = "registry.example/berth:v0.1.0";
@@ -55,13 +56,12 @@ impl Node {
 }
 
 fn berth() -> Command {
-    Command::from_std(crate::support::process::berth::<&str>([]))
+    process::berth::<&str>([])
 }
 
 fn run(command: &mut Command) -> Done {
-    let output = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Done { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    let (status, out, err) = output_of(command);
+    Done { status, out, err }
 }
 
 fn names(directory: &Path) -> Vec<String> {
@@ -193,10 +193,10 @@ fn eject_undoes_each_change_where_the_file_changed_since() {
 
 #[test]
 fn standard_input_works_and_cannot_be_written() {
-    let injected = run(berth().args(["inject", "-", "--image", IMAGE]).write_stdin(KUBEADM));
-    let ejected = run(berth().args(["eject", "-"]).write_stdin(injected.out));
+    let injected = run(berth().args(["inject", "-", "--image", IMAGE]).stdin(input(KUBEADM)));
+    let ejected = run(berth().args(["eject", "-"]).stdin(input(&injected.out)));
     assert_eq!(ejected.out, KUBEADM);
-    let refused = run(berth().args(["eject", "-", "--write"]).write_stdin(KUBEADM));
+    let refused = run(berth().args(["eject", "-", "--write"]).stdin(input(KUBEADM)));
     assert_eq!((refused.status, refused.out.as_str()), (Some(64), ""));
     assert!(refused.err.contains("--write with -"), "{}", refused.err);
 }

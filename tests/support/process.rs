@@ -5,7 +5,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -76,6 +76,14 @@ fn clean(command: &mut Command) {
     command.env("BERTH_BACKUP_DIR", NOWHERE).env("BERTH_POD_LOGS_DIR", NOWHERE).env("XDG_RUNTIME_DIR", NOWHERE);
     command.env("BERTH_TEST_WITHOUT_ADMIN", "1");
     command.stdin(Stdio::null());
+}
+
+/// A standard input that is this text.
+pub(crate) fn input(text: &str) -> Stdio {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file.rewind().unwrap();
+    file.into()
 }
 
 /// Exit status, output and log of a command that ends by itself.
