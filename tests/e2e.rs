@@ -32,9 +32,6 @@ mod ipv6;
 #[cfg(feature = "operate")]
 #[path = "e2e/lock.rs"]
 mod lock;
-#[cfg(all(feature = "operate", feature = "rehearse"))]
-#[path = "e2e/nodes.rs"]
-mod nodes;
 mod support;
 
 use berth_shim::steering::self_test_by_address;
@@ -125,13 +122,6 @@ fn main() -> ExitCode {
     if cfg!(feature = "rehearse") {
         trials.push(rehearsal);
     }
-    #[cfg(all(feature = "operate", feature = "rehearse"))]
-    trials.push(Trial::ignorable_test("rehearsal_of_three_nodes", || {
-        match obstacle(&["nft"]).map_or_else(binaries, Err) {
-            Err(why) => Ok(Completion::ignored_with(why)),
-            Ok(binaries) => nodes::rehearsal(&binaries).map(|()| Completion::Completed),
-        }
-    }));
     #[cfg(all(feature = "operate", feature = "rehearse"))]
     trials.push(Trial::ignorable_test("a_node_without_a_compiler_installs_a_release", || {
         match obstacle_of_machine(install::TOOLS).map_or_else(install::release, Err) {

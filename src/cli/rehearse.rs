@@ -36,13 +36,6 @@ pub struct RehearseArgs {
     /// Rehearse in a network namespace of its own, where kube-apiserver can advertise an address
     #[arg(long, env = "BERTH_REHEARSE_NETNS", help_heading = REHEARSED)]
     pub netns: bool,
-    /// Number of nodes of one cluster, each in a namespace of its own: upgraded one after the other, and dialled by the
-    /// Service kubernetes and by their addresses
-    #[arg(long, env = "BERTH_REHEARSE_NODES", value_name = "N", help_heading = REHEARSED)]
-    pub nodes: Option<String>,
-    /// The kube-proxy that serves the Service, with --nodes [default: the one in PATH]
-    #[arg(long, env = "BERTH_REHEARSE_KUBE_PROXY", value_name = "PATH", help_heading = REHEARSED)]
-    pub kube_proxy: Option<PathBuf>,
     /// Which processes an instance has, and which of them gets SIGTERM when
     #[arg(long, env = "BERTH_REHEARSE_TOPOLOGY", default_value = "sidecar", value_name = "TOPOLOGY", value_enum, help_heading = REHEARSED)]
     pub topology: Topology,

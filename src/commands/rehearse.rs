@@ -90,14 +90,14 @@ pub(super) fn stand_in(args: &StandInArgs) -> anyhow::Result<Exit> {
 fn raise_file_limit(plan: &Plan) -> Result<(), Mistakes> {
     let load = &plan.load;
     match berth_os::process::raise_file_limit() {
-        Ok(limit) if limit < plan.descriptors() => Err(Mistakes(vec![format!(
+        Ok(limit) if limit < load.descriptors() => Err(Mistakes(vec![format!(
             "--rate {}, --clients {}, --watches {} and --storm {} may need {} open files, and the limit is {limit}: \
              raise it (ulimit -n) or give less",
             load.rate,
             load.clients,
             load.watches,
             load.storm,
-            plan.descriptors()
+            load.descriptors()
         )])),
         _ => Ok(()),
     }

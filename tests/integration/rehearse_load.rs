@@ -266,11 +266,11 @@ impl Scene {
     }
 
     async fn start(&self, name: &str) -> (Child, SocketAddr) {
-        self.recorder.add(name, EventKind::Player { serves: true, node: None });
+        self.recorder.add(name, EventKind::Player(true));
         let store = if name == OLD { "middle" } else { "store" };
         let (child, address) = simulated(name, &self.dir.path().join(store), &self.certs, self.history);
         until(|| self.recorder.last(name, MarkKind::Ready).is_some()).await;
-        let joined = Joined::here(name, address);
+        let joined = Joined::now(name, address);
         self.joined.send_modify(|instances| instances.push(joined));
         (child, address)
     }
@@ -390,7 +390,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
 
     let plan = Plan { load: plot.load, ..Plan::default() };
     let target = Target::new(address, &scene.certs).unwrap();
-    let load = Load::start(&plan.load, &target, &[], &scene.joined.subscribe(), &scene.recorder).await.unwrap();
+    let load = Load::start(&plan.load, &target, &scene.joined.subscribe(), &scene.recorder).await.unwrap();
     scene.recorder.add("", EventKind::LoadBegan);
     let written = || {
         let number = |name: &str| name.rsplit_once("-write-")?.1.parse::<u64>().ok();

@@ -2,7 +2,6 @@
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, kill, sigaction};
@@ -22,7 +21,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The most open files that the kernel allows a process by default (/proc/sys/fs/nr_open). With a limit far above, programs that close
@@ -458,15 +456,6 @@ pub fn leave_terminal(log: &File) -> io::Result<()> {
     dup2_stdout(log.as_fd())?;
     dup2_stderr(log.as_fd())?;
     Ok(())
-}
-
-/// Runs the child in a namespace, of any kind that a process can join by itself.
-pub fn in_namespace(command: &mut Command, namespace: Arc<OwnedFd>) {
-    // SAFETY: between fork and exec only setns is called, and construction of an error without allocation: both
-    // async-signal-safe.
-    unsafe {
-        command.pre_exec(move || Ok(setns(&*namespace, CloneFlags::empty())?));
-    }
 }
 
 pub(crate) fn die_with(parent: Pid, signal: Signal) -> io::Result<()> {

@@ -140,11 +140,6 @@ pub struct Ran {
     pub gate: Option<Gate>,
     /// What went past the shims; none: they had no direct path.
     pub direct: Option<Direct>,
-    /// Of several nodes, what clients saw that dialed the Service `kubernetes`, and then at each node's address. What was
-    /// lost, allowed or counted apart is of all of them, all other figures of those that dialed the Service.
-    pub by_address: Vec<ByAddress>,
-    /// Nodes that went away, and when the Service no longer named them.
-    pub away: Vec<Away>,
     /// New versions that were judged beside the old one, in order; none without `--judge`.
     #[serde(default)]
     pub judged: Vec<Judged>,
@@ -238,46 +233,6 @@ pub struct Direct {
     pub on_share: f64,
     /// When that was.
     pub on: Vec<Period>,
-}
-
-/// What clients saw at one address.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct ByAddress {
-    /// The Service, or the node.
-    pub name: String,
-    /// The address, with its port.
-    pub address: String,
-    /// All requests.
-    pub requests: u64,
-    /// Those that had to connect first.
-    pub new_connections: u64,
-    /// What was lost, by kind.
-    pub lost: Vec<Tally>,
-    /// Losses that promises under faults allow.
-    pub allowed: u64,
-    /// The longest wait.
-    pub wait_max_ms: f64,
-}
-
-/// A node that went away.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Away {
-    /// How, as `--fault` names it.
-    pub fault: String,
-    /// Which.
-    pub node: String,
-    /// When it went.
-    pub from_ms: i64,
-    /// Time until kube-apiserver's own reconciler had taken its address out of the Service; none: that was not seen.
-    pub reconciled_ms: Option<f64>,
-    /// Time until no slice of the Service named its address.
-    pub named_ms: Option<f64>,
-    /// Time until the last new connection began that the Service's clients lost; none: they lost none.
-    pub lost_ms: Option<f64>,
-    /// Time until all was as before.
-    pub back_ms: Option<f64>,
 }
 
 /// Connections to an instance itself.
@@ -630,12 +585,6 @@ impl Ran {
     /// Promises that were not kept.
     pub(crate) fn broken(&self) -> u64 {
         self.promises.iter().filter(|promise| !promise.held).count() as u64
-    }
-
-    /// The longest time for which the Service named a node that was away, in milliseconds: infinite if it named one to the
-    /// end. None: no node was away.
-    pub(crate) fn longest_named(&self) -> Option<f64> {
-        self.away.iter().map(|away| away.named_ms.unwrap_or(f64::INFINITY)).reduce(f64::max)
     }
 }
 

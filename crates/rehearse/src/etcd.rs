@@ -10,7 +10,7 @@ use hyper::client::conn::http1;
 use hyper::{Request, header};
 use hyper_util::rt::TokioIo;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -40,11 +40,6 @@ impl Etcd {
     /// Finds addresses for it.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { clients: free_address()?, peers: free_address()? })
-    }
-
-    /// One whose address is known.
-    pub(crate) fn at(ip: Ipv4Addr) -> Self {
-        Self { clients: (ip, 2379).into(), peers: (ip, 2380).into() }
     }
 
     /// The value of `--etcd-servers`.

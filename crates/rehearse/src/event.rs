@@ -10,9 +10,9 @@ use super::stamp::Stamp;
 use berth_judge::Verdict;
 use berth_node::ipc::wire::DirectStatus;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -31,8 +31,6 @@ pub enum EventKind {
     /// The timetables of the clients began.
     LoadBegan,
     LoadEnded,
-    /// Clients of their own dial a node.
-    NodeDialed(SocketAddr),
     /// A request of a client's timetable was answered, or failed.
     Attempt(Dialed, Attempt),
     /// A connection ended without its client wanting that.
@@ -61,32 +59,21 @@ pub enum EventKind {
         /// More of it in words, such as an exit status; may be empty.
         text: String,
     },
-    Player {
-        /// Whether it is one of those that take over from one another; others are not to serve.
-        serves: bool,
-        /// Its node, if there are several.
-        node: Option<String>,
-    },
+    /// The instance takes part. True for those that take over from one another; false for a version that must never serve.
+    Player(bool),
     /// The instance has the version that it should have.
     Version(String),
     /// A fault was injected at an instance.
     Fault {
         fault: Fault,
         standby: Standby,
-        /// Name and address of the node, if there are several.
-        node: Option<(String, SocketAddr)>,
     },
     /// Something was seen of the fault that was injected as the N-th, from 0 on.
     FaultStep(usize, FaultStep),
     /// What the judge says of the instance, after a sample of it and of the old one.
     Judged(Verdict),
-    /// The Service `kubernetes` was polled.
-    Service {
-        /// When the poll before was, which saw what the event before has.
-        after: Stamp,
-        /// The addresses in its EndpointSlices.
-        named: Named,
-    },
+    /// The Service `kubernetes` was polled. True if it named an address.
+    Service(bool),
     /// The shims were asked for their direct path, by their names.
     Steering(Vec<(String, DirectStatus)>),
     /// The shims were asked for the metrics of their gates, by their sockets.
@@ -103,10 +90,8 @@ pub enum EventKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dialed {
-    /// The address that is under test: of several nodes, the Service.
+    /// The address that is under test.
     Front,
-    /// A node by its address.
-    Node(String),
     /// An instance itself: the control, with nothing in between.
     Instance(String),
 }
@@ -121,14 +106,6 @@ pub enum FaultStep {
     Over,
     /// Something else, in words.
     Seen(String),
-    /// kube-proxy sends no client to the node any more.
-    Unproxied,
-    /// The node's link is back.
-    Linked,
-    /// The Service named the node again at this moment at the earliest.
-    Named(Stamp),
-    /// The node's shim listens again.
-    Listened,
 }
 
 /// Name of a stream: one client's one connection. It travels in the header [`STREAM_HEADER`].
@@ -329,15 +306,4 @@ impl WatchSum {
     pub fn count(&self, flaw: Loss) -> u64 {
         self.flaws.iter().filter(|(_, loss, _)| *loss == flaw).map(|(_, _, count)| count).sum()
     }
-}
-
-/// The addresses that are ready in each EndpointSlice of the Service `kubernetes`.
-pub type Named = BTreeMap<String, BTreeSet<IpAddr>>;
-
-/// Name of the slice that kube-apiserver's own reconciler writes. Shims write those of their nodes.
-pub(crate) const RECONCILED: &str = "kubernetes";
-
-/// Whether any slice of the Service names this address.
-pub(crate) fn names(named: &Named, address: IpAddr) -> bool {
-    named.values().any(|addresses| addresses.contains(&address))
 }

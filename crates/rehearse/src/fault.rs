@@ -46,10 +46,6 @@ pub enum Fault {
     KillOld,
     /// All shims get SIGKILL while both serve
     BothKilled,
-    /// A node of several loses its power: its link is down, and all that runs on it gets SIGKILL
-    NodeGone,
-    /// A node of several loses its link, and gets it back
-    Partition,
     /// The new version answers 500 to one resource
     Errors,
     /// It lists 10 times slower
@@ -149,10 +145,6 @@ impl Fault {
             (Self::Hang | Self::HangShim | Self::BesideHangShim, _) => {
                 "what the shim had accepted waits; when its lease has run out, the sibling accepts; nothing is lost"
             }
-            (Self::NodeGone | Self::Partition, _) => {
-                "what is sent to that node is lost until it listens again; the Service sends clients there until kube-apiserver's own \
-                 reconciler takes it out, and not longer because of berth; nothing else is lost"
-            }
             (
                 Self::BothKilled
                 | Self::CrashAfterReady
@@ -186,11 +178,6 @@ impl Fault {
     /// Whether only a new version that is judged can have it.
     pub fn is_of_judge(self) -> bool {
         Self::JUDGED.contains(&self) && self != Self::Hang
-    }
-
-    /// Whether it is done to a whole node, of several.
-    pub fn is_of_a_node(self) -> bool {
-        matches!(self, Self::NodeGone | Self::Partition)
     }
 
     /// Whether it is done before the upgrade, to the one instance that serves.

@@ -14,7 +14,7 @@
 //! * [`event`]: what clients, instances and the script see; [`log`]: these, appended and never changed; [`record`]: the same, sorted
 //!   after the run by what they are about.
 //! * `monitor`: requests in addition to the load; [`direct`]: how many connections go past the shims; [`gate`]: the metrics of their gates.
-//! * [`netns`]: a network namespace for all of this; `network`: those of several nodes.
+//! * [`netns`]: a network namespace for all of this.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
 //! * [`judges`], a file each: from the record to the [`data`], which is the JSON and has a version, and from that to a `section`: rows, tiles,
 //!   what runs are compared by, grids. `verdict` is what they came to as a whole; what can be lost is a `loss`.
@@ -44,7 +44,6 @@ pub mod log;
 mod loss;
 mod monitor;
 pub mod netns;
-mod network;
 pub mod plan;
 mod progress;
 pub mod record;
@@ -68,7 +67,7 @@ use context::Context;
 use data::{Run, RunOutcome};
 use plan::{Plan, Topology, Via, find_program};
 use record::Record;
-use stage::{Error, Stages};
+use stage::{Error, Stage};
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -141,16 +140,16 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
             continue;
         }
         let context = Context::new(plan, via);
-        let mut stages = Stages::new(&context)?;
+        let mut stage = Stage::new(&context)?;
         if plan.runs.len() > 1 {
             progress::print(&format!("\nrun {} of {}, {}", index + 1, plan.runs.len(), via.way()));
         }
         let ended = tokio::select! {
-            ended = caught(script::play(&context, &mut stages)) => ended,
+            ended = caught(script::play(&context, &mut stage)) => ended,
             _ = int.recv() => Err(Aborted::Signal(libc::SIGINT)),
             _ = term.recv() => Err(Aborted::Signal(libc::SIGTERM)),
         };
-        stages.close().await;
+        stage.close().await;
         let failed = ended.as_ref().err().map(ToString::to_string);
         let ran = judges::judge(&Record::of(context.recorder.drain()), plan, failed.as_deref());
         outcome.runs.push(Run { via, topology, outcome: RunOutcome::Ran(Box::new(ran)) });

@@ -8,7 +8,6 @@ use super::data::MarkKind;
 use super::event::{Attempt, Dialed, Event, EventKind};
 use super::fault::{Fault, Standby};
 use super::stamp::Stamp;
-use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -38,16 +37,10 @@ impl Recorder {
     }
 
     /// Appends a fault; its number.
-    pub(crate) fn inject(
-        &self,
-        instance: &str,
-        fault: Fault,
-        standby: Standby,
-        node: Option<(String, SocketAddr)>,
-    ) -> usize {
+    pub(crate) fn inject(&self, instance: &str, fault: Fault, standby: Standby) -> usize {
         let mut log = self.lock();
         let number = log.iter().filter(|event| matches!(event.what, EventKind::Fault { .. })).count();
-        let what = EventKind::Fault { fault, standby, node };
+        let what = EventKind::Fault { fault, standby };
         log.push(Event { at: Stamp::now(), subject: instance.to_owned(), what });
         number
     }

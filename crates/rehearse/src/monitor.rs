@@ -3,11 +3,10 @@
 //! load counts losses.
 
 use super::certs::ADMIN;
-use super::event::{EventKind, Named};
+use super::event::EventKind;
 use super::log::Recorder;
 use super::setting::StageSetting;
 use super::stamp::Stamp;
-use berth_cluster::lease::OF_INSTANCES;
 use berth_cluster::service::OF_SERVICE;
 use berth_judge::Sample;
 use berth_shim::backend::health::Observation;
@@ -15,11 +14,11 @@ use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use rustls::pki_types::ServerName;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, sleep, timeout};
+use tokio::time::{MissedTickBehavior, timeout};
 
 /// Time between two polls.
 const POLL_EVERY: Duration = Duration::from_millis(100);
@@ -33,7 +32,7 @@ pub(crate) struct Monitor {
     address: SocketAddr,
     probe: Arc<Probe>,
     /// The addresses of the Service, and when that was asked.
-    named: Arc<watch::Sender<(Stamp, Named)>>,
+    named: Arc<watch::Sender<(Stamp, BTreeSet<IpAddr>)>>,
 }
 
 impl Monitor {
@@ -52,7 +51,7 @@ impl Monitor {
         Self {
             address: setting.address,
             probe: Arc::new(probe),
-            named: Arc::new(watch::Sender::new((Stamp(0), Named::new()))),
+            named: Arc::new(watch::Sender::new((Stamp(0), BTreeSet::new()))),
         }
     }
 
@@ -91,42 +90,21 @@ impl Monitor {
     pub(crate) async fn watch_service(self, recorder: Arc<Recorder>) {
         let mut ticks = tokio::time::interval(POLL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut before = Stamp::now();
         loop {
             ticks.tick().await;
             let asked = Stamp::now();
             let Ok(body) = self.probe.get(self.address, OF_SERVICE).await else { continue };
             let Some(named) = named(&body) else { continue };
-            recorder.add("kubernetes", EventKind::Service { after: before, named: named.clone() });
-            before = asked;
+            recorder.add("kubernetes", EventKind::Service(!named.is_empty()));
             self.named.send_replace((asked, named));
         }
     }
 
-    /// Waits until there are Leases with these names, of instances.
-    pub(crate) async fn leases(&self, wanted: &[String]) {
-        loop {
-            let body = self.probe.get(self.address, OF_INSTANCES).await.unwrap_or_default();
-            let list: Value = serde_json::from_slice(&body).unwrap_or_default();
-            let found: Vec<_> = list["items"].as_array().into_iter().flatten().collect();
-            let there = |name: &String| found.iter().any(|lease| lease["metadata"]["name"] == **name);
-            if wanted.iter().all(there) {
-                return;
-            }
-            sleep(POLL_EVERY).await;
-        }
-    }
-
-    /// The addresses that the Service had at the last poll.
-    pub(crate) fn named(&self) -> Named {
-        self.named.borrow().1.clone()
-    }
-
-    /// Waits until the Service has the right addresses, if it is watched. Earlier polls do not count.
-    pub(crate) async fn service_is(&self, right: impl Fn(&Named) -> bool) {
+    /// Waits until the Service names this address, if the Service is watched. Earlier polls do not count.
+    pub(crate) async fn service_names(&self, address: IpAddr) {
         let now = Stamp::now();
         // An error is impossible: this very value can send.
-        let _ = self.named.subscribe().wait_for(|(asked, named)| *asked >= now && right(named)).await;
+        let _ = self.named.subscribe().wait_for(|(asked, named)| *asked >= now && named.contains(&address)).await;
     }
 }
 
@@ -139,20 +117,15 @@ fn served(core: &str, groups: &str) -> BTreeSet<String> {
     names.filter_map(|name| name.as_str().map(str::to_owned)).collect()
 }
 
-/// What a list of EndpointSlices names; none if it is no list.
-fn named(list: &[u8]) -> Option<Named> {
+/// The addresses in a list of EndpointSlices. `None` if it is no list.
+fn named(list: &[u8]) -> Option<BTreeSet<IpAddr>> {
     let list: Value = serde_json::from_slice(list).ok()?;
-    let slice = |slice: &Value| {
-        let name = slice["metadata"]["name"].as_str()?.to_owned();
-        Some((name, berth_cluster::service::addresses(slice).collect()))
-    };
-    Some(list["items"].as_array()?.iter().filter_map(slice).collect())
+    Some(list["items"].as_array()?.iter().flat_map(berth_cluster::service::addresses).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::names;
     use serde_json::json;
 
     #[test]
@@ -170,8 +143,8 @@ mod tests {
             slice("berth-cp-2-ipv4", json!(null)),
         ]});
         let named = named(list.to_string().as_bytes()).unwrap();
-        assert!(names(&named, "10.0.0.5".parse().unwrap()) && named.len() == 2 && named["berth-cp-2-ipv4"].is_empty());
-        assert_eq!(super::named(br#"{"items": []}"#), Some(Named::new()));
+        assert_eq!(named, ["10.0.0.5".parse().unwrap()].into());
+        assert_eq!(super::named(br#"{"items": []}"#), Some(BTreeSet::new()));
         assert!(super::named(b"{}").is_none() && super::named(b"").is_none());
     }
 }

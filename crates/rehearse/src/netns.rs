@@ -1,19 +1,13 @@
 //! A network namespace of this process's own: nothing outside can be reached from it, and nothing in
-//! it from outside. And further ones, for nodes. The kernel removes each when no process is in it or holds it.
+//! it from outside. The kernel removes it when no process is in it.
 
 use super::address;
 use berth_os::netdevice::{self, InterfaceSetting};
 use nix::errno::Errno;
-use nix::sched::{CloneFlags, setns, unshare};
-use nix::unistd::{getegid, geteuid, sethostname};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{getegid, geteuid};
 use std::net::Ipv4Addr;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::thread;
+use std::{fs, io};
 
 /// The one interface that a new namespace has.
 const LOOPBACK: &str = "lo";
@@ -79,98 +73,12 @@ fn set_up(address: Ipv4Addr) -> io::Result<()> {
     netdevice::set(STORM_ALIAS, InterfaceSetting::Netmask(Ipv4Addr::new(255, 255, 0, 0)))
 }
 
-/// A network namespace in addition to this process's own, whose host has a name of its own: kube-apiservers know one another
-/// by that. Clones are the same.
-#[derive(Debug, Clone)]
-pub(crate) struct Namespace {
-    net: Arc<OwnedFd>,
-    uts: Arc<OwnedFd>,
-}
-
-impl Namespace {
-    /// A new one, with nothing in it but a loopback interface that is down.
-    pub(crate) fn new(host: &str) -> io::Result<Self> {
-        let open =
-            |kind: &str| Ok::<_, io::Error>(Arc::new(File::open(format!("/proc/thread-self/ns/{kind}"))?.into()));
-        let make = || {
-            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWUTS)?;
-            sethostname(host)?;
-            Ok::<_, io::Error>(Self { net: open("net")?, uts: open("uts")? })
-        };
-        aside(make)
-    }
-
-    /// Does something on a thread that is in it: a socket belongs to where it was made.
-    pub(crate) fn within<T: Send>(&self, act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-        let there = || {
-            setns(&*self.net, CloneFlags::CLONE_NEWNET)?;
-            act()
-        };
-        aside(there)
-    }
-
-    /// Lets a command run in it.
-    pub(crate) fn enter(&self, command: &mut Command) {
-        for namespace in [&self.net, &self.uts] {
-            berth_os::process::in_namespace(command, Arc::clone(namespace));
-        }
-    }
-
-    /// Its name for `ip`, while this process lives.
-    pub(crate) fn path(&self) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.net.as_raw_fd())
-    }
-}
-
-/// On a thread of its own, which alone changes its namespaces. Its panic is a bug, which is reported as one.
-fn aside<T: Send>(act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    thread::scope(|scope| scope.spawn(act).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-/// Runs lines of ip(8), in a namespace or in this process's own.
-pub(crate) fn ip(namespace: Option<&Namespace>, lines: &str) -> io::Result<()> {
-    let mut command = Command::new("ip");
-    // Not in the terminal's group: Ctrl-C must end the rehearsal, and not leave half a network.
-    command.process_group(0).args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    if let Some(namespace) = namespace {
-        namespace.enter(&mut command);
-    }
-    let mut child = command.spawn()?;
-    // Taken, so that it is closed. If ip ends before it has read all, its status is the error.
-    let _ = child.stdin.take().map(|mut stdin| stdin.write_all(lines.as_bytes()));
-    let output = child.wait_with_output()?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(io::Error::other(format!("ip: {}", String::from_utf8_lossy(&output.stderr).trim()))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_testing::namespace::{refused, skipped};
+    use berth_testing::namespace::refused;
     use std::net::{TcpListener, TcpStream};
-
-    #[test]
-    fn a_further_namespace_has_a_host_of_its_own() {
-        let namespace = match Namespace::new("cp-9") {
-            Ok(namespace) => namespace,
-            Err(error) => return refused(&format!("no network namespace can be had: {error}")),
-        };
-        let lines = "link set lo up\naddr add 10.99.0.1/32 dev lo\n";
-        if let Err(error) = ip(Some(&namespace), lines) {
-            assert_eq!(error.kind(), io::ErrorKind::NotFound, "{error}");
-            return skipped("it needs ip");
-        }
-        let listener = namespace.within(|| TcpListener::bind("10.99.0.1:6443")).unwrap();
-        let address = listener.local_addr().unwrap();
-        namespace.within(|| TcpStream::connect(address)).unwrap();
-        assert!(TcpListener::bind(address).is_err(), "it is there alone");
-        let mut command = Command::new("uname");
-        namespace.enter(command.arg("-n"));
-        assert_eq!(command.output().unwrap().stdout, b"cp-9\n");
-        assert!(ip(Some(&namespace), "link set nothing up\n").unwrap_err().to_string().contains("nothing"));
-    }
+    use std::thread;
 
     /// What a thread unshares is its own; its descendants share it.
     #[test]

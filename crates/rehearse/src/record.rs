@@ -6,7 +6,6 @@ use super::event::{Answer, Attempt, Dialed, EndReport, Event, EventKind, FaultSt
 use super::fault::{Fault, Standby};
 use super::stamp::Stamp;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -51,10 +50,8 @@ pub struct Player {
     pub name: String,
     /// Its `/version`, once it is known.
     pub version: Option<String>,
-    /// Whether it is one of those that take over from one another; others are not to serve.
+    /// True for those that take over from one another; false for a version that must never serve.
     pub serves: bool,
-    /// Where, if there are several nodes.
-    pub node: Option<String>,
 }
 
 /// A fault that was injected.
@@ -62,8 +59,6 @@ pub struct Player {
 pub struct Injected {
     pub fault: Fault,
     pub instance: String,
-    /// Where that is, if there are several nodes.
-    pub node: Option<InjectedNode>,
     pub standby: Standby,
     pub at: Stamp,
     /// When it was noticed, where something waits for that; under a bridge, when what was killed was gone.
@@ -74,38 +69,12 @@ pub struct Injected {
     pub seen: Vec<String>,
 }
 
-/// The node at which a fault was injected. The moments are those of a node that goes away and comes back.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InjectedNode {
-    /// Its name, with which those of its instances begin.
-    pub name: String,
-    pub address: SocketAddr,
-    /// When kube-proxy sent no client there any more.
-    pub unproxied: Option<Stamp>,
-    /// When its link was back.
-    pub linked: Option<Stamp>,
-    /// When the Service named it again at the earliest, which may be a little before its shim listens.
-    pub named: Option<Stamp>,
-    /// When its shim listened again.
-    pub listened: Option<Stamp>,
-}
-
 /// What clients saw that dial the instances themselves: ends that nothing in between can have made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Control {
     /// Their streams, by instance.
     pub streams: BTreeMap<String, BTreeSet<StreamId>>,
     /// The ends of these.
-    pub ends: Vec<StreamEnd>,
-}
-
-/// What clients saw that dialed a node by its address.
-#[derive(Debug, Clone)]
-pub struct AtNode {
-    pub name: String,
-    pub address: SocketAddr,
-    /// In the order in which they were done.
-    pub attempts: Vec<Attempt>,
     pub ends: Vec<StreamEnd>,
 }
 
@@ -128,8 +97,6 @@ pub struct Record {
     pub watches: Vec<WatchSum>,
     /// One a client that keeps a copy.
     pub informers: Vec<Informer>,
-    /// What clients saw that dialed the nodes: one each, if there are several.
-    pub nodes: Vec<AtNode>,
     /// The same without berth.
     pub control: Control,
     /// How far the clients were behind their timetable at most.
@@ -163,19 +130,12 @@ impl Record {
         match what {
             EventKind::LoadBegan => self.began = Some(at),
             EventKind::LoadEnded => self.over = Some(at),
-            EventKind::NodeDialed(address) => {
-                self.nodes.push(AtNode { name: subject, address, attempts: Vec::new(), ends: Vec::new() });
-            }
             EventKind::Attempt(Dialed::Front, attempt) => self.attempts.push(attempt),
-            EventKind::Attempt(Dialed::Node(node), attempt) => {
-                self.at_node(&node, |node| node.attempts.push(attempt));
-            }
             EventKind::Attempt(Dialed::Instance(name), Attempt { stream, answer: Answer::Good { .. }, .. }) => {
                 self.control.streams.entry(name).or_default().insert(stream);
             }
             EventKind::Attempt(Dialed::Instance(_), _) => {}
             EventKind::StreamEnd(Dialed::Front, end) => self.ends.push(end),
-            EventKind::StreamEnd(Dialed::Node(node), end) => self.at_node(&node, |node| node.ends.push(end)),
             EventKind::StreamEnd(Dialed::Instance(_), end) => self.control.ends.push(end),
             EventKind::Behind(behind) => self.behind = self.behind.max(behind),
             EventKind::Late(late) => self.late.push((at.before(late), at)),
@@ -183,19 +143,16 @@ impl Record {
             EventKind::Informer(informer) => self.informers.push(informer),
             EventKind::EndReport(report) => self.reports.push((subject, report)),
             EventKind::Mark { mark, text } => self.moments.0.push(Moment { instance: subject, mark, at, text }),
-            EventKind::Player { .. } if self.players.iter().any(|player| player.name == subject) => {}
-            EventKind::Player { serves, node } => {
-                self.players.push(Player { name: subject, version: None, serves, node });
-            }
+            EventKind::Player(_) if self.players.iter().any(|player| player.name == subject) => {}
+            EventKind::Player(serves) => self.players.push(Player { name: subject, version: None, serves }),
             EventKind::Version(version) => {
                 self.players.iter_mut().filter(|player| player.name == subject).for_each(|player| {
                     player.version = Some(version.clone());
                 });
             }
-            EventKind::Fault { fault, standby, node } => {
-                let node = node.map(|(name, address)| InjectedNode::new(name, address));
+            EventKind::Fault { fault, standby } => {
                 let (noticed, over, seen) = (None, None, Vec::new());
-                self.injected.push(Injected { fault, instance: subject, node, standby, at, noticed, over, seen });
+                self.injected.push(Injected { fault, instance: subject, standby, at, noticed, over, seen });
             }
             EventKind::FaultStep(number, step) => {
                 if let Some(injected) = self.injected.get_mut(number) {
@@ -206,29 +163,14 @@ impl Record {
             what => self.events.push(Event { at, subject, what }),
         }
     }
-
-    fn at_node(&mut self, name: &str, add: impl FnOnce(&mut AtNode)) {
-        self.nodes.iter_mut().find(|node| node.name == name).map(add).unwrap_or_default();
-    }
-}
-
-impl InjectedNode {
-    fn new(name: String, address: SocketAddr) -> Self {
-        Self { name, address, unproxied: None, linked: None, named: None, listened: None }
-    }
 }
 
 impl Injected {
     fn step(&mut self, at: Stamp, step: FaultStep) {
-        match (step, &mut self.node) {
-            (FaultStep::Noticed, _) => self.noticed = Some(at),
-            (FaultStep::Over, _) => self.over = Some(at),
-            (FaultStep::Seen(seen), _) => self.seen.push(seen),
-            (FaultStep::Unproxied, Some(node)) => node.unproxied = Some(at),
-            (FaultStep::Linked, Some(node)) => node.linked = Some(at),
-            (FaultStep::Named(earliest), Some(node)) => node.named = Some(earliest),
-            (FaultStep::Listened, Some(node)) => node.listened = Some(at),
-            (_, None) => {}
+        match step {
+            FaultStep::Noticed => self.noticed = Some(at),
+            FaultStep::Over => self.over = Some(at),
+            FaultStep::Seen(seen) => self.seen.push(seen),
         }
     }
 }
@@ -237,9 +179,7 @@ impl Injected {
 mod tests {
     use super::*;
     use crate::event::{ConnectionKind, Failure};
-    use EventKind::{Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, NodeDialed, Player as Plays};
-
-    const NODE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 3)), 6443);
+    use EventKind::{Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, Player as Plays};
 
     /// The record of a log of these events, each a moment after the one before, which was written as JSON and read again.
     fn record(events: Vec<(&str, EventKind)>) -> Record {
@@ -265,10 +205,8 @@ mod tests {
         let control = |stream, answer| Attempted(Dialed::Instance("old".into()), attempt(stream, answer));
         let refused = Answer::Failed(Failure::Refused);
         let sorted = record(vec![
-            ("cp-3", NodeDialed(NODE)),
             ("", EventKind::LoadBegan),
             ("new-0", Attempted(Dialed::Front, attempt("new-0", Answer::Bad { instance: "old".into(), status: 429 }))),
-            ("cp-3-new-0", Attempted(Dialed::Node("cp-3".into()), attempt("cp-3-new-0", refused.clone()))),
             ("control-old-1", control("control-old-1", good())),
             ("control-old-1", control("control-old-1", good())),
             ("control-old-2", control("control-old-2", refused)),
@@ -279,36 +217,26 @@ mod tests {
         ]);
         let streams = |attempts: &[Attempt]| attempts.iter().map(|a| a.stream.clone()).collect::<Vec<_>>();
         assert_eq!((streams(&sorted.attempts), sorted.events.len()), (vec!["new-0".to_owned()], 1));
-        assert_eq!(
-            (streams(&sorted.nodes[0].attempts), sorted.nodes[0].address),
-            (vec!["cp-3-new-0".to_owned()], NODE)
-        );
         assert_eq!(sorted.control.streams, [("old".to_owned(), ["control-old-1".to_owned()].into())].into());
         assert_eq!(
             (sorted.began, sorted.over, sorted.behind),
-            (Some(Stamp(1)), Some(Stamp(10)), Duration::from_millis(7))
+            (Some(Stamp(0)), Some(Stamp(8)), Duration::from_millis(7))
         );
-        assert_eq!(sorted.late, [(Stamp(5), Stamp(8))]);
+        assert_eq!(sorted.late, [(Stamp(3), Stamp(6))]);
     }
 
     #[test]
     fn a_fault_has_what_was_seen_of_it() {
-        let node = Some(("cp-3".to_owned(), NODE));
         let sorted = record(vec![
-            ("new", FaultBegan { fault: Fault::Hang, standby: Standby::Sibling, node: None }),
-            ("cp-3-new", FaultBegan { fault: Fault::NodeGone, standby: Standby::Sibling, node }),
-            ("", Step(1, FaultStep::Linked)),
-            ("", Step(1, FaultStep::Named(Stamp(1)))),
+            ("new", FaultBegan { fault: Fault::Hang, standby: Standby::Sibling }),
             ("", Step(0, FaultStep::Seen("why".into()))),
             ("", Step(0, FaultStep::Over)),
-            ("old", Plays { serves: true, node: None }),
-            ("old", Plays { serves: true, node: None }),
+            ("old", Plays(true)),
+            ("old", Plays(true)),
             ("old", EventKind::Version("v1.33.0".into())),
         ]);
-        let [hang, gone] = &sorted.injected[..] else { panic!("{sorted:?}") };
-        assert_eq!((hang.over, &hang.seen[..], hang.noticed), (Some(Stamp(5)), &["why".to_owned()][..], None));
-        let node = gone.node.as_ref().unwrap();
-        assert_eq!((node.linked, node.named, node.listened), (Some(Stamp(2)), Some(Stamp(1)), None));
+        let [hang] = &sorted.injected[..] else { panic!("{sorted:?}") };
+        assert_eq!((hang.over, &hang.seen[..], hang.noticed), (Some(Stamp(2)), &["why".to_owned()][..], None));
         assert_eq!((sorted.players.len(), sorted.players[0].version.as_deref()), (1, Some("v1.33.0")));
     }
 

@@ -2,7 +2,6 @@
 
 use super::apiserver::Shutdown;
 use super::certs::Certs;
-use super::network::Node;
 use berth_node::terms::Speedup;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,8 +17,6 @@ pub(crate) struct StageSetting {
     /// Directory of all that the rehearsal writes.
     pub(crate) dir: PathBuf,
     pub(crate) address: SocketAddr,
-    /// Where it is, if there are several.
-    pub(crate) node: Option<Node>,
     /// The program that shims are processes of.
     pub(crate) berth: PathBuf,
     pub(crate) certs: Arc<Certs>,
@@ -56,10 +53,5 @@ impl StageSetting {
     /// Where its shim is.
     pub(crate) fn bridge_run_dir(&self) -> PathBuf {
         self.bridge().join("bridge-shim")
-    }
-
-    /// What the shims of a node do in the cluster, they do with this kubeconfig.
-    pub(crate) fn kubeconfig(&self, node: &Node) -> PathBuf {
-        self.dir.join(&node.name).join("kubeconfig")
     }
 }

@@ -58,7 +58,7 @@ pub fn compare(runs: &[(Via, &Ran)], verbose: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Away, ByAddress, ControlStreams, Figures, Gate, Informer, Instance, Storm, Tally, Verdict};
+    use crate::data::{ControlStreams, Figures, Gate, Informer, Instance, Storm, Tally, Verdict};
     use crate::verdict::{Loss, NEW, OLD};
 
     fn instance(name: &str, version: &str) -> Instance {
@@ -165,38 +165,6 @@ mod tests {
         };
         assert_eq!(last(verdict.clone()), "verdict: nothing was seen to be lost, but the run proves nothing");
         assert_eq!(last(Verdict { too_busy: true, ..verdict }), "verdict: this machine was too busy to tell");
-    }
-
-    #[test]
-    fn several_nodes() {
-        let at = |name: &str, lost, allowed| ByAddress {
-            name: name.into(),
-            requests: 1_200,
-            new_connections: 300,
-            lost: vec![Loss::Refused.tally(lost)],
-            allowed,
-            wait_max_ms: 15_000.0,
-            ..ByAddress::default()
-        };
-        let away = Away {
-            fault: "node-gone".into(),
-            node: "cp-3".into(),
-            reconciled_ms: Some(14_000.0),
-            named_ms: Some(14_100.0),
-            ..Away::default()
-        };
-        let ran = Ran {
-            by_address: vec![at("Service kubernetes", 2, 30), at("cp-1", 0, 0)],
-            away: vec![away],
-            ..Ran::default()
-        };
-        let text = render(&ran, true);
-        let rows: Vec<_> = text.lines().filter(|line| line.contains("lost at") || line.contains("out of")).collect();
-        insta::assert_snapshot!(rows.join("\n"), @r"
-        lost at Service kubernetes               2   of 1,200 (300 new), 30 more allowed, longest wait 15.0 s
-        lost at cp-1                             0   of 1,200 (300 new), 0 more allowed, longest wait 15.0 s
-        cp-3 out of the Service after       14.1 s   node-gone; by kube-apiserver's own reconciler 14.0 s; nothing lost
-        ");
     }
 
     #[test]

@@ -32,8 +32,6 @@ pub(crate) enum Role {
     Bridge,
     /// It keeps the objects of all instances: etcd.
     Store,
-    /// It is no part of an instance: kube-proxy, and the kube-apiserver through which that watches.
-    Helper,
 }
 
 /// A process to be started.
@@ -251,9 +249,6 @@ fn shim(setting: &StageSetting) -> Vec<OsString> {
     options.extend(speedup(setting));
     if setting.direct {
         options.push("--direct=on".into());
-    }
-    if let Some(node) = &setting.node {
-        options.extend([flag("cluster", setting.kubeconfig(node)), flag("node-name", &node.name)]);
     }
     options
 }

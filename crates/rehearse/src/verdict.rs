@@ -46,23 +46,11 @@ impl Verdict {
     }
 }
 
-impl Ran {
-    /// Counts losses of the clients that dialed one address: its place in [`Ran::by_address`], if there are several.
-    pub(crate) fn lose(&mut self, place: usize, loss: Loss, count: u64) {
-        loss.add(count, &mut self.verdict.lost);
-        self.by_address.get_mut(place).into_iter().for_each(|here| loss.add(count, &mut here.lost));
-    }
-}
-
 /// A run in one sentence.
 pub(crate) fn summary(ran: &Ran) -> String {
     let Ran { verdict, figures, .. } = ran;
-    // The first is the Service, which has those of the figures.
-    let nodes = || ran.by_address.iter().skip(1);
-    let requests = figures.requests + nodes().map(|node| node.requests).sum::<u64>();
-    let requests = format::of(requests, "request", "requests");
-    let connections = figures.new_connections + nodes().map(|node| node.new_connections).sum::<u64>();
-    let connections = format::count(connections);
+    let requests = format::of(figures.requests, "request", "requests");
+    let connections = format::count(figures.new_connections);
     let broke = match ran.broken() {
         0 => String::new(),
         broken => format!(" {}.", format::of(broken, "promise was broken", "promises were broken")),
@@ -87,7 +75,7 @@ pub(crate) fn summary(ran: &Ran) -> String {
     if ran.broken() > 0 {
         return format!("Of {requests} nothing else was lost.{broke}");
     }
-    let longest = format::wait(nodes().map(|node| node.wait_max_ms).fold(figures.wait_max_ms, f64::max));
+    let longest = format::wait(figures.wait_max_ms);
     let all = match ran.allowed() {
         0 => format!("All of {requests} were answered, {connections} of them on a new connection"),
         allowed => {

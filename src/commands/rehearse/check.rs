@@ -7,8 +7,8 @@ use berth_rehearse::apiserver::{Apiserver, Shutdown, has};
 use berth_rehearse::fault::Fault;
 use berth_rehearse::plan::choice::ALL;
 use berth_rehearse::plan::{
-    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, NODES, Nodes, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE,
-    SLOW_READERS, STORM, Timing, Topology, UPGRADES, Via, WATCHES, find_program,
+    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE, SLOW_READERS,
+    STORM, Timing, Topology, UPGRADES, Via, WATCHES, find_program,
 };
 use berth_shim::config::{CROWD, DirectMode};
 use clap::ValueEnum;
@@ -18,9 +18,6 @@ use std::time::Duration;
 
 /// Flags that the rehearsal sets itself: clients verify servers by them, and servers clients.
 const OWN_FLAGS: [&str; 4] = ["client-ca-file", "tls-cert-file", "tls-private-key-file", "tls-sni-cert-key"];
-
-/// Where clients dial the Service, with --nodes.
-const SERVICE_RANGE: &str = "service-cluster-ip-range";
 
 /// Checks everything but what may change until it is needed: the programs of ways other than `--via`.
 pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
@@ -37,7 +34,6 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         );
     }
     let etcd = etcd(args, [&old, &new], &mut checks);
-    let nodes = nodes(args, [&old, &new], &mut checks);
     let berth = args.berth.as_deref().and_then(|path| program("--berth", path, "a berth", &mut checks));
     let faults = faults(&args.fault, &mut checks);
     let shutdown = Shutdown {
@@ -74,11 +70,6 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         slow_readers: checks.number("--slow-readers", &args.slow_readers, SLOW_READERS),
         storm: checks.number("--storm", &args.storm, STORM),
         seed: seed.unwrap_or_else(|| getrandom::u64().unwrap_or_default()),
-        catch_up: match faults.iter().any(|fault| fault.is_of_a_node()) {
-            // TCP retransmits to a client of a node without a link at ever longer intervals.
-            true => Duration::from_secs(60),
-            false => LoadPlan::default().catch_up,
-        },
         ..LoadPlan::default()
     };
     for (option, path) in [("--json", &args.json), ("--report", &args.report)] {
@@ -96,7 +87,6 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         netns: args.netns,
         direct: args.direct,
         no_direct: None,
-        nodes,
         topology: args.topology,
         upgrades: checks.number("--upgrades", &args.upgrades, UPGRADES),
         faults,
@@ -127,13 +117,8 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
 /// Why a fault has no place in a plan.
 fn misplaced(fault: Fault, plan: &Plan) -> impl Iterator<Item = &'static str> {
     let bridged = plan.topology == Topology::Bridge;
-    let alone = plan.nodes.as_ref().is_none_or(|nodes| nodes.count < 2);
     let rules = [
-        (
-            fault.is_of_calm() && (bridged || plan.nodes.is_some()),
-            "it is done on one node without a bridge; leave out --nodes and --topology bridge",
-        ),
-        (fault.is_of_a_node() && alone, "no other node is there that could serve meanwhile; give --nodes 2 or more"),
+        (fault.is_of_calm() && bridged, "it is done without a bridge; leave out --topology bridge"),
         (
             fault.needs_a_bridge() && !(bridged && plan.via == Via::Berth),
             "there is no bridge; give --topology bridge, too, or leave it out",
@@ -202,44 +187,9 @@ fn etcd(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -
     }
 }
 
-/// Several nodes, and the programs that their network needs.
-fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<Nodes> {
-    let Some(count) = &args.nodes else {
-        if args.kube_proxy.is_some() {
-            checks.wrong("--kube-proxy: without --nodes no client dials a Service; give --nodes, or leave it out");
-        }
-        return None;
-    };
-    let count = checks.number("--nodes", count, NODES);
-    if !args.netns {
-        checks.wrong("--nodes: each needs a network namespace; give --netns, too");
-    }
-    if apiservers.iter().any(|apiserver| apiserver.is_simulated()) {
-        checks.wrong(
-            "--nodes: a simulated apiserver knows no Service; give --old and --new, the commands of kube-apiservers",
-        );
-    }
-    if !cfg!(feature = "operate") {
-        checks.wrong("--nodes: it needs `berth grant`, which this build lacks; give a build with the feature operate");
-    }
-    if apiservers.iter().any(|apiserver| names(apiserver, SERVICE_RANGE)) {
-        checks.wrong(format!(
-            "--nodes: --{SERVICE_RANGE} is the rehearsal's own, whose clients dial the Service; leave it out"
-        ));
-    }
-    for (program, package) in [("ip", "iproute2"), ("nft", "nftables")] {
-        let fix = |why| format!("--nodes: {why}; install {package}");
-        checks.ok(find_program(program.as_ref()).map_err(fix));
-    }
-    let path = args.kube_proxy.as_deref().unwrap_or(Path::new("kube-proxy"));
-    Some(Nodes { count, kube_proxy: program("--kube-proxy", path, "a kube-proxy", checks)? })
-}
-
 /// Requirements of a bridge.
 fn bridge(plan: &Plan, checks: &mut Checks) {
-    if plan.nodes.is_some() {
-        checks.wrong("--topology bridge: it is rehearsed on one node; leave out --nodes");
-    } else if !plan.netns {
+    if !plan.netns {
         checks.wrong("--topology bridge: clients of 127.0.0.0/8 are not steered; give --netns, too");
     }
     if !cfg!(feature = "operate") && plan.berth.is_none() {
@@ -259,7 +209,6 @@ fn direct(plan: &mut Plan, checks: &mut Checks) {
     let why = match plan.topology {
         _ if plan.direct == DirectMode::Off => return,
         Topology::Bridge => "a bridge's shim steers already; leave out --topology bridge",
-        _ if plan.nodes.is_some() => "it is rehearsed on one node; leave out --nodes",
         _ if plan.judge.is_some() => "no share is given of what goes past the shims; leave out --judge",
         _ if plan.load.rate > calm => &crowd,
         _ if !plan.runs.contains(&Via::Berth) || plan.via != Via::Berth => {
@@ -369,7 +318,6 @@ mod tests {
             ("--json", "/nonexistent/file"),
             ("--report", "/"),
             ("--upgrades", "0"),
-            ("--kube-proxy", "/nonexistent/kube-proxy"),
         ];
         let args: Vec<String> = wrong.iter().map(|(option, value)| format!("{option}={value}")).collect();
         let errors = typed(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap_err().0;
@@ -408,21 +356,6 @@ mod tests {
         assert_eq!(typed(&["--etcd=/bin/true"]).unwrap().etcd, None);
         let mistakes = typed(&["--old=true --tls-cert-file=x", "--new=true", "--etcd=/nonexistent"]).unwrap_err().0;
         assert!(mistakes.len() == 2 && mistakes[0].contains("--old: --tls-cert-file"), "{mistakes:?}");
-    }
-
-    #[test]
-    fn several_nodes_need_what_is_real() {
-        let real = ["--old=true", "--new=true", "--etcd=/bin/true", "--kube-proxy=/bin/true"];
-        let errors = |more: &[&str]| typed(&[&real[..], more].concat()).map_or_else(|e| e.0, |_| Vec::new());
-        let has = |errors: &[String], what: &str| errors.iter().any(|error| error.contains(what));
-        assert!(has(&errors(&["--nodes=3"]), "give --netns"));
-        assert!(has(&errors(&[]), "without --nodes"));
-        assert!(has(&errors(&["--fault=node-gone"]), "no other node"));
-        assert!(has(&errors(&["--nodes=1", "--netns", "--fault=partition"]), "no other node"));
-        let simulated = typed(&["--nodes=3", "--netns", "--kube-proxy=/bin/true"]).unwrap_err().0;
-        assert!(has(&simulated, "a simulated apiserver knows no Service"), "{simulated:?}");
-        let right = errors(&["--nodes=3", "--netns", "--fault=node-gone,partition"]);
-        assert!(right.iter().all(|error| error.contains("install ")), "{right:?}");
     }
 
     #[test]

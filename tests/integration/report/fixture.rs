@@ -125,8 +125,6 @@ pub(crate) fn run(model: &Model) -> Run {
         storm: None,
         gate: None,
         direct: None,
-        by_address: Vec::new(),
-        away: Vec::new(),
         judged: Vec::new(),
         signals: BTreeMap::new(),
     };

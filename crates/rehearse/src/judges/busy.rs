@@ -101,7 +101,6 @@ mod tests {
         let injected = fault.map(|(fault, at, over)| Injected {
             fault,
             instance: "old".into(),
-            node: None,
             standby: Standby::Shim,
             at: ms(at),
             noticed: None,

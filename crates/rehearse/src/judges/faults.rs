@@ -5,18 +5,16 @@
 
 use super::busy::Busy;
 use super::judged::{self, UNDECIDED};
-use super::service::{Forgotten, Service};
 use super::{JUDGE, Judge, Span, what_happened};
 use crate::data::{MarkKind, Promise};
 use crate::event::{Answer, Attempt, ConnectionKind};
 use crate::fault::{Fault, SLOW, Standby};
 use crate::loss::Loss;
-use crate::plan::{GONE_WITHIN, LEASE};
-use crate::record::{Injected, InjectedNode, Record};
+use crate::plan::LEASE;
+use crate::record::{Injected, Record};
 use crate::report::format;
 use crate::stamp::Stamp;
 use berth_node::terms::Speedup;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Checks every promise under a fault, in their order. Losses are added by their judge, as it excuses them.
@@ -35,20 +33,11 @@ const AFTER: Duration = Duration::from_millis(500);
 /// How long after the end of its lease a sibling may begin to accept from a shim that hangs.
 const TAKE_OVER: Duration = Duration::from_secs(1);
 
-/// How much later than by kube-apiserver's own reconciler an address may be gone: two polls.
-const LATER: Duration = Duration::from_millis(500);
-
-/// How long a kube-apiserver may need, once it is ready, until no request meets a watch cache that is being filled.
-const SETTLED: Duration = Duration::from_secs(10);
-
-/// How far from its share of the Service's connections, which kube-proxy sends at random, a node may be: standard deviations.
-const LUCK: f64 = 5.0;
-
 fn check(record: &Record, speedup: Speedup, span: &Span) -> Vec<Promise> {
     let (slack, busy) = (slack(record), Busy::of(record));
     let check = |injected| {
-        let (attempts, broken, seen) = (attempts(record, injected), Vec::new(), Vec::new());
-        Check { record, attempts, injected, speedup, slack, busy: &busy, broken, seen }.run(span)
+        let (broken, seen) = (Vec::new(), Vec::new());
+        Check { record, injected, speedup, slack, busy: &busy, broken, seen }.run(span)
     };
     record.injected.iter().map(check).collect()
 }
@@ -62,8 +51,6 @@ pub(super) struct Lost<'a> {
     pub(super) seen: Stamp,
     /// The instance that it was on, if that is known.
     pub(super) instance: Option<&'a str>,
-    /// The node that was dialled, if it was not the Service.
-    pub(super) node: Option<SocketAddr>,
 }
 
 /// The fault whose promise allows a loss, the last one if there are several: its place in [`Record::injected`].
@@ -92,7 +79,7 @@ pub(super) fn slack(record: &Record) -> Duration {
 
 fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
     let Injected { fault, at, .. } = injected;
-    if lost.seen < *at || !injected.node.as_ref().is_none_or(|node| concerns(node, lost)) {
+    if lost.seen < *at {
         return false;
     }
     // What a bridge's process accepts while it is being killed is lost with it: no other process has a guard of its listener.
@@ -116,7 +103,6 @@ fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
             let over = injected.over.unwrap_or(Stamp(u64::MAX));
             lost.seen <= over.plus(NOTICE + slack) && lost.due.is_none_or(|due| due <= over)
         }
-        Fault::NodeGone | Fault::Partition => injected.node.as_ref().is_some_and(|node| is_away(injected, node, lost)),
         Fault::BesideKillShim if injected.standby == Standby::Direct => false,
         Fault::KillShim
         | Fault::CrashAfterReady
@@ -132,41 +118,8 @@ fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
     }
 }
 
-/// Whether something may have been lost at a node: it was dialed, or the Service was, and it was no other's instance.
-fn concerns(node: &InjectedNode, lost: &Lost<'_>) -> bool {
-    let its_own = |instance: &str| instance.strip_prefix(&node.name).is_some_and(|rest| rest.starts_with('-'));
-    lost.node.is_none_or(|dialed| dialed == node.address) && lost.instance.is_none_or(its_own)
-}
-
-/// Whether something was lost because its node was away.
-fn is_away(injected: &Injected, node: &InjectedNode, lost: &Lost<'_>) -> bool {
-    let Some(due) = lost.due else {
-        // A silent stream notices it late.
-        return lost.seen <= injected.over.map_or(Stamp(u64::MAX), |over| over.plus(GONE_WITHIN));
-    };
-    let never = Stamp(u64::MAX);
-    // kube-apiserver that was without etcd fills its watch caches anew, and answers 429 until it has.
-    let settled = |at: Stamp| if lost.loss == Loss::BadStatus { at.plus(SETTLED) } else { at };
-    let listened = node.listened.map_or(never, settled);
-    // Without its link, a node sends nothing.
-    let silent = lost.loss == Loss::Unanswered || node.linked.is_none_or(|linked| lost.seen >= linked);
-    let by_service = lost.node.is_none() && lost.instance.is_none();
-    // A node that has its link and does not listen refuses, and no other does: the clients of the others would see it. kube-proxy sends it
-    // clients that it had directed there already, or that dial later than they were due, and conntrack those with the port of a connection
-    // that was cut: it remembers for 2 minutes and more where that went.
-    let sent_there = !by_service || due <= node.unproxied.unwrap_or(never) || lost.loss == Loss::Refused;
-    silent && sent_there && due <= listened
-}
-
-/// The requests of the clients that dialed the node of the fault, or the only address.
-fn attempts<'a>(record: &'a Record, injected: &Injected) -> &'a [Attempt] {
-    let at_node = |node: &InjectedNode| record.nodes.iter().find(|seen| seen.address == node.address);
-    injected.node.as_ref().and_then(at_node).map_or(&record.attempts, |seen| &seen.attempts)
-}
-
 struct Check<'a> {
     record: &'a Record,
-    attempts: &'a [Attempt],
     injected: &'a Injected,
     speedup: Speedup,
     /// See [`slack`].
@@ -199,7 +152,6 @@ impl Check<'_> {
             Fault::Hang | Fault::HangShim | Fault::BesideHangShim | Fault::CalmHang | Fault::CalmHangShim => {
                 self.waits();
             }
-            Fault::NodeGone | Fault::Partition => self.forgotten(),
             Fault::Errors | Fault::SlowLists | Fault::Webhook | Fault::MissingApi | Fault::Leak => {}
         }
         Promise {
@@ -233,7 +185,7 @@ impl Check<'_> {
             return self.broken.push("its shims did not take the way back".into());
         };
         let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance: by } | Answer::Bad { instance: by, .. } if by == instance);
-        let new = self.attempts.iter().filter(|a| a.kind == ConnectionKind::New && a.due > noticed);
+        let new = self.record.attempts.iter().filter(|a| a.kind == ConnectionKind::New && a.due > noticed);
         let (late, all) = (new.clone().filter(by).count(), new.count());
         // One that the other shim does not take at once is not passed.
         let went = format!("{late} of {all} new connections came to it after the way back");
@@ -243,7 +195,7 @@ impl Check<'_> {
     fn never_served(&mut self) {
         let name = &self.injected.instance;
         let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } | Answer::Bad { instance, .. } if instance == name);
-        let answers = self.attempts.iter().filter(by).count();
+        let answers = self.record.attempts.iter().filter(by).count();
         if answers > 0 {
             self.broken.push(format!("it answered {answers} requests"));
         }
@@ -277,8 +229,9 @@ impl Check<'_> {
         let Injected { at, over, .. } = *self.injected;
         let Some(over) = over else { return };
         let good = |a: &&Attempt| a.kind == ConnectionKind::New && matches!(a.answer, Answer::Good { .. });
-        let first = self.attempts.iter().filter(good).filter(|a| a.due > at).map(|a| a.due).min();
-        let failed = self.attempts.iter().filter(|a| a.kind == ConnectionKind::New && a.due > at && a.due <= over);
+        let first = self.record.attempts.iter().filter(good).filter(|a| a.due > at).map(|a| a.due).min();
+        let failed =
+            self.record.attempts.iter().filter(|a| a.kind == ConnectionKind::New && a.due > at && a.due <= over);
         let refused = failed.filter(|a| matches!(a.answer, Answer::Failed(_))).count();
         match first {
             Some(first) if refused > 0 => {
@@ -288,56 +241,6 @@ impl Check<'_> {
             None => self.broken.push("no new connection was answered after it".into()),
         }
         self.seen.push(format!("all as before after {:.1?}", over.since(at)));
-    }
-
-    /// The node's address leaves the Service when kube-apiserver's own reconciler takes it out, and until then the
-    /// Service's clients lose its share.
-    fn forgotten(&mut self) {
-        let Injected { at, over, ref node, .. } = *self.injected;
-        let Some(node) = node else { return };
-        let Forgotten { reconciled, named } = Service::of(self.record).forgot(at, node.address.ip());
-        let (Some(reconciled), Some(named)) = (reconciled, named) else {
-            self.broken.push("its address was not seen to leave the Service".into());
-            return;
-        };
-        self.seen.push(format!(
-            "kube-apiserver's own reconciler took its address out after {:.1?}, and no slice named it after {:.1?}",
-            reconciled.since(at),
-            named.since(at)
-        ));
-        if named > reconciled.plus(LATER + self.slack) {
-            self.broken.push(format!("a slice of berth's named it {:.1?} longer", named.since(reconciled)));
-        }
-        let Some(unproxied) = node.unproxied else {
-            self.broken.push("kube-proxy went on sending clients there".into());
-            return;
-        };
-        self.seen.push(format!("kube-proxy sent no client there after {:.1?}", unproxied.since(at)));
-        let (all, lost) = self.lost_between(at, unproxied);
-        self.seen.push(format!("of the Service's {all} new connections meanwhile {lost} were lost"));
-        let share = 1.0 / self.record.nodes.len().max(1) as f64;
-        if lost as f64 > all as f64 * share + LUCK * (all as f64 * share * (1.0 - share)).sqrt() {
-            self.broken
-                .push(format!("of the Service's {all} new connections {lost} were lost: more than one node's share"));
-        }
-        if let (Some(again), Some(listened)) = (node.named, node.listened) {
-            let (_, lost) = self.lost_between(again, listened);
-            let after = again.since(at);
-            self.seen.push(format!(
-                "the Service named it again after {after:.1?}, and sent it {lost} new connections too early"
-            ));
-        }
-        if let Some(over) = over {
-            self.seen.push(format!("all as before after {:.1?}", over.since(at)));
-        }
-    }
-
-    /// The Service's new connections that were due between two moments, and how many of them were lost.
-    fn lost_between(&self, from: Stamp, to: Stamp) -> (u64, u64) {
-        let new = |a: &&Attempt| a.kind == ConnectionKind::New && a.due >= from && a.due <= to;
-        self.record.attempts.iter().filter(new).fold((0, 0), |(all, lost), attempt| {
-            (all + 1, lost + u64::from(matches!(attempt.answer, Answer::Failed(_))))
-        })
     }
 
     /// No client is on the one that hangs.
@@ -354,7 +257,8 @@ impl Check<'_> {
     fn goes_past(&mut self) {
         let Injected { at, over, .. } = *self.injected;
         let over = over.unwrap_or(at);
-        let past = self.attempts.iter().filter(|a| a.kind == ConnectionKind::New && a.due >= at && a.done < over);
+        let past =
+            self.record.attempts.iter().filter(|a| a.kind == ConnectionKind::New && a.due >= at && a.done < over);
         match past.filter(|a| matches!(a.answer, Answer::Good { .. })).count() {
             0 => self.broken.push("no new connection went past it".into()),
             past => self.seen.push(format!("{past} new connections went past it while it hung")),
@@ -365,7 +269,7 @@ impl Check<'_> {
     fn waits(&mut self) {
         let Injected { fault, at, over, standby, noticed, .. } = *self.injected;
         let Some(over) = over else { return };
-        let meanwhile = || self.attempts.iter().filter(|a| a.due >= at && a.due < over);
+        let meanwhile = || self.record.attempts.iter().filter(|a| a.due >= at && a.due < over);
         let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
         // Where all clients waited, they may take as long to be answered as they waited.
         let (jitter, hung) = (JITTER + self.slack, over.since(at));
@@ -418,7 +322,7 @@ impl Check<'_> {
         let waited =
             |a: &&Attempt| a.kind == ConnectionKind::New && a.due > at.plus(AFTER + self.slack) && a.due < noticed;
         let its_own = |a: &Attempt| matches!(&a.answer, Answer::Good { instance: by } if by == instance);
-        let waited: Vec<_> = self.attempts.iter().filter(waited).filter(|a| a.done > noticed).collect();
+        let waited: Vec<_> = self.record.attempts.iter().filter(waited).filter(|a| a.done > noticed).collect();
         let stayed = waited.iter().filter(|a| its_own(a) || a.done > noticed.plus(jitter)).count();
         if stayed > 0 {
             self.broken.push(format!(
@@ -436,9 +340,7 @@ impl Check<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Event, EventKind, Failure};
-    use crate::record::AtNode;
-    use std::net::IpAddr;
+    use crate::event::Failure;
 
     /// As it is on an idle machine.
     fn excuse(injected: &[Injected], lost: &Lost<'_>) -> Option<usize> {
@@ -458,7 +360,6 @@ mod tests {
         Injected {
             fault,
             instance: "new".into(),
-            node: None,
             standby: Standby::Sibling,
             at: ms(1_000),
             noticed: None,
@@ -480,7 +381,7 @@ mod tests {
     }
 
     fn lost(loss: Loss, due: Option<u64>, seen: u64) -> Lost<'static> {
-        Lost { loss, due: due.map(ms), seen: ms(seen), instance: Some("new"), node: None }
+        Lost { loss, due: due.map(ms), seen: ms(seen), instance: Some("new") }
     }
 
     /// What breaks the promise of a fault, in a record that `write` made.
@@ -584,97 +485,11 @@ mod tests {
         }
     }
 
-    const NODE: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 3)), 6443);
-
-    /// A node that is gone from 1 s to 10 s, out of the Service after 4 s, out of kube-proxy after 6 s, with its link after 7 s; named at 9.8 s and
-    /// listening at 9.9 s.
-    fn gone(fault: Fault) -> Injected {
-        let (unproxied, linked) = (Some(ms(6_000)), Some(ms(7_000)));
-        let (named, listened) = (Some(ms(9_800)), Some(ms(9_900)));
-        let node = InjectedNode { name: "cp-3".into(), address: NODE, unproxied, linked, named, listened };
-        Injected { instance: "cp-3-new".into(), node: Some(node), noticed: Some(ms(4_000)), ..injected(fault) }
-    }
-
-    #[test]
-    fn a_node_that_is_gone_excuses_what_is_sent_there_and_nothing_else() {
-        for fault in [gone(Fault::NodeGone), gone(Fault::Partition)] {
-            let excused = |lost| excuse(std::slice::from_ref(&fault), &lost).is_some();
-            let new = |due, seen| Lost { instance: None, ..lost(Loss::Unanswered, Some(due), seen) };
-            let refused = |due, seen| Lost { loss: Loss::Refused, ..new(due, seen) };
-            // By the Service: until it names the node no more, and refused by it between its link's return and its listening.
-            assert!(excused(new(3_000, 18_000)) && excused(new(6_000, 21_000)) && !excused(new(6_100, 21_100)));
-            assert!(
-                excused(refused(9_700, 9_710)) && !excused(refused(6_100, 6_900)) && !excused(refused(9_950, 9_960))
-            );
-            // By its address: until it listens.
-            let there = |lost: Lost<'static>| Lost { node: Some(NODE), ..lost };
-            assert!(excused(there(new(9_000, 24_000))) && !excused(there(new(10_000, 25_000))));
-            // An error status may come a little later, from its own instance.
-            let bad =
-                |due, instance| Lost { loss: Loss::BadStatus, instance: Some(instance), ..there(new(due, due + 1)) };
-            assert!(
-                excused(bad(19_000, "cp-3-new"))
-                    && !excused(bad(20_000, "cp-3-new"))
-                    && !excused(bad(9_000, "cp-2-new"))
-            );
-            // Without its link it refuses no client.
-            assert!(excused(there(refused(6_000, 7_000))) && !excused(there(refused(6_000, 6_900))));
-            let other = (std::net::Ipv4Addr::new(10, 0, 0, 4), 6443).into();
-            assert!(!excused(Lost { node: Some(other), ..new(3_000, 18_000) }));
-            // What was on it, whenever it sees that; not what was on another.
-            let cut = |instance, seen| Lost { instance: Some(instance), ..lost(Loss::StreamEnded, None, seen) };
-            assert!(excused(cut("cp-3-old", 35_000)) && !excused(cut("cp-3-old", 41_000)));
-            assert!(
-                !excused(cut("cp-2-new", 3_000)) && !excused(cut("cp-31-new", 3_000)) && !excused(cut("cp-3-new", 999))
-            );
-        }
-    }
-
     #[test]
     fn of_two_faults_the_later_one_is_to_blame() {
-        let first = gone(Fault::NodeGone);
-        let second = Injected { at: ms(12_000), over: None, ..gone(Fault::Partition) };
-        let cut = Lost { instance: Some("cp-3-new"), ..lost(Loss::StreamEnded, None, 13_000) };
-        assert_eq!(excuse(&[first, second], &cut), Some(1));
-    }
-
-    #[test]
-    fn other_faults_at_a_node_excuse_nothing_at_others() {
-        let killed = Injected { fault: Fault::BothKilled, ..gone(Fault::NodeGone) };
-        let excused = |lost| excuse(std::slice::from_ref(&killed), &lost).is_some();
-        let refused = Lost { instance: None, ..lost(Loss::Refused, Some(2_000), 2_001) };
-        assert!(excused(refused) && excused(Lost { node: Some(NODE), ..refused }));
-        let other = (std::net::Ipv4Addr::new(10, 0, 0, 4), 6443).into();
-        assert!(!excused(Lost { node: Some(other), ..refused }));
-        assert!(!excused(Lost { instance: Some("cp-2-old"), ..refused }));
-    }
-
-    #[test]
-    fn a_node_that_is_gone_leaves_the_service_with_its_own_reconciler() {
-        let slice = |addresses: &[&str]| addresses.iter().map(|a| a.parse().unwrap()).collect();
-        let both = |own: &[&str], berth: &[&str]| [("kubernetes".into(), slice(own)), ("berth-x".into(), slice(berth))];
-        let broken = |named: Vec<(u64, _)>, lost: u64| {
-            broken(gone(Fault::NodeGone), |r| {
-                let from = |(at, slices): (u64, [_; 2])| {
-                    let what = EventKind::Service { after: ms(at - 100), named: slices.into() };
-                    Event { at: ms(at), subject: "kubernetes".into(), what }
-                };
-                r.events = named.into_iter().map(from).collect();
-                for name in ["cp-1", "cp-2"] {
-                    let (attempts, ends) = (Vec::new(), Vec::new());
-                    r.nodes.push(AtNode { name: name.into(), address: NODE, attempts, ends });
-                }
-                r.attempts = (0..400).map(|n| attempt(2_000 + n, 3_000, n >= lost)).collect();
-            })
-        };
-        let (there, gone) = (&["10.0.0.2", "10.0.0.3"][..], &["10.0.0.2"][..]);
-        let with = |last: &[&str]| vec![(500, both(there, &[])), (4_000, both(gone, &[])), (4_100, both(gone, last))];
-        // Half of 400, and five times ten more.
-        assert_eq!(broken(with(&[]), 250), [""; 0]);
-        assert!(broken(with(&[]), 251)[0].contains("more than one node's share"));
-        let late = vec![(500, both(there, there)), (4_000, both(gone, there)), (6_000, both(gone, &[]))];
-        assert!(broken(late, 50)[0].contains("named it 2.0s longer"));
-        assert!(broken(vec![(500, both(there, &[]))], 50)[0].contains("not seen to leave"));
+        let second = Injected { at: ms(12_000), over: None, ..injected(Fault::BothKilled) };
+        let cut = lost(Loss::StreamEnded, None, 13_000);
+        assert_eq!(excuse(&[injected(Fault::BothKilled), second], &cut), Some(1));
     }
 
     /// The clients were 300 ms behind their timetable, and waited for 200 ms before anything was done.

@@ -14,26 +14,24 @@ pub(super) const INSTANCES: Judge = Judge { judge, section };
 /// Fewest new connections that each instance has to serve for a verdict.
 const FEWEST: u64 = 20;
 
-/// Whether each node was upgraded, and each instance was used.
+/// Whether there was an upgrade, and each instance was used.
 fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     let Case { record, plan, .. } = case;
     let Ran { figures, verdict, .. } = ran;
     let untrusted = record.events.iter().filter(|event| event.what == EventKind::UntrustedCertificate).count();
     figures.logged_x509_errors = Some(untrusted as u64);
-    let mut nodes: BTreeMap<Option<&str>, Vec<&str>> = BTreeMap::new();
-    for player in record.players.iter().filter(|player| player.serves) {
-        nodes.entry(player.node.as_deref()).or_default().push(&player.name);
-    }
-    if nodes.is_empty() || nodes.values().any(|turns| turns.len() < 2) {
+    let turns: Vec<&str> =
+        record.players.iter().filter(|player| player.serves).map(|player| player.name.as_str()).collect();
+    if turns.len() < 2 {
         verdict.object("there was no upgrade".into());
     }
-    for name in nodes.values().flatten() {
+    for name in &turns {
         let served = figures.new_connections_by_instance.get(*name).copied().unwrap_or(0);
         if served < FEWEST {
             verdict.doubt(format!("{name} served only {served} new connections"));
         }
     }
-    for pair in nodes.values().flat_map(|turns| turns.windows(2)) {
+    for pair in turns.windows(2) {
         upgrade(record, pair[0], pair[1], verdict);
     }
     let instance = |Player { name, version, .. }: &Player| Instance {

@@ -3,7 +3,7 @@
 use super::busy::{self, Busy};
 use super::ends::Ends;
 use super::faults::{self, Lost};
-use super::{Case, JUDGE, Judge, nodes};
+use super::{Case, JUDGE, Judge};
 use crate::data::{Promise, Ran, Tally, count_of};
 use crate::event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd, StreamKind};
 use crate::loss::Loss;
@@ -12,20 +12,14 @@ use crate::report::format;
 use crate::stamp::Stamp;
 use crate::verdict::UNTOLD;
 use std::collections::{BTreeMap, HashMap};
-use std::net::SocketAddr;
 use std::time::Duration;
 
 pub(super) const LOSSES: Judge = Judge { judge, ..JUDGE };
 
 fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     let record = case.record;
-    ran.by_address = nodes::by_address(record);
     let mut losses = Losses::new(case, ran);
     losses.clients(&record.attempts, &record.ends);
-    for (place, node) in (1..).zip(&record.nodes) {
-        (losses.place, losses.node) = (place, Some(node.address));
-        losses.clients(&node.attempts, &node.ends);
-    }
     let (local, rejected, untold) = (losses.local, losses.rejected, losses.untold);
     busy::object(untold, ran);
     ran.verdict.doubt_machine(local);
@@ -79,18 +73,13 @@ struct Losses<'a, 'r> {
     /// Requests that were not answered while this machine was too busy to tell.
     untold: u64,
     slack: Duration,
-    /// Which address the clients dialed that are judged: its place in [`Ran::by_address`], and if it is a node's, which.
-    place: usize,
-    node: Option<SocketAddr>,
 }
 
 impl<'a, 'r> Losses<'a, 'r> {
     fn new(case: &'r mut Case<'a>, ran: &'r mut Ran) -> Self {
         let record = case.record;
-        let ends = record.ends.iter().chain(record.nodes.iter().flat_map(|node| &node.ends));
-        let new_ends = ends.filter(|end| end.what == StreamKind::New);
-        let attempts = record.attempts.iter().chain(record.nodes.iter().flat_map(|node| &node.attempts));
-        let served_by = attempts.filter_map(|attempt| match &attempt.answer {
+        let new_ends = record.ends.iter().filter(|end| end.what == StreamKind::New);
+        let served_by = record.attempts.iter().filter_map(|attempt| match &attempt.answer {
             Answer::Good { instance } | Answer::Bad { instance, .. } => {
                 Some((attempt.stream.as_str(), instance.as_str()))
             }
@@ -108,12 +97,10 @@ impl<'a, 'r> Losses<'a, 'r> {
             busy: Busy::of(record),
             untold: 0,
             slack: faults::slack(record),
-            place: 0,
-            node: None,
         }
     }
 
-    /// What the clients saw that dialed one address.
+    /// What the clients saw.
     fn clients(&mut self, attempts: &'a [Attempt], ends: &'a [StreamEnd]) {
         for attempt in attempts {
             match &attempt.answer {
@@ -146,8 +133,8 @@ impl<'a, 'r> Losses<'a, 'r> {
         if self.is_rejected(attempt, instance, status) {
             self.rejected += 1;
         } else {
-            let (due, seen, node) = (Some(attempt.due), attempt.done, self.node);
-            let lost = Lost { loss: Loss::BadStatus, due, seen, instance: Some(instance), node };
+            let (due, seen) = (Some(attempt.due), attempt.done);
+            let lost = Lost { loss: Loss::BadStatus, due, seen, instance: Some(instance) };
             self.lose(&lost, &format!("{}: {status} from {instance}", attempt.stream));
         }
     }
@@ -168,7 +155,7 @@ impl<'a, 'r> Losses<'a, 'r> {
         let Some(loss) = failure.loss() else { return };
         let waited = attempt.done.since(attempt.due);
         let instance = self.served_by.get(attempt.stream.as_str()).copied();
-        let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance, node: self.node };
+        let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance };
         // With its timer in time, the client had given up before.
         let in_vain = loss == Loss::Unanswered || matches!(loss, Loss::Reset | Loss::Closed) && waited >= UNANSWERED;
         // What a promise allows, is that.
@@ -190,8 +177,8 @@ impl<'a, 'r> Losses<'a, 'r> {
             Err(why) => {
                 let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
                 let words = format!("{} ({:?}): {} {while_what}, {why}", end.stream, end.what, end.how);
-                let (instance, node) = (Some(end.instance.as_str()), self.node);
-                let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance, node };
+                let instance = Some(end.instance.as_str());
+                let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance };
                 if !self.lose(&lost, &words) {
                     self.case.allowed.insert(&end.stream);
                 }
@@ -214,7 +201,6 @@ impl<'a, 'r> Losses<'a, 'r> {
         if let Some(fault) = faults::excuse(&case.record.injected, lost, self.slack) {
             lost.loss.add(1, &mut ran.promises[fault].allowed);
             step.into_iter().for_each(|step| ran.timeline.allowed[step] += 1);
-            ran.by_address.get_mut(self.place).into_iter().for_each(|here| here.allowed += 1);
             return false;
         }
         if count_of(&ran.verdict.lost, lost.loss.kind()) == 0 {
@@ -224,7 +210,7 @@ impl<'a, 'r> Losses<'a, 'r> {
         if let Some(step) = step {
             case.steps.count(&mut ran.timeline.lost, lost.loss.kind(), step, 1);
         }
-        ran.lose(self.place, lost.loss, 1);
+        lost.loss.add(1, &mut ran.verdict.lost);
         true
     }
 }

@@ -12,7 +12,6 @@ mod instances;
 mod judged;
 mod losses;
 mod marks;
-mod nodes;
 mod requests;
 mod service;
 mod steering;
@@ -44,7 +43,7 @@ struct Judge {
 const JUDGE: Judge = Judge { judge: |_, _| {}, section: |_| Section::default() };
 
 /// In the order in which sections are drawn. What is lost is excused by promises, so that these come before it.
-const JUDGES: [Judge; 13] = [
+const JUDGES: [Judge; 12] = [
     requests::REQUESTS,
     faults::FAULTS,
     losses::LOSSES,
@@ -55,7 +54,6 @@ const JUDGES: [Judge; 13] = [
     storm::STORM,
     gate::GATE,
     steering::STEERING,
-    nodes::NODES,
     marks::MARKS,
     timeline::TIMELINE,
 ];

@@ -8,7 +8,7 @@ use crate::event::{
 };
 use crate::loss::Loss;
 use crate::plan::LoadPlan;
-use crate::record::{AtNode, Player};
+use crate::record::Player;
 use crate::verdict::{NEW, OLD};
 use berth_node::ipc::wire::DirectStatus;
 
@@ -40,8 +40,7 @@ fn good() -> Record {
     ] {
         record.moments.add(instance, mark, Stamp(ms * 1_000_000));
     }
-    record.players =
-        [OLD, NEW].map(|name| Player { name: name.into(), version: None, serves: true, node: None }).into();
+    record.players = [OLD, NEW].map(|name| Player { name: name.into(), version: None, serves: true }).into();
     let events = [(OLD.to_owned(), 20), (NEW.to_owned(), 10)].into();
     record.watches.push(WatchSum { client: "watch-0".into(), events, ..WatchSum::default() });
     record
@@ -403,51 +402,4 @@ fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
     let mut few = good();
     few.attempts.truncate(30);
     assert!(judge(&few, &plan()).verdict.inconclusive && !judge(&few, &plan()).verdict.too_busy);
-}
-
-/// A run of two nodes: each goes from old to new as in [`good`], and clients dial both besides the Service.
-fn two_nodes() -> Record {
-    let mut record = good();
-    for player in &mut record.players {
-        player.node = Some("cp-1".into());
-    }
-    for n in 0..300_u64 {
-        let at = n * 10_000_000 + 1;
-        let instance = if at < 2_000_000_000 { "cp-2-old" } else { "cp-2-new" }.to_owned();
-        record.attempts.push(attempt(ConnectionKind::New, &format!("more-{n}"), at, Answer::Good { instance }));
-    }
-    for moment in record.moments.0.clone() {
-        record.moments.add(&format!("cp-2-{}", moment.instance), moment.mark, moment.at);
-    }
-    let node = Some("cp-2".to_owned());
-    let player = |name: &str| Player { name: name.into(), version: None, serves: true, node: node.clone() };
-    record.players.extend(["cp-2-old", "cp-2-new"].map(player));
-    for (number, name) in ["cp-1", "cp-2"].into_iter().enumerate() {
-        let address = ([10, 0, 0, number as u8 + 1], 6443).into();
-        let attempts = vec![attempt(ConnectionKind::New, name, 0, Answer::Good { instance: OLD.into() })];
-        record.nodes.push(AtNode { name: name.into(), address, attempts, ends: Vec::new() });
-    }
-    record
-}
-
-#[test]
-fn each_node_has_its_upgrade_and_its_losses() {
-    let ran = judge(&two_nodes(), &plan());
-    assert!(ran.verdict.held, "{ran:#?}");
-    assert_eq!((ran.figures.requests, ran.figures.new_connections), (600, 600));
-    let at = |ran: &Ran| -> Vec<_> { ran.by_address.iter().map(|at| (at.lost.clone(), at.allowed)).collect() };
-    assert_eq!(at(&ran), [(Vec::new(), 0), (Vec::new(), 0), (Vec::new(), 0)]);
-
-    let mut lost = two_nodes();
-    lost.nodes[1].attempts.push(attempt(ConnectionKind::New, "x", 0, Answer::Failed(Failure::Refused)));
-    lost.nodes[1].ends.push(StreamEnd { stream: "y".into(), ..end("y", 1_000_000_000) });
-    let ran = judge(&lost, &plan());
-    let both = vec![Loss::Refused.tally(1), Loss::StreamEnded.tally(1)];
-    assert_eq!(at(&ran), [(Vec::new(), 0), (Vec::new(), 0), (both.clone(), 0)]);
-    assert_eq!(ran.verdict.lost, both);
-
-    // One whose other node was not upgraded is none.
-    let mut half = two_nodes();
-    half.players.pop();
-    assert_eq!(judge(&half, &plan()).verdict.objections, ["there was no upgrade"]);
 }

@@ -24,15 +24,15 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     figures.watch_events = watches.iter().flat_map(|w| w.events.values()).sum();
     figures.slow_reads = slow_reads;
     for (at, loss, count) in watches.iter().flat_map(|w| &w.flaws) {
-        ran.lose(0, *loss, *count);
+        loss.add(*count, &mut ran.verdict.lost);
         // Writes that were never seen are noticed after the end of the load.
         let step = case.steps.at(*at).unwrap_or(case.steps.count - 1);
         case.steps.count(&mut ran.timeline.lost, loss.kind(), step, *count);
     }
     // An object too many is an event that was missed: that of its end.
-    ran.lose(0, Loss::EventMissed, informers.iter().map(|i| i.missing + i.stale).sum());
-    ran.lose(0, Loss::EventDuplicated, informers.iter().map(|i| i.duplicated).sum());
     let verdict = &mut ran.verdict;
+    Loss::EventMissed.add(informers.iter().map(|i| i.missing + i.stale).sum(), &mut verdict.lost);
+    Loss::EventDuplicated.add(informers.iter().map(|i| i.duplicated).sum(), &mut verdict.lost);
     if watches.len() < plan.load.watches as usize {
         verdict.object(format!("only {} of {} watches came to their end", watches.len(), plan.load.watches));
     }

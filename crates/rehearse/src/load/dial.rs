@@ -4,7 +4,6 @@ use super::observe::{EndSignals, Observed};
 use super::{Instances, Joined, objects};
 use crate::certs::{Certs, Names};
 use crate::event::{Answer, Failure, Protocol, STREAM_HEADER, Signed, StreamEnd, StreamId, StreamKind};
-use crate::netns::Namespace;
 use crate::stamp::Stamp;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -30,7 +29,7 @@ const USER_AGENT: &str = concat!("berth-rehearse/", env!("CARGO_PKG_VERSION"));
 /// Time for the TLS close of a connection that this side closes.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Together [`GONE_WITHIN`](crate::plan::GONE_WITHIN). client-go notices it after 45 s (HTTP/2's pings).
+/// After 30 s without a sign of life of its peer, an idle connection ends. client-go notices it after 45 s (HTTP/2's pings).
 const KEEPALIVE: TcpKeepalive =
     TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5)).with_retries(3);
 
@@ -41,8 +40,6 @@ const STRANGER: &str = "unknown";
 #[derive(Clone)]
 pub struct Target {
     address: SocketAddr,
-    /// Where it is dialled from, if not from this process's own network namespace.
-    namespace: Option<Namespace>,
     /// In every certificate, wherever it is dialled.
     name: ServerName<'static>,
     names: Names,
@@ -73,7 +70,6 @@ impl Target {
         };
         Self {
             address,
-            namespace: None,
             name: ServerName::IpAddress(address.ip().into()),
             names,
             http1: connector(b"http/1.1"),
@@ -84,13 +80,8 @@ impl Target {
         }
     }
 
-    pub(super) fn node(&self, address: SocketAddr) -> Self {
-        Self { address, ..self.clone() }
-    }
-
     pub(super) fn at(&self, instance: &Joined) -> Self {
-        let namespace = instance.node.as_ref().map(|node| node.namespace.clone());
-        Self { address: instance.address, namespace, ..self.clone() }
+        Self { address: instance.address, ..self.clone() }
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -119,11 +110,7 @@ impl Target {
     /// A socket to dial from.
     pub(super) fn socket(&self) -> Result<TcpSocket, Failure> {
         let socket = || {
-            let new = || if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-            let socket = match &self.namespace {
-                Some(namespace) => namespace.within(new)?,
-                None => new()?,
-            };
+            let socket = if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
             // So that an idle connection ends, too, when its peer is gone without a FIN.
             SockRef::from(&socket).set_tcp_keepalive(&KEEPALIVE)?;
             if let Some(size) = self.buffer {

@@ -10,7 +10,7 @@ use crate::certs::{CLIENTS, Certs};
 use crate::event::{Failure, Protocol};
 use hyper::{Method, StatusCode};
 use serde_json::json;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
@@ -35,18 +35,6 @@ pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
     };
     let forbidden = |why| format!("the clients of the rehearsal, group {CLIENTS}, may not read and write: {why}");
     granted.await.map_err(forbidden)
-}
-
-/// Makes a Node, as its kubelet would.
-pub(crate) async fn create_node(address: SocketAddr, certs: &Certs, name: &str, ip: IpAddr) -> Result<(), String> {
-    let node = json!({
-        "kind": "Node", "apiVersion": "v1", "metadata": {"name": name},
-        "status": {"addresses": [{"type": "InternalIP", "address": ip}]},
-    });
-    let request = Request { method: Method::POST, path: "/api/v1/nodes".into(), body: node.to_string() };
-    until(&targets(address, certs)?.0, &request, &CREATED)
-        .await
-        .map_err(|why| format!("cannot make the Node {name}: {why}"))
 }
 
 /// An admin, and a client.

@@ -124,7 +124,6 @@ mod tests {
             ledger: Ledger::default(),
             catch_up: Duration::ZERO,
             stop: CancellationToken::new(),
-            node: None,
             control: None,
             only: None,
         };

@@ -34,7 +34,7 @@ impl Known {
         let target = Target::of(server, certs::Names::default(), &config);
         let (_none, instances) = channel(Instances::new());
         let recorder = Arc::new(Recorder::default());
-        let load = Load::start(&plan, &target, &[], &instances, &recorder).await?;
+        let load = Load::start(&plan, &target, &instances, &recorder).await?;
         stop.await;
         load.finish().await?;
         Ok(Record::of(recorder.drain()))

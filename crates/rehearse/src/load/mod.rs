@@ -11,8 +11,6 @@
 //!   `closed` measures how fast it is, by no timetable; `visitor` is one client whose every step the caller decides.
 //! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
 //!
-//! With several nodes, the Service `kubernetes` is what all of these dial, and a few more dial each node.
-//!
 //! The **control** are the same clients, a few of each, that dial every instance's own address. What
 //! happens to their connections happens to all of that instance, whatever is in between. A real
 //! apiserver has to `grant` to all of them what they do.
@@ -43,7 +41,6 @@ mod writer;
 pub use anonymous::{Anonymous, Connection};
 pub use closed::Closed;
 pub use dial::Target;
-pub(crate) use grant::create_node;
 pub use grant::grant;
 pub use known::Known;
 pub(crate) use storm::StormClients;
@@ -51,8 +48,7 @@ pub use visitor::{Answer as Answered, Visit, Visitor};
 
 use super::event::{Answer, Attempt, ConnectionKind, Dialed, EventKind, Protocol, StreamEnd, StreamId, StreamKind};
 use super::log::Recorder;
-use super::network::Node;
-use super::plan::{LoadPlan, RATE, UNANSWERED};
+use super::plan::{LoadPlan, UNANSWERED};
 use super::stamp::Stamp;
 use dial::{Link, Unsent};
 use informer::Scope;
@@ -79,14 +75,12 @@ pub struct Joined {
     pub at: Stamp,
     pub name: String,
     pub address: SocketAddr,
-    /// Where that address is, if not in this process's own network namespace.
-    pub(crate) node: Option<Node>,
 }
 
 impl Joined {
-    /// One that joined now, in this process's own network namespace.
-    pub fn here(name: &str, address: SocketAddr) -> Self {
-        Self { at: Stamp::now(), name: name.to_owned(), address, node: None }
+    /// One that joined now.
+    pub fn now(name: &str, address: SocketAddr) -> Self {
+        Self { at: Stamp::now(), name: name.to_owned(), address }
     }
 }
 
@@ -98,9 +92,6 @@ const INFORMERS: u64 = 2;
 
 /// Clients that keep a copy of what no client writes: of each kind, one of each HTTP version.
 const QUIET: u64 = 4;
-
-/// Kept connections to each node, where several are dialed: one of each HTTP version.
-const KEPT_AT_NODE: u64 = 2;
 
 /// Kept connections, and watches, to each instance itself: two of each HTTP version.
 const CONTROLS: u64 = 4;
@@ -116,12 +107,9 @@ pub struct Load {
 
 impl Load {
     /// Writes the objects that are read, and starts all clients.
-    ///
-    /// `nodes` are dialed too, under these names.
     pub async fn start(
         plan: &LoadPlan,
         target: &Target,
-        nodes: &[(String, SocketAddr)],
         instances: &channel::Receiver<Instances>,
         recorder: &Arc<Recorder>,
     ) -> Result<Self, String> {
@@ -133,13 +121,12 @@ impl Load {
             ledger: Ledger::default(),
             catch_up: plan.catch_up,
             stop: stop.clone(),
-            node: None,
             control: None,
             only: None,
         };
         let (begin, begun) = oneshot::channel();
         let (end, over) = oneshot::channel();
-        let run = run(*plan, client, nodes.to_vec(), instances.clone(), begin);
+        let run = run(*plan, client, instances.clone(), begin);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|e| format!("no runtime: {e}"))?;
         let token = gone.clone();
@@ -183,7 +170,6 @@ impl Drop for Load {
 async fn run(
     plan: LoadPlan,
     client: Client,
-    nodes: Vec<(String, SocketAddr)>,
     mut instances: channel::Receiver<Instances>,
     begin: oneshot::Sender<()>,
 ) -> Result<(), String> {
@@ -221,14 +207,6 @@ async fn run(
     timed.spawn(fresh::run(client.clone(), seed, plan.rate));
     for (ask, part) in [(Ask::Secrets, 10), (Ask::Leases, 20)].into_iter().filter(|_| plan.kinds) {
         timed.spawn(fresh::run(Client { only: Some(ask), ..client.clone() }, seed, (plan.rate / part).max(1)));
-    }
-    for (name, address) in nodes {
-        client.recorder.add(&name, EventKind::NodeDialed(address));
-        let at_node = client.at_node(name, address);
-        timed.spawn(fresh::run(at_node.clone(), seed, *RATE.start()));
-        for index in 0..KEPT_AT_NODE {
-            timed.spawn(kept::run(at_node.clone(), seed, index));
-        }
     }
     let writer = tokio::spawn(writer.run());
     let _ = begin.send(());
@@ -292,8 +270,6 @@ struct Client {
     ledger: Ledger,
     catch_up: Duration,
     stop: CancellationToken,
-    /// It dials this node, not the Service.
-    node: Option<String>,
     /// It dials this instance itself, once.
     control: Option<Joined>,
     /// It asks for this, whatever its timetable says.
@@ -307,21 +283,12 @@ impl Client {
         Self { target, control: Some(instance.clone()), ..self.clone() }
     }
 
-    /// One that dials a node.
-    fn at_node(&self, name: String, address: SocketAddr) -> Self {
-        let target = self.target.node(address);
-        Self { target, node: Some(name), ..self.clone() }
-    }
-
     /// Name of one client of a kind.
     fn name(&self, kind: &str, index: u64) -> String {
-        match (&self.control, &self.node) {
+        match (&self.control, self.only) {
             (Some(joined), _) => format!("control-{}-{:x}-{kind}-{index}", joined.name, joined.at.0),
-            (None, Some(node)) => format!("{node}-{kind}-{index}"),
-            (None, None) => match self.only {
-                Some(ask) => format!("{kind}-{ask:?}-{index}").to_lowercase(),
-                None => format!("{kind}-{index}"),
-            },
+            (None, Some(ask)) => format!("{kind}-{ask:?}-{index}").to_lowercase(),
+            (None, None) => format!("{kind}-{index}"),
         }
     }
 
@@ -337,11 +304,7 @@ impl Client {
     }
 
     fn dialed(&self) -> Dialed {
-        match (&self.control, &self.node) {
-            (Some(joined), _) => Dialed::Instance(joined.name.clone()),
-            (None, Some(node)) => Dialed::Node(node.clone()),
-            (None, None) => Dialed::Front,
-        }
+        self.control.as_ref().map_or(Dialed::Front, |joined| Dialed::Instance(joined.name.clone()))
     }
 
     /// Connects and sends a first request: an attempt of kind [`ConnectionKind::New`]. The link is there when

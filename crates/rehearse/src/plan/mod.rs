@@ -38,17 +38,11 @@ pub const STORM: RangeInclusive<u32> = 0..=20_000;
 
 pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
 
-/// Nodes: each is a kube-apiserver or two, of 300 MiB and more.
-pub const NODES: RangeInclusive<u8> = 1..=7;
-
 /// Shortest phase of the load: in less, nothing is seen.
 pub const SHORTEST_PHASE: Duration = Duration::from_secs(1);
 
 /// Longest `--shutdown-delay-duration`: production uses seconds to a minute.
 pub const LONGEST_DELAY: Duration = Duration::from_secs(60);
-
-/// After this long without a sign of life of its peer, a connection on which nothing is under way ends.
-pub const GONE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Time between two requests of a kept connection.
 pub const PACE: Duration = Duration::from_millis(100);
@@ -78,8 +72,6 @@ pub struct Plan {
     pub direct: DirectMode,
     /// Why they have none although `auto` would.
     pub no_direct: Option<String>,
-    /// Several nodes, each in a network namespace of its own.
-    pub nodes: Option<Nodes>,
     /// Which processes an instance has.
     pub topology: Topology,
     /// From old to new and back, in [`UPGRADES`].
@@ -106,13 +98,6 @@ pub struct Plan {
 pub struct Output {
     pub json: Option<PathBuf>,
     pub report: Option<PathBuf>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Nodes {
-    pub count: u8,
-    /// The kube-proxy by which clients dial the Service `kubernetes`.
-    pub kube_proxy: PathBuf,
 }
 
 /// How long each phase lasts.
@@ -213,7 +198,6 @@ impl Default for Plan {
             netns: false,
             direct: DirectMode::Off,
             no_direct: None,
-            nodes: None,
             topology: Topology::Sidecar,
             upgrades: 1,
             faults: BTreeSet::new(),
@@ -229,12 +213,6 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Descriptors that its load can have open at most, with that at the nodes' addresses.
-    pub fn descriptors(&self) -> u64 {
-        let at_node = u64::from(*RATE.start()) * UNANSWERED.as_secs() + 16;
-        self.load.descriptors() + self.nodes.as_ref().map_or(0, |nodes| u64::from(nodes.count) * at_node)
-    }
-
     /// Goes on without a direct path, for this reason.
     pub fn without_direct(&mut self, why: &str) {
         (self.direct, self.no_direct) = (DirectMode::Off, Some(format!("--direct auto: no direct path: {why}")));
@@ -255,12 +233,6 @@ impl Plan {
         }
         let direct = self.direct == DirectMode::On;
         let needed = [
-            (
-                self.nodes.is_some(),
-                "serve",
-                "--cluster",
-                "its serve has no --cluster, which --nodes needs; give a newer one",
-            ),
             (direct, "serve", "--direct", "its serve has no --direct; give a newer one, or --direct off"),
             (
                 self.topology == Topology::Bridge,
@@ -283,7 +255,7 @@ impl Plan {
 impl LoadPlan {
     /// Descriptors that the load can have open at most: an answer that never comes holds its
     /// connection for [`UNANSWERED`], the store's sockets come on top.
-    fn descriptors(&self) -> u64 {
+    pub fn descriptors(&self) -> u64 {
         let kinds = if self.kinds { self.rate / 10 + self.rate / 20 + 2 } else { 0 };
         let fresh = u64::from(self.rate + kinds) * UNANSWERED.as_secs();
         let others = 2 * u64::from(self.clients) + 3 * u64::from(self.watches + self.slow_readers) + 128;

@@ -50,14 +50,12 @@ pub(super) fn programs(plan: &Plan, runs: &[Run]) -> Vec<Program> {
     let kind = if plan.old.is_simulated() { " (simulated)" } else { "" };
     let version = |instance: &Instance| instance.version.clone() + kind;
     let apiservers = new.map(|instance| Program { role: instance.name.clone(), version: version(instance) });
-    let kube_proxy = plan.nodes.as_ref();
-    let kube_proxy = kube_proxy.and_then(|nodes| ask("kube-proxy", nodes.kube_proxy.as_os_str(), "--version"));
     let etcd = plan.etcd.as_ref().and_then(|program| ask("etcd", program.as_os_str(), "--version"));
     let haproxy = runs.iter().find(|run| run.via == Via::Haproxy && run.ran().is_some());
     let haproxy = haproxy.and_then(|_| ask("haproxy", "haproxy".as_ref(), "-v"));
     // Of this program the version is in the report already.
     let berth = plan.berth.as_ref().and_then(|program| ask("berth", program.as_os_str(), "--version"));
-    apiservers.chain(etcd).chain(kube_proxy).chain(haproxy).chain(berth).collect()
+    apiservers.chain(etcd).chain(haproxy).chain(berth).collect()
 }
 
 /// Asks a program for its version; none if it prints none.

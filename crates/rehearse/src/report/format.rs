@@ -74,15 +74,6 @@ pub(crate) fn gate(gate: &Gate) -> String {
     format!("{} had to wait, dropped: {dropped}", of(all, "client", "clients"))
 }
 
-/// How long the Service named a node that was away: [`crate::data::Ran::longest_named`].
-pub(crate) fn named(ms: Option<f64>) -> String {
-    match ms {
-        None => "not seen".to_owned(),
-        Some(ms) if ms.is_infinite() => "to the end".to_owned(),
-        Some(ms) => wait(ms),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -190,8 +190,7 @@ impl Play<'_> {
 
     /// Logs a fault; its number.
     pub(super) fn inject(&self, fault: Fault, instance: &str, standby: Standby) -> usize {
-        let node = self.stage.node().map(|node| (node.name.clone(), self.stage.setting.address));
-        self.context.recorder.inject(instance, fault, standby, node)
+        self.context.recorder.inject(instance, fault, standby)
     }
 
     pub(super) fn log_fault_end(&self, place: usize) {

@@ -1,15 +1,14 @@
 //! The script of one run: start old, load, start new, wait until it joined, stop old, and so on; then
-//! end the load and stop what is left. `calm`: faults before; `harm`: while both serve; `judged`: beside the old one. `nodes`: the same on several nodes. `bridge`: in place, under a bridge.
+//! end the load and stop what is left. `calm`: faults before; `harm`: while both serve; `judged`: beside the old one. `bridge`: in place, under a bridge.
 
 mod bridge;
 mod calm;
 mod harm;
 mod judged;
-mod nodes;
 
 use super::context::Context;
 use super::direct;
-use super::event::{Answer, Attempt, Event, EventKind, Failure, names};
+use super::event::{Answer, Attempt, Event, EventKind, Failure};
 use super::fault::{Fault, SLOW, Standby};
 use super::instance::InstanceSpec;
 use super::load::{self, Load, Target, grant};
@@ -17,12 +16,11 @@ use super::log::attempts;
 use super::monitor::Monitor;
 use super::plan::{Plan, UNANSWERED, Via};
 use super::setting::StageSetting;
-use super::stage::{self, Error, Stage, Stages};
+use super::stage::{self, Error, Stage};
 use super::stamp::Stamp;
 use super::store_server;
 use super::topology::Role;
 use super::verdict::{NEW, OLD};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
@@ -39,9 +37,9 @@ const SETTLE: Duration = Duration::from_millis(1500);
 const POLL: Duration = Duration::from_millis(50);
 
 /// Runs the script. What clients and instances did is in the log afterwards.
-pub(crate) async fn play(context: &Context<'_>, stages: &mut Stages) -> Result<(), Error> {
+pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error> {
     let Context { plan, ref recorder, .. } = *context;
-    let path = stages.front().setting.store();
+    let path = stage.setting.store();
     let socket = UnixListener::bind(&path).map_err(|e| {
         Error::Unavailable(format!("cannot make the socket {} (TMPDIR names another place): {e}", path.display()))
     })?;
@@ -51,17 +49,8 @@ pub(crate) async fn play(context: &Context<'_>, stages: &mut Stages) -> Result<(
     if plan.etcd.is_none() && !plan.old.is_simulated() {
         context.print("--etcd-servers is given: what this rehearsal writes stays there");
     }
-    stages.front().start_etcd().await?;
-    match &plan.nodes {
-        Some(nodes) => nodes::play(context, nodes, stages).await,
-        None => one_node(context, stages.front()).await,
-    }
-}
-
-async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error> {
-    let Context { plan, ref recorder, .. } = *context;
+    stage.start_etcd().await?;
     let monitor = Monitor::new(&stage.setting);
-    let mut background = JoinSet::new();
     let service = (plan.netns && !plan.old.is_simulated())
         .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
     if service.is_none() && !plan.old.is_simulated() {
@@ -70,7 +59,7 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
     let mut play = Play { context, stage, monitor };
 
     play.stage.open()?;
-    let old = instance(plan, None, 0);
+    let old = instance(plan, 0);
     play.start(&old).await?;
     play.joined(&old).await?;
     play.first(&old).await?;
@@ -87,7 +76,7 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
         background.spawn(direct::watch(play.stage.setting.clone(), Arc::clone(recorder)));
     }
     watch_gates(context, &play.stage.setting, &mut background);
-    let load = start_load(context, play.stage, &[]).await?;
+    let load = start_load(context, play.stage).await?;
     for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
         play.failing_upgrade(&old, *fault).await?;
     }
@@ -99,7 +88,7 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
     }
     let mut old = old;
     for upgrade in 1..=plan.upgrades {
-        let (new, faults) = next(plan, None, upgrade, upgrade == 1);
+        let (new, faults) = next(plan, upgrade);
         play.upgrade(&old, &new, &faults).await?;
         play.storm().await?;
         sleep(plan.timing.phase).await;
@@ -117,8 +106,8 @@ async fn one_node(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error>
     Ok(())
 }
 
-/// Starts the load at what clients dial, and at these nodes; returns when there was some.
-async fn start_load(context: &Context<'_>, front: &Stage, nodes: &[(String, SocketAddr)]) -> Result<Load, Error> {
+/// Starts the load; returns when there was some.
+async fn start_load(context: &Context<'_>, stage: &Stage) -> Result<Load, Error> {
     let Context { plan, ref recorder, .. } = *context;
     let load = &plan.load;
     if let Some(why) = &plan.no_direct {
@@ -128,8 +117,8 @@ async fn start_load(context: &Context<'_>, front: &Stage, nodes: &[(String, Sock
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed
     ));
-    let target = target(&front.setting)?;
-    let load = Load::start(load, &target, nodes, &front.instances(), recorder).await.map_err(Error::Unavailable)?;
+    let target = target(&stage.setting)?;
+    let load = Load::start(load, &target, &stage.instances(), recorder).await.map_err(Error::Unavailable)?;
     recorder.add("", EventKind::LoadBegan);
     sleep(plan.timing.phase).await;
     Ok(load)
@@ -176,11 +165,10 @@ async fn finish(load: Load, context: &Context<'_>) {
 }
 
 /// The instance that serves after this many upgrades.
-fn instance(plan: &Plan, node: Option<&str>, upgrades: u32) -> InstanceSpec {
+fn instance(plan: &Plan, upgrades: u32) -> InstanceSpec {
     let new = !upgrades.is_multiple_of(2);
     let (side, apiserver) = if new { (NEW, &plan.new) } else { (OLD, &plan.old) };
-    let side = node.map_or_else(|| side.to_owned(), |node| format!("{node}-{side}"));
-    let name = if upgrades < 2 { side } else { format!("{side}-{}", upgrades / 2 + 1) };
+    let name = if upgrades < 2 { side.to_owned() } else { format!("{side}-{}", upgrades / 2 + 1) };
     let version = plan.versions[usize::from(new)].clone();
     // The first serves when the rehearsal begins.
     let start_delay = if upgrades > 0 { plan.timing.start_delay } else { Duration::ZERO };
@@ -189,16 +177,15 @@ fn instance(plan: &Plan, node: Option<&str>, upgrades: u32) -> InstanceSpec {
 
 /// The instance of an upgrade that fails.
 fn failing(plan: &Plan, fault: Fault) -> InstanceSpec {
-    InstanceSpec { name: fault.to_string(), fault: Some(fault), ..instance(plan, None, 1) }
+    InstanceSpec { name: fault.to_string(), fault: Some(fault), ..instance(plan, 1) }
 }
 
-/// The instance that an upgrade brings, and what goes wrong meanwhile, if it is the one in which something does.
-fn next(plan: &Plan, node: Option<&str>, upgrade: u32, harmed: bool) -> (InstanceSpec, Vec<Fault>) {
-    let faults =
-        plan.faults.iter().copied().filter(|fault| harmed && !fault.fails_the_upgrade() && !fault.is_of_a_node());
-    let faults: Vec<Fault> = faults.filter(|fault| !fault.is_of_calm()).collect();
+/// The instance that an upgrade brings, and what goes wrong meanwhile: in the first one.
+fn next(plan: &Plan, upgrade: u32) -> (InstanceSpec, Vec<Fault>) {
+    let meanwhile = |fault: &Fault| upgrade == 1 && !fault.fails_the_upgrade() && !fault.is_of_calm();
+    let faults: Vec<Fault> = plan.faults.iter().copied().filter(meanwhile).collect();
     let fault = faults.iter().copied().find(|fault| *fault == Fault::SlowStart);
-    (InstanceSpec { fault, ..instance(plan, node, upgrade) }, faults)
+    (InstanceSpec { fault, ..instance(plan, upgrade) }, faults)
 }
 
 /// What every step on one stage has.
@@ -266,8 +253,7 @@ impl Play<'_> {
         let (gone, deadline) = (Stamp::now(), Instant::now() + UNANSWERED);
         let refused = |a: &Attempt| a.done >= gone && a.answer == Answer::Failed(Failure::Refused);
         let seen = || self.context.recorder.read(|log| attempts(log).rev().any(refused));
-        // Of several nodes, others serve the Service's clients.
-        while self.stage.node().is_none() && Instant::now() < deadline && !seen() {
+        while Instant::now() < deadline && !seen() {
             sleep(POLL / 10).await;
         }
     }
@@ -288,7 +274,7 @@ impl Play<'_> {
 
     async fn service_back(&self) {
         let own = self.stage.setting.address.ip();
-        if timeout(SERVICE_BACK_WITHIN, self.monitor.service_is(|named| names(named, own))).await.is_err() {
+        if timeout(SERVICE_BACK_WITHIN, self.monitor.service_names(own)).await.is_err() {
             self.context.trouble(format!("the Service kubernetes was empty for {SERVICE_BACK_WITHIN:?} and more"));
         }
     }

@@ -1,21 +1,20 @@
 //! The stage of a rehearsal: a directory, an address, certificates, and the processes that were started,
-//! asked and stopped there. `stages` are those of several nodes, `directory` is removed whatever happens, `process` is one of
+//! asked and stopped there. `directory` is removed whatever happens, `process` is one of
 //! them, `probe` what can be seen of them from outside, `bridge` a `berth bridge`.
 
 mod bridge;
 mod directory;
 mod probe;
 mod process;
-mod stages;
 
 pub(crate) use bridge::Status;
 pub(crate) use directory::sweep;
 pub(crate) use probe::{of_shims, watch_gates};
-pub(crate) use process::command;
-pub(crate) use stages::Stages;
 
-use super::address::free_address;
+use super::address::{NETNS, free_address};
+use super::apiserver::this;
 use super::certs;
+use super::context::Context;
 use super::data::MarkKind;
 use super::etcd::{self, Etcd};
 use super::event::EventKind;
@@ -23,17 +22,19 @@ use super::haproxy;
 use super::instance::InstanceSpec;
 use super::load::{Instances, Joined};
 use super::log::Recorder;
-use super::network::Node;
 use super::plan::Via;
 use super::setting::StageSetting;
 use super::topology::{BESIDE, Layout, NODE, ProcessSpec, Role};
 use berth_node::ipc::wire::{Ask, Reply, Share};
 use berth_os::proc_net;
+use berth_shim::config::DirectMode;
+use directory::Directory;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use process::StageProcess;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -95,6 +96,8 @@ pub(crate) struct Stage {
     bridge: Option<bridge::Bridge>,
     /// Stopped by SIGSTOP: they handle no other signal before SIGCONT.
     frozen: Vec<Pid>,
+    /// Removed when the processes are gone.
+    _dir: Directory,
 }
 
 /// How an instance ended when it was stopped.
@@ -110,24 +113,39 @@ pub(crate) struct Stopped {
 }
 
 impl Stage {
-    /// One without a process.
-    fn new(setting: StageSetting, layout: Layout, recorder: &Arc<Recorder>, joined: &watch::Sender<Instances>) -> Self {
-        Self {
+    /// Makes the directory and the certificates, and finds an address. No process is started.
+    pub(crate) fn new(context: &Context<'_>) -> Result<Self, Error> {
+        let Context { plan, via, ref recorder, .. } = *context;
+        let missing = |what: &str, error: io::Error| Error::Unavailable(format!("{what}: {error}"));
+        let no_address = |error| missing("no free address in 127.0.0.0/8", error);
+        let dir = Directory::new()
+            .map_err(|e| missing("cannot make a temporary directory (TMPDIR names another place)", e))?;
+        let address = if plan.netns { NETNS.into() } else { free_address().map_err(no_address)? };
+        let etcd = plan.etcd.as_ref().map(|_| Etcd::new()).transpose().map_err(no_address)?;
+        let setting = StageSetting {
+            dir: dir.path().to_owned(),
+            address,
+            berth: plan.berth.clone().unwrap_or_else(|| this().into()),
+            certs: Arc::new(certs::make(dir.path(), &[address.ip()])?),
+            etcd: etcd.map(|etcd| etcd.url()),
+            probe_with_certificate: plan.old.wants_certificates() || plan.new.wants_certificates(),
+            shutdown: plan.shutdown,
+            direct: plan.direct == DirectMode::On && via == Via::Berth,
+            hold: plan.timing.hold,
+            speedup: plan.timing.speedup,
+        };
+        Ok(Self {
             setting,
-            layout,
+            layout: Layout { via, topology: plan.topology },
             recorder: Arc::clone(recorder),
             processes: Vec::new(),
-            etcd: None,
+            etcd: plan.etcd.clone().zip(etcd),
             own: BTreeMap::new(),
-            joined: joined.clone(),
+            joined: watch::Sender::default(),
             bridge: None,
             frozen: Vec::new(),
-        }
-    }
-
-    /// Where it is, if there are several nodes.
-    pub(crate) fn node(&self) -> Option<&Node> {
-        self.setting.node.as_ref()
+            _dir: dir,
+        })
     }
 
     /// Starts the relay that all instances share, again if it ended.
@@ -225,8 +243,7 @@ impl Stage {
 
     /// Logs that an instance takes part.
     fn plays(&self, instance: &InstanceSpec, serves: bool) {
-        let node = self.node().map(|node| node.name.clone());
-        self.recorder.add(&instance.name, EventKind::Player { serves, node });
+        self.recorder.add(&instance.name, EventKind::Player(serves));
     }
 
     pub(crate) fn spawn(&mut self, owner: &str, part: &ProcessSpec) -> Result<(), Error> {
@@ -236,10 +253,9 @@ impl Stage {
             Role::Apiserver | Role::Unit => {
                 recorder.add(&name, EventKind::Mark { mark: MarkKind::Exited, text: status.to_string() });
             }
-            Role::Proxy | Role::Bridge | Role::Store | Role::Helper => {}
+            Role::Proxy | Role::Bridge | Role::Store => {}
         };
-        let namespace = self.node().map(|node| &node.namespace);
-        let process = StageProcess::start(owner, part, namespace, &on_line, over).map_err(|error| {
+        let process = StageProcess::start(owner, part, &on_line, over).map_err(|error| {
             let program = part.argv.first().map(|program| program.display().to_string()).unwrap_or_default();
             Error::Unavailable(format!("cannot start {program} for {owner}: {error}"))
         })?;
@@ -286,7 +302,7 @@ impl Stage {
         let Some(address) = self.direct(name) else { return };
         self.joined.send_modify(|instances| {
             instances.retain(|other| other.name != name);
-            instances.push(Joined { node: self.node().cloned(), ..Joined::here(name, address) });
+            instances.push(Joined::now(name, address));
         });
     }
 
@@ -447,20 +463,6 @@ impl Stage {
         }
     }
 
-    /// Sends SIGKILL to all that there is, at one moment, and waits until it is gone.
-    pub(crate) async fn kill_all(&self) {
-        let units = self.processes.iter().filter(|process| process.role == Role::Unit && process.status().is_none());
-        let units: Vec<_> = units.map(|unit| (&unit.owner, self.apiserver(&unit.owner))).collect();
-        self.processes.iter().for_each(|process| process.signal(Signal::SIGKILL));
-        for apiserver in units.iter().filter_map(|(_, apiserver)| *apiserver) {
-            let _ = kill(apiserver, Signal::SIGKILL);
-        }
-        all_ended(&self.processes).await;
-        for (name, _) in units {
-            self.apiserver_gone(name).await;
-        }
-    }
-
     pub(crate) fn freeze(&mut self, pid: Pid) {
         if kill(pid, Signal::SIGSTOP).is_ok() {
             self.frozen.push(pid);
@@ -498,9 +500,9 @@ impl Stage {
     }
 
     /// Ends what still runs.
-    async fn close(mut self) {
+    pub(crate) async fn close(mut self) {
         self.thaw();
-        for process in self.processes.iter().filter(|p| matches!(p.role, Role::Store | Role::Helper)) {
+        for process in self.processes.iter().filter(|p| p.role == Role::Store) {
             if let Some(status) = process.status() {
                 self.recorder.trouble(format!("{} ended before it was stopped ({status})", process.owner));
             }
@@ -545,19 +547,18 @@ mod tests {
     #[tokio::test]
     async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {
         let plan = Plan { etcd: Some("/bin/false".into()), ..Plan::default() };
-        let mut stages = Stages::new(&Context::new(&plan, Via::None)).unwrap();
-        let error = stages.front().start_etcd().await.unwrap_err();
+        let mut stage = Stage::new(&Context::new(&plan, Via::None)).unwrap();
+        let error = stage.start_etcd().await.unwrap_err();
         assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(error.to_string().starts_with("etcd ended before it was up (exit status: 1); its last"), "{error}");
-        stages.close().await;
+        stage.close().await;
     }
 
     /// This test's own binary knows no `run --listen`: it ends at once with an error.
     #[tokio::test]
     async fn an_instance_that_cannot_start_is_shown_with_its_log() {
         let plan = Plan { topology: Topology::Run, ..Plan::default() };
-        let mut stages = Stages::new(&Context::new(&plan, Via::Berth)).unwrap();
-        let stage = stages.front();
+        let mut stage = Stage::new(&Context::new(&plan, Via::Berth)).unwrap();
         let dir = stage.setting.dir.clone();
         let old = InstanceSpec {
             name: "old".into(),
@@ -571,7 +572,7 @@ mod tests {
         assert!(error.contains("old ended before it was ready (exit status: ") && error.contains("listen"), "{error}");
         let stopped = stage.stop("old", Duration::from_secs(30)).await;
         assert!(stopped.early && !stopped.status.unwrap().success());
-        stages.close().await;
+        stage.close().await;
         assert!(!dir.exists());
     }
 }

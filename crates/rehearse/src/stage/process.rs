@@ -1,7 +1,6 @@
 //! One process of a rehearsal: it is started, its log is read, it gets signals, and its end is waited for.
 
 use crate::apiserver::this;
-use crate::netns::Namespace;
 use crate::topology::{ProcessSpec, Role};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -44,12 +43,11 @@ impl StageProcess {
     pub(super) fn start(
         owner: &str,
         part: &ProcessSpec,
-        namespace: Option<&Namespace>,
         on_line: &Listener,
         over: impl FnOnce(ExitStatus) + Send + 'static,
     ) -> io::Result<Self> {
         let (program, arguments) = part.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-        let mut command = command(program, namespace);
+        let mut command = command(program);
         let mut child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or(io::ErrorKind::NotFound)?;
         let log = Arc::default();
@@ -112,17 +110,14 @@ impl StageProcess {
     }
 }
 
-/// A program in a process group and a namespace of its own, which gets none of berth's settings and ends with this process.
-pub(crate) fn command(program: &OsStr, namespace: Option<&Namespace>) -> Command {
+/// A program in a process group of its own, which gets none of berth's settings and ends with this process.
+fn command(program: &OsStr) -> Command {
     let mut command = Command::new(program);
     if program == this() {
         command.arg0("berth");
     }
     command.process_group(0).kill_on_drop(true).stdin(Stdio::null());
     berth_os::process::remove_settings(command.as_std_mut());
-    if let Some(namespace) = namespace {
-        namespace.enter(command.as_std_mut());
-    }
     // One that is stopped on purpose handles no other signal. The kernel continues it when its parent is gone, but not where it is only
     // about to stop.
     berth_os::process::die_with_parent(command.as_std_mut(), Signal::SIGKILL);

@@ -2,7 +2,7 @@
 
 use crate::Rehearsed;
 use crate::data::{
-    self, Away, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Ran, Run, RunOutcome, Segment, Timeline, Watch,
+    self, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Ran, Run, RunOutcome, Segment, Timeline, Watch,
 };
 use crate::event::{
     Answer, Attempt, ConnectionKind, EndReport, EndedBy, Event, EventKind, Failure, Protocol, StreamEnd, StreamKind,
@@ -13,13 +13,12 @@ use crate::gate::{Counted, GateMetrics, Sample};
 use crate::judges::judge;
 use crate::loss::Loss;
 use crate::plan::{LoadPlan, Plan, Via};
-use crate::record::{AtNode, Control, Injected, InjectedNode, Player, Record};
+use crate::record::{Control, Injected, Player, Record};
 use crate::report::assemble;
 use crate::stamp::Stamp;
 use crate::verdict::{NEW, OLD};
 use berth_judge::{Judgement, Outcome, Row, Signal, Verdict};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 
 const MS: u64 = 1_000_000;
 
@@ -64,12 +63,8 @@ fn record() -> Record {
     ] {
         record.moments.add(instance, mark, at(ms));
     }
-    let player = |(name, version): (&str, &str)| Player {
-        name: name.into(),
-        version: Some(version.into()),
-        serves: true,
-        node: None,
-    };
+    let player =
+        |(name, version): (&str, &str)| Player { name: name.into(), version: Some(version.into()), serves: true };
     record.players = [(OLD, "v1.33.0"), (NEW, "v1.34.0")].map(player).into();
     record
 }
@@ -194,7 +189,6 @@ fn watches_have_segments_and_gaps() {
     let mut killed = record();
     killed.reports.clear();
     killed.injected.push(Injected {
-        node: None,
         fault: Fault::KillShim,
         instance: OLD.into(),
         standby: Standby::Sibling,
@@ -306,7 +300,6 @@ fn promises_and_what_they_allow() {
         record.injected.push(Injected {
             fault,
             instance: OLD.into(),
-            node: None,
             standby,
             at: at(500),
             noticed: None,
@@ -369,13 +362,8 @@ fn what_other_clients_than_those_of_requests_saw() {
     record.events = vec![event(100, EventKind::SlowRead); 4];
     let streams = (1..=8).map(|n| format!("control-old-{n}")).collect();
     record.control = Control { streams: [(OLD.to_owned(), streams)].into(), ends: vec![end("control-old-1-1", 2_001)] };
-    let service = |ms, ips: &[&str]| {
-        let named = [("kubernetes".to_owned(), ips.iter().map(|ip| ip.parse().unwrap()).collect())].into();
-        event(ms, EventKind::Service { after: at(ms - 100), named })
-    };
-    let (there, gone) = (&["10.0.0.3"][..], &[][..]);
-    let looks = [(0, there), (2_000, gone), (2_400, there), (2_500, gone), (2_600, there)];
-    record.events.extend(looks.map(|(ms, ips)| service(ms, ips)));
+    let looks = [(0, true), (2_000, false), (2_400, true), (2_500, false), (2_600, true)];
+    record.events.extend(looks.map(|(ms, named)| event(ms, EventKind::Service(named))));
     record.events.push(event(0, EventKind::Note("worth knowing".into())));
     let ran = judged(&record);
     assert!(ran.verdict.held, "{:#?}", ran.verdict);
@@ -455,66 +443,6 @@ fn runs_are_in_the_order_of_the_plan() {
     assert_eq!(report.environment.programs.len(), 2);
 }
 
-#[test]
-fn what_was_dialed_and_which_node_went_away() {
-    let node: SocketAddr = "10.0.0.3:6443".parse().unwrap();
-    let mut away = record();
-    assert_eq!((judged(&record()).by_address, judged(&record()).away), (Vec::new(), Vec::new()));
-    let lost = |stream: &str, due, done| Attempt {
-        kind: ConnectionKind::New,
-        writes: false,
-        stream: stream.into(),
-        due: at(due),
-        done: at(done),
-        answer: Answer::Failed(Failure::Unanswered),
-    };
-    away.nodes.push(AtNode {
-        name: "cp-3".into(),
-        address: node,
-        attempts: vec![lost("cp-3-new-0", 2_400, 2_900), lost("cp-3-new-1", 3_100, 3_900)],
-        ends: Vec::new(),
-    });
-    away.attempts.push(lost("new-300", 2_250, 2_900));
-    let named = |own: &[&str], berth: &[&str]| {
-        let addresses = |all: &[&str]| all.iter().map(|ip| ip.parse().unwrap()).collect();
-        [("kubernetes".to_owned(), addresses(own)), ("berth-cp-3-ipv4".to_owned(), addresses(berth))].into()
-    };
-    let (there, gone) = (&["10.0.0.3"][..], &[][..]);
-    let from = |ms, named| event(ms, EventKind::Service { after: at(ms - 100), named });
-    away.events = vec![from(0, named(there, there)), from(2_200, named(gone, there)), from(2_300, named(gone, gone))];
-    away.injected.push(Injected {
-        fault: Fault::NodeGone,
-        instance: NEW.into(),
-        node: Some(InjectedNode {
-            name: "cp-3".into(),
-            address: node,
-            unproxied: None,
-            linked: None,
-            named: None,
-            listened: Some(at(3_000)),
-        }),
-        standby: Standby::Sibling,
-        at: at(2_000),
-        noticed: Some(at(2_300)),
-        over: Some(at(3_000)),
-        seen: Vec::new(),
-    });
-    let ran = judged(&away);
-    let lost_at = |d: &data::ByAddress| (d.name.clone(), d.lost.iter().map(|t| t.count).sum::<u64>(), d.allowed);
-    let seen: Vec<_> = ran.by_address.iter().map(lost_at).collect();
-    assert_eq!(seen, [("Service kubernetes".into(), 0, 1), ("cp-3".into(), 1, 1)]);
-    let expected = Away {
-        fault: "node-gone".into(),
-        node: "cp-3".into(),
-        from_ms: 2_000,
-        reconciled_ms: Some(200.0),
-        named_ms: Some(300.0),
-        lost_ms: Some(250.0),
-        back_ms: Some(1_000.0),
-    };
-    assert_eq!((ran.away.as_slice(), ran.longest_named()), (&[expected][..], Some(300.0)));
-}
-
 /// A new version that answers two requests with 500, at 700 and 800 ms, and is judged at 1.4 s; `subject` of its errors is
 /// beyond the limit.
 fn faulty(code: Signal, subject: &str) -> Record {
@@ -549,7 +477,6 @@ fn faulty(code: Signal, subject: &str) -> Record {
     record.injected.push(Injected {
         fault: Fault::Errors,
         instance: "faulty".into(),
-        node: None,
         standby: Standby::Judged,
         at: at(100),
         noticed: Some(at(1_500)),
