@@ -1,77 +1,40 @@
-//! What a shim may do in a cluster, as objects.
-//!
-//! One list of [`Rule`]s is both what the Roles grant and what is tried at the end, so that the two cannot differ.
+//! What a shim may do in a cluster: the objects of `examples/static-pod/access.yaml`, for any node. What their Roles grant is also what
+//! is tried at the end.
 //!
 //! | object | namespace | of |
 //! | --- | --- | --- |
 //! | Namespace `berth-system` | | all |
+//! | Role `berth`: the Service `kubernetes`, its slice, and all nodes' slices | `default` | all |
 //! | ServiceAccount `berth-NODE` | `berth-system` | a node |
 //! | Role and RoleBinding `berth-NODE`: Leases, and its own token | `berth-system` | a node |
-//! | Role `berth`: the Service `kubernetes`, its slice, and all nodes' slices | `default` | all |
 //! | RoleBinding `berth-NODE` | `default` | a node |
 //!
 //! A node removes the slice of another that is gone, so the Role in `default` names those of all nodes. Names bind `create`
 //! too, because a slice is only made by server-side apply, a request with the name in its path; and `list` and `watch`,
 //! because they come with a field selector for the name.
 
-use berth_cluster::account::account_name;
-use berth_cluster::lease::NAMESPACE;
 use berth_cluster::service::{Family, slice_name};
+use berth_cluster::yaml::{YamlNode, parse};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Namespace of the Service `kubernetes`.
-pub const DEFAULT: &str = "default";
+/// The objects of the node [`NODE`], in the order of the table above.
+const ACCESS: &str = include_str!("../../../../examples/static-pod/access.yaml");
 
-/// Name of what all nodes share in [`DEFAULT`].
-pub const SHARED: &str = "berth";
-
-const RBAC: &str = "rbac.authorization.k8s.io";
-
-/// Verbs on a kind of things, of these names, or of any if none is given.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rule {
-    group: &'static str,
-    resource: &'static str,
-    subresource: &'static str,
-    names: Vec<String>,
-    verbs: &'static [&'static str],
-}
-
-impl Rule {
-    fn object(&self) -> Value {
-        let resource = match self.subresource {
-            "" => self.resource.to_owned(),
-            subresource => format!("{}/{subresource}", self.resource),
-        };
-        let mut rule = json!({"apiGroups": [self.group], "resources": [resource], "verbs": self.verbs});
-        if !self.names.is_empty() {
-            rule["resourceNames"] = json!(self.names);
-        }
-        rule
-    }
-
-    /// Each request that it allows.
-    fn requests(&self, namespace: &'static str) -> Vec<Request> {
-        let Self { group, resource, subresource, names, verbs } = self;
-        let names = if names.is_empty() { &[String::new()][..] } else { names };
-        let each = names.iter().flat_map(|name| verbs.iter().map(move |verb| (name.clone(), *verb)));
-        each.map(|(name, verb)| Request { namespace, group, resource, subresource, name, verb }).collect()
-    }
-}
+const NODE: &str = "cp-1";
 
 /// A request that RBAC decides on.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Request {
-    namespace: &'static str,
-    group: &'static str,
-    resource: &'static str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    subresource: &'static str,
+    namespace: String,
+    group: String,
+    resource: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    subresource: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     name: String,
-    verb: &'static str,
+    verb: String,
 }
 
 impl Request {
@@ -90,95 +53,58 @@ impl fmt::Display for Request {
         let Self { namespace, group, resource, subresource, name, verb } = self;
         let dot = if group.is_empty() { "" } else { "." };
         write!(f, "{verb} {resource}{dot}{group}")?;
-        for part in [name.as_str(), subresource].into_iter().filter(|part| !part.is_empty()) {
+        for part in [name, subresource].into_iter().filter(|part| !part.is_empty()) {
             write!(f, "/{part}")?;
         }
         write!(f, " in {namespace}")
     }
 }
 
-/// What is allowed in [`DEFAULT`]: on the slices of these nodes.
-pub fn in_default<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Vec<Rule> {
-    let own = nodes.into_iter().flat_map(|node| Family::ALL.map(|family| slice_name(node, family))).collect();
-    let (group, resource, subresource) = ("discovery.k8s.io", "endpointslices", "");
-    let kubernetes = || vec!["kubernetes".to_owned()];
-    vec![
-        Rule { group: "", resource: "services", subresource, names: kubernetes(), verbs: &["get"] },
-        Rule { group, resource, subresource, names: kubernetes(), verbs: &["list", "watch"] },
-        Rule { group, resource, subresource, names: own, verbs: &["create", "patch", "delete"] },
-    ]
-}
-
-/// What is allowed on Leases, whose names are not known before.
-pub fn on_leases() -> Rule {
-    let verbs = &["list", "create", "patch", "delete"];
-    Rule { group: "coordination.k8s.io", resource: "leases", subresource: "", names: Vec::new(), verbs }
-}
-
-/// That a node's service account gets its own next token.
-pub fn on_token(node: &str) -> Rule {
-    let names = vec![account_name(node)];
-    Rule { group: "", resource: "serviceaccounts", subresource: "token", names, verbs: &["create"] }
-}
-
-/// All that a node's shims ask for.
-pub fn requests(node: &str) -> Vec<Request> {
-    let default = in_default([node]).into_iter().flat_map(|rule| rule.requests(DEFAULT));
-    let own = [on_leases(), on_token(node)].into_iter().flat_map(|rule| rule.requests(NAMESPACE));
-    default.chain(own).collect()
-}
-
-fn role(name: &str, namespace: &str, rules: &[Rule]) -> Value {
-    json!({
-        "apiVersion": format!("{RBAC}/v1"),
-        "kind": "Role",
-        "metadata": metadata(name, Some(namespace)),
-        "rules": rules.iter().map(Rule::object).collect::<Vec<_>>(),
-    })
-}
-
-fn binding(node: &str, namespace: &str, role: &str) -> Value {
-    json!({
-        "apiVersion": format!("{RBAC}/v1"),
-        "kind": "RoleBinding",
-        "metadata": metadata(&account_name(node), Some(namespace)),
-        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": account_name(node), "namespace": NAMESPACE}],
-    })
-}
-
-fn metadata(name: &str, namespace: Option<&str>) -> Value {
-    let mut metadata = json!({"name": name, "labels": {"app.kubernetes.io/managed-by": "berth"}});
-    if let Some(namespace) = namespace {
-        metadata["namespace"] = json!(namespace);
-    }
-    metadata
+/// All objects for the shims of one node.
+fn objects(node: &str) -> Vec<Value> {
+    parse(&ACCESS.replace(NODE, node)).iter().flatten().map(YamlNode::value).collect()
 }
 
 pub fn namespace(name: &str) -> Value {
-    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata(name, None)})
-}
-
-/// What is a node's alone, the service account first.
-pub fn of_node(node: &str) -> Vec<Value> {
-    let name = account_name(node);
-    let account = json!({
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": metadata(&name, Some(NAMESPACE)),
-        "automountServiceAccountToken": false,
-    });
-    vec![
-        account,
-        role(&name, NAMESPACE, &[on_leases(), on_token(node)]),
-        binding(node, NAMESPACE, &name),
-        binding(node, DEFAULT, SHARED),
-    ]
+    let mut namespace = objects(NODE).swap_remove(0);
+    namespace["metadata"]["name"] = json!(name);
+    namespace
 }
 
 /// The Role that all nodes share.
 pub fn shared_role<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Value {
-    role(SHARED, DEFAULT, &in_default(nodes))
+    let mut role = objects(NODE).swap_remove(1);
+    let slices = nodes.into_iter().flat_map(|node| Family::ALL.map(|family| slice_name(node, family)));
+    role["rules"][2]["resourceNames"] = slices.collect();
+    role
+}
+
+/// What is a node's alone, the service account first.
+pub fn of_node(node: &str) -> Vec<Value> {
+    objects(node).split_off(2)
+}
+
+/// All that a node's shims ask for: what the Roles allow.
+pub fn requests(node: &str) -> Vec<Request> {
+    let mut requests = Vec::new();
+    for role in objects(node).iter().filter(|object| object["kind"] == "Role") {
+        for rule in items(&role["rules"]) {
+            let resource = text(&rule["resources"][0]);
+            let (resource, subresource) = resource.split_once('/').unwrap_or((&resource, ""));
+            let any = json!([""]);
+            for name in items(rule.get("resourceNames").unwrap_or(&any)) {
+                requests.extend(items(&rule["verbs"]).map(|verb| Request {
+                    namespace: text(&role["metadata"]["namespace"]),
+                    group: text(&rule["apiGroups"][0]),
+                    resource: resource.to_owned(),
+                    subresource: subresource.to_owned(),
+                    name: text(name),
+                    verb: text(verb),
+                }));
+            }
+        }
+    }
+    requests
 }
 
 /// The shared Role with one more node, if that is a change. Whatever else was in its rules is no shim's.
@@ -195,8 +121,7 @@ pub fn with_node(role: &Value, node: &str) -> Option<Value> {
 
 /// The nodes whose slices a Role names.
 fn nodes_of(role: &Value) -> BTreeSet<String> {
-    let rules = role["rules"].as_array().into_iter().flatten();
-    let names = rules.flat_map(|rule| rule["resourceNames"].as_array().into_iter().flatten());
+    let names = items(&role["rules"]).flat_map(|rule| items(&rule["resourceNames"]));
     let node = |name: &Value| {
         let (node, family) = name.as_str()?.strip_prefix("berth-")?.rsplit_once('-')?;
         matches!(family, "ipv4" | "ipv6").then(|| node.to_owned())
@@ -204,19 +129,27 @@ fn nodes_of(role: &Value) -> BTreeSet<String> {
     names.filter_map(node).collect()
 }
 
+/// Where an object is in the API.
 pub fn path(object: &Value) -> String {
-    let of = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let metadata = &object["metadata"];
-    let (api, kind) = (of(&object["apiVersion"]), of(&object["kind"]).to_ascii_lowercase());
+    let (api, kind) = (text(&object["apiVersion"]), text(&object["kind"]).to_ascii_lowercase());
     let root = if api.contains('/') { "/apis" } else { "/api" };
     let namespace = metadata["namespace"].as_str().map(|name| format!("/namespaces/{name}")).unwrap_or_default();
-    format!("{root}/{api}{namespace}/{kind}s/{}", of(&metadata["name"]))
+    format!("{root}/{api}{namespace}/{kind}s/{}", text(&metadata["name"]))
+}
+
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().into_iter().flatten()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_cluster::yaml::parse;
+    use berth_cluster::lease::NAMESPACE;
 
     /// What Deployments and DaemonSets get: the kubelet renews their token.
     const IN_CLUSTER: &str = include_str!("../../../../examples/kustomize/cluster/access.yaml");
@@ -288,13 +221,13 @@ mod tests {
 
     #[test]
     fn the_kustomize_component_has_the_same_rules() {
-        let documents: Vec<_> = parse(IN_CLUSTER).unwrap().iter().map(berth_cluster::yaml::YamlNode::value).collect();
+        let documents: Vec<_> = parse(IN_CLUSTER).unwrap().iter().map(YamlNode::value).collect();
         let roles = documents.iter().filter(|object| object["kind"] == "Role");
         let rules: Vec<_> = roles.map(|role| (role["metadata"]["namespace"].clone(), role["rules"].clone())).collect();
-        let leases = json!([on_leases().object()]);
+        let leases = json!([of_node("cp-1")[1]["rules"][0]]);
         assert_eq!(
             rules,
-            [(json!(DEFAULT), shared_role(["cp-1"])["rules"].take()), (json!(NAMESPACE), leases)],
+            [(json!("default"), shared_role(["cp-1"])["rules"].take()), (json!(NAMESPACE), leases)],
             "examples/kustomize/cluster/access.yaml"
         );
         let bindings: Vec<_> = documents.iter().filter(|object| object["kind"] == "RoleBinding").collect();
