@@ -21,9 +21,8 @@ pub(crate) type Id = (Signal, Subject);
 #[derive(Debug, Default)]
 pub(crate) struct Side {
     pub(crate) last: Sample,
-    /// The most that it had.
+    /// The largest size of the process.
     pub(crate) memory: f64,
-    pub(crate) goroutines: f64,
 }
 
 /// What came between two samples.
@@ -53,7 +52,6 @@ impl Side {
         let mut increments = Increments::default();
         let goes_on = self.last.answered && !restarted(&self.last, &sample);
         self.memory = self.memory.max(sample.memory.unwrap_or_default());
-        self.goroutines = self.goroutines.max(sample.goroutines.unwrap_or_default());
         if goes_on {
             // A series begins with its first count, but for berth's, which can begin at any time.
             let begins = |id: &Id| !matches!(id.0, Signal::EmptyConnections | Signal::FirstByte | Signal::TlsErrors);

@@ -287,16 +287,11 @@ impl Judge {
         if services.count() > 0 {
             add(Signal::Aggregation, Subject::default(), any);
         }
-        let grows = |peak: f64, now: f64, before: f64, factor: f64, pace: f64| {
-            now > factor * peak && now - before > seconds * pace.max(peak / 200.0)
-        };
         if let (Some(now), Some(before)) = (new.memory, self.new.last.memory) {
             let peak = self.old.memory.max(old.memory.unwrap_or_default());
-            add(Signal::Memory, Subject::default(), peak > 0.0 && grows(peak, now, before, 1.25, f64::from(8 << 20)));
-        }
-        if let (Some(now), Some(before)) = (new.goroutines, self.new.last.goroutines) {
-            let peak = self.old.goroutines.max(old.goroutines.unwrap_or_default());
-            add(Signal::Goroutines, Subject::default(), peak > 0.0 && grows(peak, now, before, 2.0, 100.0));
+            let pace = f64::from(8 << 20).max(peak / 200.0);
+            let grows = peak > 0.0 && now > 1.25 * peak && now - before > seconds * pace;
+            add(Signal::Memory, Subject::default(), grows);
         }
         tallies
     }
@@ -410,7 +405,7 @@ impl Judge {
             let share = |part: f64| if new.all > 0.0 { part / new.all } else { 0.0 };
             let (judgement, note) = match lacks {
                 _ if test.found => (self.bad(signal), self.quantiles(signal, subject)),
-                Some((_, which)) if new.all == 0.0 || signal == Signal::WatchCache => {
+                Some((_, which)) if new.all == 0.0 => {
                     (Judgement::NotCompared, format!("the {which} one has no {}", signal.metric()))
                 }
                 _ if new.all == 0.0 => (Judgement::NotCompared, "nothing that both had".to_owned()),

@@ -5,12 +5,11 @@
 //!
 //! | metrics | where in kubernetes/kubernetes, below staging/src/k8s.io |
 //! | --- | --- |
-//! | `apiserver_request_total`, `…_request_duration_seconds` (buckets from 5 ms), `…_request_sli_duration_seconds` (from 50 ms, without webhooks and queueing), `…_request_aborts_total`, `…_tls_handshake_errors_total`, `apiserver_longrunning_requests` | apiserver/pkg/endpoints/metrics/metrics.go |
+//! | `apiserver_request_total`, `…_request_duration_seconds` (buckets from 5 ms), `…_request_aborts_total`, `…_tls_handshake_errors_total`, `apiserver_longrunning_requests` | apiserver/pkg/endpoints/metrics/metrics.go |
 //! | `apiserver_flowcontrol_{rejected,dispatched}_requests_total`, `…_current_executing_seats`, `…_current_limit_seats` | apiserver/pkg/util/flowcontrol/metrics/metrics.go |
 //! | `apiserver_admission_webhook_admission_duration_seconds`, `…_rejection_count`, `…_fail_open_count` | apiserver/pkg/admission/metrics/metrics.go |
 //! | `etcd_requests_total`, `etcd_request_errors_total`, `apiserver_storage_decode_errors_total` | apiserver/pkg/storage/etcd3/metrics/metrics.go |
 //! | `apiserver_storage_transformation_operations_total` | apiserver/pkg/storage/value/metrics.go |
-//! | `apiserver_audit_event_total`, `apiserver_audit_error_total` | apiserver/pkg/audit/metrics.go |
 //! | `aggregator_unavailable_apiservice` | kube-aggregator/pkg/controllers/status/metrics/metrics.go |
 //!
 //! What is in that source and not in the names:
@@ -30,7 +29,9 @@
 //!   answers 404 and counts nothing, nor does apiextensions for an unknown version. So a missing API is seen in what
 //!   the instances serve, which the caller asks them for; a 404 in `apiserver_request_total` is of a resource that is
 //!   served, and compared for lists and watches, which do not name an object that may be gone.
-//! - Neither version has `apiserver_watch_cache_initialization_errors_total`; later ones do.
+//!
+//! Left out: `…_request_sli_duration_seconds`, which finds what `latency` finds; the number of goroutines, whose leak is one of memory;
+//! `apiserver_audit_error_total`, which no client meets.
 
 use crate::histogram::Histogram;
 use crate::metrics;
@@ -53,8 +54,6 @@ pub enum Signal {
     NotFound,
     /// Requests that took more than twice the time in which the old instance answers 95 of 100.
     Latency,
-    /// Requests that took longer than SIG Scalability's objective: 1 s for one object, else 30 s.
-    Objective,
     /// Requests that were rejected while seats were free.
     Rejections,
     WebhookErrors,
@@ -67,14 +66,11 @@ pub enum Signal {
     Aggregation,
     Aborts,
     TlsErrors,
-    AuditErrors,
-    WatchCache,
     /// Connections that ended without a byte of the instance, by berth's count.
     EmptyConnections,
     /// Time to the instance's first byte, by berth's count.
     FirstByte,
     Memory,
-    Goroutines,
     Restart,
     /// The instance does not answer berth.
     NoAnswer,
@@ -84,11 +80,10 @@ pub enum Signal {
 
 impl Signal {
     /// All that are compared by [`crate::sequential`].
-    pub const COMPARED: [Self; 19] = [
+    pub const COMPARED: [Self; 15] = [
         Self::Errors,
         Self::NotFound,
         Self::Latency,
-        Self::Objective,
         Self::Rejections,
         Self::WebhookErrors,
         Self::WebhookLatency,
@@ -98,22 +93,19 @@ impl Signal {
         Self::Aggregation,
         Self::Aborts,
         Self::TlsErrors,
-        Self::AuditErrors,
-        Self::WatchCache,
         Self::EmptyConnections,
         Self::FirstByte,
         Self::Memory,
-        Self::Goroutines,
     ];
 
     /// How long something takes.
     pub fn is_time(self) -> bool {
-        matches!(self, Self::Latency | Self::Objective | Self::WebhookLatency | Self::FirstByte)
+        matches!(self, Self::Latency | Self::WebhookLatency | Self::FirstByte)
     }
 
     /// What is no count of requests or connections.
     pub(crate) fn is_state(self) -> bool {
-        matches!(self, Self::Aggregation | Self::Memory | Self::Goroutines)
+        matches!(self, Self::Aggregation | Self::Memory)
     }
 
     /// The smallest effect that matters, as a share of requests.
@@ -121,17 +113,17 @@ impl Signal {
         match self {
             Self::Latency | Self::FirstByte | Self::Rejections | Self::TlsErrors => 0.10,
             Self::WebhookLatency => 0.15,
-            Self::Aggregation | Self::Memory | Self::Goroutines => 0.10,
+            Self::Aggregation | Self::Memory => 0.10,
             Self::NotFound | Self::WebhookErrors | Self::EmptyConnections => 0.05,
             _ => 0.02,
         }
     }
 
-    /// Its part of the probability of a false alarm: half is for the four that tell most, 15 others share the rest.
+    /// Its part of the probability of a false alarm: half is for the four that tell most, 11 others share the rest.
     pub fn weight(self) -> f64 {
         match self {
             Self::Errors | Self::Latency | Self::EmptyConnections | Self::FirstByte => 1.0 / 8.0,
-            _ => 1.0 / 30.0,
+            _ => 1.0 / 22.0,
         }
     }
 
@@ -141,7 +133,6 @@ impl Signal {
         match self {
             Self::Errors | Self::NotFound | Self::Aborts => "apiserver_request_total",
             Self::Latency => "apiserver_request_duration_seconds_bucket",
-            Self::Objective => "apiserver_request_sli_duration_seconds_bucket",
             Self::Rejections => "apiserver_flowcontrol_dispatched_requests_total",
             Self::WebhookErrors | Self::WebhookLatency => {
                 "apiserver_admission_webhook_admission_duration_seconds_bucket"
@@ -150,10 +141,7 @@ impl Signal {
             Self::Encryption => "apiserver_storage_transformation_operations_total",
             Self::Aggregation => "aggregator_unavailable_apiservice",
             Self::TlsErrors => "apiserver_tls_handshake_errors_total",
-            Self::AuditErrors => "apiserver_audit_event_total",
-            Self::WatchCache => "apiserver_watch_cache_initialization_errors_total",
             Self::Memory => "process_resident_memory_bytes",
-            Self::Goroutines => "go_goroutines",
             Self::Restart => "process_start_time_seconds",
             Self::EmptyConnections | Self::FirstByte => "berth's count of connections",
             Self::NoAnswer => "/metrics",
@@ -258,7 +246,6 @@ pub struct Sample {
     /// By APIService: whether it is unavailable.
     pub(crate) unavailable: BTreeMap<String, bool>,
     pub(crate) memory: Option<f64>,
-    pub(crate) goroutines: Option<f64>,
     /// Requests by `group/version`, as [`Sample::serves`] has it.
     pub(crate) requests: BTreeMap<String, f64>,
     /// Those of them that are open now, which are watches: a controller's may be days old.
@@ -321,14 +308,6 @@ impl Sample {
             "request_duration_seconds_bucket" if !is_long(line) => {
                 self.bucket(Signal::Latency, Subject::of(line), line);
             }
-            "request_sli_duration_seconds_bucket" if !is_long(line) => {
-                let objective = if line.label("scope") == "resource" { "1" } else { "30" };
-                match line.label("le") {
-                    "+Inf" => self.count(Signal::Objective, Subject::of(line), value, value),
-                    bound if bound == objective => self.count(Signal::Objective, Subject::of(line), -value, 0.0),
-                    _ => {}
-                }
-            }
             "request_aborts_total" => self.count(Signal::Aborts, Subject::of(line), value, value),
             "tls_handshake_errors_total" => self.count(Signal::TlsErrors, all, value, 0.0),
             "flowcontrol_rejected_requests_total" => self.count(Signal::Rejections, level(line), value, value),
@@ -351,26 +330,21 @@ impl Sample {
             }
             "etcd_requests_total" => {
                 self.count(Signal::EtcdErrors, Subject::verb(line.label("operation")), 0.0, value);
-                self.count(Signal::Decoding, all.clone(), 0.0, value);
-                self.count(Signal::WatchCache, all, 0.0, value);
+                self.count(Signal::Decoding, all, 0.0, value);
             }
             "etcd_request_errors_total" => {
                 self.count(Signal::EtcdErrors, Subject::verb(line.label("operation")), value, 0.0);
             }
             "storage_decode_errors_total" => self.count(Signal::Decoding, all, value, 0.0),
-            "watch_cache_initialization_errors_total" => self.count(Signal::WatchCache, all, value, 0.0),
             "storage_transformation_operations_total" => {
                 let bad = if line.label("status") == "OK" { 0.0 } else { value };
                 self.count(Signal::Encryption, Subject::verb(line.label("transformation_type")), bad, value);
             }
-            "audit_event_total" => self.count(Signal::AuditErrors, all, 0.0, value),
-            "audit_error_total" => self.count(Signal::AuditErrors, all, value, 0.0),
             "aggregator_unavailable_apiservice" => {
                 self.unavailable.insert(line.label("name").into(), value > 0.0);
             }
             "process_start_time_seconds" => self.started = Some(value),
             "process_resident_memory_bytes" => self.memory = Some(value),
-            "go_goroutines" => self.goroutines = Some(value),
             _ => {}
         }
     }
@@ -399,8 +373,10 @@ impl Sample {
 fn is_wanted(name: &str) -> bool {
     name.starts_with("apiserver_")
         || name.starts_with("etcd_request")
-        || matches!(name, "aggregator_unavailable_apiservice" | "go_goroutines")
-        || matches!(name, "process_start_time_seconds" | "process_resident_memory_bytes")
+        || matches!(
+            name,
+            "aggregator_unavailable_apiservice" | "process_start_time_seconds" | "process_resident_memory_bytes"
+        )
 }
 
 /// How long a watch takes, or a shell in a pod, says nothing of the instance.
@@ -435,9 +411,6 @@ apiserver_request_duration_seconds_bucket{component="apiserver",dry_run="",group
 apiserver_request_duration_seconds_bucket{component="apiserver",dry_run="",group="apps",resource="deployments",scope="cluster",subresource="",verb="LIST",version="v1",le="+Inf"} 9
 apiserver_request_duration_seconds_bucket{component="apiserver",dry_run="",group="apps",resource="deployments",scope="cluster",subresource="",verb="LIST",version="v1beta1",le="+Inf"} 1
 apiserver_request_duration_seconds_bucket{component="apiserver",dry_run="",group="",resource="pods",scope="cluster",subresource="",verb="WATCH",version="v1",le="+Inf"} 5
-apiserver_request_sli_duration_seconds_bucket{component="apiserver",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1",le="1"} 5
-apiserver_request_sli_duration_seconds_bucket{component="apiserver",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1",le="30"} 6
-apiserver_request_sli_duration_seconds_bucket{component="apiserver",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1",le="+Inf"} 7
 apiserver_flowcontrol_current_executing_seats{flow_schema="probes",priority_level="exempt"} 2
 apiserver_flowcontrol_current_executing_seats{flow_schema="system-leader-election",priority_level="exempt"} 3
 apiserver_flowcontrol_current_limit_seats{priority_level="exempt"} 9
@@ -468,7 +441,6 @@ process_start_time_seconds 1.76414e+09
         // A rejection is no error, and a probe no request.
         assert_eq!(counts(Signal::Errors, "PATCH", "pods/status", "resource"), Some((0.0, 3.0)));
         assert_eq!(counts(Signal::Errors, "GET", "/readyz", ""), None);
-        assert_eq!(counts(Signal::Objective, "GET", "pods", "resource"), Some((2.0, 7.0)));
         assert_eq!(counts(Signal::EtcdErrors, "get", "", ""), Some((1.0, 8.0)));
         // Versions add up, and watches are left out.
         let times: Vec<_> = sample.histograms.values().map(Histogram::total).collect();

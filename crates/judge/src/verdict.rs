@@ -95,7 +95,7 @@ mod tests {
         };
         let rows = vec![
             row(Signal::Latency, "all", Judgement::Good, "95th percentile 0.010 s, old 0.009 s"),
-            row(Signal::Objective, "all", Judgement::NotCompared, "nothing that both had"),
+            row(Signal::Aborts, "all", Judgement::NotCompared, "nothing that both had"),
             row(Signal::Errors, "LIST pods", Judgement::Bad, ""),
         ];
         let verdict = Verdict { outcome: Outcome::Bad, rows, lacking: Vec::new(), intervals: 12, left_out: 0 };
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(words[0], ["signal", "of", "compared", "old", "new", "limit", "verdict"]);
         assert_eq!(words[1].join(" "), "errors LIST pods 120 0.0 % 50.0 % 2.1 % bad");
         assert_eq!(words[2].join(" "), "latency all 120 0.0 % 50.0 % 2.1 % good: 95th percentile 0.010 s, old 0.009 s");
-        assert_eq!(words[3].join(" "), "not compared: objective (nothing that both had)");
+        assert_eq!(words[3].join(" "), "not compared: aborts (nothing that both had)");
         assert!(table.lines().take(3).all(|line| line.len() >= 90), "{table}");
     }
 }

@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use tokio::runtime::Handle;
 
 /// Upper bounds of histograms' buckets, in seconds: some of kube-apiserver's.
 const BOUNDS: [f64; 14] = [0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
 
-const TIMES: [&str; 2] = ["apiserver_request_duration_seconds_bucket", "apiserver_request_sli_duration_seconds_bucket"];
+const TIMES: &str = "apiserver_request_duration_seconds_bucket";
 
 const WEBHOOK_TIMES: &str = "apiserver_admission_webhook_admission_duration_seconds_bucket";
 
@@ -27,7 +26,7 @@ impl Metrics {
     pub(super) fn request(&self, labels: &str, code: u16, took: Duration) {
         self.count("apiserver_request_total", &format!("{labels},code=\"{code}\""));
         if !labels.contains("WATCH") {
-            TIMES.iter().for_each(|name| self.time(name, labels, took));
+            self.time(TIMES, labels, took);
         }
     }
 
@@ -62,8 +61,6 @@ impl Metrics {
         for (name, _, value) in berth_os::process::usage() {
             let _ = writeln!(page, "{name} {value}");
         }
-        // Its tasks are what goroutines are there.
-        let _ = writeln!(page, "go_goroutines {}", Handle::current().metrics().num_alive_tasks());
         page
     }
 }
@@ -90,7 +87,7 @@ mod tests {
         assert_eq!(value(requests, &["verb", "LIST", "code", "500", "resource", "secrets"]), (Some(2.0), 0));
         assert_eq!(value(requests, &["verb", "WATCH", "code", "200"]), (Some(1.0), 0));
         for (bound, count) in [("0.005", 1.0), ("0.025", 1.0), ("0.05", 2.0), ("+Inf", 2.0)] {
-            assert_eq!(value(TIMES[0], &["le", bound]), (Some(count), 0), "{bound}");
+            assert_eq!(value(TIMES, &["le", bound]), (Some(count), 0), "{bound}");
         }
         assert_eq!(value(WEBHOOK_TIMES, &["name", "w", "rejected", "true", "le", "+Inf"]), (Some(1.0), 0));
         let rejected = "apiserver_admission_webhook_rejection_count";
