@@ -1,7 +1,6 @@
 //! `berth inject`, `eject`, `doctor` and `upgrade`.
 
 use berth_node::terms::Speedup;
-use berth_operate::doctor::release::Release;
 use berth_operate::manifest::inject::Sidecar;
 use berth_operate::upgrade::judge::{Signal, Undecided};
 use berth_options::place::ADDRESSES;
@@ -131,16 +130,8 @@ pub struct DoctorArgs {
     #[command(flatten)]
     pub kept: KeptArgs,
     /// Check the cluster too, with this kubeconfig: whether all control-plane nodes have one secure port
-    /// [default with --to: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Check what an upgrade to this release of Kubernetes, such as v1.36, finds in its way: clients, objects, nodes and flags. A manifest in the
-    /// kubelet's directory is checked with this node then
-    #[arg(long, env = "BERTH_TO", value_name = "RELEASE")]
-    pub to: Option<Release>,
-    /// The kube-apiserver of that release, to ask for the flags that it knows [default: on the node, the one on PATH]
-    #[arg(long, env = "BERTH_APISERVER", value_name = "FILE", requires = "to")]
-    pub apiserver: Option<PathBuf>,
     /// Which errors do not count.
     #[command(flatten)]
     pub excused: ExcusedArgs,

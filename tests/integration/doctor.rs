@@ -1,10 +1,9 @@
 //! `berth doctor` as an operator runs it: exit statuses, both forms of its output, and what it sees of a node
 //! and a cluster.
 
-use crate::support::cluster::Cluster;
 use crate::support::process::{self, input, output_of};
 use crate::support::tls::{Api, Ca};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
@@ -188,134 +187,4 @@ fn the_cluster_has_the_ports_of_the_others() {
     assert_eq!(found(&done.out), ["not-checked"]);
     let done = berth(temp.path(), &["doctor", "-", "--kubeconfig", "none"], &ailing());
     assert!(done.status == Some(1) && done.err.contains("none"), "{}", done.err);
-}
-
-/// Of one control-plane node of v1.35, which is ready for v1.36.
-fn ready_for_release() -> Cluster {
-    let cluster = Cluster::of(&["127.0.0.1".parse().unwrap()]);
-    let pod = |component: &str, image: &str| json!({"metadata": {"name": component, "labels": {"component": component}}, "spec": {"containers": [{"image": image}]}});
-    for (path, items) in [
-        ("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", json!([])),
-        ("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations", json!([])),
-        ("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", json!([])),
-        ("/apis/apiregistration.k8s.io/v1/apiservices", json!([{"metadata": {"name": "v1.apps"}, "spec": {}}])),
-        (
-            "/api/v1/nodes",
-            json!([{"metadata": {"name": "cp-1"}, "status": {"nodeInfo": {
-            "kubeletVersion": "v1.35.4", "containerRuntimeVersion": "containerd://2.1.4"}}}]),
-        ),
-        (
-            "/api/v1/namespaces/kube-system/pods",
-            json!([
-                pod("etcd", "registry.k8s.io/etcd:3.6.8-0"),
-                pod("kube-controller-manager", "registry.k8s.io/kube-controller-manager:v1.35.4"),
-                pod("kube-scheduler", "registry.k8s.io/kube-scheduler:v1.35.4"),
-            ]),
-        ),
-    ] {
-        cluster.objects.set(path, Some(json!({"items": items})));
-    }
-    cluster.objects.set("/version", Some(json!({"gitVersion": "v1.35.4"})));
-    let texts = [("/metrics", "up 1\n"), ("/api/v1/nodes/cp-1/proxy/metrics", "kubelet_cgroup_version 2\n")];
-    cluster.texts.lock().unwrap().extend(texts.map(|(path, text)| (path.to_owned(), text.to_owned())));
-    cluster
-}
-
-/// `berth doctor --to RELEASE`, with the stand-in for the release's kube-apiserver.
-fn to(release: &str, cluster: &Cluster, manifest: &str) -> Done {
-    let kubeconfig = cluster.kubeconfig();
-    let apiserver = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/doctor/kube-apiserver");
-    let (kubeconfig, apiserver) = (kubeconfig.to_str().unwrap(), apiserver.to_str().unwrap());
-    let options = ["doctor", "-", "--json", "--to", release, "--kubeconfig", kubeconfig, "--apiserver", apiserver];
-    berth(Path::new("."), &options, manifest)
-}
-
-#[test]
-fn a_cluster_that_is_ready_for_a_release_has_no_finding() {
-    let done = to("v1.36.3", &ready_for_release(), &injected());
-    assert_eq!((done.status, found(&done.out), done.err.as_str()), (Some(0), vec![], ""), "{}", done.out);
-}
-
-#[test]
-fn whatever_is_in_a_releases_way_is_found() {
-    let cluster = ready_for_release();
-    let service = json!({"service": {"namespace": "n", "name": "gone"}});
-    let items = |items: Value| Some(json!({"items": items}));
-    let objects = &cluster.objects;
-    objects.set("/apis/discovery.k8s.io/v1/namespaces/n/endpointslices", items(json!([])));
-    objects.set("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", items(json!([{"metadata": {"name": "a.example"},
-        "spec": {"versions": [{"name": "v1", "served": true}], "conversion": {"strategy": "Webhook", "webhook": {"clientConfig": service}}},
-        "status": {"storedVersions": ["v1", "v1beta1"]}}])));
-    objects.set("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", items(json!([
-        {"metadata": {"name": "w"}, "webhooks": [{"name": "w.example", "failurePolicy": "Fail", "clientConfig": service}]}])));
-    objects.set(
-        "/apis/apiregistration.k8s.io/v1/apiservices",
-        items(json!([{"metadata": {"name": "v1.m"}, "spec": service}])),
-    );
-    let node = |name: &str| json!({"metadata": {"name": name}, "status": {"nodeInfo": {"kubeletVersion": "v1.32.0", "containerRuntimeVersion": "containerd://1.7.27"}}});
-    objects.set("/api/v1/nodes", items(json!([node("cp-1"), node("silent")])));
-    let etcd = |name: &str| json!({"metadata": {"name": name, "labels": {"component": "etcd"}}, "spec": {"containers": [{"image": "r/etcd:3.5.16-0"}]}});
-    objects.set("/api/v1/namespaces/kube-system/pods", items(json!([etcd("etcd-cp-1"), etcd("etcd-cp-2")])));
-    let removed = r#"group="g",version="v1beta1",resource="r",subresource="""#;
-    let metrics = format!(
-        "apiserver_requested_deprecated_apis{{{removed},removed_release=\"1.36\"}} 1\napiserver_request_total{{{removed},verb=\"LIST\"}} 3\n"
-    );
-    let texts = [("/metrics", metrics.as_str()), ("/api/v1/nodes/cp-1/proxy/metrics", "kubelet_cgroup_version 1\n")];
-    cluster.texts.lock().unwrap().extend(texts.map(|(path, text)| (path.to_owned(), text.to_owned())));
-    let manifest = KUBEADM.replace("    - --secure-port=6443\n", "    - --secure-port=6443\n    - --cloud-provider=x\n    - --default-watch-cache-size=1\n    - --feature-gates=Good=true,NoSuchGate=true\n    - --peer-ca-file=/ca\n");
-    let done = to("1.36", &cluster, &manifest);
-    assert_eq!((done.status, done.err.as_str()), (Some(1), ""), "{}", done.out);
-    let mut ids = found(&done.out);
-    ids.retain(|id| {
-        !["not-behind-berth", "inject-refuses", "probe-on-shared-port", "declared-ports"].contains(&id.as_str())
-    });
-    ids.sort();
-    let all = [
-        "admission-webhook",
-        "api-removed",
-        "api-service",
-        "cgroup-v1",
-        "component-skew",
-        "containerd-1",
-        "conversion-webhook",
-        "crd-stored-version",
-        "etcd-learner",
-        "etcd-learner",
-        "not-checked",
-        "peer-proxy",
-        "unknown-flag",
-        "unknown-flag",
-    ];
-    assert_eq!(ids, all, "{}", done.out);
-    for told in [
-        "3 requests",
-        "g/v1beta1/r",
-        "--cloud-provider",
-        "unrecognized feature gate: NoSuchGate",
-        "version of silent",
-        "nodes cp-1, silent",
-    ] {
-        assert!(done.out.contains(told), "{told}: {}", done.out);
-    }
-}
-
-#[test]
-fn what_can_be_said_of_a_release_is_said() {
-    let cluster = ready_for_release();
-    // It is not there yet, nor is its kube-apiserver here.
-    let done = to("v1.99", &cluster, &injected());
-    assert_eq!(
-        (done.status, found(&done.out)),
-        (Some(1), vec!["component-skew".to_owned(); 4].into_iter().chain(["not-checked".to_owned()]).collect()),
-        "{}",
-        done.out
-    );
-    assert!(done.out.contains("kube-apiserver is v1.36)"), "{}", done.out);
-    cluster.objects.set("/version", None);
-    let done = to("v1.36", &cluster, &injected());
-    assert_eq!((done.status, found(&done.out)), (Some(0), vec!["not-checked".to_owned()]), "{}", done.out);
-    for wrong in ["1", "latest", "v1.36.3.4"] {
-        let done = to(wrong, &cluster, &injected());
-        assert!(done.status == Some(64) && done.err.contains("give one such as v1.36"), "{wrong}: {}", done.err);
-    }
 }

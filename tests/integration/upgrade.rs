@@ -690,23 +690,6 @@ fn the_node_is_in_the_service_until_the_upgrade_ends() {
     assert_eq!((code, cluster.objects.get(&path)), (Some(0), None), "{log}");
 }
 
-/// What doctor would refuse the release for is a warning here: the operator knows the cluster.
-#[test]
-fn what_is_in_the_way_of_the_release_is_a_warning() {
-    let node = Node::new("v1");
-    let _kubelet = Kubelet::start(&node);
-    node.until_joined();
-    let cluster = Cluster::of(&[node.listen.ip()]);
-    let old = json!({"metadata": {"name": "w-1"}, "status": {"nodeInfo": {"kubeletVersion": "v1.32.0"}}});
-    cluster.objects.set("/api/v1/nodes", Some(json!({"items": [old]})));
-    let new = node.new_manifest("v1.36");
-    let (code, steps, log) =
-        output_of(&mut node.upgrade_in(&cluster, &["--dry-run", "--manifest", new.to_str().unwrap()]));
-    assert!(code == Some(0) && steps.contains("8"), "{log}");
-    let told = "warning[component-skew]: kubelets are v1.32: with kube-apiserver v1.36, a kubelet may be three minor versions older\n  --> nodes w-1\n";
-    assert!(log.contains(told) && !log.contains("not-checked"), "{log}");
-}
-
 /// An upgrade that was killed in the middle keeps the others out until it is brought to its end, or its lock is broken.
 #[test]
 fn two_nodes_are_never_upgraded_at_once() {

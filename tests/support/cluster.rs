@@ -5,7 +5,6 @@ use berth_testing::{Objects, answer, authority, issue, serve_as};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -20,8 +19,6 @@ pub(crate) struct Cluster {
     /// A certificate of its CA for an instance, and its key.
     pub(crate) instance: (String, String),
     pub(crate) objects: Objects,
-    /// Answers by their paths that are no objects, such as metrics.
-    pub(crate) texts: Arc<Mutex<BTreeMap<String, String>>>,
     /// What it answers to requests for Leases, if not these.
     pub(crate) no_leases: Arc<Mutex<Option<&'static str>>>,
 }
@@ -40,21 +37,13 @@ impl Cluster {
         let instance = issue(&ca, &["kubernetes"]);
         let no_leases = Arc::<Mutex<Option<&str>>>::default();
         let refuses = no_leases.clone();
-        let texts = Arc::<Mutex<BTreeMap<String, String>>>::default();
-        let known = texts.clone();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let at = ([127, 0, 0, 1], 0).into();
                 let server = serve_as(&ca, at, "127.0.0.1", move |request| match *refuses.lock().unwrap() {
                     Some(status) if request.contains("/leases") => answer(status, "{}"),
-                    _ => {
-                        let path = request.split(' ').nth(1).and_then(|path| path.strip_prefix("/k"));
-                        match path.and_then(|path| known.lock().unwrap().get(path).cloned()) {
-                            Some(text) => answer("200 OK", &text),
-                            None => answers.answer(request),
-                        }
-                    }
+                    _ => answers.answer(request),
                 });
                 let mut server = server.await;
                 tell.send(server.access).unwrap();
@@ -69,7 +58,7 @@ impl Cluster {
             access.server
         );
         fs::write(temp.path().join(KUBECONFIG), text).unwrap();
-        Self { temp, instance, objects, texts, no_leases }
+        Self { temp, instance, objects, no_leases }
     }
 
     pub(crate) fn ca(&self) -> CertificateDer<'static> {

@@ -31,9 +31,6 @@ const BODY_LIMIT: usize = 4 << 20;
 /// Longest text or page of a list that is read: the metrics of an apiserver in a large cluster are some 10 MB.
 const TEXT_LIMIT: usize = 64 << 20;
 
-/// Most objects in a page of a list.
-const PAGE: usize = 100;
-
 /// Longest message of an apiserver that is repeated, in characters.
 const MESSAGE_LIMIT: usize = 500;
 
@@ -212,28 +209,6 @@ impl Client {
     pub async fn text(&self, path: &str) -> Result<String, Error> {
         let body = self.body(Ask::get(path), TEXT_LIMIT).await?;
         String::from_utf8(body.into()).map_err(|_| self.unreachable(format!("its response to GET {path} is no UTF-8")))
-    }
-
-    /// Reads all items of a list, page by page.
-    ///
-    /// # Errors
-    /// See [`Error`].
-    pub async fn list(&self, path: &str) -> Result<Vec<Value>, Error> {
-        let first = if path.contains('?') { '&' } else { '?' };
-        let (mut items, mut token) = (Vec::new(), String::new());
-        loop {
-            let page = format!("{path}{first}limit={PAGE}{token}");
-            let body = self.body(Ask::get(&page), TEXT_LIMIT).await?;
-            let Value::Object(mut list) = self.json(&Method::GET, path, &body)? else { return Ok(items) };
-            if let Some(Value::Array(more)) = list.remove("items") {
-                items.extend(more);
-            }
-            let next = list.get("metadata").and_then(|meta| meta["continue"].as_str());
-            match next.filter(|next| !next.is_empty()) {
-                Some(next) => token = format!("&continue={next}"),
-                None => return Ok(items),
-            }
-        }
     }
 
     /// Replaces an object; with its `resourceVersion`, only if it is still the one that was read.

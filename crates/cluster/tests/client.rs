@@ -47,21 +47,16 @@ async fn another_address_is_dialled_with_the_same_credentials() {
 }
 
 #[tokio::test]
-async fn lists_are_read_by_pages_and_texts_as_they_are() {
-    let pages = |request: &str| match request.split(' ').nth(1).unwrap_or_default() {
-        "/k/list?a=b&limit=100" => answer("200 OK", r#"{"metadata":{"continue":"next"},"items":[{"n":1}]}"#),
-        "/k/list?a=b&limit=100&continue=next" => answer("200 OK", r#"{"metadata":{"continue":""},"items":[{"n":2}]}"#),
-        "/k/empty?limit=100" => answer("200 OK", "{}"),
+async fn texts_are_read_as_they_are() {
+    let texts = |request: &str| match request.split(' ').nth(1).unwrap_or_default() {
         "/k/metrics" => answer("200 OK", "up 1\n"),
         "/k/readyz" => answer("200 OK", "ok"),
         _ => answer("410 Gone", "{}"),
     };
-    let server = serve_with(pages).await;
+    let server = serve_with(texts).await;
     let client = Client::new(&server.access).unwrap();
-    assert_eq!(client.list("/list?a=b").await.unwrap(), [json!({"n": 1}), json!({"n": 2})]);
-    assert_eq!(client.list("/empty").await.unwrap(), [json!(null); 0]);
     assert_eq!(client.text("/metrics").await.unwrap(), "up 1\n");
-    assert_eq!(client.list("/gone").await.unwrap_err().status(), Some(StatusCode::GONE));
+    assert_eq!(client.text("/gone").await.unwrap_err().status(), Some(StatusCode::GONE));
     // Another node's certificate is not for the kubeconfig's name.
     assert!(client.clone().named("127.0.0.1").unwrap().ready().await);
     assert!(!client.clone().named("kubernetes").unwrap().ready().await && client.named("a b").is_err());

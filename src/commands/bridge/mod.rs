@@ -18,7 +18,6 @@ use berth_operate::bridge::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use berth_operate::bridge::preflight::preflight;
 use berth_operate::bridge::{DIRECTORY, cgroup, logs};
 use berth_operate::command::find;
-use berth_operate::doctor::release::Release;
 use berth_operate::report::Refusal;
 use berth_operate::upgrade::logs::end_of;
 use berth_operate::wait::until;
@@ -227,7 +226,6 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
             directory,
             admin,
             kubeconfig: args.kubeconfig.clone(),
-            to: run.and_then(Release::named),
         }),
         _ => None,
     };

@@ -4,7 +4,6 @@ use super::etcd::{EtcdMode, EtcdPlan};
 use super::localhost::Localhost;
 use super::machine::{Limits, OnFailure};
 use super::pod::RunningPod;
-use crate::doctor::release::Release;
 use crate::service::ServiceKeeper;
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::given_or_admin;
@@ -41,8 +40,6 @@ pub struct BridgeOptions {
     pub admin: Option<SocketAddr>,
     /// An admin's kubeconfig, for the Service; none: kubeadm's, if it exists.
     pub kubeconfig: Option<PathBuf>,
-    /// The release that COMMAND names; none: that of the manifest.
-    pub to: Option<Release>,
 }
 
 impl BridgeOptions {

@@ -73,8 +73,8 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     report.ok("", directory(&options.directory));
     surroundings::logs(&options.directory, &mut report);
     surroundings::steering(&mut report);
-    if let RunningInstance::Pod { manifest } = &options.running {
-        surroundings::manifest(manifest, &options, &mut report).await;
+    if matches!(options.running, RunningInstance::Pod { .. }) {
+        surroundings::upgrade(&mut report);
     }
     match steering::self_test().await {
         Err(error) => report.error(format!("steering: {error}")),

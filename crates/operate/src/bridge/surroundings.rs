@@ -1,9 +1,6 @@
 //! Other conditions on the node that prevent a bridge, or that the operator should know.
 
-use super::plan::BridgeOptions;
 use crate::doctor::node;
-use crate::doctor::release::{Question, Release, warnings};
-use crate::manifest::{Manifest, file};
 use crate::report::Report;
 use crate::upgrade::state;
 use berth_os::bpf::{self, Attached, Purpose};
@@ -90,19 +87,11 @@ pub(super) fn clients(port: u16, report: &mut Report) {
     }
 }
 
-/// An upgrade that is under way, and what a new release finds in its way.
-pub(super) async fn manifest(path: &Path, options: &BridgeOptions, report: &mut Report) {
+/// Reports an upgrade that is under way.
+pub(super) fn upgrade(report: &mut Report) {
     let directory = Path::new(state::DIRECTORY);
     if let Some(upgrade) = state::interrupted(directory) {
         report.error(format!("{upgrade}: bring it to its end with `berth upgrade` first"));
-    }
-    // That it cannot be read has been reported.
-    let Some(manifest) = file::read(path).ok().and_then(|text| Manifest::parse(&text).ok()) else { return };
-    let name = path.display().to_string();
-    if let (Some(client), Some(to)) = (&options.client(), options.to.or(Release::of(&manifest))) {
-        let (manifest, root) = (&manifest, Some(Path::new("/")));
-        let found = warnings(Question { to, client: Some(client), name: &name, manifest, root, binary: None }).await;
-        found.for_each(|finding| report.push(finding));
     }
 }
 

@@ -73,17 +73,6 @@ checks! {
     BERTH_VERSION, Warning, "berth-version", "running shims are at most one minor version away";
     SHIMS_UNCONNECTED, Error, "shims-unconnected", "running shims have a connection to each of their siblings";
     UPGRADE_INTERRUPTED, Warning, "upgrade-interrupted", "no `berth upgrade` was interrupted";
-    // A release.
-    API_REMOVED, Error, "api-removed", "no client asks for an API that the release does not serve any more";
-    CRD_STORED_VERSION, Warning, "crd-stored-version", "a CRD serves each version in which its objects are stored";
-    CONVERSION_WEBHOOK, Error, "conversion-webhook", "the Service of a CRD's conversion webhook has a ready endpoint";
-    ADMISSION_WEBHOOK, Error, "admission-webhook", "the Service of an admission webhook with `failurePolicy: Fail` has a ready endpoint";
-    API_SERVICE, Warning, "api-service", "the Service of an APIService has a ready endpoint";
-    COMPONENT_SKEW, Error, "component-skew", "kubelets, controller-managers, schedulers and the other kube-apiservers have versions that may be beside the release";
-    CGROUP_V1, Error, "cgroup-v1", "no kubelet is on cgroup v1, for a release from 1.35 on; one that is of 1.35 or newer already is a warning";
-    CONTAINERD_1, Error, "containerd-1", "no node has containerd 1.x, for a release from 1.38 on; for 1.36 and 1.37 a warning";
-    ETCD_LEARNER, Error, "etcd-learner", "of several members of etcd none has a version whose learners are lost by an upgrade; where only a restart or a snapshot can do it, a warning";
-    UNKNOWN_FLAG, Error, "unknown-flag", "the release's kube-apiserver knows each flag and feature gate of the manifest";
     // The cluster.
     SECURE_PORTS, Error, "secure-ports", "all control-plane nodes have one secure port, as the Service `kubernetes` shows them";
     BRIDGE_SLICE, Warning, "bridge-slice", "no bridge or upgrade that has ended has left its EndpointSlice in the Service `kubernetes`";

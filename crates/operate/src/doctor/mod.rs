@@ -2,8 +2,7 @@
 //! finding has its place, its cause and its fix.
 //!
 //! [`examine`] is pure: it judges a [`Case`], which is the manifest and whatever else is known. What is to be
-//! known besides the text is gathered by [`beside`], [`node`] and [`cluster`]. What stands before a release of Kubernetes is
-//! looked for by [`release`], which asks as it goes. Every check is in one table, [`CHECKS`], which `docs/doctor.md` repeats.
+//! known besides the text is gathered by [`beside`], [`node`] and [`cluster`]. Every check is in one table, [`CHECKS`], which `docs/doctor.md` repeats.
 //!
 //! What `berth inject` would change in a manifest is checked by its own rules ([`crate::manifest::inject::judge`]), so that each rule
 //! exists once.
@@ -16,7 +15,6 @@ mod manifest;
 pub mod node;
 mod options;
 mod pair;
-pub mod release;
 pub mod text;
 
 use crate::manifest::Manifest;

@@ -11,7 +11,6 @@ use super::pod::{self, ApiserverPod, EMULATION};
 use super::progress::Progress;
 use super::state::{self, Emulated, State, Store};
 use crate::doctor::cluster::Cluster;
-use crate::doctor::release::{Question, Release, warnings};
 use crate::doctor::{Case, beside, examine, node, text};
 use crate::manifest::file::{Access, Backups, is_in, read};
 use crate::manifest::{Manifest, Problem};
@@ -37,7 +36,7 @@ const GAPS: &str = "the Service kubernetes is without this node for up to 10 s w
 const UNLOCKED: &str = "nothing keeps another control-plane node from being upgraded at the same time";
 
 /// The first release that can emulate the one before it.
-const EMULATES: Release = Release { major: 1, minor: 32 };
+const EMULATES: (u64, u64) = (1, 32);
 
 /// What a kubelet may take to stop a pod beyond its grace period.
 const MARGIN: Duration = Duration::from_secs(60);
@@ -333,12 +332,11 @@ async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, 
 /// The new manifest with the old one's release, if that is the one before: no kube-apiserver emulates all others. None also
 /// if a release is not known, or the manifest says itself what is emulated.
 fn emulated(old: &Manifest, new: &Manifest) -> Result<Option<Emulated>, Problem> {
-    let (Some(from), Some(to)) = (Release::of(old), Release::of(new)) else { return Ok(None) };
-    let is_next = (from.major, from.minor + 1) == (to.major, to.minor);
-    if !is_next || to < EMULATES || new.flag(EMULATION).is_some() {
+    let (Some((major, minor)), Some(to)) = (old.version(), new.version()) else { return Ok(None) };
+    if (major, minor + 1) != to || to < EMULATES || new.flag(EMULATION).is_some() {
         return Ok(None);
     }
-    let release = format!("{}.{}", from.major, from.minor);
+    let release = format!("{major}.{minor}");
     Ok(Some(Emulated { text: pod::emulating(new, &release)?, release }))
 }
 
@@ -362,10 +360,6 @@ async fn diagnose(
     let (beside, node, cluster) = (Some(&beside[..]), Some(&facts), cluster.as_ref());
     let case = Case { name, manifest, running: Some(running), beside, node, cluster };
     let mut findings = examine(&case);
-    if let (Some(client), Some(to)) = (&setting.client, Release::of(manifest)) {
-        let root = Some(Path::new("/"));
-        findings.extend(warnings(Question { to, client: Some(client), name, manifest, root, binary: None }).await);
-    }
     findings.retain(|finding| finding.severity != Severity::Info);
     text::gate(name, findings, &options.ignore_errors)?;
     // Those of an error that is ignored will not be reached, and the operator knows.

@@ -8,7 +8,7 @@ use super::checks::*;
 use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
 use super::{Case, Check, Finding, options};
 use crate::manifest::inject::{self, Rule, Wrapping, judge};
-use crate::manifest::{Manifest, split};
+use crate::manifest::split;
 use berth_cluster::yaml::YamlNode;
 use berth_options::PodCommand;
 use berth_options::place::PlaceArgs;
@@ -29,19 +29,6 @@ pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
     examiner.findings
 }
 
-/// kube-apiserver names itself after the host for its peers. Without a CA it asks none; with one and without the feature gate, which is on
-/// since 1.36, it does not start.
-pub(super) fn peer_proxy(name: &str, manifest: &Manifest) -> Option<Finding> {
-    let flag = manifest.flag("peer-ca-file").filter(|flag| !flag.value.is_empty())?;
-    Some(PEER_PROXY.at(
-        format!("{name}:{}", flag.line),
-        "--peer-ca-file turns on the mixed version proxy, which knows kube-apiservers by their host name: the two of this node \
-         are one to it, neither sends requests on to the other, and the one that stops removes the entry of both, so that for up \
-         to 10 s the other nodes answer 503 or 404 to what only this node serves",
-        "take --peer-ca-file out, unless other control-plane nodes need it more (docs/doctor.md)",
-    ))
-}
-
 /// Collects findings in one file.
 struct Examiner<'a> {
     case: &'a Case<'a>,
@@ -51,6 +38,22 @@ struct Examiner<'a> {
 impl Examiner<'_> {
     fn found(&mut self, check: Check, line: usize, cause: impl Into<String>, fix: impl Into<String>) {
         self.findings.push(check.at(self.case.line(line), cause, fix));
+    }
+
+    /// kube-apiserver names itself after the host for its peers. Without a CA it asks none; with one and without the feature gate, which is
+    /// on since 1.36, it does not start.
+    fn peer_proxy(&mut self) {
+        let flag = self.case.manifest.flag("peer-ca-file").filter(|flag| !flag.value.is_empty());
+        if let Some(flag) = flag {
+            self.found(
+                PEER_PROXY,
+                flag.line,
+                "--peer-ca-file turns on the mixed version proxy, which knows kube-apiservers by their host name: the two of this node \
+                 are one to it, neither sends requests on to the other, and the one that stops removes the entry of both, so that for up \
+                 to 10 s the other nodes answer 503 or 404 to what only this node serves",
+                "take --peer-ca-file out, unless other control-plane nodes need it more (docs/doctor.md)",
+            );
+        }
     }
 
     /// What `berth inject` would do, and what is in its way.
@@ -114,7 +117,7 @@ impl Examiner<'_> {
                 "add the shim (`berth inject`); with a shim for the whole node (`berth serve --discover`), see that it runs",
             );
         }
-        self.findings.extend(peer_proxy(self.case.name, self.case.manifest));
+        self.peer_proxy();
         self.run_dir(layout);
         self.install(layout);
         self.authentication(layout, probe);
