@@ -46,8 +46,7 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
 fn diagnose(manifest: &Manifest, ignore_errors: &[String]) -> Result<(), Refusal> {
     let name = "the new manifest";
     let facts = node::Facts::gather(Path::new("/"), manifest);
-    let mut findings =
-        examine(&Case { name, manifest, running: None, beside: None, node: Some(&facts), cluster: None });
+    let mut findings = examine(&Case { node: Some(&facts), ..Case::new(name, manifest) });
     findings.retain(|finding| finding.severity == Severity::Error);
     if findings.is_empty() { Ok(()) } else { text::gate(name, findings, ignore_errors) }
 }

@@ -2,7 +2,7 @@
 //! finding has its place, its cause and its fix.
 //!
 //! [`examine`] is pure: it judges a [`Case`], which is the manifest and whatever else is known. What is to be
-//! known besides the text is gathered by [`beside`], [`node`] and [`cluster`]. Every check is in one table, [`CHECKS`], which `docs/doctor.md` repeats.
+//! known besides the text is gathered by [`beside`], [`node`] and [`cluster`]. [`CHECKS`] lists every check, and `docs/doctor.md` says of each what must hold.
 //!
 //! What `berth inject` would change in a manifest is checked by its own rules ([`crate::manifest::inject::judge`]), so that each rule
 //! exists once.
@@ -23,13 +23,12 @@ use crate::report::{Finding, Severity};
 pub use checks::CHECKS;
 pub use options::{ShimOf, shim_of};
 
-/// A check: what must hold, and how bad it is if it does not.
+/// A check, and how bad it is if what it checks does not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Check {
     /// Its name, which stays the same from version to version.
     pub id: &'static str,
     pub severity: Severity,
-    pub rule: &'static str,
 }
 
 impl Check {
@@ -56,7 +55,12 @@ pub struct Case<'a> {
     pub cluster: Option<&'a cluster::Cluster>,
 }
 
-impl Case<'_> {
+impl<'a> Case<'a> {
+    /// A manifest of which nothing but its text is known.
+    pub fn new(name: &'a str, manifest: &'a Manifest) -> Self {
+        Self { name, manifest, running: None, beside: None, node: None, cluster: None }
+    }
+
     /// The place `FILE:LINE`.
     fn line(&self, line: usize) -> String {
         format!("{}:{line}", self.name)

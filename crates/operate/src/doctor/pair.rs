@@ -219,14 +219,7 @@ mod tests {
     fn findings(old: &str, new: &str, facts: &Facts) -> Vec<(&'static str, Severity)> {
         let running = super::Manifest::parse(old).unwrap();
         let manifest = super::Manifest::parse(new).unwrap();
-        let case = super::Case {
-            name: "a.yaml",
-            manifest: &manifest,
-            running: Some(&running),
-            beside: None,
-            node: Some(facts),
-            cluster: Some(&super::super::cluster::Cluster::default()),
-        };
+        let case = super::Case { node: Some(facts), ..super::Case::new("a.yaml", &manifest) };
         let found = super::examine(&case, &running);
         found.into_iter().map(|finding| (finding.id, finding.severity)).collect()
     }

@@ -58,7 +58,7 @@ fn sum(findings: &[Finding]) -> String {
 }
 
 /// A count with its noun; none if it is zero.
-pub(super) fn counted(count: usize, one: &str, many: &str) -> Option<String> {
+fn counted(count: usize, one: &str, many: &str) -> Option<String> {
     match count {
         0 => None,
         1 => Some(format!("1 {one}")),
@@ -81,22 +81,20 @@ fn printable(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::checks::{MIGRATE_REQ, UID_MISMATCH};
+    use super::super::checks::{PRE_STOP, UID_MISMATCH};
     use super::*;
 
     #[test]
     fn the_sum_is_last_and_nothing_steers_the_terminal() {
-        let findings = [
-            UID_MISMATCH.at("a.yaml:7", "other\x1b[2J", "the same"),
-            MIGRATE_REQ.at("net.ipv4.tcp_migrate_req", "little", "more"),
-        ];
+        let findings =
+            [UID_MISMATCH.at("a.yaml:7", "other\x1b[2J", "the same"), PRE_STOP.at("a.yaml:9", "little", "more")];
         insta::assert_snapshot!(text("a.yaml", &findings, false), @r"
         error[uid-mismatch]: other�[2J
           --> a.yaml:7
           help: the same
 
-        warning[tcp-migrate-req]: little
-          --> net.ipv4.tcp_migrate_req
+        warning[pre-stop]: little
+          --> a.yaml:9
           help: more
 
         a.yaml: 1 error, 1 warning

@@ -2,7 +2,6 @@
 
 use super::super::layout::{Layout, uid};
 use super::super::options;
-use super::super::text::counted;
 use super::{Clients, Credentials, Uncovered, covered, run_dir_on_node};
 use crate::manifest::Manifest;
 use berth_cluster::yaml::YamlNode;
@@ -29,13 +28,7 @@ pub(in super::super) const ENCRYPTS: &str = "encryption-provider-config";
 pub(in super::super) const SIGNS: &str = "service-account-signing-key-file";
 
 /// Kernel settings that are read.
-const SETTINGS: [&str; 5] = [
-    "kernel.osrelease",
-    "net.ipv4.ip_local_port_range",
-    "net.ipv4.ip_local_reserved_ports",
-    "net.ipv4.ip_nonlocal_bind",
-    "net.ipv4.tcp_migrate_req",
-];
+const SETTINGS: [&str; 2] = ["kernel.osrelease", "net.ipv4.ip_nonlocal_bind"];
 
 /// The state of a node. What could not be read is absent, and is not judged.
 #[derive(Debug, Default)]
@@ -46,8 +39,6 @@ pub struct Facts {
     pub host_paths: BTreeMap<String, Option<&'static str>>,
     /// Why kube-apiserver cannot use the run directory.
     pub run_dir: Option<registry::Error>,
-    /// What is left there of what has ended.
-    pub leftovers: Vec<String>,
     pub shims: Vec<LiveShim>,
     /// Which of them have no connection to a sibling; see [`unconnected`].
     pub unconnected: Vec<String>,
@@ -74,6 +65,12 @@ pub struct LiveShim {
     pub instance: String,
     /// Which berth it is.
     pub version: String,
+}
+
+impl From<Lease> for LiveShim {
+    fn from(lease: Lease) -> Self {
+        Self { instance: lease.instance.to_string(), version: lease.berth_version }
+    }
 }
 
 /// A listener, and whose it is.
@@ -146,7 +143,7 @@ impl Facts {
         if let Some(path) = run_dir_on_node(layout) {
             let path = root.join(path.strip_prefix("/").unwrap_or(&path));
             match RunDir::usable(&path, Uid::from_raw(uid(layout.apiserver.container))) {
-                Ok(_) => self.sample_run_dir(&path),
+                Ok(_) => self.shims = leases(&path).into_iter().map(|(_, lease)| LiveShim::from(lease)).collect(),
                 Err(error) => self.run_dir = Some(error),
             }
         }
@@ -160,27 +157,6 @@ impl Facts {
             self.listeners.push(HeldPort { entry, process: process_of(entry.inode) });
         }
     }
-
-    /// The shims of a run directory, and what is left of earlier ones.
-    fn sample_run_dir(&mut self, path: &Path) {
-        let Ok(node) = berth_node::snapshot::RunDirSnapshot::read(Some(path)) else { return };
-        let Some((live, stale)) = leases(path) else { return };
-        let live: Vec<_> = live.into_iter().map(|(_, lease)| lease).collect();
-        self.shims.extend(
-            live.iter()
-                .map(|lease| LiveShim { instance: lease.instance.to_string(), version: lease.berth_version.clone() }),
-        );
-        let dead = node.instances.iter().filter(|known| known.record.as_ref().is_some_and(|record| !record.alive));
-        let sockets =
-            node.instances.iter().filter(|known| known.socket && live.iter().all(|lease| lease.instance != known.id));
-        let counts = [
-            counted(dead.count(), "record of an apiserver", "records of apiservers"),
-            counted(stale, "lease of a shim", "leases of shims"),
-            counted(sockets.count(), "socket of a shim", "sockets of shims"),
-        ];
-        self.leftovers = counts.into_iter().flatten().collect();
-        self.leftovers.extend(node.problems.iter().map(ToString::to_string));
-    }
 }
 
 /// Asks the live shims of the run directory of a node, whose files are below `root`, which of their siblings they have
@@ -189,7 +165,7 @@ pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
     let path = Layout::of(manifest).and_then(|layout| run_dir_on_node(&layout));
     let Some(path) = path.map(|path| root.join(path.strip_prefix("/").unwrap_or(&path))) else { return Vec::new() };
     let mut found = Vec::new();
-    for (berth, lease) in leases(&path).map(|(live, _)| live).unwrap_or_default() {
+    for (berth, lease) in leases(&path) {
         let Ok(socket) = berth.socket_path(&lease.instance) else { continue };
         // A shim that does not answer is reported by its siblings.
         let Ok(status) = ipc::status(&socket, ipc::PATIENCE).await else { continue };
@@ -199,17 +175,15 @@ pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
     found
 }
 
-/// The live leases of a run directory, and how many there are of shims that ended.
-fn leases(path: &Path) -> Option<(Vec<(BerthDir, Lease)>, usize)> {
-    let (boot, now) = (clock::boot_id().ok()?, clock::boottime().ok()?);
+/// The live leases of a run directory.
+fn leases(path: &Path) -> Vec<(BerthDir, Lease)> {
+    let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::boottime()) else { return Vec::new() };
     let berths = RunDir::find(path).ok().flatten().and_then(|run_dir| run_dir.berths().ok()).unwrap_or_default();
     let of = |berth: BerthDir| {
         let found = lease::list(&berth).map(|listing| listing.found).unwrap_or_default();
         found.into_iter().map(move |lease| (berth.clone(), lease))
     };
-    let (live, stale): (Vec<_>, Vec<_>) =
-        berths.into_iter().flat_map(of).partition(|(_, lease)| lease.is_live(&boot, now));
-    Some((live, stale.len()))
+    berths.into_iter().flat_map(of).filter(|(_, lease)| lease.is_live(&boot, now)).collect()
 }
 
 /// The path and type of a volume that is a hostPath, and its line.

@@ -23,20 +23,13 @@ pub use credentials::Credentials;
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
 pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, unconnected};
 
-/// Version of the kernel since which sockets can share a port.
-const REUSEPORT_SINCE: (u32, u32) = (3, 9);
-
-/// And since which a shim can have a listener steered to that is another process's.
+/// Version of the kernel since which a shim can have a listener steered to that is another process's.
 const DIRECT_SINCE: (u32, u32) = (5, 10);
-
-/// Fewest ports for outgoing connections. Linux has 28,232 by default.
-const LEAST_PORTS: usize = 10_000;
 
 pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     let mut examiner = Examiner { case, facts, findings: Vec::new() };
     examiner.host_paths();
     examiner.memory();
-    examiner.kernel();
     if let Some(layout) = Layout::of(case.manifest) {
         examiner.run_dir(&layout);
         if let Some(serving) = layout.serving() {
@@ -44,7 +37,6 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
             examiner.addresses(&listen);
             examiner.findings.extend(facts.uncovered(&listen).iter().filter_map(Uncovered::finding));
             examiner.holders(&listen, uid(serving.container));
-            examiner.ephemeral_ports(&listen);
             examiner.direct(options::direct(&serving.parsed));
             let credentials = facts.credentials.iter();
             let uid = uid(serving.container);
@@ -81,10 +73,6 @@ struct Examiner<'a> {
 impl Examiner<'_> {
     fn setting(&self, name: &str) -> Option<&str> {
         self.facts.settings.get(name).map(String::as_str)
-    }
-
-    fn number(&self, name: &str) -> Option<u64> {
-        self.setting(name)?.trim().parse().ok()
     }
 
     fn host_paths(&mut self) {
@@ -135,14 +123,6 @@ impl Examiner<'_> {
                 }
             };
             self.findings.push(RUN_DIR_OWNER.at(path.clone(), cause, fix));
-        }
-        if !self.facts.leftovers.is_empty() {
-            let what = self.facts.leftovers.join(", ");
-            self.findings.push(LEFTOVERS.at(
-                path.clone(),
-                format!("left behind by what has ended: {what}"),
-                "nothing: a running shim removes them within ten minutes, and they are ignored until then",
-            ));
         }
         for what in &self.facts.unconnected {
             self.findings.push(SHIMS_UNCONNECTED.at(
@@ -262,23 +242,6 @@ impl Examiner<'_> {
         }
     }
 
-    fn kernel(&mut self) {
-        if let Some(release) = self.setting("kernel.osrelease").map(str::trim)
-            && minor(release).is_some_and(|version| version < REUSEPORT_SINCE)
-        {
-            let cause = format!("Linux {release} has no SO_REUSEPORT, by which two shims share a port");
-            self.findings.push(KERNEL.at("kernel.osrelease", cause, "run a kernel from 3.9 on"));
-        }
-        if self.number("net.ipv4.tcp_migrate_req") == Some(1) {
-            self.findings.push(MIGRATE_REQ.at(
-                "net.ipv4.tcp_migrate_req",
-                "the kernel moves what is queued on a listener that closes, and before a fix of 2026 it may not wake the \
-                 process that accepts it; berth hands listeners over itself and does not need it",
-                "sysctl -w net.ipv4.tcp_migrate_req=0",
-            ));
-        }
-    }
-
     fn direct(&mut self, mode: DirectMode) {
         if mode != DirectMode::Off
             && let Some(release) = self.setting("kernel.osrelease").map(str::trim)
@@ -287,44 +250,6 @@ impl Examiner<'_> {
             let cause = format!("Linux {release} cannot steer new connections to kube-apiserver's listener");
             let fix = "run a kernel from 5.10 on, or remove --direct (BERTH_DIRECT)";
             self.findings.push(options::of_direct(DIRECT_KERNEL.at("kernel.osrelease", cause, fix), mode));
-        }
-    }
-
-    fn ephemeral_ports(&mut self, listen: &[Listen]) {
-        let setting = "net.ipv4.ip_local_port_range";
-        let Some((low, high)) = self.setting(setting).and_then(range) else { return };
-        let count = usize::from(high.saturating_sub(low)) + 1;
-        if count < LEAST_PORTS {
-            self.findings.push(EPHEMERAL_PORTS.at(
-                setting,
-                format!(
-                    "{count} ports ({low} to {high}) are the most connections from one client address to an apiserver"
-                ),
-                format!("sysctl -w {setting}='32768 60999'"),
-            ));
-        }
-        let reserved = self.setting("net.ipv4.ip_local_reserved_ports").unwrap_or_default().trim().to_owned();
-        let is_reserved = |port: u16| {
-            reserved
-                .split(',')
-                .filter_map(|part| {
-                    let (low, high) = part.split_once('-').unwrap_or((part, part));
-                    Some(low.trim().parse().ok()?..=high.trim().parse().ok()?)
-                })
-                .any(|range: std::ops::RangeInclusive<u16>| range.contains(&port))
-        };
-        let mut ports: Vec<_> = listen.iter().map(|listen| listen.addr.port()).collect();
-        ports.sort_unstable();
-        ports.dedup();
-        for port in ports.into_iter().filter(|port| (low..=high).contains(port) && !is_reserved(*port)) {
-            let all = if reserved.is_empty() { port.to_string() } else { format!("{reserved},{port}") };
-            self.findings.push(EPHEMERAL_PORTS.at(
-                setting,
-                format!(
-                    "an outgoing connection may take port {port} ({low} to {high}), and then the shim cannot bind it"
-                ),
-                format!("sysctl -w net.ipv4.ip_local_reserved_ports={all}"),
-            ));
         }
     }
 }
@@ -360,11 +285,6 @@ fn quantity(text: &str) -> Option<f64> {
     let (number, unit) = UNITS.into_iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, unit)))?;
     let number: f64 = number.parse().ok()?;
     Some(number * unit).filter(|amount| amount.is_finite() && *amount >= 0.0)
-}
-
-fn range(text: &str) -> Option<(u16, u16)> {
-    let mut parts = text.split_ascii_whitespace();
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 /// Where the run directory is on the node.
