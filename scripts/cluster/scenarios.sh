@@ -230,7 +230,7 @@ judged_begins() {
     with="berth upgrade --judge" without="the manifest replaced"
 }
 judged_operates() {
-    local judge=(--judge --canary-time 15s --bake 40s)
+    local judge=(--judge --canary-time 15s)
     if [[ ! $bridge ]]; then
         cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml
         return

@@ -2,13 +2,14 @@
 
 use berth_node::terms::Speedup;
 use berth_operate::manifest::inject::Sidecar;
-use berth_operate::upgrade::judge::{Signal, Undecided};
+use berth_operate::upgrade::judge::{Signal, Undecided, parts};
 use berth_options::place::ADDRESSES;
 use berth_options::probe::ProbeArgs;
 use berth_options::shim::direct_modes;
 use berth_shim::config::DirectMode;
 use clap::Args;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Options of `berth inject`.
 #[derive(Debug, Clone, Args)]
@@ -158,12 +159,12 @@ pub struct UpgradeArgs {
     #[command(flatten)]
     pub kubelet: KubeletArgs,
     /// How long an instance may take to get ready and join
-    #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION")]
-    pub ready_timeout: String,
+    #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION", value_parser = seconds)]
+    pub ready_timeout: Duration,
     /// How long an instance must then stay ready before the other one stops: one round of its watch cache's bookmarks and a
     /// margin, so that watches resume in it
-    #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION")]
-    pub settle: String,
+    #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION", value_parser = duration)]
+    pub settle: Duration,
     /// An administrator's kubeconfig, for the cluster's lock and the node's address in the Service `kubernetes`
     /// [default: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
@@ -183,11 +184,8 @@ pub struct UpgradeArgs {
     #[command(flatten)]
     pub kept: KeptArgs,
     /// The kubelet's directory of container logs, of which the last lines are shown when a container fails
-    #[arg(long, env = "BERTH_POD_LOGS_DIR", default_value = "/var/log/pods", value_name = "DIR")]
+    #[arg(long, env = "BERTH_POD_LOGS_DIR", default_value = "/var/log/pods", value_name = "DIR", hide = true)]
     pub pod_logs_dir: PathBuf,
-    /// Directory where the shims of the node meet [default: the new manifest's, else /run/berth]
-    #[arg(long, env = "BERTH_RUN_DIR", value_name = "DIR")]
-    pub run_dir: Option<PathBuf>,
 }
 
 /// How `berth upgrade` judges the new one.
@@ -198,18 +196,15 @@ pub struct JudgeArgs {
     #[arg(long, env = "BERTH_JUDGE", help_heading = JUDGE)]
     pub judge: bool,
     /// The new one's part of new connections, step by step
-    #[arg(long, env = "BERTH_CANARY", default_value = "5%,25%,50%", value_name = "PERCENTAGES", requires = "judge", help_heading = JUDGE)]
-    pub canary: String,
-    /// How long each of these steps takes
-    #[arg(long, env = "BERTH_CANARY_TIME", default_value = "60s", value_name = "DURATION", requires = "judge", help_heading = JUDGE)]
-    pub canary_time: String,
+    #[arg(long, env = "BERTH_CANARY", default_value = "5%,25%,50%", value_name = "PERCENTAGES", value_parser = parts, requires = "judge", help_heading = JUDGE)]
+    pub canary: Parts,
+    /// How long each of these steps takes; then the new one has all new connections for twice as long, while the old one still runs
+    #[arg(long, env = "BERTH_CANARY_TIME", default_value = "60s", value_name = "DURATION", value_parser = seconds, requires = "judge", help_heading = JUDGE)]
+    pub canary_time: Duration,
     /// Clients on the node itself are in the steps, too; otherwise they stay on the old one until it goes, since kubelet and
     /// controller-manager must not depend on a server that is not judged
     #[arg(long, env = "BERTH_CANARY_LOCAL", requires = "judge", help_heading = JUDGE)]
     pub canary_local: bool,
-    /// How long the new one then has all new connections, while the old one still runs
-    #[arg(long, env = "BERTH_BAKE", default_value = "2m", value_name = "DURATION", requires = "judge", help_heading = JUDGE)]
-    pub bake: String,
     /// Do not let the new one behave as the old one's release (--emulated-version) until it is judged
     #[arg(long, env = "BERTH_NO_EMULATE", requires = "judge", help_heading = JUDGE)]
     pub no_emulate: bool,
@@ -225,4 +220,16 @@ pub struct JudgeArgs {
     /// Divide the times that no option sets
     #[arg(long, hide = true, default_value_t)]
     pub speedup: Speedup,
+}
+
+/// Parts of new connections, in thousandths.
+type Parts = Vec<u16>;
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "give a number with a unit, such as 8s, 500ms or 1m30s".to_owned())
+}
+
+/// At least one.
+fn seconds(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|time| if time.as_secs() > 0 { Ok(time) } else { Err("at least 1s".to_owned()) })
 }

@@ -4,23 +4,23 @@ use super::{Exit, block_on, mistaken, numbered, print, refused};
 use crate::cli::{JudgeArgs, UpgradeArgs};
 use berth_operate::upgrade::begin::{Begun, FILE, UpgradeOptions, begin, dry_run};
 use berth_operate::upgrade::drive::{self, DriveError, Ended};
-use berth_operate::upgrade::judge::{INTERVAL, JudgeOptions, Plan, parts};
+use berth_operate::upgrade::judge::{INTERVAL, JudgeOptions, Plan};
 use berth_operate::upgrade::pod::PREFIX;
 use berth_operate::upgrade::progress::Progress;
 use berth_operate::upgrade::state::Store;
-use berth_options::check::Checks;
+use berth_options::check::Mistakes;
 use std::rc::Rc;
-use std::time::Duration;
 
 pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
-    let mut checks = Checks::default();
-    let options = options(args, &mut checks);
-    options.mistakes().into_iter().for_each(|mistake| checks.wrong(mistake));
-    let options = checks.finish(Some(options)).map_err(mistaken)?;
+    let options = options(args);
+    let mistakes = options.mistakes();
+    if !mistakes.is_empty() {
+        return Err(mistaken(Mistakes(mistakes)));
+    }
     block_on(upgrade(options, args.dry_run))?
 }
 
-fn options(args: &UpgradeArgs, checks: &mut Checks) -> UpgradeOptions {
+fn options(args: &UpgradeArgs) -> UpgradeOptions {
     // Absolute, so that an upgrade resumed from another directory uses the same files.
     let directory = args.kubelet.manifests_dir.canonicalize().unwrap_or_else(|_| args.kubelet.manifests_dir.clone());
     UpgradeOptions {
@@ -28,30 +28,25 @@ fn options(args: &UpgradeArgs, checks: &mut Checks) -> UpgradeOptions {
         canonical: directory.join(FILE),
         temporary: directory.join(format!("{PREFIX}{FILE}")),
         backup_dir: args.kept.backup_dir.clone(),
-        ready: checks.duration("--ready-timeout", &args.ready_timeout, Duration::from_secs(1)),
-        settle: checks.duration("--settle", &args.settle, Duration::ZERO),
-        run_dir: args.run_dir.clone(),
+        ready: args.ready_timeout,
+        settle: args.settle,
         pod_logs_dir: args.pod_logs_dir.clone(),
         kubeconfig: args.kubeconfig.clone(),
         ignore_errors: args.excused.ignore_errors.clone(),
-        judge: args.judge.judge.then(|| judge(&args.judge, checks)),
+        judge: args.judge.judge.then(|| judge(&args.judge)),
         emulate: !args.judge.no_emulate,
         break_lock: args.break_lock,
         command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" "),
     }
 }
 
-fn judge(args: &JudgeArgs, checks: &mut Checks) -> JudgeOptions {
-    let shares = parts(&args.canary);
-    if let Err(why) = &shares {
-        checks.wrong(format!("--canary {}: {why}", args.canary));
-    }
+fn judge(args: &JudgeArgs) -> JudgeOptions {
     JudgeOptions {
         plan: Plan {
             warm: args.speedup.of(Plan::default().warm),
-            parts: shares.unwrap_or_default(),
-            step: checks.duration("--canary-time", &args.canary_time, Duration::from_secs(1)),
-            bake: checks.duration("--bake", &args.bake, Duration::ZERO),
+            parts: args.canary.clone(),
+            step: args.canary_time,
+            bake: 2 * args.canary_time,
         },
         interval: args.speedup.of(INTERVAL),
         accepted: args.accept.clone(),

@@ -52,10 +52,10 @@ impl Judged {
     }
 }
 
-const SHORT: [&str; 6] = ["--canary", "20%,50%", "--canary-time", "1s", "--bake", "1s"];
+const SHORT: [&str; 4] = ["--canary", "20%,50%", "--canary-time", "1s"];
 
 /// With steps that end only by a verdict.
-const LONG: [&str; 6] = ["--canary", "50%", "--canary-time", "1s", "--bake", "1h"];
+const LONG: [&str; 4] = ["--canary", "50%", "--canary-time", "1h"];
 
 #[test]
 fn a_good_version_goes_through_step_by_step() {
@@ -131,7 +131,7 @@ fn one_that_is_killed_while_it_judges_goes_on() {
     let judged = Judged::new();
     let load = judged.load();
     let mut upgrade = Running::start(&mut judged.upgrade("v1.36.3-judged", &LONG));
-    upgrade.logs("all new connections");
+    upgrade.logs("50 % of new connections");
     upgrade.signal(Signal::SIGKILL);
     upgrade.ended();
     let (code, _, log) = output_of(&mut judged.again(&SHORT));
@@ -149,10 +149,13 @@ fn what_cannot_be_judged_is_refused_and_nothing_is_changed() {
     let v2 = ["--judge", "--manifest", v2.to_str().unwrap()];
     let (code, _, log) = output_of(node.upgrade(&v2).env("BERTH_KUBECONFIG", "/nonexistent"));
     assert_eq!(code, Some(64), "{log}");
-    let (code, _, log) = output_of(node.upgrade(&v2).args(["--canary", "5%,200%", "--bake", "soon"]));
-    assert_eq!(code, Some(64), "{log}");
-    assert!(log.contains("--canary 5%,200%: give percentages") && log.contains("--bake soon"), "{log}");
-    for wrong in [["--accept", "error"], ["--undecided", "perhaps"]] {
+    for wrong in [
+        ["--canary", "5%,200%"],
+        ["--canary-time", "500ms"],
+        ["--settle", "soon"],
+        ["--accept", "error"],
+        ["--undecided", "perhaps"],
+    ] {
         let (code, _, log) = output_of(node.upgrade(&v2).args(wrong));
         assert!(code == Some(64) && log.contains(wrong[1]), "{log}");
     }

@@ -55,8 +55,6 @@ pub struct UpgradeOptions {
     pub ready: Duration,
     /// How long it must then stay ready.
     pub settle: Duration,
-    /// Where the shims meet, if not in the new manifest's directory.
-    pub run_dir: Option<PathBuf>,
     /// Where the kubelet writes the logs of containers.
     pub pod_logs_dir: PathBuf,
     pub kubeconfig: Option<PathBuf>,
@@ -103,10 +101,6 @@ impl UpgradeOptions {
 
     fn limits(&self, old: &ApiserverPod, new: &ApiserverPod) -> Limits {
         Limits { ready: self.ready, settle: self.settle, stop: old.grace.max(new.grace) + MARGIN }
-    }
-
-    fn run_dir(&self, pod: &ApiserverPod) -> PathBuf {
-        self.run_dir.clone().or_else(|| pod.run_dir.clone()).unwrap_or_else(RunDir::default_path)
     }
 
     /// The cluster as an admin; none if there is no kubeconfig by default. `before` is the one that an interrupted
@@ -268,7 +262,7 @@ fn go_on(options: &UpgradeOptions, mut state: State, progress: &Progress) -> Res
 fn setting(options: &UpgradeOptions, old: &ApiserverPod, new: ApiserverPod, client: Option<Client>) -> UpgradeContext {
     UpgradeContext {
         limits: options.limits(old, &new),
-        run_dir: options.run_dir(&new),
+        run_dir: new.run_dir.clone().unwrap_or_else(RunDir::default_path),
         pod_logs: options.pod_logs_dir.clone(),
         client,
         lock: None,
@@ -440,7 +434,7 @@ fn served(
     let file = options.canonical.display();
     let detail = &details.canonical;
     let why = match details.others {
-        0 => format!("no instance runs in {run_dir}: is {file} what the kubelet runs? (see `berth status`, --run-dir)"),
+        0 => format!("no instance runs in {run_dir}: is {file} what the kubelet runs? (see `berth status`)"),
         1 if !canonical.in_group => format!(
             "the current instance does not serve ({}): there is nothing to keep; put the manifest in its place by hand",
             detail.words
