@@ -1,8 +1,8 @@
 //! A connection that a leaving shim cannot serve any more goes to its sibling as a socket.
 
-use super::node::{Echo, Node, Shim, from_afar, on_a_node_of_its_own};
+use super::node::{Echo, Node, Shim};
 use crate::support::eventually;
-use crate::support::net::{Backend, client_hello, connect, connect_from, fresh_ip, ping, queued_at, read};
+use crate::support::net::{Backend, client_hello, connect, ping, queued_at, read};
 use crate::support::process::BERTH;
 use berth_node::ipc;
 use nix::sys::signal::Signal;
@@ -228,39 +228,4 @@ fn a_sibling_whose_lease_ran_out_is_waited_for_no_more() {
     b.freeze();
     drop(first);
     eventually("A to wait no more", || (a.counted("pass", "failed") >= accepted).then_some(()));
-}
-
-/// While an instance is young it opens few connections at once: its shim gives the others to a sibling whose instance is ready.
-#[test]
-fn a_ramp_moves_clients() {
-    on_a_node_of_its_own(|node| {
-        // Twice the processors are opened at once; one that never answers keeps each for 5 s.
-        let bound = 2 * std::thread::available_parallelism().unwrap().get();
-        let (first, young) = (Echo::new(), Backend::new());
-        let a = node.joined("a", first.address, &["--max-openings", "off"]);
-        let b = node.joined("b", young.address(), &["--probe-interval", "1h"]);
-        a.until_counted("guard", 1);
-        b.until_counted("guard", 1);
-        let mut clients = Vec::new();
-        // On a machine with much to do, a place may be free again before the next client comes.
-        eventually("clients that were passed", || {
-            if b.counted("pass", "ok") >= bound as u64 {
-                return Some(());
-            }
-            let row = (4 * bound).min(MOST - clients.len());
-            clients.extend((0..row).map(|_| with_hello(connect_from(from_afar(fresh_ip()).into(), node.listen))));
-            None
-        });
-        for client in &clients {
-            client.set_nonblocking(true).unwrap();
-        }
-        // B's instance answers no client: one that has an answer was passed, or A's from the beginning.
-        let passed = eventually("a client that was passed has an answer", || {
-            let answered = clients.iter().filter(|client| client.peek(&mut [0; 64]).is_ok_and(|length| length == 64));
-            let (answered, taken) = (answered.count() as u64, b.status().connections_total);
-            let passed = b.counted("pass", "ok");
-            (answered == clients.len() as u64 - (taken - passed) && passed >= bound as u64).then_some(passed)
-        });
-        println!("{passed} were passed");
-    });
 }

@@ -160,15 +160,6 @@ impl Gate {
         Entry::Wait(Waiting { gate: self.clone(), to, source, ticket, since, admitted })
     }
 
-    /// Whether a client would have to wait because the instance is ramping up: another that is ready may take it.
-    /// Not for a client that goes first: it would be the next here.
-    pub(crate) fn is_ramping(&self, to: u64, client: IpAddr) -> bool {
-        let (mut state, now) = (self.state(), Instant::now());
-        let Some(instance) = state.instances.get_mut(&to).filter(|_| self.fixed.is_none()) else { return false };
-        let bound = instance.bound(None, now);
-        !instance.may_open(&Source::of(client), bound) && instance.limiter.is_young() && !self.first.contains(client)
-    }
-
     /// Gives slots to the next clients of the queue.
     fn admit(&self, instance: &mut InstanceGate, now: Instant) {
         let bound = instance.bound(self.fixed, now);

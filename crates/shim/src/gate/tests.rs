@@ -112,19 +112,6 @@ proptest! {
 }
 
 #[test]
-fn a_ramp_moves_the_clients_of_one_address() {
-    let gate = Gate::new(MaxOpenings::Auto, Vec::new(), Speedup::NONE).unwrap();
-    let mut opened = Vec::new();
-    while !gate.is_ramping(TO, address(1)) {
-        let Entry::Open(opening) = gate.enter(TO, address(1), 300, Instant::now()) else {
-            panic!("it waits, and is not moved")
-        };
-        opened.push(opening);
-    }
-    assert!(!gate.is_ramping(TO, address(2)), "another has a place");
-}
-
-#[test]
 fn room_is_made_at_another_instance_where_the_longest_queue_has_none() {
     let first = vec!["10.0.0.1/32".parse().unwrap()];
     let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), first, Speedup::NONE).unwrap();

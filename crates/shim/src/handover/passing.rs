@@ -27,8 +27,7 @@ use tokio::time::{sleep, timeout};
 /// the queue of the sibling's socket, which net.core.somaxconn may cut to 128.
 pub(crate) const PASSES: usize = 32;
 
-/// How long a sibling may take to reply to an offer of a client that can be served here as well; an offer for a share may
-/// wait as long for its turn.
+/// How long an offer for a share may wait for its turn, and the sibling may take to reply: the client can be served here as well.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 impl Group {
@@ -78,10 +77,10 @@ impl Group {
     pub(super) fn pass(&self, pass: Pass) {
         let (passing, metrics) = (self.siblings.passing.clone(), self.shared.metrics.clone());
         tokio::spawn(async move {
-            let Pass { client, sent, at_once, only, taken } = pass;
-            let passed = passing.pass(client.as_fd(), &sent, at_once, only.as_deref()).await;
+            let Pass { client, sent, only, taken } = pass;
+            let passed = passing.pass(client.as_fd(), &sent, only.as_deref()).await;
             // A client that is only offered is served here otherwise.
-            if passed || !at_once {
+            if passed || only.is_none() {
                 metrics.handed_over("pass", if passed { "ok" } else { "failed" });
             }
             let _ = taken.send(passed);
@@ -114,15 +113,14 @@ impl Passing {
     }
 
     /// Offers a client to siblings in turn, or only to this one. True: one has it.
-    async fn pass(&self, client: BorrowedFd<'_>, sent: &[u8], at_once: bool, only: Option<&Path>) -> bool {
-        let turn = match (at_once, only) {
-            (true, None) => self.free.try_acquire().ok(),
+    async fn pass(&self, client: BorrowedFd<'_>, sent: &[u8], only: Option<&Path>) -> bool {
+        let turn = match only {
             // For a share, which is to be right also when many clients come at one moment.
-            (true, Some(_)) => timeout(AT_ONCE, self.free.acquire()).await.ok().and_then(Result::ok),
-            (false, _) => self.next().await,
+            Some(_) => timeout(AT_ONCE, self.free.acquire()).await.ok().and_then(Result::ok),
+            None => self.next().await,
         };
         let Some(_turn) = turn else { return false };
-        let patience = if at_once { self.patience.min(AT_ONCE) } else { self.patience };
+        let patience = if only.is_some() { self.patience.min(AT_ONCE) } else { self.patience };
         let Ok(token) = PassToken::new() else { return false };
         let siblings = self.takers.borrow().clone();
         for path in siblings.into_iter().filter(|path| only.is_none_or(|only| path == only)) {

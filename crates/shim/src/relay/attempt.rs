@@ -126,10 +126,10 @@ pub(super) async fn reach_instance(
 ) -> Result<Reached, Outcome> {
     let mut table = context.table.clone();
     let mut passes = if kept.passed { 0 } else { PASSES };
-    let mut offered = kept.passed;
-    if !offered && let Some(sibling) = sibling_by_share(context, client, peer) {
-        offered = true;
-        let passed = context.passing.pass(client, &kept.bytes, true, Some(sibling)).await;
+    if !kept.passed
+        && let Some(sibling) = sibling_by_share(context, client, peer)
+    {
+        let passed = context.passing.pass(client, &kept.bytes, Some(sibling)).await;
         context.share.count(if passed { Placed::Passed } else { Placed::Declined });
         if passed {
             return Err(Outcome::Passed);
@@ -154,13 +154,11 @@ pub(super) async fn reach_instance(
         }
         let picked = pick(&table.borrow_and_update(), leaving, &tried).cloned();
         // A relay to a sibling's instance would end with this shim, which may be about to follow its own
-        // instance: the sibling should have the socket itself. It may also have it while the own instance is ramping up.
+        // instance: the sibling should have the socket itself.
         let is_elsewhere = passes > 0 && picked.as_ref().is_none_or(|instance| !instance.own);
-        let is_offer = !offered && picked.as_ref().is_some_and(|own| is_ramping(context, &table.borrow(), own, peer));
-        if context.passing.on.load(Relaxed) && (is_elsewhere || is_offer) {
-            passes -= u8::from(is_elsewhere);
-            offered |= is_offer;
-            if context.passing.pass(client, &kept.bytes, is_offer, None).await {
+        if context.passing.on.load(Relaxed) && is_elsewhere {
+            passes -= 1;
+            if context.passing.pass(client, &kept.bytes, None).await {
                 return Err(Outcome::Passed);
             }
         }
@@ -268,13 +266,6 @@ async fn stuck(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Trie
 fn pick<'table>(table: &'table Table, leaving: bool, tried: &Tried) -> Option<&'table BackendInstance> {
     let usable = |instance: &BackendInstance| tried.allows(instance);
     if leaving { table.pick_leaving(usable) } else { table.pick(usable) }
-}
-
-/// Whether the own instance is ramping up and has no slot for this client, and another is well.
-fn is_ramping(context: &Context, table: &Table, own: &BackendInstance, client: SocketAddr) -> bool {
-    let mut others = table.instances.iter().filter(|other| !other.own);
-    let gate = context.gate.as_ref().filter(|_| own.own && others.any(BackendInstance::is_well));
-    gate.is_some_and(|gate| gate.is_ramping(own.epoch, client.ip()))
 }
 
 /// Waits until a client that waits for its turn at an instance should go to another one.

@@ -53,9 +53,7 @@ pub struct Pass {
     pub client: OwnedFd,
     /// What the client sent.
     pub sent: Vec<u8>,
-    /// Only if a sibling takes it at once.
-    pub at_once: bool,
-    /// Only to the sibling with this socket.
+    /// Only to the sibling with this socket, and only if it takes the connection immediately.
     pub only: Option<Arc<Path>>,
     /// Gets whether a sibling has it.
     pub taken: oneshot::Sender<bool>,
@@ -74,13 +72,13 @@ pub struct Passing {
 }
 
 impl Passing {
-    /// Passes a connection to a sibling, or `only` to this one; with `at_once` only if it takes it immediately. True:
-    /// the sibling has it, and the own descriptor may be dropped.
-    async fn pass(&self, client: &mut AbortOnDrop, sent: &[u8], at_once: bool, only: Option<Arc<Path>>) -> bool {
+    /// Passes a connection to a sibling, or `only` to this one if it takes the connection immediately. True if the sibling
+    /// has the connection: the own descriptor may be dropped.
+    async fn pass(&self, client: &mut AbortOnDrop, sent: &[u8], only: Option<Arc<Path>>) -> bool {
         let Ok(duplicate) = client.as_fd().try_clone_to_owned() else { return false };
         let (taken, answer) = oneshot::channel();
         client.set_abort(false);
-        let pass = Pass { client: duplicate, sent: sent.to_vec(), at_once, only, taken };
+        let pass = Pass { client: duplicate, sent: sent.to_vec(), only, taken };
         let passed = self.to.send(pass).is_ok() && answer.await.unwrap_or(false);
         client.set_abort(!passed);
         passed
