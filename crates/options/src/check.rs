@@ -199,7 +199,6 @@ fn config(
             format_duration(lease::LONGEST)
         ));
     }
-    let plain_close = args.plain_close;
     let backlog = c.number("--backlog", &args.backlog, 1..=1_000_000);
     let threads = args.threads.as_deref().map(|text| c.number("--threads", text, 1..=1024));
     let admin = args.admin.as_deref().and_then(|text| c.address("--admin", text));
@@ -217,7 +216,6 @@ fn config(
         preferred: None,
         discover: false,
         lease,
-        plain_close,
         speedup: args.speedup,
         bind_wait,
         probe,

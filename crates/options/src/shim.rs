@@ -97,9 +97,6 @@ pub struct ShimArgs {
     /// client's address
     #[arg(long, env = "BERTH_DIRECT", default_value = "off", value_name = "WHEN", value_parser = direct_modes(), help_heading = CONNECTIONS)]
     pub direct: DirectMode,
-    /// Close listeners with what is queued in them: what the tests compare with
-    #[arg(long, hide = true)]
-    pub plain_close: bool,
     /// Divide the times that no option sets
     #[arg(long, hide = true, default_value_t)]
     pub speedup: Speedup,

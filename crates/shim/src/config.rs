@@ -26,8 +26,6 @@ pub struct Config {
     pub discover: bool,
     /// How long siblings wait for a sign of life.
     pub lease: Duration,
-    /// Close listeners without handing them over, for comparison.
-    pub plain_close: bool,
     /// Shortens the fixed times, for tests.
     pub speedup: Speedup,
     /// How long bind(2) is tried again while a port is not available.

@@ -6,9 +6,11 @@ use crate::support::eventually;
 use crate::support::net::{client_hello, connect, ping, queued_at, read};
 use crate::support::process::BERTH;
 use berth_node::terms::Phase;
+use berth_os::socket;
 use nix::sys::signal::Signal;
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -25,11 +27,11 @@ const OPTIONS: &[&str] = &["--lease", "10m", "--threads", "1"];
 
 /// Clients that send something, until [`QUEUED`] wait at each of these listeners. The shims that accept from them are stopped.
 #[track_caller]
-fn clients(node: &Node, listeners: &[u64]) -> Vec<TcpStream> {
+fn clients(berth: SocketAddr, listeners: &[u64]) -> Vec<TcpStream> {
     let mut clients = Vec::new();
     while !listeners.iter().all(|listener| queued_at(*listener) >= Some(QUEUED)) {
         assert!(clients.len() < 1000, "too few of {} clients wait", clients.len());
-        let mut client = connect(node.listen);
+        let mut client = connect(berth);
         client.write_all(&client_hello(64)).unwrap();
         clients.push(client);
     }
@@ -44,7 +46,7 @@ fn switch(node: &Node, shim: &Shim, next: &Shim) -> bool {
     let listeners = node.listeners();
     assert_eq!(listeners.len(), 2, "one of each");
     let [leaving, staying] = [shim, next].map(|shim| shim.stop(ACCEPTS));
-    let mut waiting = clients(node, &listeners);
+    let mut waiting = clients(node.listen, &listeners);
     drop(staying);
     let before = shim.status().connections_total;
     shim.running.signal(Signal::SIGTERM);
@@ -52,7 +54,7 @@ fn switch(node: &Node, shim: &Shim, next: &Shim) -> bool {
         listeners.iter().all(|listener| queued_at(*listener) < Some(QUEUED)).then_some(())
     });
     let staying = next.stop(ACCEPTS);
-    waiting.extend(clients(node, &listeners));
+    waiting.extend(clients(node.listen, &listeners));
     drop(leaving);
     let took = shim.until("left", |status| status.state == Phase::Left).connections_total - before;
     drop(staying);
@@ -126,22 +128,27 @@ fn served(node: &Node) -> TcpStream {
     client
 }
 
-/// The control: a shim that leaves by closing its listener with clients in the queue, while another serves on. How many
+/// The control: a listener that is closed with clients in its queue, while another one of the port listens on. Returns how many
 /// were in the queue, and how many were lost.
 fn plain_close() -> (u64, u64) {
-    let (node, instance, options) = (Node::new(), Echo::new(), [OPTIONS, &["--plain-close"]].concat());
-    let shim = node.joined("a", instance.address, &options);
-    let [listener] = node.listeners()[..] else { panic!("one shim, and {:?}", node.listeners()) };
-    let _next = node.joined("b", instance.address, &options);
-    // No client came yet, so it does not stop in the midst of taking clients out.
-    let stopped = shim.stop(ACCEPTS);
-    let mut clients = clients(&node, &[listener]);
-    shim.running.signal(Signal::SIGTERM);
-    shim.until_counted("close", 1);
-    let queued = queued_at(listener).unwrap();
-    drop(stopped);
-    let lost = |client: &mut TcpStream| client.read_exact(&mut [0; 64]).is_err();
-    (queued, clients.iter_mut().filter_map(|client| lost(client).then_some(())).count() as u64)
+    let listener = |address| {
+        let listener = socket::bind(address, false).unwrap();
+        socket::start_listening(listener.as_fd(), 1000).unwrap();
+        listener
+    };
+    let closed = listener((Ipv4Addr::LOCALHOST, 0).into());
+    let address = socket::local_address(closed.as_fd()).unwrap();
+    let _stays = listener(address);
+    let inode = socket::inode(closed.as_fd()).unwrap();
+    let mut clients = clients(address, &[inode]);
+    let queued = queued_at(inode).unwrap();
+    drop(closed);
+    // Nothing accepts the others.
+    let is_lost = |client: &mut TcpStream| {
+        client.set_nonblocking(true).unwrap();
+        client.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)
+    };
+    (queued, clients.iter_mut().filter_map(|client| is_lost(client).then_some(())).count() as u64)
 }
 
 #[test]

@@ -157,9 +157,6 @@ impl Group {
     /// Reads the siblings' leases, and dials new siblings. Of two, the one with the smaller
     /// ID dials, so that there is one connection; if it does not within a lease, the other tries too.
     pub(super) fn read_leases(&mut self) {
-        if self.config.plain_close {
-            return;
-        }
         let now = self.now();
         let listing = match lease::list(&self.shared.berth) {
             Ok(listing) => listing,

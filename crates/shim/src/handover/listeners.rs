@@ -154,7 +154,7 @@ impl Group {
 
     /// Accepts what is queued at a guard that is closed, because no shim stays.
     pub(super) fn drain_guard(&mut self, cookie: Cookie, guard: Option<(SocketAddr, Arc<OwnedFd>)>) -> Vec<Action> {
-        let Some((address, guard)) = guard.filter(|_| !self.config.plain_close) else {
+        let Some((address, guard)) = guard else {
             return self.machine.ended(cookie);
         };
         match guard.try_clone() {

@@ -289,7 +289,7 @@ impl Group {
                 Action::Close(cookie) => {
                     // The accept loop's duplicate is the last: it is closed when the queue is empty.
                     let closed = lock(&self.published).held.remove(&cookie);
-                    self.end_loop(cookie, if self.config.plain_close { Accepting::No } else { Accepting::Rest });
+                    self.end_loop(cookie, Accepting::Rest);
                     if !self.listeners.loops.contains_key(&cookie) {
                         actions.extend(self.drain_guard(cookie, closed));
                     }

@@ -154,7 +154,7 @@ impl Group {
 
     pub(super) fn on_request(&mut self, request: IncomingRequest) {
         let reply = match request.ask {
-            Ask::Join { holder } if !self.config.plain_close => match self.may_join(holder) {
+            Ask::Join { holder } => match self.may_join(holder) {
                 Err(why) => {
                     self.conflict(&why);
                     Reply::Refused(why)
