@@ -412,7 +412,7 @@ impl Bound {
                 .as_ref()
                 .map(|direct| direct.keep(shared.table.clone(), shared.turn.subscribe(), || metrics.total())),
         );
-        let gate = while_served(shared.gate.as_ref().map(|gate| gate.watch()));
+        let gate = while_served(shared.gate.as_ref().map(|gate| gate.keep()));
         // Guards are held until the last connection ended.
         let cut = tokio::select! {
             cut = leave(&shared, config.drain_timeout) => cut,

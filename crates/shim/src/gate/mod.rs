@@ -13,7 +13,6 @@ mod limiter;
 mod metrics;
 mod queue;
 mod source;
-mod storm;
 
 use crate::config::MaxOpenings;
 use berth_node::ipc::wire::{GateStatus, LongestQueue};
@@ -30,7 +29,6 @@ use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use storm::{Change, StormDetector};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
@@ -52,7 +50,7 @@ const ROOM: Room = Room { clients: 16_384, bytes: 64 << 20 };
 /// An instance without a new client for this long is gone, or may well ramp up again.
 const FORGOTTEN: Duration = Duration::from_secs(600);
 
-/// Time between two checks for a storm of clients.
+/// A bound also grows with time: how often waiting clients are let in because of that.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Why a client that waited gets no slot.
@@ -86,15 +84,9 @@ pub struct Gate {
     cpus: usize,
     first: First,
     speedup: Speedup,
-    state: Mutex<State>,
-    counters: GateCounters,
-}
-
-#[derive(Debug, Default)]
-struct State {
     /// By the epoch of the instance.
-    instances: HashMap<u64, InstanceGate>,
-    storm: StormDetector,
+    instances: Mutex<HashMap<u64, InstanceGate>>,
+    counters: GateCounters,
 }
 
 /// The gate before one instance.
@@ -125,7 +117,7 @@ impl Gate {
             MaxOpenings::Fixed(most) => Some(most),
         };
         let (first, cpus) = (First::new(first), process::cpus());
-        Some(Arc::new(Self { fixed, cpus, first, speedup, state: Mutex::default(), counters: GateCounters::new() }))
+        Some(Arc::new(Self { fixed, cpus, first, speedup, instances: Mutex::default(), counters: GateCounters::new() }))
     }
 
     /// Deadline for the ClientHello of a client that comes now.
@@ -136,8 +128,7 @@ impl Gate {
     /// Gives a client a slot at an instance (by its epoch), or queues it. It has sent this number of bytes, and waits `since` then.
     pub(crate) fn enter(self: &Arc<Self>, to: u64, client: IpAddr, bytes: usize, since: Instant) -> Entry {
         let (source, now) = (Source::of(client), Instant::now());
-        let mut state = self.state();
-        let State { instances, storm } = &mut *state;
+        let mut instances = self.instances();
         if !instances.contains_key(&to) {
             // State of instances that are gone.
             instances.retain(|_, instance| !instance.is_idle() || now < instance.used + FORGOTTEN);
@@ -156,7 +147,6 @@ impl Gate {
         instance.waiting.insert(ticket, admit);
         // Dropping the sender notifies it.
         rejected.iter().for_each(|rejected| drop(instance.waiting.remove(rejected)));
-        storm.wait(source, instance.queue.len());
         Entry::Wait(Waiting { gate: self.clone(), to, source, ticket, since, admitted })
     }
 
@@ -176,58 +166,31 @@ impl Gate {
 
     /// Rejects one of the waiting clients, the one that would be served last; whether there is one.
     pub(crate) fn make_room(&self) -> bool {
-        let mut state = self.state();
-        let mut instances: Vec<_> = state.instances.values_mut().collect();
+        let mut guard = self.instances();
+        let mut instances: Vec<_> = guard.values_mut().collect();
         instances.sort_by_key(|instance| Reverse(instance.queue.len()));
         instances
             .into_iter()
             .any(|instance| instance.queue.reject().is_some_and(|ticket| instance.waiting.remove(&ticket).is_some()))
     }
 
-    /// Logs when a storm of clients begins and ends, until it is dropped.
-    pub(crate) async fn watch(&self) {
+    /// Gives slots to waiting clients as bounds grow with time, and renews what is known of the node's addresses, until dropped.
+    pub(crate) async fn keep(&self) {
         let mut ticks = tokio::time::interval(TICK);
         loop {
             ticks.tick().await;
             self.first.renew();
-            let change = {
-                let mut state = self.state();
-                let State { instances, storm } = &mut *state;
-                // A bound also grows with time.
-                instances.values_mut().for_each(|instance| self.admit(instance, Instant::now()));
-                let waiting = instances.values().map(|instance| instance.queue.len()).sum();
-                let oldest = instances.values().filter_map(|instance| instance.queue.oldest()).min();
-                storm.update(waiting, oldest, Instant::now()).map(|change| (change, waiting))
-            };
-            match change {
-                None => {}
-                Some((Change::Began, waiting)) => tracing::warn!(
-                    waiting,
-                    "new connections wait at the gate: more come than the instance answers, and sources take turns; \
-                     `berth status` names the one with most waiting clients"
-                ),
-                Some((Change::Ended(lasted, summary), _)) => {
-                    let sources: Vec<_> = summary.sources().iter().map(|(of, many)| format!("{of} {many}")).collect();
-                    tracing::warn!(
-                        seconds = lasted.as_secs(),
-                        waited = summary.waited,
-                        dropped = summary.dropped,
-                        longest_queue = summary.most,
-                        sources = sources.join(", "),
-                        "no new connection waits at the gate any more"
-                    );
-                }
-            }
+            self.instances().values_mut().for_each(|instance| self.admit(instance, Instant::now()));
         }
     }
 
     /// Over all instances.
     pub(crate) fn status(&self) -> GateStatus {
-        let (mut state, now) = (self.state(), Instant::now());
+        let (mut instances, now) = (self.instances(), Instant::now());
         let mut status = GateStatus::default();
-        let newest = state.instances.keys().max().copied();
+        let newest = instances.keys().max().copied();
         // Those of instances that are gone have no handshakes in flight.
-        let instances = state.instances.iter_mut().filter(|(of, instance)| Some(**of) == newest || !instance.is_idle());
+        let instances = instances.iter_mut().filter(|(of, instance)| Some(**of) == newest || !instance.is_idle());
         for (_, instance) in instances {
             status.openings += instance.in_flight as u64;
             status.limit += instance.bound(self.fixed, now) as u64;
@@ -243,11 +206,11 @@ impl Gate {
     }
 
     fn waiting(&self, class: Class) -> usize {
-        self.state().instances.values().map(|instance| instance.queue.waiting(class)).sum()
+        self.instances().values().map(|instance| instance.queue.waiting(class)).sum()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn instances(&self) -> MutexGuard<'_, HashMap<u64, InstanceGate>> {
+        self.instances.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -327,7 +290,7 @@ impl HandshakeSlot {
 
 impl Drop for HandshakeSlot {
     fn drop(&mut self) {
-        if let Some(instance) = self.gate.state().instances.get_mut(&self.to) {
+        if let Some(instance) = self.gate.instances().get_mut(&self.to) {
             let now = Instant::now();
             if let Some(took) = self.took {
                 let bound = instance.bound(self.gate.fixed, now);
@@ -371,13 +334,12 @@ impl Waiting {
     /// It gets no slot.
     pub(crate) fn refuse(self, why: Refused) {
         self.gate.counters.dropped(why);
-        self.gate.state().storm.drop_one();
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if let Some(instance) = self.gate.state().instances.get_mut(&self.to) {
+        if let Some(instance) = self.gate.instances().get_mut(&self.to) {
             instance.queue.remove(self.ticket);
             instance.waiting.remove(&self.ticket);
             // It has got a slot and does not know.

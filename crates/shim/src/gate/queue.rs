@@ -139,11 +139,6 @@ impl Queue {
         self.clients.len()
     }
 
-    /// Arrival of the client that has waited longest.
-    pub(super) fn oldest(&self) -> Option<Instant> {
-        self.ages.iter().filter_map(|ages| ages.first()).map(|(since, _)| *since).min()
-    }
-
     /// Number of waiting clients of a class.
     pub(super) fn waiting(&self, class: Class) -> usize {
         self.waiting[class as usize]

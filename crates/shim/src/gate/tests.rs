@@ -61,8 +61,8 @@ async fn poll_turn(mut waiting: Waiting) -> Result<HandshakeSlot, Waiting> {
 }
 
 fn check(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
-    let state = gate.state();
-    let Some(instance) = state.instances.get(&TO) else { return };
+    let instances = gate.instances();
+    let Some(instance) = instances.get(&TO) else { return };
     assert_eq!(instance.in_flight, instance.of_source.values().sum::<usize>());
     assert!(
         instance.in_flight <= bound && instance.of_source.values().all(|openings| *openings <= share(bound)),
@@ -106,7 +106,7 @@ proptest! {
             }
             drop((opened, waiting));
             check(&gate, bound, 0, 0);
-            assert!(gate.state().instances.values().all(|instance| instance.is_idle() && instance.of_source.is_empty()));
+            assert!(gate.instances().values().all(|instance| instance.is_idle() && instance.of_source.is_empty()));
         });
     }
 }
