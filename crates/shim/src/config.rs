@@ -126,8 +126,8 @@ impl DirectMode {
     }
 }
 
-/// This many new connections a second per CPU are a crowd, which ends below half of it: a handshake takes
-/// kube-apiserver 1 to 1.5 ms, so this is an eighth of what it can answer. A crowd has to pass the gate instead of the direct path.
+/// More new connections a second per CPU are a crowd: a handshake takes kube-apiserver 1 to 1.5 ms, so this is an eighth of what it
+/// can answer. A crowd has to pass the gate instead of the direct path.
 pub const CROWD: u32 = 100;
 
 /// Whether new connections to a listen address can be steered: an instance has an IPv4 listener, and connections to loopback come

@@ -39,8 +39,8 @@ const COUNTED: Duration = Duration::from_millis(500);
 /// and a lost SYN-ACK is sent again after one second and three.
 const HANDSHAKES: Duration = Duration::from_secs(5);
 
-/// How long the shims get new connections after a change: longer than an instance whose shim is gone serves until a
-/// probe of it fails, and long enough not to flap.
+/// How long the shims get new connections after the last reason for it, such as a change, a crowd or steering that failed: longer
+/// than an instance whose shim is gone serves until a probe of it fails, and long enough not to flap.
 const QUIET: Duration = Duration::from_secs(8);
 
 /// Window in which new connections are counted, and how often the count is checked.
@@ -119,7 +119,7 @@ struct PathState {
     /// Since when no shim steers; another one may have before this one started.
     ended: Option<Instant>,
     /// Until when the shims relay although it is calm.
-    quiet: Option<Instant>,
+    quiet: Instant,
     /// Open ones, as the kernel last listed them.
     open: Option<(Instant, u64)>,
     /// The accept queue as it was last sampled.
@@ -158,28 +158,21 @@ struct QueueSample {
 /// How many new connections there are a second. Pure.
 #[derive(Debug)]
 struct Pace {
-    /// More are a crowd, which ends below half of it.
+    /// More are a crowd.
     most: u64,
-    is_crowd: bool,
+    /// When the current second began, and the number of all connections by then.
     began: Instant,
     count: u64,
 }
 
 impl Pace {
-    fn new(most: u64, began: Instant, count: u64) -> Self {
-        Self { most, is_crowd: false, began, count }
-    }
-
-    /// Whether it is a crowd, given the number of all connections so far.
+    /// Whether a crowd has come in the current second, given the number of all connections so far.
     fn is_crowd(&mut self, count: u64, now: Instant) -> bool {
-        let (period, came) = (now.saturating_duration_since(self.began), count.saturating_sub(self.count));
-        // Enough for all of the period is a crowd before its end.
-        if period >= COUNTED_FOR || came > self.most {
-            let most = if self.is_crowd { self.most / 2 } else { self.most };
-            self.is_crowd = came as f64 / period.max(COUNTED_FOR).as_secs_f64() > most as f64;
+        let is_crowd = count > self.count + self.most;
+        if now >= self.began + COUNTED_FOR {
             (self.began, self.count) = (now, count);
         }
-        self.is_crowd
+        is_crowd
     }
 }
 
@@ -239,9 +232,9 @@ impl Direct {
                     "the direct path can be: in calm, new connections go to the instance itself"
                 );
                 let path = Path::Off("not joined yet".to_owned());
-                let ended = Some(Instant::now());
-                let now =
-                    PathState { path, ended, quiet: None, open: None, sample: None, opened: 0, ports: Weak::new() };
+                let at = Instant::now();
+                let ports = Weak::new();
+                let now = PathState { path, ended: Some(at), quiet: at, open: None, sample: None, opened: 0, ports };
                 let lease = lease.min(LONGEST_LEASE);
                 let crowd = has_gate.then(|| u64::from(CROWD) * process::cpus() as u64);
                 Ok(Some(Arc::new(Self { steered, relayed, lease, speedup, crowd, now: Mutex::new(now) })))
@@ -264,7 +257,7 @@ impl Direct {
     ) {
         let mut on = Ends { direct: self, on: None };
         let opened = || self.now().opened() + relayed();
-        let mut pace = self.crowd.map(|most| Pace::new(most, Instant::now(), opened()));
+        let mut pace = self.crowd.map(|most| Pace { most, began: Instant::now(), count: opened() });
         loop {
             let calm = calm(*turn.borrow_and_update(), &table.borrow_and_update());
             let is_crowd = pace.as_mut().is_some_and(|pace| pace.is_crowd(opened(), Instant::now()));
@@ -285,21 +278,33 @@ impl Direct {
     fn choose(&self, on: &mut Option<SteeredPorts>, calm: Result<(bool, Target), String>, at: Instant) -> Path {
         let (own, target) = match calm {
             Ok(calm) => calm,
-            Err(why) => return Path::Off(why),
+            Err(why) => return self.quiet(Path::Off(why), at),
         };
-        if own && let Some(why) = self.why_not_accepted(target.address, at) {
-            return Path::Off(why.to_owned());
-        }
-        if self.now().quiet.is_some_and(|until| at < until) {
-            // A failed attempt is repeated later, and steering that was off for another reason is on again.
-            let failed = Some(self.now().path.clone()).filter(|path| matches!(path, Path::Failed(_)));
-            return failed.unwrap_or_else(|| Path::Off("it was not calm a moment ago".to_owned()));
-        }
         if !own {
             return Path::Sibling;
         }
+        if let Some(why) = self.why_not_accepted(target.address, at) {
+            return self.quiet(Path::Off(why.to_owned()), at);
+        }
+        let (is_quiet, before) = {
+            let now = self.now();
+            (at < now.quiet, now.path.clone())
+        };
+        if is_quiet {
+            let failed = matches!(before, Path::Failed(_));
+            return if failed { before } else { Path::Off("it was not calm a moment ago".to_owned()) };
+        }
         let instance = target.instance.clone();
-        self.steer(on, target).map_or_else(|not| not, |()| Path::On(instance))
+        match self.steer(on, target) {
+            Ok(()) => Path::On(instance),
+            Err(path) => self.quiet(path, at),
+        }
+    }
+
+    /// The shims relay, for this reason now and for [`QUIET`] after it.
+    fn quiet(&self, path: Path, at: Instant) -> Path {
+        self.now().quiet = at + self.speedup.of(QUIET);
+        path
     }
 
     /// Why clients that are steered there might not be accepted.
@@ -371,13 +376,11 @@ impl Direct {
     fn record(&self, path: Path, at: Instant) {
         let mut now = self.now();
         if path.is_calm() {
-            (now.ended, now.quiet) = (None, None);
+            now.ended = None;
         } else if now.path.is_calm() {
             // A sibling that hangs steers until its last renewal expires.
             let sibling = if now.path == Path::Sibling { self.lease } else { Duration::ZERO };
-            (now.ended, now.quiet) = (Some(at + sibling), Some(at + self.speedup.of(QUIET)));
-        } else if matches!(path, Path::Failed(_)) && now.quiet.is_none_or(|until| until <= at) {
-            now.quiet = Some(at + self.speedup.of(QUIET));
+            now.ended = Some(at + sibling);
         }
         if now.path == path {
             return;

@@ -164,33 +164,35 @@ async fn its_metrics_are_called_as_the_reference_has_them() {
 }
 
 #[tokio::test]
-async fn after_a_change_the_shims_relay_for_a_while() {
+async fn the_shims_relay_for_a_while_after_the_last_reason_to() {
     let direct = made(DirectMode::On, &["10.0.0.5:6443"], Ok(())).await.unwrap().unwrap();
     let start = Instant::now();
-    let writer = table(&[("a", "127.1.0.1:6443", Observation::Pass)]);
-    let chosen = |at| direct.choose(&mut None, calm(Turn::Sibling, &writer), at);
-    assert_eq!(chosen(start), Path::Sibling, "from the start");
-    direct.record(Path::Sibling, start);
-    direct.record(Path::Off("a sibling joins or leaves".to_owned()), start);
-    let soon = chosen(start + QUIET / 2);
-    assert_eq!(soon.why_not(), Some("it was not calm a moment ago"));
-    direct.record(soon, start + QUIET / 2);
-    assert_eq!(chosen(start + QUIET), Path::Sibling);
+    let instance = table(&[("a", "127.1.0.1:6443", Observation::Pass)]);
+    let chosen = |turn, half| {
+        let at = start + QUIET * half / 2;
+        let path = direct.choose(&mut None, calm(turn, &instance), at);
+        direct.record(path.clone(), at);
+        path
+    };
+    let leaves = Path::Off("a sibling leaves".to_owned());
+    assert_eq!(chosen(Turn::NoShim("a sibling leaves"), 0), leaves);
+    assert_eq!(chosen(Turn::NoShim("a sibling leaves"), 1), leaves);
+    assert_eq!(chosen(Turn::Sibling, 1), Path::Sibling, "a sibling decides for itself");
+    assert_eq!(chosen(Turn::Own, 2).why_not(), Some("it was not calm a moment ago"));
     // What failed is tried again as late.
-    direct.record(Path::Failed("MPTCP".to_owned()), start + QUIET);
-    assert_eq!(chosen(start + QUIET * 3 / 2), Path::Failed("MPTCP".to_owned()));
-    assert_eq!(chosen(start + QUIET * 2), Path::Sibling);
+    let failed = direct.quiet(Path::Failed("MPTCP".to_owned()), start + QUIET * 3 / 2);
+    direct.record(failed.clone(), start + QUIET * 3 / 2);
+    assert_eq!(chosen(Turn::Own, 4), failed);
+    assert_eq!(direct.now().quiet, start + QUIET * 5 / 2);
 }
 
 #[test]
-fn a_crowd_is_over_when_half_of_it_comes() {
+fn a_crowd_is_more_than_calm_within_a_second() {
     let start = Instant::now();
-    let mut pace = Pace::new(100, start, 1000);
-    let mut count = 1000;
-    for (second, more, is_crowd) in [(1, 100, false), (2, 101, true), (3, 51, true), (4, 50, false), (5, 100, false)] {
-        let soon = start + COUNTED_FOR * second - COUNTED_FOR / 2;
-        assert_eq!(pace.is_crowd(count + more, soon), is_crowd, "within second {second}");
-        count += more;
-        assert_eq!(pace.is_crowd(count, start + COUNTED_FOR * second), is_crowd, "in second {second}");
+    let mut pace = Pace { most: 100, began: start, count: 1000 };
+    for (quarters, count, is_crowd) in
+        [(1, 1100, false), (2, 1101, true), (4, 1101, true), (5, 1201, false), (7, 1202, true)]
+    {
+        assert_eq!(pace.is_crowd(count, start + COUNTED_FOR * quarters / 4), is_crowd, "after {quarters} quarters");
     }
 }
