@@ -3,10 +3,9 @@
 //! | subcommand | module | script |
 //! | --- | --- | --- |
 //! | `bench` | [`mod@bench`]: berth against other TCP relays and no relay | `scripts/bench.sh` |
-//! | `storm` | [`storm`]: more clients at once than an apiserver can serve | `scripts/storm.sh` |
 //! | `soak` | [`soak`]: real processes under load and faults, for minutes or hours | `scripts/soak.sh` |
 //!
-//! They share [`process`] (child processes, their logs and memory), [`clients`] (the open loop, and retries), [`server`] (the accept
+//! They share [`process`] (child processes, their logs and memory), [`clients`] (the open loop), [`server`] (the accept
 //! loop), [`client_hello`], [`stats`] and [`markdown`]. The servers that they need are hidden subcommands, which run as
 //! processes of their own.
 
@@ -20,7 +19,6 @@ mod process;
 mod server;
 mod soak;
 mod stats;
-mod storm;
 
 use anyhow::{Context, Result};
 use berth_os::netdevice::{self, InterfaceSetting};
@@ -40,16 +38,11 @@ const EX_UNAVAILABLE: u8 = 69;
 enum Cli {
     /// Measure berth against other TCP relays and against no relay, on loopback
     Bench(bench::options::BenchOptions),
-    /// Let many clients connect at once to an instance behind berth, with the gate and without
-    Storm(storm::StormOptions),
     /// Run berth under load and faults
     Soak(soak::SoakOptions),
     /// The server behind all relays of `bench`
     #[command(hide = true)]
     Backend { address: SocketAddr },
-    /// The server of `storm`, whose handshakes and requests take a given CPU time, in microseconds
-    #[command(hide = true)]
-    BusyInstance { address: SocketAddr, handshake: u64, request: u64 },
     /// The server of `soak`
     #[command(hide = true)]
     Instance(soak::instance::SoakInstanceOptions),
@@ -65,12 +58,8 @@ fn main() -> ExitCode {
     };
     let (name, failed, done) = match cli {
         Cli::Bench(options) => ("bench", EX_UNAVAILABLE, bench::run(&options)),
-        Cli::Storm(options) => ("storm", EX_UNAVAILABLE, success(storm::run(&options))),
         Cli::Soak(options) => ("soak", 1, soak::run(options)),
         Cli::Backend { address } => ("bench backend", EX_UNAVAILABLE, success(bench::backend::run(address))),
-        Cli::BusyInstance { address, handshake, request } => {
-            ("storm instance", EX_UNAVAILABLE, success(storm::instance::run(address, handshake, request)))
-        }
         Cli::Instance(options) => ("soak instance", 1, success(soak::instance::run(&options))),
     };
     done.unwrap_or_else(|error| {

@@ -8,7 +8,7 @@
 //! * `watch` counts what `writer` writes, `informer` keeps a copy of it, or of what no client writes; all `follow`.
 //! * `storm` are many that come at one moment, and retry.
 //! * `anonymous` is `fresh` alone, and `known` all of them, against another apiserver, for scripts that have one;
-//!   `closed` measures how fast it is, by no timetable; `visitor` is one client whose every step the caller decides.
+//!   `closed` measures how fast it is, by no timetable.
 //! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
 //!
 //! The **control** are the same clients, a few of each, that dial every instance's own address. What
@@ -34,7 +34,6 @@ mod slow;
 mod storm;
 mod timer;
 mod timetable;
-mod visitor;
 mod watch;
 mod writer;
 
@@ -44,7 +43,6 @@ pub use dial::Target;
 pub use grant::grant;
 pub use known::Known;
 pub(crate) use storm::StormClients;
-pub use visitor::{Answer as Answered, Visit, Visitor};
 
 use super::event::{Answer, Attempt, ConnectionKind, Dialed, EventKind, Protocol, StreamEnd, StreamId, StreamKind};
 use super::log::Recorder;
