@@ -8,7 +8,6 @@
 #   --busy       beside four busy loops, a build from nothing that begins again and again, and a loop that writes 8 MiB to the disk
 #                and starts ten processes; what these write is in target/, and removed at the end
 #   --log FILE   where the lines are (target/again.log)
-#   --help       this text
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

@@ -13,9 +13,6 @@
 #   units         the unit tests of all crates
 #   integration   the integration tests of relay, handover, leases and records
 #   rehearse      an upgrade with simulated apiservers, through berth
-#   --help        this text
-#
-# Exit status: 0 all passed; 1 something did not; 64 a wrong argument; 69 something is missing; 70 the build failed.
 
 # shellcheck source=scripts/release/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"

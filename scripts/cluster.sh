@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/cluster.sh [--check] [--keep] [--nodes N] [--vip] [--rate N] [--together] [--bridge BERTH] [--help]
+# usage: scripts/cluster.sh [--check] [--keep] [--nodes N] [--vip] [--rate N] [--together] [--bridge BERTH]
 #                           [SCENARIO...] [-- COMMAND...]
 #
 # Runs `kubeadm init` of the version before the newest in network, mount, PID and UTS namespaces of its own,
@@ -22,17 +22,17 @@
 #                     kubeadm upgrade apply; the control leaves out berth upgrade
 #   judged            a node that is behind berth, by berth upgrade --judge: to a version that lacks an API and is sent back, and to
 #                     a good one; the control writes the manifest
+#   interrupted       a node that is behind berth, by berth upgrade, which gets SIGKILL in each of its steps and is run again: back from a
+#                     flag that no kube-apiserver knows, then to the newest version; the control writes the manifest
 #   killed            a flag changed again and again, and each time a process of the bridge gets SIGKILL, at another step
 #   all of them if none is given. With --nodes 3:
 #   guide             Kubernetes' guide to upgrades with kubeadm, node after node: kubeadm, drain, kubelet, uncordon
-#   kubelet           the newest kubelet, node after node
 #   behind            berth upgrade and kubeadm, node after node, all behind berth; one upgrade fails, two are begun at once
 #   dead              one of three nodes dies in the middle of its upgrade, and another is upgraded
 #
 #   --check           build and start nothing: exit with 69 if something is missing
 #   --keep            keep the directories with the logs, and print where they are; failures keep them too
 #   --nodes N         3: three control-plane nodes with an etcd member each, a worker, and HAProxy in front of them (1)
-#   --vip             with --nodes 3: an address that moves from node to node instead of HAProxy
 #   --rate N          new TLS connections a second, each way (50; 10 with --nodes 3)
 #   --together        both halves of a scenario at the same time
 #   --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but
@@ -40,23 +40,19 @@
 #   COMMAND...        run this on the node when the cluster is ready, and no scenario: bash, for example.
 #                     $OLD and $NEW are the two versions, $PROGRAMS has a directory of programs for each. With --nodes 3 it runs
 #                     outside of the nodes, with the cluster's KUBECONFIG.
-#   --help            this text
 #
 # Variables:
 #   TLS_LOAD         the client that makes the load; built with cargo if not given
 #   BERTH            the berth of inject, eject and behind, if there is no --bridge; built with cargo if not given
 #   IMAGE, ARCHIVE   the berth that these put before kube-apiserver, as scripts/image.sh prints them, which is run if they are not
 #                    given
-#   CARGO            the cargo command, if not the one on PATH
-#   and those of scripts/kube-apiserver.sh for the newest version
 #
-# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; 70 a build failed; otherwise
-# the COMMAND's own.
+# The exit status of COMMAND is the script's.
 
 export TZ=UTC
 
-# shellcheck source=scripts/e2e/common.sh
-. "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
+# shellcheck source=scripts/stage.sh
+. "$(dirname "${BASH_SOURCE[0]}")/stage.sh"
 # All the time that half a scenario may take, in seconds, for each node.
 readonly LIMIT=1800
 
@@ -68,12 +64,12 @@ readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVI
 declare -rA ADDRESSES=([cp-1]=192.0.2.2 [cp-2]=192.0.2.3 [cp-3]=192.0.2.4 [w-1]=192.0.2.5)
 readonly LB_IP=192.0.2.10
 CONTROLS=()
-readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind judged killed) SCENARIOS_OF_THREE=(guide kubelet behind dead)
+readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind judged interrupted killed) SCENARIOS_OF_THREE=(guide behind dead)
 
 main() {
     local all
-    check=false keep=false together=false vip=false nodes=1 rate='' bridge=''
-    parse_options check keep together vip 'nodes=^[13]$' 'rate=^[1-9][0-9]{0,3}$' bridge=. \
+    check=false keep=false together=false nodes=1 rate='' bridge=''
+    parse_options check keep together 'nodes=^[13]$' 'rate=^[1-9][0-9]{0,3}$' bridge=. \
         "ARGUMENT=$(one_of "${SCENARIOS[@]}" "${SCENARIOS_OF_THREE[@]}")" -- "$@"
     if ((nodes == 1)); then all=("${SCENARIOS[@]}") rate=${rate:-50}; else all=("${SCENARIOS_OF_THREE[@]}") rate=${rate:-10}; fi
     if [[ $bridge ]]; then
@@ -86,18 +82,12 @@ main() {
     for scenario in "${scenarios[@]}"; do
         [[ " ${all[*]} " == *" $scenario "* ]] || wrong_usage "$scenario is not one of those with --nodes $nodes: ${all[*]}"
     done
-    # shellcheck source=scripts/node/outside.sh
-    . "$root/scripts/node/outside.sh"
-    # shellcheck source=scripts/node/inside.sh
-    . "$root/scripts/node/inside.sh"
     # shellcheck source=scripts/cluster/images.sh
     . "$root/scripts/cluster/images.sh"
     # shellcheck source=scripts/cluster/outside.sh
     . "$root/scripts/cluster/outside.sh"
     # shellcheck source=scripts/cluster/node.sh
     . "$root/scripts/cluster/node.sh"
-    # shellcheck source=scripts/cluster/streams.sh
-    . "$root/scripts/cluster/streams.sh"
     # shellcheck source=scripts/cluster/clients.sh
     . "$root/scripts/cluster/clients.sh"
     # shellcheck source=scripts/cluster/judge.sh

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/direct.sh [--keep] [--help] [PART...]
+# usage: scripts/direct.sh [--keep] [PART...]
 #
 # Real kube-apiservers behind `berth serve --direct on`, in network namespaces that it makes and removes; what is asserted is seen from
 # outside, by clients, in audit logs and in answers. Needs root that may load BPF
@@ -8,33 +8,26 @@
 #
 #   sources    the client address in audit logs, and priority and fairness, by every way to the node; compared with the relay
 #   upgrade    to the newest version and back, under new connections; compared with an instance without berth
-#   fallback   instances that cannot be steered to: the shims relay, and log why
 #   killed     SIGKILL of the instance, SIGKILL and SIGSTOP of the shim; each compared with the relay
-#   streams    kubectl logs -f, exec and port-forward in a cluster of scripts/cluster.sh, which needs more
 #   speed      requests a second and CPU time; compared with no berth, the relay, and HAProxy if it is there
-#   the first three if none is given
+#   the first two if none is given
 #
 #   --keep     keep the directory with the logs, and print where it is; failures keep it too
-#   --help     this text
 #
 # Variables:
 #   BERTH      the berth to test; built with cargo if not given, for speed as a release
-#   CARGO      the cargo command, if not the one on PATH
-#   and those of scripts/kube-apiserver.sh for the newest version
-#
-# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; 70 a build failed.
 
 export TZ=UTC
 
-# shellcheck source=scripts/e2e/common.sh
-. "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
+# shellcheck source=scripts/stage.sh
+. "$(dirname "${BASH_SOURCE[0]}")/stage.sh"
 # An address that the node has later than its shim.
 readonly VIP=192.0.2.9
-# Berths of their own on the node, for instances that cannot be steered to, and for what is measured.
-readonly LAME_IP=192.0.2.4 RELAYED_IP=192.0.2.5 STEERED_IP=192.0.2.6 HAPROXY_IP=192.0.2.7
+# Berths of their own on the node, for what is measured.
+readonly RELAYED_IP=192.0.2.5 STEERED_IP=192.0.2.6 HAPROXY_IP=192.0.2.7
 # Each instance's --shutdown-delay-duration, in seconds.
 readonly -A DELAY=([old]=0 [new]=5)
-readonly SHORT=(sources upgrade fallback) PARTS=(sources upgrade fallback killed streams speed)
+readonly SHORT=(sources upgrade) PARTS=(sources upgrade killed speed)
 
 main() {
     local part
@@ -52,19 +45,15 @@ main() {
     . "$root/scripts/direct/sources.sh"
     # shellcheck source=scripts/direct/upgrade.sh
     . "$root/scripts/direct/upgrade.sh"
-    # shellcheck source=scripts/direct/fallback.sh
-    . "$root/scripts/direct/fallback.sh"
     # shellcheck source=scripts/direct/killed.sh
     . "$root/scripts/direct/killed.sh"
-    # shellcheck source=scripts/direct/streams.sh
-    . "$root/scripts/direct/streams.sh"
     # shellcheck source=scripts/direct/speed.sh
     . "$root/scripts/direct/speed.sh"
 
     need_root "network namespaces"
     need_tools ip nft openssl jq curl "${CARGO:=cargo}"
     need_versions
-    NEW_KUBE_APISERVER=$KUBE_APISERVER version=$NEW
+    NEW_KUBE_APISERVER=$KUBE_APISERVER
     need_program BERTH berth debug
     need_clients
     set_stage

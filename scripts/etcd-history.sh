@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/etcd-history.sh [--short | --pause MIB] [--changes N] [--each N] [--seed N] [--etcd VERSION]... [--keep] [--check] [--help]
+# usage: scripts/etcd-history.sh [--short | --pause MIB] [--changes N] [--each N] [--seed N] [--etcd VERSION]... [--keep] [--check]
 #
 # A real etcd with one member is replaced under `berth bridge` again and again, while clients read, write, compare and swap,
 # and watch, and while etcd, the temporary etcd and the bridge are killed, hang, are defragmented and compacted at random
@@ -19,17 +19,9 @@
 #   --etcd VERSION     3.5 or 3.6; several take turns (both; with --short 3.6)
 #   --keep             keep the data and the logs, and print where they are; failures keep them too
 #   --check            only check that all is there, without building
-#   --help             this text
 #
 # Variables:
 #   BERTH      the berth to test; built with cargo if not given
-#   CARGO      the cargo command, if not the one on PATH
-#   OLD_ETCD   an etcd 3.5, instead of the built one
-#   HISTORY    the program of tests/etcd-history, instead of the built one
-#   and those of scripts/kube-apiserver.sh
-#
-# Exit status: 0 all held, and the control was found; 1 something did not; 64 a wrong argument; 69 something is missing;
-# 70 a build failed.
 
 # shellcheck source=scripts/etcd/stage.sh
 . "$(dirname "${BASH_SOURCE[0]}")/etcd/stage.sh"

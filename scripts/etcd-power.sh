@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/etcd-power.sh [--copies N] [--seed N] [--etcd VERSION]... [--keep] [--check] [--help]
+# usage: scripts/etcd-power.sh [--copies N] [--seed N] [--etcd VERSION]... [--keep] [--check]
 #
 # What a power loss leaves of a real etcd that is replaced under `berth bridge`. etcd's data is on ext4, in an image that lies
 # on a btrfs in another image, both mounted by loop devices; a copy of the inner image by reflink is what the disk has at that
@@ -14,12 +14,8 @@
 #   --etcd VERSION     3.5 or 3.6; of several each has its part of the copies (both)
 #   --keep             keep the images and the logs, and print where they are; failures keep them too
 #   --check            only check that all is there, without building
-#   --help             this text
 #
 # Variables: those of scripts/etcd-history.sh
-#
-# Exit status: 0 every copy was whole, and the control lacked something; 1 something was not so; 64 a wrong argument;
-# 69 something is missing; 70 a build failed.
 
 # shellcheck source=scripts/etcd/stage.sh
 . "$(dirname "${BASH_SOURCE[0]}")/etcd/stage.sh"

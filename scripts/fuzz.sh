@@ -9,11 +9,8 @@
 #   --seed N      of what is random (1)
 #   --keep DIR    keeps new inputs that reach new code in DIR/TARGET, and begins with what is there
 #   --build       builds them, and runs none
-#   --help        this text
 #
 # An input that breaks a target is left in target/fuzz/artifacts/TARGET, and the command that repeats it is printed.
-#
-# Exit status: 0 nothing was found; 1 something was; 64 a wrong argument; 69 something is missing; 70 a build failed.
 
 export RUST_BACKTRACE=0
 

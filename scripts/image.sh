@@ -13,14 +13,12 @@
 #   --check           build nothing: exit with 69 if there is no archive, or one older than the sources
 #   --verify          build a second time, from a clone of what is committed, in another directory and with
 #                     another CARGO_HOME: exit with 1 if the digest is another
-#   --help            this text
 #
 # Variables:
 #   SOURCE_DATE_EPOCH   the image's time, in seconds since 1970, if not the time of the commit
 #   and those of scripts/static.sh
 #
-# Exit status: 0 done; 1 --verify found another digest; 64 a wrong argument; 69 something is missing;
-# 70 the build failed, or an image is larger than 8 MB.
+# Exit status 1: --verify found another digest. 70, too: an image is larger than 8 MB.
 
 # shellcheck source=scripts/release/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"

@@ -24,8 +24,13 @@ die() {
 
 unavailable() { die $EX_UNAVAILABLE "$@"; }
 
-# usage: prints the comment at the head of the script
-usage() { awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$root/scripts/${0##*/}"; }
+# usage: prints the comment at the head of the script, and what holds for all
+usage() {
+    awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$root/scripts/${0##*/}"
+    echo "
+--help prints this text. The variable CARGO names another cargo than that on PATH. Exit status, if nothing else is said: 0 all is well;
+1 something is not; 64 a wrong argument; 69 something is missing; 70 a build failed."
+}
 
 # wrong_usage MESSAGE…
 wrong_usage() { die $EX_USAGE "$*; see --help"; }
@@ -125,18 +130,48 @@ need_program() {
     printf -v "$1" %s "$(realpath -- "${!1}")"
 }
 
-# need_kubernetes: sets the variables of scripts/kube-apiserver.sh for the newest version, which it builds if it is not there
-need_kubernetes() {
+# need_image: IMAGE and ARCHIVE, berth's image, as scripts/image.sh prints them
+need_image() {
     local found
-    found=$("$root/scripts/kube-apiserver.sh") || exit
+    [[ -z ${ARCHIVE:-} ]] || return 0
+    found=$("$root/scripts/image.sh" --check 2>/dev/null) || found=$("$root/scripts/image.sh") || exit
     eval "$found"
 }
 
-# need_versions: the same, OLD_KUBE_APISERVER of the version before, and OLD and NEW, what the two call themselves
-need_versions() {
+# go_build NAME MODULE OUTPUT OPTION…: sets `built`, the directory with what a Go module makes. It is in the cache, under this name, once all
+# of it is there; with $check nothing is built.
+go_build() {
+    local name=$1 module=$2 output=$3 go cache=${BERTH_TEST_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/berth-e2e}
+    built=$(realpath -m -- "$cache/$name")
+    [[ ! -d $built ]] || return 0
+    ! ${check:-false} || unavailable "missing: $name, which scripts/${0##*/} builds with Go"
+    go=$(command -v -- "${GO:-go}") || unavailable "no Go here, which builds $name: put Go on PATH"
+    mkdir -p "$cache"
+    exec 9>"$cache/.lock"
+    flock 9
+    # Another may have built it meanwhile.
+    [[ ! -d $built ]] || return 0
+    say "building $name"
+    rm -rf -- "$built.new"
+    mkdir -- "$built.new"
+    # Without the lock's descriptor: what Go leaves running must not keep others waiting.
+    env -u GOOS -u GOARCH CGO_ENABLED=0 GOWORK=off "$go" -C "$module" build -o "$built.new/$output" "${@:4}" >&2 9>&- ||
+        die $EX_SOFTWARE "$name: no build; Go's reason is above"
+    mv -T -- "$built.new" "$built"
+    exec 9>&-
+}
+
+# need_kubernetes [VERSION]: sets the variables of scripts/kube-apiserver.sh, which builds what is not there
+need_kubernetes() {
     local found
-    found=$(kubernetes_of "$(previous_version)") || exit
-    OLD_KUBE_APISERVER=$(eval "$found" && echo "$KUBE_APISERVER")
+    found=$("$root/scripts/kube-apiserver.sh" "$@") || exit
+    eval "$found"
+}
+
+# need_versions: for the newest version, OLD_KUBE_APISERVER of the version before, and OLD and NEW, what the two call themselves
+need_versions() {
+    need_kubernetes "$(previous_version)"
+    OLD_KUBE_APISERVER=$KUBE_APISERVER
     need_kubernetes
     # shellcheck disable=SC2034
     OLD=$(kubernetes_version "$OLD_KUBE_APISERVER") NEW=$(kubernetes_version "$KUBE_APISERVER")
@@ -146,12 +181,6 @@ need_versions() {
 kubernetes_version() { "$1" --version | sed 's/^Kubernetes //'; }
 
 previous_version() { pinned_versions | tail -n 2 | head -n 1; }
-
-# kubernetes_of VERSION [--check]: scripts/kube-apiserver.sh without the variables, which are for the newest version
-kubernetes_of() (
-    unset "${!KUBE@}"
-    "$root/scripts/kube-apiserver.sh" "$@"
-)
 
 # What an option does not set is to be the default, and no proxy may be between clients and servers.
 clean_environment() { unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY; }

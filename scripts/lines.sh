@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# usage: scripts/lines.sh [--check] [--help]
+# usage: scripts/lines.sh [--check]
 #
 # Prints the tokens of Rust of each crate: words, numbers, strings and single signs, without comments. No formatting changes
 # this size. Tests are counted apart: files below directories tests/, testing/ and fuzz/, files tests.rs, and modules behind
 # #[cfg(test)]. Then the lines of scripts and of documents.
 #
 #   --check   fail where a crate, their sum, the tests or the scripts exceed the budget in CONTRIBUTING.md
-#   --help    this text
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/manifests.sh [--help]
+# usage: scripts/manifests.sh
 #
 # Tests berth inject, berth eject and the manifests in examples/ with a real kubeadm, kube-apiserver and
 # kubectl, and the chart charts/berth with helm, in a network namespace and a directory of its own. Needs root,
@@ -8,14 +8,9 @@
 #
 # Variables:
 #   BERTH   the berth to test; built with cargo if not given
-#   and those of scripts/kube-apiserver.sh
-#
-# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; 70 a build failed.
 
-# shellcheck source=scripts/e2e/common.sh
-. "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
-# shellcheck source=scripts/e2e/stage.sh
-. "$root/scripts/e2e/stage.sh"
+# shellcheck source=scripts/stage.sh
+. "$(dirname "${BASH_SOURCE[0]}")/stage.sh"
 readonly IMAGE=registry.example/berth:v0.1.0
 # All the time that it may take, in seconds.
 readonly LIMIT=300

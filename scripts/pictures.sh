@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/pictures.sh [--help] [NAME...]
+# usage: scripts/pictures.sh [NAME...]
 #
 # Runs what each NAME says and draws what it printed into docs/NAME.svg, if it ended well. The picture is of a terminal of 120 columns, of
 # status of 140.
@@ -18,12 +18,10 @@
 #                     given
 #   TLS_LOAD, CARGO   as scripts/cluster.sh takes them
 #
-# Exit status: 0 written; 64 a wrong argument; 69 something is missing; 70 a build failed; else that of what was run.
+# Else the exit status is that of what was run.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-# shellcheck source=scripts/node/outside.sh
-. "$root/scripts/node/outside.sh"
 # Lengths are counted in characters, not in bytes.
 export LC_ALL=C.UTF-8
 readonly NAMES=(rehearse bridge status)

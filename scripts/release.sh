@@ -23,14 +23,12 @@
 #   --check           build nothing: try what is in DIR
 #   --verify          build a second time, from a clone, in another directory and with another CARGO_HOME: exit
 #                     with 1 if a file differs
-#   --help            this text
 #
 # Variables:
 #   SOURCE_DATE_EPOCH   the time of the files, in seconds since 1970, if not that of the commit
 #   and those of scripts/static.sh
 #
-# Exit status: 0 done; 1 a file is not as it should be, or --verify found another; 64 a wrong argument, or
-# something is not committed; 69 something is missing; 70 the build failed.
+# Exit status 1: a file is not as it should be, or --verify found another. 64, too: something is not committed.
 
 umask 022
 

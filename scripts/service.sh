@@ -1,29 +1,23 @@
 #!/usr/bin/env bash
-# usage: scripts/service.sh [--upgrades N] [--away SECONDS]... [--cost] [--keep] [--help]
+# usage: scripts/service.sh [--upgrades N] [--away SECONDS]... [--keep]
 #
 # Upgrades of a real kube-apiserver behind berth, in network namespaces that it makes and removes, judged at the Service
 # `kubernetes`: by clients that dial its address through a real kube-proxy, and by what that has in the kernel. Then etcd
-# stops for a while, a shim is killed, and each of the rights is missing once.
+# stops for a while, and a shim is killed.
 # Needs root, ip, nft, openssl, jq, cargo and the binaries of scripts/kube-apiserver.sh, which it builds if they are
 # not there.
 #
 #   --upgrades N       upgrades with --cluster, and as many without (3)
 #   --away SECONDS     for so long etcd is stopped (20)
-#   --cost             measure what 3 and 7 nodes write, which takes 4 minutes more
 #   --keep             keep the directory with the logs, and print where it is; failures keep it too
-#   --help             this text
 #
 # Variables:
 #   BERTH      the berth to test; built with cargo if not given
-#   CARGO      the cargo command, if not the one on PATH
-#   and those of scripts/kube-apiserver.sh
-#
-# Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; 70 a build failed.
 
 export TZ=UTC
 
-# shellcheck source=scripts/e2e/common.sh
-. "$(dirname "${BASH_SOURCE[0]}")/e2e/common.sh"
+# shellcheck source=scripts/stage.sh
+. "$(dirname "${BASH_SOURCE[0]}")/stage.sh"
 
 # New connections a second.
 readonly rate=$LEAST_RATE
@@ -32,20 +26,15 @@ readonly -A DELAY=()
 
 main() {
     local seconds
-    keep=false cost=false upgrades=3 away=()
-    parse_options keep cost 'upgrades=^[1-9][0-9]{0,2}$' 'away+=^[1-9][0-9]{0,2}$' -- "$@"
+    keep=false upgrades=3 away=()
+    parse_options keep 'upgrades=^[1-9][0-9]{0,2}$' 'away+=^[1-9][0-9]{0,2}$' -- "$@"
     ((${#away[@]})) || away=(20)
     # All the time that it may take, in seconds.
     LIMIT=$((240 + 60 * upgrades + $(IFS=+ && echo "${away[*]}") * 2))
-    ! $cost || LIMIT=$((LIMIT + 400))
     # shellcheck source=scripts/service/stage.sh
     . "$root/scripts/service/stage.sh"
-    # shellcheck source=scripts/service/slices.sh
-    . "$root/scripts/service/slices.sh"
     # shellcheck source=scripts/service/seen.sh
     . "$root/scripts/service/seen.sh"
-    # shellcheck source=scripts/service/rights.sh
-    . "$root/scripts/service/rights.sh"
 
     need_root "network namespaces"
     need_tools ip nft openssl jq "${CARGO:=cargo}"
@@ -59,10 +48,7 @@ main() {
     upgrade_all kept
     shim_killed
     for seconds in "${away[@]}"; do etcd_away "$seconds"; done
-    credentials_that_are_none
-    rights_that_are_missing
     killed_is_forgotten
-    ! $cost || measure_cost
     lone_shim
     heading "$upgrades upgrades without it"
     upgrade_all plain
@@ -146,8 +132,7 @@ shim_killed() {
     await 10 "100 connections more" answers_are $(($(answers) + 100))
     now 'at[killed-over]'
     figures=$(at_service "${at[killed]}" "${at[killed-over]}")
-    refused=$("$TLS_LOAD" judge kinds "$work/load.out" "${at[killed]}" | sed -n 's/.*refused \([0-9]*\).*/\1/p')
-    refused=${refused:-0}
+    refused=$(judge "map(select(.began >= ${at[killed]} and lost and (.detail | kind) == \"refused\")) | length" "$work/load.out")
     row "connections to $SERVICE_IP" "$(words_of "$figures"); $refused refused"
     expect "connections refused when a shim was killed" "$refused" -eq 0 load.log
     # Those that it was relaying at that moment.
@@ -200,20 +185,13 @@ etcd_away() {
 # The last shim of the node ends, and then its slice must have gone before it stops listening; the apiserver stays. It comes
 # back, and so does the slice.
 lone_shim() {
-    local deleted listening
     say "a lone shim ends and comes back"
     heading "a lone shim ends"
-    sample_listeners &
-    pid[sampler]=$!
     now 'at[lone]'
     stop "$instance" 20
     await 10 "its Lease to be removed" have_leases no "$NODE.$instance"
-    kill "${pid[sampler]}"
-    deleted=$(answered DELETE "/endpointslices/berth-$NODE-ipv4" "${at[lone]}")
-    listening=$(awk 'NF > 1 { last = $1 } END { print last }' "$work/listeners")
-    row "slice removed" "$(((listening - ${deleted:-0}) / 1000)) ms before it was last seen listening"
-    expect "the slice is removed" "${deleted:-none}" != none "$instance.log"
-    # By what the shim did, one after the other: samples are milliseconds apart, and the audit log tells of an answer after it.
+    now 'at[lone-over]'
+    expect "what is removed" "$(removed "${at[lone]}" "${at[lone-over]}" | xargs)" == "berth-$NODE-ipv4 $NODE.$instance" slices.log leases.log
     expect "the slice is removed before the shim stops listening" \
         "$(grep -oE 'is out of the Service|INFO left' "$work/$instance.log" | paste -sd ' ')" == "is out of the Service INFO left" "$instance.log"
     expect "its exit status" "${exits[$instance]}" == 0 "$instance.log"
@@ -228,23 +206,6 @@ lone_shim() {
     await 20 "it to serve without --cluster" shims_are joined 1
     await 20 "kube-proxy to send clients there" proxied
     await 10 "100 connections more" answers_are $(($(answers) + 100))
-}
-
-# What the writers of Leases cost etcd, compared with kube-apiserver's own writes.
-measure_cost() {
-    local nodes number name names leases
-    heading "what nodes write into etcd, in a minute"
-    for nodes in 1 3 7; do
-        names=() leases=()
-        for ((number = 2; number <= nodes; number++)); do names+=("cost-$number") leases+=("cost-$number.cost-$number"); done
-        for name in "${names[@]}"; do start_other_node "$name"; done
-        # Each slice that is none is removed once, after 30 s.
-        await 60 "the Leases, and what is done once" settled "${names[@]}"
-        say "counting what is written, $nodes nodes"
-        row "$nodes nodes" "$(written_in 60)"
-        for name in "${names[@]}"; do stop "$name" 10; done
-        await 10 "their Leases to be removed" have_leases no "${leases[@]}"
-    done
 }
 
 end_load() {

@@ -8,15 +8,12 @@
 #   --target TRIPLE   another target of this machine's kernel, such as aarch64-unknown-linux-gnu (rustup target add; Debian's
 #                     gcc-aarch64-linux-gnu and libc6-dev-arm64-cross) or x86_64-unknown-linux-musl (needs a musl-gcc)
 #   CARGO_OPTION...   what to build, for cargo build (--package berth, with the features of the image)
-#   --help            this text
 #
 # Variables:
 #   BERTH_REVISION     what the metric berth_build_info names as its revision, if not git's commit
 #   CARGO, RUSTC       the commands, if not those on PATH
 #   CARGO_HOME, CARGO_TARGET_DIR
 #                      as Cargo reads them (~/.cargo, target)
-#
-# Exit status: 0 built; 64 a wrong argument; 69 something is missing; 70 the build failed.
 
 # shellcheck source=scripts/release/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"

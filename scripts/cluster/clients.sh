@@ -17,7 +17,7 @@ declare -A WORDS=(
     [new]="new connections, as admin" [kept]="kept connections" [watch]="watches" [informer]="informers" [quiet]="quiet informers"
     [events]="events of watches and informers" [logs]="kubectl logs -f" [exec]="kubectl exec" [port-forward]="kubectl port-forward"
 )
-# That do something again and again, and that stay open: as fields 1, 3 and 4 of a way's lines, and as lines of streams.
+# That do something again and again, and that stay open.
 readonly LOOPS=(kubectl election) STREAMS=(logs exec port-forward)
 # Of the one that is known by a certificate, through the Service; its streams' names begin with them.
 readonly KINDS=(new kept watch informer quiet)
@@ -42,6 +42,37 @@ start_clients() {
     stream port-forward forward 8080 "$PROGRAMS/$OLD/kubectl" --kubeconfig "$work/admin.conf" --cache-dir "$work/node/cache-far"
     for name in "${STREAMS[@]}"; do await 20 "kubectl $name" flows "$name"; done
     for way in "${WAYS[@]}"; do await 20 "connections: ${way%% *}" answers_are $((3 * rate)) "${way%% *}"; done
+}
+
+# What the pods of the test run.
+readonly TOOL_IMAGE=localhost/tool:test
+
+# A pod whose container prints a line each 100 ms, and echoes on port 8080.
+make_tool() {
+    kubectl create -f - >>"$work/kubectl.log" 2>&1 <<TEXT
+apiVersion: v1
+kind: Pod
+metadata: {name: tool}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+    - {name: tool, image: $TOOL_IMAGE, imagePullPolicy: Never, command: [/usr/local/bin/pause, serve]}
+TEXT
+    # After a gap the scheduler's informers come back with client-go's delays, of up to a minute.
+    await 180 "the tool's pod to be ready" tool_is_ready
+}
+tool_is_ready() { [[ $(kubectl get pod tool -o 'jsonpath={.status.containerStatuses[0].ready}') == true ]]; }
+
+# forward PORT KUBECTL…: becomes a process on another host that sends lines through a forwarded port, and prints what comes back. It ends
+# with kubectl, or with what it forwards.
+forward() {
+    # shellcheck disable=SC2016
+    exec ip netns exec far bash -c '
+        "$@" port-forward pod/tool "$0:8080" >/dev/null &
+        trap "kill $! 2>/dev/null" EXIT
+        trap "exit" TERM
+        until exec 3<>"/dev/tcp/127.0.0.1/$0"; do kill -0 $! || exit; sleep 0.1; done 2>/dev/null
+        while echo line >&3 && read -rt 15 -u 3 line; do echo "$line"; sleep 0.1; done' "$@"
 }
 
 # With a leader of the test's own.
@@ -85,9 +116,10 @@ run_again() {
     while [[ ! -e $work/over ]]; do
         local from to left status=0 detail=-
         now from
-        ("$@") >"$work/$name.last" 2>&1 || { status=lost detail=$(tail -n 1 "$work/$name.last" | cut -c 1-200); }
+        # Without what JSON would have to escape.
+        ("$@") >"$work/$name.last" 2>&1 || { status=lost detail=$(tail -n 1 "$work/$name.last" | tr -cd ' !#-[]-~' | cut -c 1-200); }
         now to
-        echo "$from - ${status/#0/ok} $((to - from)) $detail"
+        echo "{\"began\":$from,\"client\":\"-\",\"outcome\":\"${status/#0/ok}\",\"took\":$((to - from)),\"detail\":\"$detail\"}"
         left=$((seconds * 1000000 - to + from))
         ((left <= 0)) || pause "$((left / 1000000)).$(printf %06d $((left % 1000000)))"
     done >"$work/$name.out" 2>"$work/$name.log" &
@@ -130,60 +162,42 @@ end_clients() {
     for name in "${LOOPS[@]}"; do await 30 "$name to end" has_ended "$name"; done
 }
 
-# count_lost: a row for each way, of what began since at[begin]; sets lost[WAY], of which WAY.lost has a line each: when it began and
-# ended
+# count_lost: a row for each way, of what began since at[begin]; sets lost[WAY], of which WAY.lost has the spans
 count_lost() {
-    local name
+    local name slow log from=${at[begin]}
     declare -gA lost=()
-    for name in "${KINDS[@]}"; do grep " $name-" "$work/kinds.out" >"$work/$name.out" || :; done
-    judged told kept
     # At a rate of new connections that is too much for the machine, kube-apiserver itself ends some: no proxy has a part in it.
-    judged slow new "$work"/{,cp-*/}node/{var/log/pods/*_kube-apiserver-*/kube-apiserver/*,run/berth-bridge/kube-apiserver}.log
+    slow=$(for log in "$work"/{,cp-*/}node/{var/log/pods/*_kube-apiserver-*/kube-apiserver/*,run/berth-bridge/kube-apiserver}.log; do
+        [[ ! -e $log ]] || cat "$log"
+    done | grep -c 'timeout waiting for SETTINGS frames from' || :)
+    of_kind new "slow($slow)"
+    of_kind kept told
+    for name in watch informer quiet; do of_kind $name .; done
     heading "$(printf '  %-34s %8s %6s %8s %9s  %s' "way" "answered" "lost" "lost for" "longest" "lost how")"
     for name in "${WAYS[@]%% *}" "${LOOPS[@]}" "${KINDS[@]}"; do
-        awk -v from="${at[begin]}" '$1 >= from && $3 == "lost" { printf "%.0f %.0f\n", $1, $1 + $4 }' "$work/$name.out" >"$work/$name.lost"
-        row "${WORDS[$name]}" "$(figures "$name")"
-        [[ $name != @(new|kept) ]] || {
-            grep '/write ' "$work/$name.out" >"$work/$name-writes.out" || :
-            row "  writes among them" "$(figures "$name-writes")"
-        }
+        judge "losses($from)[]" "$work/$name.out" >"$work/$name.lost"
+        row "${WORDS[$name]}" "$(judge "figures($from)" "$work/$name.out")"
+        [[ $name != @(new|kept) ]] || row "  writes among them" "$(judge "map(select(.write)) | figures($from)" "$work/$name.out")"
     done
     heading "$(printf '  %-34s %8s %6s %9s' "stream" "ended" "failed" "away for")"
     for name in "${STREAMS[@]}"; do
-        began_in_vain "$name" | cut -d' ' -f1,3 >"$work/$name.lost"
+        began_in_vain "$name" | awk '{ print "[" $1 ", " $3 "]" }' >"$work/$name.lost"
         row "${WORDS[$name]}" "$(away "$name")"
     done
-    for name in kept watch informer quiet; do
-        row "${WORDS[$name]}" "$(awk -v from="${at[begin]}" '
-            $1 >= from && $3 == "ended" { n[$5]++ }
-            $1 >= from && $3 == "told" { answers++ }
-            END {
-                printf "%8d ended: %d told by the apiserver, %d cut", n["told,"] + n["cut,"], n["told,"], n["cut,"]
-                if (answers) printf "; told by an answer 503 or 429: %d", answers
-            }' "$work/$name.out")"
-    done
-    row "slow, ended by kube-apiserver" "$(grep -c ' slow ' "$work/new.out")"
+    for name in kept watch informer quiet; do row "${WORDS[$name]}" "$(judge "ends($from)" "$work/$name.out")"; done
+    row "slow, ended by kube-apiserver" "$(judge 'map(select(.outcome == "slow")) | length' "$work/new.out")"
     # They are read back at the end.
-    row "acknowledged writes of clients" "$(grep -c '/write ok ' "$work/kinds.out" || :)"
+    row "acknowledged writes of clients" "$(judge 'map(select(.write and good)) | length' "$work/kinds.out")"
     expect "acknowledged writes that are gone" "$(grep -E 'objects (are not there|could not be listed)' "$work/kinds.log" || :)" == ""
     # What a watch missed is lost by whoever lost it, at no time that could be known.
-    awk '$3 == "flawed" { for (n = $5 + $7; n; n--) print 0, 0 }' "$work/kinds.out" >"$work/events.lost"
-    row "${WORDS[events]}" "$(awk '$3 == "whole" || $3 == "flawed" { n++; whole += $3 == "whole"; lists += $9 }
-        END { printf "%8d of %d whole, %d lists again", whole, n, lists }' "$work/kinds.out")"
+    judge '.[] | range((.missed // 0) + (.twice // 0)) | [0, 0]' "$work/kinds.out" >"$work/events.lost"
+    row "${WORDS[events]}" "$(judge 'map(select(.outcome == "whole" or .outcome == "flawed"))
+        | "\(map(select(.outcome == "whole")) | length | pad(8)) of \(length) whole, \(map(.lists) | add) lists again"' "$work/kinds.out")"
     for name in "${!WORDS[@]}"; do lost[$name]=$(wc -l <"$work/$name.lost"); done
 }
 
-# judged HOW NAME [LOG...]: its lines are replaced by those of the judge
-judged() {
-    local how=$1 name=$2 log logs=()
-    shift 2
-    for log; do [[ ! -e $log ]] || logs+=("$log"); done
-    "$TLS_LOAD" judge "$how" "$work/$name.out" "${logs[@]}" >"$work/$name.judged"
-    mv "$work/$name.judged" "$work/$name.out"
-}
-
-# figures WAY: as the heading says
-figures() { "$TLS_LOAD" judge kinds "$work/$1.out" "${at[begin]}"; }
+# of_kind KIND FILTER: the lines of its clients
+of_kind() { judge "map(select(.client | startswith(\"$1-\"))) | $2 | .[]" "$work/kinds.out" >"$work/$1.out"; }
 
 # began_in_vain STREAM: those that gave nothing
 began_in_vain() { awk -v from="${at[begin]}" -v to="${at[end]}" '$1 >= from && $3 <= to && !$2' "$work/$1.out"; }

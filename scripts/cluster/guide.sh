@@ -29,27 +29,6 @@ guide_ends() {
     done
 }
 
-# Where kubeadm has upgraded everything else.
-kubelet_begins() {
-    local node
-    excuses=(kubelet)
-    [[ $bridge ]] || excuses+=(etcd)
-    for node in "${CONTROLS[@]}"; do
-        on "$node" put_program kubeadm "$NEW"
-        # shellcheck disable=SC2046
-        bridge='' step "$node" "kubeadm upgrade, before" $(upgrade_of "$node")
-    done
-    await_pods
-}
-kubelet_operates() {
-    local node
-    for node in "${CONTROLS[@]}"; do kubelet_of "$node"; done
-}
-kubelet_ends() {
-    local node
-    for node in "${CONTROLS[@]}"; do await 60 "kubelet $NEW on $node" on "$node" has_kubelet "$NEW"; done
-}
-
 # Each is behind berth, and is upgraded by the commands of docs/upgrade.md; the control leaves out `berth upgrade`. On the second one an
 # upgrade fails, and then two operators upgrade two of them at once.
 behind_begins() {

@@ -25,6 +25,23 @@ pack_images() {
     export IMAGES
 }
 
+# image NAME BINARY [FILE…]: as an archive to standard output, an image that holds one program, where Kubernetes' own
+# images have it, and files where they are here
+image() {
+    local dir binary layer
+    dir=$(mktemp -d "$work/image.XXXXXX") binary=$(realpath -- "$2")
+    tar -C / --transform 's|.*/|usr/local/bin/|' -cf "$dir/layer.tar" "${binary#/}"
+    (($# < 3)) || tar -C / --dereference -rf "$dir/layer.tar" "${@:3}" 2>/dev/null
+    layer=$(sha256sum "$dir/layer.tar" | cut -d' ' -f1)
+    jq -n --arg layer "sha256:$layer" --arg program "/usr/local/bin/$(basename "$binary")" --arg machine "$(uname -m)" '{
+        os: "linux", architecture: ({x86_64: "amd64", aarch64: "arm64"}[$machine] // $machine),
+        config: {Env: ["PATH=/usr/local/bin:/usr/sbin"], Entrypoint: [$program]},
+        rootfs: {type: "layers", diff_ids: [$layer]}}' >"$dir/config.json"
+    jq -n --arg name "$1" '[{Config: "config.json", RepoTags: [$name], Layers: ["layer.tar"]}]' >"$dir/manifest.json"
+    tar -C "$dir" -cf - manifest.json config.json layer.tar
+    rm -r "$dir"
+}
+
 # images_of VERSION, image_of NAME VERSION: as kubeadm of this version calls them
 images_of() { "$(binary_of kubeadm "$1")" config images list --kubernetes-version "$1" 2>>"$work/images.log"; }
 image_of() { images_of "$2" | grep "/$1:"; }

@@ -76,7 +76,7 @@ watch_away() {
         if is_there "$1"; then
             [[ -z $gone ]] || {
                 now to
-                echo "$((from - LATE[$1])) $to"
+                echo "[$((from - LATE[$1])), $to]"
             }
             gone='' from=$to
         else
@@ -92,15 +92,17 @@ is_there() (
     exec 3<>"/dev/tcp/127.0.0.1/$port" && printf 'GET %s HTTP/1.0\r\n\r\n' "$path" >&3 && read -rt 2 -u 3 line && [[ $line == *' 200 '* ]]
 ) 2>/dev/null
 
-# unexcused WAY: of its lost ones, how many neither were under way nor began while one of the excuses was away, nor for as long again
-# and 2 s: gRPC, which kube-apiserver has to etcd, dials again after 1 s, then after 1.6 times as long each time.
-unexcused() (cd "$work" && "$TLS_LOAD" judge unexcused "$1.lost" "${excuses[@]/%/.away}")
+# unexcused WAY: how many of its lost ones no absence of one of the excuses explains
+unexcused() {
+    for name in "${excuses[@]}"; do cat "$work/$name.away"; done >"$work/excused"
+    judge 'unexcused($away)' "$work/$1.lost" --slurpfile away "$work/excused"
+}
 
 # away_for NAME: and what was lost meanwhile, and until when
 away_for() {
-    local lost=("${!WORDS[@]}")
-    lost=("${lost[@]/#/$work/}")
-    "$TLS_LOAD" judge away "$work/$1.away" "${lost[@]/%/.lost}"
+    local name
+    for name in "${!WORDS[@]}"; do cat "$work/$name.lost"; done >"$work/lost"
+    judge 'away($lost)' "$work/$1.away" --slurpfile lost "$work/lost"
 }
 
 # How often each Lease got another holder.
@@ -123,7 +125,7 @@ certificates() {
 # Those that are others than before.
 renewed() { comm -13 "$work/certificates.before" <(certificates) | cut -d' ' -f1 | xargs | sed 's/^$/none/'; }
 
-longest_between() { "$TLS_LOAD" judge silence "$work/$1.out" "${at[begin]}" "${at[end]}"; }
+longest_between() { judge "silence(${at[begin]}; ${at[end]}) | \"\(seconds) s\"" "$work/$1.out"; }
 
 # By the node, microseconds.
 cpu_used() {

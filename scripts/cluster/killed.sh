@@ -137,7 +137,7 @@ killed_judges() {
     for each in "${kills[@]}"; do
         read -r victim when killed gone back end status <<<"$each"
         read -r lost later swallowed again longest how < <(kill_figures "$killed" "$gone" "$back" "$end")
-        cut=$(awk -v from="$killed" -v to="$gone" '$3 == "ended" && $1 >= from && $1 <= to + 1e6' "$work/kinds.out" | wc -l)
+        cut=$(judge "during($killed; $gone + 1e6) | map(select(.outcome == \"ended\")) | length" "$work/kinds.out")
         row "$victim: ${SAID[$when]}" "$(printf '%6d %6d %6.1fs %6.1fs %5d  %s' "$lost" "$later" "$again" "$longest" "$cut" "$how")"
         expect "swallowed after the kill: $victim, $when" "$swallowed" -eq 0
         # Nothing listens then.
@@ -150,5 +150,6 @@ killed_judges() {
 # victim's end; never answered or refused in time since the node's own is ready; seconds until each way is answered again;
 # the longest wait in seconds; lost how
 kill_figures() {
-    "$TLS_LOAD" judge killed "$@" $LONGEST_WAIT "$work"/{service,address,vip,ipv6,node,localhost}.out
+    jq -nRr -L "$root/scripts" "include \"judge\"; files | killed($1; $2; $3; $4; $LONGEST_WAIT)" \
+        "$work"/{service,address,vip,ipv6,node,localhost}.out
 }

@@ -37,6 +37,34 @@ make_machine() {
     echo "$NODE" >/proc/sys/kernel/hostname
 }
 
+# make_mounts DIRECTORY…: directories that are written to are the node's own, and only in this mount namespace. Of the
+# given ones it sees what the machine has, and what it writes there is its own, too.
+make_mounts() {
+    local directory setting value
+    for directory in "$@"; do
+        mkdir "$work/node/upper-${directory//\//-}" "$work/node/overlay-${directory//\//-}"
+        mount -t overlay overlay "/$directory" -o \
+            "lowerdir=/$directory,upperdir=$work/node/upper-${directory//\//-},workdir=$work/node/overlay-${directory//\//-}"
+    done
+    mkdir -p /etc/kubernetes
+    for directory in run var/log var/lib etc/kubernetes; do
+        mkdir -p "$work/node/$directory"
+        mount --bind "$work/node/$directory" "/$directory"
+    done
+    # The kubelet would set these for the whole machine; so it finds them set.
+    while read -r setting value; do
+        echo "$value" >"$work/node/${setting//\//.}"
+        mount --bind "$work/node/${setting//\//.}" "/proc/sys/$setting"
+    done <<'TEXT'
+vm/overcommit_memory 1
+vm/panic_on_oom 0
+kernel/panic 10
+kernel/panic_on_oops 1
+kernel/keys/root_maxkeys 1000000
+kernel/keys/root_maxbytes 25000000
+TEXT
+}
+
 start_services() {
     echo 1 >/proc/sys/net/ipv4/ip_forward
     # Each client gets the ICMP error when the Service has no address: by default the kernel sends one a second.
@@ -232,7 +260,15 @@ etcd: {local: {extraArgs: [{name: unsafe-no-fsync, value: "true"}$( ((nodes == 1
 ---
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
-$(kubelet_settings)
+cgroupDriver: cgroupfs
+# Where the machine has it.
+failCgroupV1: false
+failSwapOn: false
+oomScoreAdj: 0
+localStorageCapacityIsolation: false
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: 1Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%}
+volumePluginDir: /var/lib/kubelet/volume-plugins
 ---
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration

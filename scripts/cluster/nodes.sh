@@ -24,14 +24,8 @@ start_cluster() {
     usual_logs=(haproxy.out cp-1/kubelet.log)
     for node in "${CONTROLS[@]}" $WORKER; do start_node "$node"; done
     for node in "${CONTROLS[@]}" $WORKER; do await 300 "$node to have its images" test -e "$work/$node/started"; done
-    if $vip; then
-        keep_vip >"$work/vip.out" &
-        pid[vip]=$!
-        needed[vip]=
-    else
-        balancer_configuration >"$work/haproxy.cfg"
-        start_needed haproxy balancer haproxy -db -f "$work/haproxy.cfg"
-    fi
+    balancer_configuration >"$work/haproxy.cfg"
+    start_needed haproxy balancer haproxy -db -f "$work/haproxy.cfg"
     on cp-1 by_kubeadm init --upload-certs || fail "kubeadm init"
     cp "$work/cp-1/node/etc/kubernetes/admin.conf" /etc/kubernetes/admin.conf
     cp "$work/cp-1/node/etc/kubernetes/pki/ca.crt" "$work/ca.crt"
@@ -44,8 +38,7 @@ start_cluster() {
 # kube-proxy wrote.
 make_networks() {
     local name
-    declare -A hosts=([far]=$FAR_IP)
-    $vip || hosts[balancer]=$LB_IP
+    declare -A hosts=([far]=$FAR_IP [balancer]=$LB_IP)
     for name in "${!ADDRESSES[@]}"; do hosts[$name]=${ADDRESSES[$name]}; done
     ip link set lo up
     ip link add name switch type bridge
@@ -122,36 +115,6 @@ backend apiserverbackend
     balance roundrobin
 TEXT
     for node in "${CONTROLS[@]}"; do echo "    server $node ${ADDRESSES[$node]}:$PORT check verify none"; done
-}
-
-# The same address, on one of the nodes, as keepalived has it there by the same document: each node asks itself every 3 s, 10 failures take it
-# out and 2 answers bring it back, and the first node is preferred. Prints when it moved, and where to.
-keep_vip() {
-    local node holder='' wanted=cp-1 moved
-    declare -A passed=([cp-1]=2 [cp-2]=2 [cp-3]=2) failed=()
-    while :; do
-        [[ $holder == "$wanted" ]] || {
-            [[ ! $holder ]] || ip -n "$holder" addr del $LB_IP/32 dev eth0
-            ip -n "$wanted" addr add $LB_IP/32 dev eth0
-            # What an announcement by ARP does.
-            ip neigh flush to $LB_IP
-            ip -all netns exec ip neigh flush to $LB_IP >/dev/null
-            holder=$wanted
-            now moved
-            echo "$moved $holder"
-        }
-        pause 3
-        for node in "${CONTROLS[@]}"; do
-            if ip netns exec "$node" curl --silent --max-time 2 --insecure --output /dev/null "https://localhost:$PORT/"; then
-                ((++passed[$node] < 2)) || failed[$node]=0
-            else
-                passed[$node]=0
-                ((failed[$node] += 1))
-            fi
-        done
-        for node in "${CONTROLS[@]}" "$holder"; do ((${failed[$node]:-0} >= 10)) || break; done
-        wanted=$node
-    done
 }
 
 kubectl() { "$PROGRAMS/$OLD/kubectl" --kubeconfig /etc/kubernetes/admin.conf --cache-dir "$work/cache" --request-timeout 15s "$@"; }

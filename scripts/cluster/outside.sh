@@ -1,9 +1,11 @@
 # shellcheck shell=bash
-# Part of scripts/cluster.sh, outside of the nodes: what they need, and one new cluster after another.
+# Part of scripts/cluster.sh, outside of the nodes: what they need, one new cluster after another, their namespaces and cgroups, and
+# the removal of these.
 
 need_all() {
-    need_node nft openssl losetup cc
-    ((nodes == 1)) || need_tools haproxy nsenter killall curl
+    need_root "namespaces and cgroups"
+    need_tools ip jq unshare setpriv containerd ctr runc nft openssl losetup killall cc "${CARGO:=cargo}"
+    ((nodes == 1)) || need_tools haproxy nsenter
     [[ -e /etc/protocols ]] || unavailable "missing: /etc/protocols (Debian: netbase)"
     [[ -x /usr/lib/cni/ptp ]] || unavailable "missing: /usr/lib/cni/ptp (Debian: containernetworking-plugins)"
 }
@@ -18,10 +20,9 @@ prepare() {
     PROGRAMS=$work/programs
     found=$("$root/scripts/kube-apiserver.sh") || exit
     NEW=$(link_programs "$found")
-    found=$(kubernetes_of "$(previous_version)") || exit
+    found=$("$root/scripts/kube-apiserver.sh" "$(previous_version)") || exit
     OLD=$(link_programs "$found")
     need_clients
-    unset "${!KUBE@}"
     export OLD NEW PROGRAMS TLS_LOAD KUBERC=off
     pack_images
     ! needs_berth || have_image
@@ -40,7 +41,7 @@ link_programs() {
 }
 
 # needs_berth: does one of the scenarios?
-needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ ((in|e)ject|behind|judged|dead)\  ]]; }
+needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ ((in|e)ject|behind|judged|interrupted|dead)\  ]]; }
 
 # What berth puts into the manifest.
 have_image() {
@@ -65,7 +66,6 @@ begin_half() {
     local name=$1
     shift
     ! $keep || set -- --keep "$@"
-    ! $vip || set -- --vip "$@"
     (enter_node --nodes "$nodes" --rate "$rate" "$@") <&0 &
     pid[$name]=$!
 }
@@ -96,3 +96,79 @@ each_scenario() {
         exit 1
     }
 }
+
+# Whether the binaries are there, and namespaces and cgroups can be made.
+check_node() {
+    "$root/scripts/kube-apiserver.sh" --check "$(previous_version)" >/dev/null || exit
+    "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
+    unshare --net --mount --pid --uts --fork --mount-proc true || unavailable "no namespaces can be made here"
+    cgroup=berth-$program.check-$$
+    trap remove_cgroups EXIT
+    make_cgroups
+}
+
+# enter_node ARGUMENTS…: runs this script again, as the first process of the node's namespaces; all others in them end with it.
+enter_node() {
+    local status=0
+    work=$(mktemp -d -t "berth-$program.XXXXXX")
+    trap leave_node EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    cgroup=$(basename "$work")
+    make_cgroups
+    export BERTH_NODE_FOLDER=$work BERTH_NODE_CGROUP=$cgroup
+    # In the background, so that traps run at once.
+    setpriv --pdeathsig KILL unshare --net --mount --pid --uts --fork --kill-child --mount-proc \
+        "$root/scripts/$program.sh" "$@" <&0 &
+    pid[node]=$!
+    wait "${pid[node]}" || status=$?
+    unset 'pid[node]'
+    exit $status
+}
+
+leave_node() {
+    local status=$? directory
+    trap - EXIT
+    trap '' INT TERM
+    if [[ -n ${pid[node]:-} ]]; then
+        kill -KILL "${pid[node]}" 2>/dev/null || :
+        wait "${pid[node]}" 2>/dev/null || :
+    fi
+    remove_cgroups || say "cgroups are left: $cgroup"
+    # The logs of all containers.
+    for directory in "$work" "$work"/{cp,w}-*; do
+        mv -- "$directory/node/var/log/pods" "$directory" 2>/dev/null || :
+        rm -rf -- "$directory"/{node,never}
+    done
+    if $keep || { ((status)) && ((!${#command[@]})); }; then
+        say "logs: $work"
+    else
+        rm -rf -- "$work"
+    fi
+    exit "$status"
+}
+
+# One in each hierarchy, for the kubelet to make its own in.
+make_cgroups() {
+    local hierarchy
+    while read -r hierarchy; do
+        mkdir "$hierarchy/$cgroup" || unavailable "no cgroup can be made in $hierarchy"
+    done < <(cgroup_hierarchies)
+}
+
+remove_cgroups() {
+    local hierarchy tries=0 left
+    while :; do
+        left=()
+        while read -r hierarchy; do
+            [[ ! -d $hierarchy/$cgroup ]] || find "$hierarchy/$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null ||
+                left+=("$hierarchy")
+        done < <(cgroup_hierarchies)
+        ((${#left[@]})) || return 0
+        # Processes that were killed a moment ago may still be in them.
+        ((tries++ < 50)) || return 1
+        sleep 0.1
+    done
+}
+
+cgroup_hierarchies() { awk '$3 == "cgroup" || $3 == "cgroup2" { print $2 }' /proc/self/mounts; }

@@ -122,7 +122,7 @@ bad_flag_ends() {
 }
 
 # The newest kubelet, put in place and restarted: kubeadm's next step after the control plane. Of another minor version it restarts
-# each static pod.
+# each static pod. Meanwhile containerd is killed, too.
 kubelet_begins() {
     excuses=(kubelet)
     [[ $bridge ]] || excuses+=(etcd)
@@ -135,6 +135,8 @@ kubelet_begins() {
 # shellcheck disable=SC2317
 new_kubelet() {
     systemctl stop kubelet
+    killall -s SIGKILL containerd
+    until ctr version >/dev/null 2>&1; do sleep 0.1; done
     install "$PROGRAMS/$NEW/kubelet" /usr/bin/kubelet
     systemctl daemon-reload
     systemctl start kubelet
@@ -248,6 +250,53 @@ judged_ends() {
     await 120 "kube-apiserver $NEW" serves "$NEW"
     expect "kube-apiserver behind berth" "$(is_behind_berth && echo yes)" == yes
     [[ -z $bridge ]] || expect "verdicts" "$(grep -c 'good: [0-9]* requests' "$work/operator.log")" -eq 2 operator.log
+}
+
+# A node that is behind berth, by a command that gets SIGKILL in each step, when that has just begun and when it is under way, and is run
+# again each time: back from a flag that no kube-apiserver knows, then to the new version.
+interrupted_begins() {
+    judged_begins
+    with="berth upgrade, killed again and again"
+}
+interrupted_operates() {
+    local step delay before=$work/node/before.yaml upgrades=/etc/kubernetes/berth/upgrade.json kills=0
+    if [[ ! $bridge ]]; then
+        cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml
+        return
+    fi
+    cp $manifests/kube-apiserver.yaml "$before"
+    sed 's/^\( *- \)--allow-privileged=true$/&\n\1--no-such-flag/' "$before" >"$work/node/unknown-flag.yaml"
+    upgrade_killed_at withdraw 0 --manifest "$work/node/unknown-flag.yaml"
+    on_the_node "$BERTH" upgrade >>"$work/operator.log" 2>&1 || status=$?
+    expect "exit status of what was rolled back" "$status" -eq 1 operator.log
+    expect "lines with kube-apiserver's own reason" "$(grep -c 'unknown flag: --no-such-flag' "$work/operator.log")" -ge 1 operator.log
+    expect "kube-apiserver after the way back" "$(pgrep -x kube-apiserver)" == "$instance" operator.log
+    expect "what differs in the manifest after the way back" "$(cmp "$before" $manifests/kube-apiserver.yaml)" == ""
+    for step in start-temporary settle-temporary stop-old start-canonical settle-canonical stop-temporary; do
+        for delay in 0 0.5; do
+            upgrade_killed_at $step $delay --manifest "$work/node/next.yaml"
+            kills=$((kills + 1))
+        done
+    done
+    status=0
+    on_the_node "$BERTH" upgrade --manifest "$work/node/next.yaml" >>"$work/operator.log" 2>&1 || status=$?
+    row "berth upgrade got SIGKILL" "$kills times on its way to $NEW"
+    expect "a state that is left" "$([[ ! -e $upgrades ]] || echo yes)" == "" operator.log
+}
+# upgrade_killed_at STEP DELAY OPTION…: as its state names the step
+upgrade_killed_at() {
+    (join_cgroup operator && unset "${!BERTH_@}" && exec "$BERTH" upgrade --settle 5s "${@:3}") >>"$work/operator.log" 2>&1 &
+    pid[upgrade]=$!
+    await 120 "berth upgrade to begin $1" grep "\"$1\"" $upgrades
+    pause "$2"
+    kill_now upgrade
+}
+interrupted_ends() {
+    ((status == 0)) || fail "berth upgrade" operator.log
+    await 120 "kube-apiserver $NEW" serves "$NEW"
+    expect "kube-apiserver behind berth" "$(is_behind_berth && echo yes)" == yes
+    expect "what differs from what was upgraded to" "$(cmp "$work/node/next.yaml" $manifests/kube-apiserver.yaml)" == ""
+    expect "kube-apiservers" "$(pgrep -c -x kube-apiserver)" -eq 1
 }
 
 # A node that is behind berth, upgraded by the very commands of docs/upgrade.md. The control leaves out `berth upgrade`.

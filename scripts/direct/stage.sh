@@ -2,8 +2,8 @@
 # Part of scripts/direct.sh: the node, and the direct path in shims' status.
 
 # The other addresses that kube-apiserver's certificate names.
-readonly OTHER_IPS="$VIP $OBSERVER_IP $LAME_IP $RELAYED_IP $STEERED_IP $HAPROXY_IP $CLIENT_IP"
-usual_logs=({a,old,new,last,lame}{,-api}.log observer.log kube-proxy.log)
+readonly OTHER_IPS="$VIP $OBSERVER_IP $RELAYED_IP $STEERED_IP $HAPROXY_IP $CLIENT_IP"
+usual_logs=({a,old,new,last}{,-api}.log observer.log kube-proxy.log)
 
 # What makes listeners of Go's as the kernel can steer to them, and as Go makes them by default where the kernel has MPTCP.
 readonly PLAIN=multipathtcp=0 MULTIPATH=multipathtcp=2
@@ -13,17 +13,6 @@ need_observer() {
     [[ -z ${pid[observer]:-} ]] || return 0
     say "starting kube-apiserver $NEW without berth"
     GODEBUG=$MULTIPATH start_observer
-}
-
-# need_instance: a, with a shim that steers
-need_instance() {
-    need_observer
-    [[ -z ${pid[a]:-} ]] || return 0
-    say "starting a, kube-apiserver $NEW"
-    direct=(--direct on)
-    start_pod a
-    await 60 "a to serve" shims_are joined 1
-    await 10 "a to steer" steers a
 }
 
 # of_direct INSTANCE FILTER: by jq, of the direct path in its shim's status

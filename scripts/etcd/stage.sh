@@ -10,32 +10,22 @@ readonly NODE_IP=10.77.0.1
 
 # need_etcds: ETCD and OLD_ETCD of the version before, HISTORY, which makes histories and judges them, and BERTH
 need_etcds() {
-    local cache=${BERTH_TEST_CACHE:-${XDG_CACHE_HOME:-${HOME:-}/.cache}/berth-e2e}
     need_kubernetes
-    need_module OLD_ETCD "$cache" "$MODULE/v3.5" etcd-v3.5 etcd
-    need_module HISTORY "$cache" "$MODULE" etcd-history etcd-history
+    need_module v3.5 etcd-v3.5 etcd
+    OLD_ETCD=$built/etcd
+    need_module . etcd-history etcd-history
+    HISTORY=$built/etcd-history
     need_cargo
     need_program BERTH berth "$1"
     # Only now: the builds may need a proxy.
     clean_environment
 }
 
-# need_module VARIABLE CACHE DIRECTORY NAME PROGRAM: VARIABLE as the path of the program that a Go module makes, built once into a directory
-# of this name, if it is not set
+# need_module DIRECTORY NAME PROGRAM: of tests/etcd-history
 need_module() {
-    local hash target go
-    [[ -z ${!1:-} ]] || return 0
-    hash=$({ uname -sm && cat "$3"/go.mod "$3"/go.sum "$3"/*.go; } | sha256sum | cut -c 1-12)
-    target=$2/$4-$hash/$5
-    if [[ ! -x $target ]]; then
-        go=$(command -v -- "${GO:-go}") || unavailable "no Go here, which builds $4: put Go on PATH"
-        say "building $4"
-        mkdir -p "${target%/*}"
-        env -u GOOS -u GOARCH CGO_ENABLED=0 GOWORK=off "$go" -C "$3" build -trimpath -buildvcs=false -mod=readonly \
-            -ldflags="-s -w" -o "$target.$$" . >&2 || die $EX_SOFTWARE "$4: no build; Go's reason is above"
-        mv -T -- "$target.$$" "$target"
-    fi
-    printf -v "$1" %s "$target"
+    local hash
+    hash=$(cd "$MODULE/$1" && { uname -sm && cat go.mod go.sum ./*.go; } | sha256sum | cut -c 1-12)
+    go_build "$2-$hash" "$MODULE/$1" "$3" -trimpath -buildvcs=false -mod=readonly -ldflags="-s -w" .
 }
 
 # in_namespaces SECONDS COMMAND…: on a node of its own: network, mounts and processes end with it, and it ends after SECONDS
@@ -53,7 +43,7 @@ in_namespaces() {
 begin_work() {
     if $check; then
         "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
-        [[ -n ${OLD_ETCD:-} && -n ${HISTORY:-} ]] || need_tools "${GO:-go}"
+        need_tools "${GO:-go}"
         exit
     fi
     need_etcds release

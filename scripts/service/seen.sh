@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Part of scripts/service.sh: what looks on, and what was seen.
+# Part of scripts/service.sh: what looks on, what was seen, and the EndpointSlices of the Service `kubernetes`: how long they had no address.
 
 # at_service FROM TO: of the connections that began in it: number, lost, longest in microseconds, and apart from what is lost, how
 # many the instance itself ended without an answer. With --shutdown-delay-duration=0 it does so with a few that it had already
@@ -13,8 +13,7 @@ at_service() {
         printf -v next '%(%FT%T)T' $(((start + took) / 1000000 + 1))
         ! grep -qsE "^($second|$next)\..* connection ended client=$client .* down=[1-9][0-9]* .*outcome=\"closed\"" "$work"/i*.log ||
             ended=$((ended + 1))
-    done < <(awk -v from="$1" -v to="$2" '$1 >= from && $1 < to && $3 != "ok" && $5 == "request:" && $6 == "closed" { print $1, $2, $4 }' \
-        "$work/load.out")
+    done < <(judge "during($1; $2)[] | select(.detail == \"request: closed\") | \"\(.began) \(.client) \(.took)\"" "$work/load.out")
     echo "$number $((lost - ended)) $longest $ended"
 }
 
@@ -50,12 +49,6 @@ have_leases() {
     done
 }
 
-# settled NODE…: another node's address was in the Service for long enough, so what could be of theirs there is removed
-settled() {
-    local name
-    for name in "$@"; do grep -q 'is out of the Service kubernetes' "$work/$name.log" || return; done
-}
-
 # lease_events FROM TO: lines "TIME TYPE NAME NODE"
 lease_events() {
     jq -Rr --argjson from "$1" --argjson to "$2" '
@@ -87,27 +80,77 @@ removed() {
     done
 }
 
-# answered METHOD PATH_END SINCE: when an instance had answered such a request with 200, in microseconds
-answered() {
-    jq -r --arg verb "${1,,}" --arg path "$2" --argjson since "$3" '
-        def us: (.[0:19] + "Z" | fromdateiso8601) * 1000000 + (.[20:26] | tonumber);
-        select(.verb == $verb and .stage == "ResponseComplete" and .responseStatus.code == 200 and (.requestURI | endswith($path)))
-        | (.stageTimestamp | us) | select(. >= $since)' "$work/audit-$instance.json" | head -n 1
+readonly SLICES="/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes"
+
+# Each line with the time when it came, in microseconds.
+stamp() {
+    local line
+    while IFS= read -r line; do printf '%s %s\n' "${EPOCHREALTIME/./}" "$line"; done
 }
 
-# written_in SECONDS: what etcd was given in that time, by its own count
-written_in() {
-    local before after
-    before=$(etcd_counts)
-    pause "$1"
-    after=$(etcd_counts)
-    awk -v seconds="$1" '{ split($0, n); if (NR == 1) split($0, b) }
-        END { printf "%.2f writes/s, %.0f bytes/s", (n[1] - b[1]) / seconds, (n[2] - b[2]) / seconds }' <<<"$before"$'\n'"$after"
+# record NAME PATH: a list and all that changes in it, in NAME.seen
+record() {
+    follow_list "$@" >>"$work/$1.seen" 2>>"$work/$1.log" &
+    pid[record-$1]=$!
+    await 20 "the list of $1" test -s "$work/$1.seen"
 }
 
-etcd_counts() {
-    ip netns exec "$node" "$KUBECTL" --server http://127.0.0.1:2379 get --raw /metrics | awk '
-        $1 == "etcd_mvcc_put_total" { puts = $2 }
-        $1 == "etcd_debugging_mvcc_total_put_size_in_bytes" { bytes = $2 }
-        END { printf "%d %d\n", puts, bytes }'
+follow_list() {
+    local list version child
+    trap 'kill "$child"; exit' TERM
+    while :; do
+        if list=$(kubectl get --raw "$2"); then
+            version=$(jq -r .metadata.resourceVersion <<<"$list")
+            jq -c '{type: "LIST", object: .}' <<<"$list" | stamp
+            ip netns exec "$client" "$KUBECTL" "${kubectl_options[@]}" --request-timeout 0 \
+                get --raw "$2&watch=1&timeoutSeconds=7200&resourceVersion=$version" > >(stamp) &
+            child=$!
+            wait "$child" || :
+        fi
+        pause 0.2
+    done
 }
+
+# changes OF: lines "TIME ADDRESSES NAMES", each time how many addresses are ready from then on: in all slices of the
+# Service (union), or for the Service in the kernel, 0 or 1
+changes() {
+    if [[ $1 == kernel ]]; then
+        # kube-proxy has a set of the Services that reject.
+        awk -v ip=$SERVICE_IP -v port=$SERVICE_PORT '
+            index($0, "no-endpoint-services") && index($0, ip " . 6 . " port) {
+                if ($2 == "add") print $1, 0
+                if ($2 == "delete") print $1, 1
+            }' "$work/kernel.seen"
+        return
+    fi
+    jq -Rnr '
+        def ready: [.endpoints[]? | select(.conditions.ready != false) | .addresses[]];
+        foreach inputs as $line ({slices: {}};
+            ($line | index(" ")) as $i | .time = $line[:$i] | ($line[$i + 1:] | fromjson) as $event | $event.object as $o
+            | if $event.type == "LIST" then .slices = ($o.items | map({key: .metadata.name, value: ready}) | from_entries)
+              elif $event.type == "DELETED" then del(.slices[$o.metadata.name])
+              elif $event.type == "BOOKMARK" or $event.type == "ERROR" then .
+              else .slices[$o.metadata.name] = ($o | ready) end;
+            "\(.time) \([.slices[][]] | unique | length) \([.slices | to_entries[] | select(.value != []) | .key] | sort | join(","))")
+    ' "$work/slices.seen"
+}
+
+# spells OF FROM TO: how often nobody was there
+spells() { spells_of "$@" | wc -l; }
+
+# spells_of OF FROM TO: a line each, how long in microseconds. What is at FROM counts.
+spells_of() {
+    changes "$1" | awk -v from="$2" -v to="$3" '
+        function ends(at) { if (began != "") { print at - began; began = "" } }
+        $1 >= to { exit }
+        { if ($1 < from) { empty = $2 == 0; next } }
+        !started { started = 1; if (empty) began = from }
+        $2 == 0 && began == "" { began = $1 }
+        $2 > 0 { ends($1) }
+        END { if (!started && empty) began = from; ends(to) }'
+}
+
+longest_spell() { spells_of union "$1" "$2" | sort -n | tail -n 1 | awk '{ printf ", the longest %.1f s", $1 / 1e6 }'; }
+
+# The slices that name somebody now.
+slices_in_service() { changes union | tail -n 1 | cut -d' ' -f3; }

@@ -1,8 +1,6 @@
 # shellcheck shell=bash
 # Part of scripts/service.sh and scripts/direct.sh: the node's other processes, and its shims' rights.
 
-# shellcheck source=scripts/e2e/clients.sh
-. "$root/scripts/e2e/clients.sh"
 # Where the Service is.
 readonly SERVICE_IP=10.96.0.1 SERVICE_PORT=443
 # An address of the node that is not the berth's. A kube-apiserver stays there all the time and writes no address: kube-proxy and

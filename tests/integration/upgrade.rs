@@ -1,6 +1,6 @@
 //! `berth upgrade` with a stand-in for the kubelet: it runs a directory's static pods as `berth run` processes, with
 //! the kubelet's order and signals. The real kubelet, with real
-//! apiservers, is scripts/kubelet.sh's; this runs anywhere in seconds.
+//! apiservers, is scripts/cluster.sh's; this runs anywhere in seconds.
 
 use crate::stand_in::{API, BROKEN, EMULATES, STAND_IN};
 use crate::support::cluster::Cluster;

@@ -1,34 +1,28 @@
-//! Opens new TLS connections at a steady rate and prints the outcome of each: the clients of a rehearsal
-//! for `scripts/e2e.sh`, `scripts/direct.sh`, `scripts/kubelet.sh` and `scripts/cluster.sh`.
+//! The clients of scripts: opens new TLS connections at a steady rate and prints what came of each.
 //!
 //! Open-loop: connections begin by a timetable, whatever becomes of those before, so that a stall affects as many
-//! as would have come. Nothing is retried: failures are recorded. One line a connection goes to standard
-//! output:
+//! as would have come. Nothing is retried: failures are recorded. A JSON object a line goes to standard output, which
+//! `scripts/judge.jq` judges:
 //!
 //! ```text
-//! START_US CLIENT OUTCOME TOOK_US DETAIL
+//! {"began":1764285120000000,"client":"192.0.2.1:40000","outcome":"ok","took":2143,"detail":"-"}
 //! ```
 //!
-//! `START_US` is the Unix time at which it began, which a slow machine makes late, and `TOOK_US` the time from when it was due
-//! until the answer was complete, both in microseconds. `OUTCOME` is `ok` or `lost`. SIGTERM ends it: no new connection begins,
+//! `began` is the Unix time at which it began, which a slow machine makes late, and `took` the time from when it was due
+//! until the answer was complete, both in microseconds. `outcome` is `ok` or `lost`. SIGTERM ends it: no new connection begins,
 //! and those that did are waited for.
 //!
-//! With a certificate there are all kinds of clients: new connections, kept ones, watches and informers. `CLIENT` is a
-//! name that begins with the kind and ends with `/write` if the request is one, `START_US` when it was due, a line is a request, and all lines come at the end. There are three
-//! outcomes more:
+//! With a certificate there are all kinds of clients: new connections, kept ones, watches and informers. `client` is a
+//! name that begins with the kind, `began` when the request was due, `write` says whether it is one, and all lines come at
+//! the end. There are three outcomes more:
 //!
-//! * `ended`: a kept connection or a watch, at `START_US`. `DETAIL` has `told` if the apiserver announced it inside TLS or else
-//!   `cut`, then how, and whether a request was under way.
-//! * `whole` and `flawed`: a watch or an informer at the end of all. `DETAIL` has events missed and seen twice, and how
-//!   often it listed again.
+//! * `ended`: a kept connection or a watch, at `began`; `told` if the apiserver announced it inside TLS. `detail` is how.
+//! * `whole` and `flawed`: a watch or an informer at the end of all, with events `missed` and seen `twice`, and how
+//!   often it made a list again (`lists`).
 //!
 //! With `--closed` it measures how many requests are answered, and writes one line: `ANSWERS SECONDS`.
-//!
-//! `tls-load judge` reads such lines for scripts; see [`lines`].
 
 #![forbid(unsafe_code)]
-
-mod lines;
 
 use anyhow::{Context, Result, anyhow};
 use berth_rehearse::event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd};
@@ -37,28 +31,25 @@ use berth_rehearse::plan::LoadPlan;
 use berth_rehearse::record::Record;
 use berth_rehearse::stamp::Stamp;
 use berth_rehearse::verdict::Loss;
-use clap::{Parser, Subcommand};
-use lines::{Judge, WRITE};
+use clap::Parser;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use serde_json::json;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Open new TLS connections at a steady rate, without retries
 #[derive(Debug, Parser)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Args {
-    #[command(subcommand)]
-    command: Option<Command>,
     /// Where to connect to
-    #[arg(long, required = true)]
-    server: Option<SocketAddr>,
+    #[arg(long)]
+    server: SocketAddr,
     /// PEM file with the CA of the server's certificate
-    #[arg(long, required = true)]
-    ca: Option<PathBuf>,
+    #[arg(long)]
+    ca: PathBuf,
     /// What to GET; anything but 200 is a failure
     #[arg(long, default_value = "/version", conflicts_with = "client_certificate")]
     path: String,
@@ -88,25 +79,12 @@ struct Args {
     fresh: bool,
 }
 
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Evaluate lines of tls-load
-    #[command(subcommand)]
-    Judge(Judge),
-}
-
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let args = Args::parse();
-    if let Some(Command::Judge(judge)) = &args.command {
-        println!("{}", judge.run()?);
-        return Ok(());
-    }
-    // clap requires both.
-    let (Some(server), Some(ca)) = (args.server, &args.ca) else { return Ok(()) };
-    let read = CertificateDer::pem_file_iter(ca).and_then(Iterator::collect);
-    let rate = args.rate.unwrap_or_default();
-    let ca: Vec<_> = read.with_context(|| ca.display().to_string())?;
+    let (server, rate) = (args.server, args.rate.unwrap_or_default());
+    let read = CertificateDer::pem_file_iter(&args.ca).and_then(Iterator::collect);
+    let ca: Vec<_> = read.with_context(|| args.ca.display().to_string())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let stop = async { _ = terminate.recv().await };
     let (Some(cert), Some(key)) = (&args.client_certificate, &args.client_key) else {
@@ -129,17 +107,18 @@ async fn main() -> Result<()> {
 }
 
 fn write(Connection { began, client, took, result }: Connection) {
-    let began = began.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+    let began = micros(began.duration_since(UNIX_EPOCH).unwrap_or_default());
     let (outcome, detail) = match &result {
         Ok(()) => ("ok", "-"),
         Err(why) => ("lost", why.as_str()),
     };
-    println!("{began} {client} {outcome} {} {detail}", took.as_micros());
+    let line = json!({"began": began, "client": client, "outcome": outcome, "took": micros(took), "detail": detail});
+    println!("{line}");
 }
 
 fn write_all(record: &Record) -> std::io::Result<()> {
     let (now, stamp) = (SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), Stamp::now());
-    let unix = |at: Stamp| now.as_micros().saturating_sub(u128::from(stamp.0.saturating_sub(at.0) / 1000));
+    let unix = |at: Stamp| micros(now).saturating_sub(stamp.0.saturating_sub(at.0) / 1000);
     let mut out = std::io::stdout().lock();
     for Attempt { kind, writes, stream, due, done, answer } in &record.attempts {
         let (outcome, detail) = match answer {
@@ -149,13 +128,18 @@ fn write_all(record: &Record) -> std::io::Result<()> {
             Answer::Failed(how) if *kind == ConnectionKind::Kept && *how != Failure::Unanswered => continue,
             Answer::Failed(how) => ("lost", how.to_string()),
         };
-        let write = if *writes { WRITE } else { "" };
-        writeln!(out, "{} {stream}{write} {outcome} {} {detail}", unix(*due), done.0.saturating_sub(due.0) / 1000)?;
+        let (began, took) = (unix(*due), done.0.saturating_sub(due.0) / 1000);
+        let line = json!({
+            "began": began, "client": stream, "write": writes, "outcome": outcome, "took": took, "detail": detail,
+        });
+        writeln!(out, "{line}")?;
     }
-    for StreamEnd { stream, at, how, in_flight, signed, .. } in &record.ends {
-        let told = if signed.is_some() { "told" } else { "cut" };
-        let when = if *in_flight { "under way" } else { "idle" };
-        writeln!(out, "{} {stream} ended 0 {told}, {how}, {when}", unix(*at))?;
+    for StreamEnd { stream, at, how, signed, .. } in &record.ends {
+        let (began, detail) = (unix(*at), how.to_string());
+        let line = json!({
+            "began": began, "client": stream, "outcome": "ended", "took": 0, "told": signed.is_some(), "detail": detail,
+        });
+        writeln!(out, "{line}")?;
     }
     let watches = record.watches.iter().map(|watch| {
         let (missed, twice) = (watch.count(Loss::EventMissed), watch.count(Loss::EventDuplicated));
@@ -164,10 +148,18 @@ fn write_all(record: &Record) -> std::io::Result<()> {
     let informers = record.informers.iter().map(|i| (&i.id, i.missing + i.stale, i.duplicated, i.relists));
     for (client, missed, twice, lists) in watches.chain(informers) {
         let outcome = if missed + twice == 0 { "whole" } else { "flawed" };
-        writeln!(out, "{} {client} {outcome} 0 {missed} missed, {twice} twice, {lists} lists again", now.as_micros())?;
+        let line = json!({
+            "began": micros(now), "client": client, "outcome": outcome, "took": 0, "detail": "-",
+            "missed": missed, "twice": twice, "lists": lists,
+        });
+        writeln!(out, "{line}")?;
     }
     for trouble in &record.troubles {
         eprintln!("tls-load: {trouble}");
     }
     Ok(())
+}
+
+fn micros(duration: Duration) -> u64 {
+    duration.as_micros() as u64
 }
