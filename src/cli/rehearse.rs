@@ -45,6 +45,10 @@ pub struct RehearseArgs {
     /// Consecutive upgrades, from old to new and back
     #[arg(long, env = "BERTH_REHEARSE_UPGRADES", default_value = "1", value_name = "N", help_heading = REHEARSED)]
     pub upgrades: String,
+    /// Upgrades go on for this long instead, back and forth, each with one fault that --seed draws (of those of --fault, else of all);
+    /// and no shim that lives through them may use more and more memory, descriptors or threads
+    #[arg(long = "for", env = "BERTH_REHEARSE_FOR", value_name = "DURATION", conflicts_with = "upgrades", help_heading = REHEARSED)]
+    pub lasts: Option<String>,
     /// Faults to inject during the upgrades, separated by commas; several run one after the other
     #[arg(long, env = "BERTH_REHEARSE_FAULT", default_value = "none", value_name = "LIST", value_delimiter = ',', value_parser = fault_names(), help_heading = REHEARSED)]
     pub fault: Vec<String>,

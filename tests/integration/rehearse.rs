@@ -117,6 +117,27 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
     assert!(allowed.contains(" streams") && !allowed.contains("refused"), "{said}");
 }
 
+/// Each round has a fault that the seed draws, and the descriptors of the shim that stays are compared.
+#[test]
+fn rounds_go_on_for_a_while() {
+    let args =
+        ["--topology=node", "--for=20s", "--fault=hang,no-descriptors", "--seed=3", "--speedup=5", "--start-delay=0s"];
+    let Some(said) = held(&args) else { return };
+    assert!(said.contains("hang at ") && said.contains("no-descriptors at "), "{said}");
+    assert!(said.contains("verdict: nothing was lost"), "{said}");
+}
+
+/// Without berth, each upgrade loses connections, whatever goes wrong meanwhile.
+#[test]
+fn rounds_without_berth_lose() {
+    let tmp = in_memory();
+    let args = ["--rate=30", "--phase=1s", "--via=none", "--for=1s", "--fault=crash-after-ready", "--start-delay=1s"];
+    let output = rehearsed(&mut rehearse(tmp.path(), &args)).unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("verdict: something was lost"), "{said}");
+}
+
 #[test]
 fn native_sidecars_with_a_slow_start_and_a_crash() {
     let Some(said) = held(&["--topology=native-sidecar", "--fault=slow-start,crash-after-ready", "--speedup=5"]) else {

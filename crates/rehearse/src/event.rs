@@ -78,6 +78,8 @@ pub enum EventKind {
     Steering(Vec<(String, DirectStatus)>),
     /// The shims were asked for the metrics of their gates, by their sockets.
     Gates(Vec<(PathBuf, GateMetrics)>),
+    /// What a shim uses, after a round.
+    Footprint(Footprint),
     /// An apiserver logged a certificate that it does not trust.
     UntrustedCertificate,
     /// Something was not as it should be, in words.
@@ -94,6 +96,17 @@ pub enum Dialed {
     Front,
     /// An instance itself: the control, with nothing in between.
     Instance(String),
+}
+
+/// What a shim uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Footprint {
+    pub pid: u32,
+    /// Memory that no other process shares (RssAnon).
+    pub memory_kib: u64,
+    /// Open descriptors, without those of connections.
+    pub descriptors: u64,
+    pub threads: u64,
 }
 
 /// What can be seen of a fault.

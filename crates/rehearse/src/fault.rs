@@ -46,6 +46,10 @@ pub enum Fault {
     KillOld,
     /// All shims get SIGKILL while both serve
     BothKilled,
+    /// A shim has no descriptor left for 3 s
+    NoDescriptors,
+    /// The clock of all shims jumps by a day or less (needs libfaketime)
+    ClockJump,
     /// The new version answers 500 to one resource
     Errors,
     /// It lists 10 times slower
@@ -136,6 +140,8 @@ impl Fault {
                 "what it had begun to answer waits; when probes have failed, the other one answers all other connections, those that waited \
                  within 3 s; nothing is lost"
             }
+            (Self::NoDescriptors, _) => "clients wait until the shim has descriptors again; nothing is lost",
+            (Self::ClockJump, _) => "nothing is lost, and no client waits",
             (Self::CalmHang | Self::CalmHangShim, _) | (Self::Hang | Self::HangShim, Nothing) => {
                 "clients wait until it goes on; nothing is lost"
             }
@@ -196,9 +202,15 @@ impl Fault {
         matches!(self, Self::KillTemporary | Self::KillOld)
     }
 
+    /// Whether it is done to a shim and never to another relay.
+    pub fn is_of_shims(self) -> bool {
+        matches!(self, Self::NoDescriptors | Self::ClockJump)
+    }
+
     /// Whether it is done to what relays to an instance.
     pub fn needs_a_shim(self) -> bool {
         matches!(self, Self::KillShim | Self::HangShim | Self::BothKilled | Self::CalmKillShim | Self::CalmHangShim)
             || self.needs_a_second_shim()
+            || self.is_of_shims()
     }
 }

@@ -32,6 +32,8 @@ pub(crate) struct StageSetting {
     pub(crate) hold: Duration,
     /// The shims' and bridges' `--speedup`.
     pub(crate) speedup: Speedup,
+    /// The library by which the shims' clock can jump.
+    pub(crate) faketime: Option<PathBuf>,
 }
 
 impl StageSetting {
@@ -53,5 +55,21 @@ impl StageSetting {
     /// Where its shim is.
     pub(crate) fn bridge_run_dir(&self) -> PathBuf {
         self.bridge().join("bridge-shim")
+    }
+    /// File in which libfaketime reads how far the clock is off.
+    pub(crate) fn clock(&self) -> PathBuf {
+        self.dir.join("clock")
+    }
+
+    /// Environment variables by which the wall clock of a shim is read from a file. Its monotonic clock stays the kernel's.
+    pub(crate) fn fake_time(&self) -> Vec<(&'static str, PathBuf)> {
+        let Some(library) = &self.faketime else { return Vec::new() };
+        vec![
+            ("LD_PRELOAD", library.clone()),
+            ("FAKETIME_TIMESTAMP_FILE", self.clock()),
+            ("FAKETIME_NO_CACHE", "1".into()),
+            ("DONT_FAKE_MONOTONIC", "1".into()),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
+        ]
     }
 }

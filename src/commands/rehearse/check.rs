@@ -89,6 +89,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         no_direct: None,
         topology: args.topology,
         upgrades: checks.number("--upgrades", &args.upgrades, UPGRADES),
+        lasts: args.lasts.as_deref().map(|text| checks.duration("--for", text, SHORTEST_PHASE)),
         faults,
         shutdown,
         timing,
@@ -100,7 +101,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         output: Output { json: args.json.clone(), report: args.report.clone() },
     };
     for fault in &plan.faults {
-        for why in misplaced(*fault, &plan) {
+        for why in plan.misplaced(*fault) {
             checks.wrong(format!("--fault {fault}: {why}"));
         }
     }
@@ -112,28 +113,6 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         judge_needs(&plan, &mut checks);
     }
     checks.finish(Some(plan))
-}
-
-/// Why a fault has no place in a plan.
-fn misplaced(fault: Fault, plan: &Plan) -> impl Iterator<Item = &'static str> {
-    let bridged = plan.topology == Topology::Bridge;
-    let rules = [
-        (fault.is_of_calm() && bridged, "it is done without a bridge; leave out --topology bridge"),
-        (
-            fault.needs_a_bridge() && !(bridged && plan.via == Via::Berth),
-            "there is no bridge; give --topology bridge, too, or leave it out",
-        ),
-        (bridged && fault == Fault::BothKilled, "a bridge has one shim; give kill-shim, or leave it out"),
-        (
-            fault.needs_a_second_shim() && plan.via == Via::Haproxy,
-            "--via haproxy has no second shim; leave it out or give --via berth",
-        ),
-        (
-            fault.needs_a_shim() && plan.via == Via::None,
-            "--via none has nothing that relays; leave it out or give another way",
-        ),
-    ];
-    rules.into_iter().filter_map(|(is_wrong, why)| is_wrong.then_some(why))
 }
 
 /// Finds the program of an option.

@@ -149,7 +149,13 @@ impl Check<'_> {
                 self.goes_past();
                 self.waits();
             }
-            Fault::Hang | Fault::HangShim | Fault::BesideHangShim | Fault::CalmHang | Fault::CalmHangShim => {
+            Fault::Hang
+            | Fault::HangShim
+            | Fault::BesideHangShim
+            | Fault::CalmHang
+            | Fault::CalmHangShim
+            | Fault::NoDescriptors
+            | Fault::ClockJump => {
                 self.waits();
             }
             Fault::Errors | Fault::SlowLists | Fault::Webhook | Fault::MissingApi | Fault::Leak => {}
@@ -279,14 +285,14 @@ impl Check<'_> {
         let kept = jitter + hung;
         let patience = |a: &Attempt| if a.kind == ConnectionKind::New { new } else { kept };
         let late = meanwhile().filter(|a| a.done > over.plus(patience(a)) && !self.busy.explains(a)).count();
-        self.seen.push(format!("it hung for {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
+        self.seen.push(format!("it lasted {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
         if late > 0 {
             self.broken.push(format!(
-                "{late} requests waited on after it went on: new connections for more than {new:.1?}, kept ones for more than {kept:.1?}"
+                "{late} requests waited on after it was over: new connections for more than {new:.1?}, kept ones for more than {kept:.1?}"
             ));
         }
         let passed = match fault {
-            Fault::CalmHang | Fault::CalmHangShim => return,
+            Fault::CalmHang | Fault::CalmHangShim | Fault::NoDescriptors | Fault::ClockJump => return,
             _ if standby == Standby::Nothing => return,
             Fault::Hang => noticed,
             _ => Some(at.plus(LEASE + TAKE_OVER + self.slack)),

@@ -8,6 +8,7 @@ mod busy;
 mod ends;
 mod faults;
 mod gate;
+mod growth;
 mod instances;
 mod judged;
 mod losses;
@@ -43,7 +44,7 @@ struct Judge {
 const JUDGE: Judge = Judge { judge: |_, _| {}, section: |_| Section::default() };
 
 /// In the order in which sections are drawn. What is lost is excused by promises, so that these come before it.
-const JUDGES: [Judge; 12] = [
+const JUDGES: [Judge; 13] = [
     requests::REQUESTS,
     faults::FAULTS,
     losses::LOSSES,
@@ -54,6 +55,7 @@ const JUDGES: [Judge; 12] = [
     storm::STORM,
     gate::GATE,
     steering::STEERING,
+    growth::GROWTH,
     marks::MARKS,
     timeline::TIMELINE,
 ];

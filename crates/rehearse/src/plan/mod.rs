@@ -7,6 +7,7 @@ use super::fault::Fault;
 use berth_node::terms::Speedup;
 use berth_options::check::{Checks, Mistakes};
 use berth_shim::config::DirectMode;
+use clap::ValueEnum;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
@@ -76,6 +77,8 @@ pub struct Plan {
     pub topology: Topology,
     /// From old to new and back, in [`UPGRADES`].
     pub upgrades: u32,
+    /// Upgrades go on for this long instead, each with one fault that the seed draws.
+    pub lasts: Option<Duration>,
     /// What goes wrong meanwhile, in this order.
     pub faults: BTreeSet<Fault>,
     /// New versions are judged beside the old one: first one with each of these faults, which is to be sent back.
@@ -200,6 +203,7 @@ impl Default for Plan {
             no_direct: None,
             topology: Topology::Sidecar,
             upgrades: 1,
+            lasts: None,
             faults: BTreeSet::new(),
             judge: None,
             shutdown: Shutdown::default(),
@@ -213,6 +217,49 @@ impl Default for Plan {
 }
 
 impl Plan {
+    /// Why a fault has no place in this rehearsal.
+    pub fn misplaced(&self, fault: Fault) -> impl Iterator<Item = &'static str> {
+        let bridged = self.topology == Topology::Bridge;
+        let apart = matches!(self.topology, Topology::Sidecar | Topology::NativeSidecar | Topology::Node);
+        let rules = [
+            (fault.is_of_calm() && bridged, "it is done without a bridge; leave out --topology bridge"),
+            (
+                fault.needs_a_bridge() && !(bridged && self.via == Via::Berth),
+                "there is no bridge; give --topology bridge, too, or leave it out",
+            ),
+            (bridged && fault == Fault::BothKilled, "a bridge has one shim; give kill-shim, or leave it out"),
+            (
+                fault.is_of_shims() && !apart,
+                "it needs a shim in a process of its own; give --topology sidecar, native-sidecar or node",
+            ),
+            (
+                (fault.needs_a_second_shim() || fault.is_of_shims()) && self.via == Via::Haproxy,
+                "--via haproxy has no such shim; leave it out or give --via berth",
+            ),
+            (
+                fault.needs_a_shim() && self.via == Via::None,
+                "--via none has nothing that relays; leave it out or give another way",
+            ),
+        ];
+        rules.into_iter().filter_map(|(is_wrong, why)| is_wrong.then_some(why))
+    }
+
+    /// True if the shims' clock may jump.
+    pub(crate) fn clock_jumps(&self) -> bool {
+        let faults = if self.lasts.is_some() { self.drawn() } else { Vec::from_iter(self.faults.clone()) };
+        faults.contains(&Fault::ClockJump)
+    }
+
+    /// The faults of which each round has one.
+    pub(crate) fn drawn(&self) -> Vec<Fault> {
+        let has_place =
+            |fault: &Fault| !fault.is_of_judge() && !fault.is_of_calm() && self.misplaced(*fault).next().is_none();
+        match self.faults.is_empty() {
+            true => Fault::value_variants().iter().copied().filter(has_place).collect(),
+            false => self.faults.iter().copied().collect(),
+        }
+    }
+
     /// Goes on without a direct path, for this reason.
     pub fn without_direct(&mut self, why: &str) {
         (self.direct, self.no_direct) = (DirectMode::Off, Some(format!("--direct auto: no direct path: {why}")));

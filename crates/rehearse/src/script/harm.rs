@@ -7,7 +7,7 @@ use crate::instance::InstanceSpec;
 use crate::log::attempts;
 use crate::plan::{LEASE, Topology, UNANSWERED, Via};
 use crate::simulated::HANDSHAKE;
-use crate::stage::Error;
+use crate::stage::{Error, has_faketime};
 use crate::stamp::Stamp;
 use nix::unistd::Pid;
 use std::time::Duration;
@@ -19,6 +19,12 @@ const _: () = assert!(LONGEST_HANG.as_secs() < HANDSHAKE.as_secs());
 
 /// Waits below this are those of a rehearsal in which nothing goes wrong.
 const CALM: Duration = Duration::from_secs(1);
+
+/// How long a shim has no descriptor left, or a wrong clock.
+const STARVED: Duration = Duration::from_secs(3);
+
+/// Farthest jump of a clock, in seconds.
+const DAY: i64 = 24 * 60 * 60;
 
 /// How long a shim hangs beyond its lease.
 const BEYOND_LEASE: Duration = Duration::from_secs(3);
@@ -88,6 +94,10 @@ impl Play<'_> {
             self.print(&format!("fault {fault}: {} has no bridge, skipped", self.context.via));
             return Ok(());
         }
+        if fault.is_of_shims() && self.context.via != Via::Berth {
+            self.print(&format!("fault {fault}: {} has no shim, skipped", self.context.via));
+            return Ok(());
+        }
         let Some(target) = self.target(fault, name) else {
             if fault.needs_a_shim() && self.stage.layout.relays().is_none() {
                 self.print(&format!("fault {fault}: {} has nothing that relays, skipped", self.context.via));
@@ -96,6 +106,10 @@ impl Play<'_> {
             }
             return Ok(());
         };
+        if fault == Fault::ClockJump && !has_faketime(target) {
+            self.print(&format!("fault {fault}: libfaketime is not installed, or berth is a static binary: skipped"));
+            return Ok(());
+        }
         let alone = match self.context.via {
             Via::None => true,
             Via::Berth if self.stage.layout.topology == Topology::Node => fault.needs_a_shim(),
@@ -107,6 +121,24 @@ impl Play<'_> {
         match fault {
             Fault::Hang => self.hang(name, target, place).await,
             Fault::HangShim => self.hang_beyond_lease(target).await,
+            Fault::NoDescriptors => {
+                let limit = async |starved| {
+                    let limited = self.stage.limit_files(target, starved).await;
+                    limited.map_err(|error| Error::Unavailable(format!("cannot limit a shim's descriptors: {error}")))
+                };
+                limit(true).await?;
+                sleep(STARVED).await;
+                limit(false).await?;
+            }
+            Fault::ClockJump => {
+                let jump = |seconds| {
+                    let set = self.stage.set_clock(seconds);
+                    set.map_err(|error| Error::Unavailable(format!("cannot set the shims' clock: {error}")))
+                };
+                jump(fastrand::Rng::with_seed(self.context.plan.load.seed.wrapping_add(place as u64)).i64(-DAY..=DAY))?;
+                sleep(STARVED).await;
+                jump(0)?;
+            }
             Fault::BothKilled => {
                 let other = self.stage.relay(&old.name).filter(|other| *other != target);
                 if let Some(other) = other {

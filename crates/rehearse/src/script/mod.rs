@@ -21,6 +21,7 @@ use super::stamp::Stamp;
 use super::store_server;
 use super::topology::Role;
 use super::verdict::{NEW, OLD};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
@@ -77,25 +78,25 @@ pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(),
     }
     watch_gates(context, &play.stage.setting, &mut background);
     let load = start_load(context, play.stage).await?;
-    for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
-        play.failing_upgrade(&old, *fault).await?;
-    }
-    for fault in plan.faults.iter().filter(|fault| fault.is_of_calm()) {
-        play.harm_in_calm(&old, *fault).await?;
-    }
     for fault in plan.judge.iter().flatten() {
         play.faulty_upgrade(&old, *fault).await?;
     }
     let mut old = old;
-    for upgrade in 1..=plan.upgrades {
-        let (new, faults) = next(plan, upgrade);
-        play.upgrade(&old, &new, &faults).await?;
-        play.storm().await?;
-        sleep(plan.timing.phase).await;
+    let until = plan.lasts.filter(|_| context.via == plan.via).map(|lasts| Instant::now() + lasts);
+    let (drawn, mut random) = (plan.drawn(), fastrand::Rng::with_seed(plan.load.seed));
+    for upgrade in 1.. {
+        let faults: BTreeSet<Fault> = match until {
+            Some(_) => random.choice(&drawn).copied().into_iter().collect(),
+            None if upgrade == 1 => plan.faults.clone(),
+            None => BTreeSet::new(),
+        };
+        old = play.round(old, upgrade, &faults).await?;
         if service.is_some() {
             play.service_back().await;
         }
-        old = new;
+        if until.map_or(upgrade >= plan.upgrades, |until| Instant::now() >= until) {
+            break;
+        }
     }
     if let Some(service) = service {
         service.abort();
@@ -180,14 +181,6 @@ fn failing(plan: &Plan, fault: Fault) -> InstanceSpec {
     InstanceSpec { name: fault.to_string(), fault: Some(fault), ..instance(plan, 1) }
 }
 
-/// The instance that an upgrade brings, and what goes wrong meanwhile: in the first one.
-fn next(plan: &Plan, upgrade: u32) -> (InstanceSpec, Vec<Fault>) {
-    let meanwhile = |fault: &Fault| upgrade == 1 && !fault.fails_the_upgrade() && !fault.is_of_calm();
-    let faults: Vec<Fault> = plan.faults.iter().copied().filter(meanwhile).collect();
-    let fault = faults.iter().copied().find(|fault| *fault == Fault::SlowStart);
-    (InstanceSpec { fault, ..instance(plan, upgrade) }, faults)
-}
-
 /// What every step on one stage has.
 struct Play<'a> {
     context: &'a Context<'a>,
@@ -207,6 +200,32 @@ impl Play<'_> {
 
     async fn storm(&self) -> Result<(), Error> {
         storm(self.context, &self.stage.setting).await
+    }
+
+    /// An upgrade, and what goes wrong before it and meanwhile; the instance that serves after it.
+    async fn round(
+        &mut self,
+        old: InstanceSpec,
+        upgrade: u32,
+        faults: &BTreeSet<Fault>,
+    ) -> Result<InstanceSpec, Error> {
+        for fault in faults.iter().filter(|fault| fault.fails_the_upgrade()) {
+            self.failing_upgrade(&old, *fault).await?;
+        }
+        for fault in faults.iter().filter(|fault| fault.is_of_calm()) {
+            self.harm_in_calm(&old, *fault).await?;
+        }
+        let meanwhile = faults.iter().copied().filter(|fault| !fault.fails_the_upgrade() && !fault.is_of_calm());
+        let meanwhile: Vec<Fault> = meanwhile.collect();
+        let fault = meanwhile.iter().copied().find(|fault| *fault == Fault::SlowStart);
+        let new = InstanceSpec { fault, ..instance(self.context.plan, upgrade) };
+        self.upgrade(&old, &new, &meanwhile).await?;
+        self.storm().await?;
+        sleep(self.context.plan.timing.phase).await;
+        if self.context.plan.lasts.is_some() {
+            self.stage.log_footprints().await;
+        }
+        Ok(new)
     }
 
     async fn upgrade(&mut self, old: &InstanceSpec, new: &InstanceSpec, faults: &[Fault]) -> Result<(), Error> {

@@ -4,11 +4,13 @@
 
 mod bridge;
 mod directory;
+mod footprint;
 mod probe;
 mod process;
 
 pub(crate) use bridge::Status;
 pub(crate) use directory::sweep;
+pub(crate) use footprint::has_faketime;
 pub(crate) use probe::{of_shims, watch_gates};
 
 use super::address::{NETNS, free_address};
@@ -133,8 +135,9 @@ impl Stage {
             direct: plan.direct == DirectMode::On && via == Via::Berth,
             hold: plan.timing.hold,
             speedup: plan.timing.speedup,
+            faketime: plan.clock_jumps().then(footprint::faketime).flatten(),
         };
-        Ok(Self {
+        let stage = Self {
             setting,
             layout: Layout { via, topology: plan.topology },
             recorder: Arc::clone(recorder),
@@ -145,7 +148,9 @@ impl Stage {
             bridge: None,
             frozen: Vec::new(),
             _dir: dir,
-        })
+        };
+        stage.set_clock(0).map_err(|error| missing("cannot write the shims' clock", error))?;
+        Ok(stage)
     }
 
     /// Starts the relay that all instances share, again if it ended.
@@ -255,10 +260,12 @@ impl Stage {
             }
             Role::Proxy | Role::Bridge | Role::Store => {}
         };
-        let process = StageProcess::start(owner, part, &on_line, over).map_err(|error| {
-            let program = part.argv.first().map(|program| program.display().to_string()).unwrap_or_default();
-            Error::Unavailable(format!("cannot start {program} for {owner}: {error}"))
-        })?;
+        let faketime = (part.role == Role::Proxy && self.layout.via == Via::Berth).then(|| self.setting.fake_time());
+        let process =
+            StageProcess::start(owner, part, faketime.unwrap_or_default(), &on_line, over).map_err(|error| {
+                let program = part.argv.first().map(|program| program.display().to_string()).unwrap_or_default();
+                Error::Unavailable(format!("cannot start {program} for {owner}: {error}"))
+            })?;
         self.processes.retain(|p| p.owner != owner || p.role != part.role);
         self.processes.push(process);
         Ok(())

@@ -7,6 +7,7 @@ use nix::unistd::Pid;
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::io;
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -43,12 +44,14 @@ impl StageProcess {
     pub(super) fn start(
         owner: &str,
         part: &ProcessSpec,
+        variables: Vec<(&str, PathBuf)>,
         on_line: &Listener,
         over: impl FnOnce(ExitStatus) + Send + 'static,
     ) -> io::Result<Self> {
         let (program, arguments) = part.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = command(program);
-        let mut child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let mut child =
+            command.envs(variables).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or(io::ErrorKind::NotFound)?;
         let log = Arc::default();
         let mut readers = Vec::new();
