@@ -350,16 +350,14 @@ impl Load {
 }
 
 #[test]
-fn all_mistakes_are_reported_at_once_and_nothing_is_changed() {
+fn mistakes_are_reported_and_nothing_is_changed() {
     let node = Node::new("v1");
     let (canonical, directory) = (node.canonical(), node.directory());
     let (canonical, directory) = (canonical.to_str().unwrap(), directory.to_str().unwrap());
-    let options = ["--settle", "soon", "--manifest", canonical, "--backup-dir", directory, "--kubeconfig", "/none"];
+    let options = ["--manifest", canonical, "--backup-dir", directory, "--kubeconfig", "/none"];
     let (code, _, log) = output_of(berth(["upgrade", "--manifests-dir", directory]).args(options));
     assert_eq!(code, Some(64), "{log}");
-    for part in
-        ["--settle soon", "is in the kubelet's directory", "--backup-dir", "--kubeconfig /none: it is not there"]
-    {
+    for part in ["is in the kubelet's directory", "--backup-dir", "--kubeconfig /none: it is not there"] {
         assert!(log.contains(part), "{part} in {log}");
     }
     let plain = node.path("plain.yaml");
