@@ -13,6 +13,7 @@ use std::time::Duration;
 
 /// Options of `berth inject`.
 #[derive(Debug, Clone, Args)]
+#[command(mut_arg("probe", |probe| probe.hide(true)), mut_arg("probe_timeout", |timeout| timeout.hide(true)))]
 pub struct InjectArgs {
     /// Which manifest, and where the result goes.
     #[command(flatten)]
@@ -31,7 +32,7 @@ pub struct InjectArgs {
     #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
     pub listen: Vec<String>,
     /// Directory where the shims of a node meet, there and in the containers
-    #[arg(long, env = "BERTH_RUN_DIR", default_value = "/run/berth", value_name = "DIR", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_RUN_DIR", default_value = "/run/berth", value_name = "DIR", hide = true)]
     pub run_dir: String,
     /// Keep the Service `kubernetes` whole: with this kubeconfig, which `berth grant` wrote on the node [/etc/kubernetes/berth-cluster/kubeconfig if
     /// none is named]; a Deployment or DaemonSet uses its service account

@@ -28,8 +28,8 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     for note in &outcome.notes {
         print_stderr(format_args!("note: {note}"));
     }
-    let injected = Manifest::parse(&outcome.text).ok().filter(|manifest| manifest.kind() == "Pod");
-    for stranger in injected.iter().flat_map(|manifest| node::uncovered(Path::new("/"), manifest)) {
+    let injected = Some(&outcome.manifest).filter(|manifest| manifest.kind() == "Pod");
+    for stranger in injected.into_iter().flat_map(|manifest| node::uncovered(Path::new("/"), manifest)) {
         let (cause, fix) = stranger.parts();
         print_stderr(format_args!("note: {cause}: {fix}"));
     }
@@ -37,7 +37,7 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
         return write_patches(&file, &outcome.options, &outcome.base, directory);
     }
     if let Some(manifest) = injected.filter(|_| file.bridge && outcome.text != text) {
-        diagnose(&manifest, &args.excused.ignore_errors).map_err(refused)?;
+        diagnose(manifest, &args.excused.ignore_errors).map_err(refused)?;
     }
     file.write_out(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
 }

@@ -12,7 +12,7 @@ use super::eject::{ORIGINAL, Original, undo};
 use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, STEERING, VOLUMES};
 use super::pod::basename;
 use super::{Container, Manifest, Problem};
-use berth_cluster::yaml::{YamlNode, parse};
+use berth_cluster::yaml::YamlNode;
 use berth_shim::config::{DirectMode, Listen};
 use clap::ValueEnum;
 use serde_json::Value;
@@ -76,11 +76,13 @@ pub struct InjectOptions {
 }
 
 /// The result of an injection.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Injection {
     /// What the edits were made to: the manifest, or what it was before an earlier injection.
     pub base: String,
     pub text: String,
+    /// The manifest of `text`.
+    pub manifest: Manifest,
     pub edits: Vec<Edit>,
     /// What an operator should know.
     pub notes: Vec<String>,
@@ -126,11 +128,11 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &InjectOptions) 
         notes.push("without --direct the shim relays every connection again".into());
     }
     let new = apply(&base, manifest.document(), &edits).map_err(one)?;
-    let values = |text: &str| parse(text).map(|documents| documents.iter().map(YamlNode::value).collect::<Vec<_>>());
-    if again && values(text) == values(&new) {
-        return Ok(Injection { base, text: text.to_owned(), edits: Vec::new(), notes, options });
+    let result = Manifest::parse(&new).map_err(one)?;
+    if again && found.root().value() == result.root().value() {
+        return Ok(Injection { base, text: text.to_owned(), manifest: found, edits: Vec::new(), notes, options });
     }
-    Ok(Injection { base, text: new, edits, notes, options })
+    Ok(Injection { base, text: new, manifest: result, edits, notes, options })
 }
 
 /// The edits that put a manifest behind berth, and what an operator should know.

@@ -3,6 +3,7 @@ use super::super::kubeadm::patches;
 use super::flags::with_instance;
 use super::probes::is_shared;
 use super::*;
+use berth_cluster::yaml::parse;
 use proptest::prelude::*;
 use similar::TextDiff;
 
