@@ -6,7 +6,7 @@
 
 use berth_cluster::yaml::{self, YamlNode};
 use berth_fuzz::yaml::{Read, Yaml, read};
-use berth_operate::manifest::edit::{Change, Edit, Path, Step, apply};
+use berth_manifest::edit::{Change, Edit, Path, Step, apply};
 use libfuzzer_sys::arbitrary::Unstructured;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};

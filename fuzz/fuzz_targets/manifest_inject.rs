@@ -4,9 +4,9 @@
 
 use berth_cluster::yaml;
 use berth_fuzz::yaml::{Read, read};
-use berth_operate::manifest::Manifest;
-use berth_operate::manifest::eject::undo;
-use berth_operate::manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
+use berth_manifest::Manifest;
+use berth_manifest::eject::undo;
+use berth_manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
 use berth_shim::config::DirectMode;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;

@@ -1,7 +1,7 @@
 //! `berth inject`, `eject`, `doctor` and `upgrade`.
 
+use berth_manifest::inject::Sidecar;
 use berth_node::terms::Speedup;
-use berth_operate::manifest::inject::Sidecar;
 use berth_operate::upgrade::judge::{Signal, Undecided, parts};
 use berth_options::place::ADDRESSES;
 use berth_options::probe::ProbeArgs;
@@ -111,8 +111,8 @@ pub struct ExcusedArgs {
 }
 
 fn checks_with_errors() -> clap::builder::PossibleValuesParser {
+    use berth_manifest::report::Severity;
     use berth_operate::doctor::CHECKS;
-    use berth_operate::report::Severity;
     CHECKS.iter().filter(|check| check.severity == Severity::Error).map(|check| check.id).collect::<Vec<_>>().into()
 }
 

@@ -3,12 +3,12 @@
 use super::bridge::{around, is_on, this_again};
 use super::{Exit, mistaken, print, print_stderr, refused, unavailable};
 use crate::cli::{InjectArgs, ManifestArgs};
+use berth_manifest::edit::Edit;
+use berth_manifest::file::{Backups, fix, read, replace};
+use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
+use berth_manifest::report::{Refusal, Severity};
+use berth_manifest::{Manifest, Problem, eject as ejecting, kubeadm};
 use berth_operate::doctor::{Case, examine, node, text};
-use berth_operate::manifest::edit::Edit;
-use berth_operate::manifest::file::{Backups, fix, read, replace};
-use berth_operate::manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
-use berth_operate::manifest::{Manifest, Problem, eject as ejecting, kubeadm};
-use berth_operate::report::{Refusal, Severity};
 use berth_operate::upgrade::state::leave_alone;
 use berth_options::check::{self, Checks, Mistakes, check_probe_options};
 use berth_options::place::{PlaceArgs, RunDirArgs};
@@ -165,7 +165,7 @@ impl Target {
 fn write_patches(file: &Target, options: &InjectOptions, base: &str, directory: &Path) -> anyhow::Result<Exit> {
     let one = |problem| vec![problem];
     let patches = Manifest::parse(base).map_err(one).and_then(|manifest| {
-        let (edits, _) = berth_operate::manifest::inject::plan(&manifest, options)?;
+        let (edits, _) = berth_manifest::inject::plan(&manifest, options)?;
         kubeadm::patches(&manifest, &edits).map_err(one)
     });
     let patches = patches.map_err(|problems| file.refusal(&problems))?;

@@ -150,8 +150,8 @@ fn unavailable(error: impl Display) -> anyhow::Error {
 }
 
 #[cfg(feature = "operate")]
-fn refused(refusal: impl Into<berth_operate::report::Refusal>) -> anyhow::Error {
-    use berth_operate::report::Refusal;
+fn refused(refusal: impl Into<berth_manifest::report::Refusal>) -> anyhow::Error {
+    use berth_manifest::report::Refusal;
     let (exit, why) = match refusal.into() {
         Refusal::Usage(mistakes) => return mistaken(mistakes),
         Refusal::Unavailable(errors) => (Exit::Unavailable, errors),

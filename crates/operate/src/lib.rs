@@ -5,11 +5,6 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod bridge;
-pub mod command;
 pub mod doctor;
-pub mod grant;
-pub mod manifest;
-pub mod report;
 pub mod service;
 pub mod upgrade;
-pub mod wait;

@@ -7,12 +7,12 @@
 //! What a command that was killed left there is known by the node and its boot, an upgrade's also by the time of its last
 //! renewal: the next bridge or upgrade removes it, and any `berth bridge end`. An upgrade that is resumed soon takes over its own.
 
-use crate::wait::until;
 use berth_cluster::client::found;
 use berth_cluster::service::{self, Family, MANAGER};
 use berth_cluster::watch::{Objects, follow, pauses};
 use berth_cluster::{Client, Error};
 use berth_keeper::slice::{Rule, Sight, Want};
+use berth_manifest::wait::until;
 use berth_node::terms::Phase;
 use berth_options::cluster::host_name;
 use berth_os::clock;

@@ -1,7 +1,7 @@
 //! The keys with which a kube-apiserver encrypts what it stores: what was written with one is unreadable without it.
 
-use crate::manifest::Manifest;
 use berth_cluster::yaml::{self, YamlNode};
+use berth_manifest::Manifest;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 

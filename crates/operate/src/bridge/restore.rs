@@ -2,7 +2,7 @@
 //! and the files that its arguments name. Nothing else: not etcd's manifest, the kubelet's configuration, or objects of the cluster.
 
 use super::encryption;
-use crate::manifest::file::{self, Access, replace_as};
+use berth_manifest::file::{self, Access, replace_as};
 use berth_node::ipc::bridge::Difference;
 use berth_os::file::{found, make_private, open_regular};
 use similar::TextDiff;

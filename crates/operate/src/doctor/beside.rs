@@ -34,7 +34,7 @@ pub fn gather(manifest: &Path) -> io::Result<Vec<ManifestFile>> {
         let file = fs::metadata(entry.path()).is_ok_and(|meta| meta.is_file());
         let name = name.to_string_lossy().into_owned();
         if !ours && file && !name.starts_with('.') {
-            let text = crate::manifest::file::read(&entry.path()).map_err(|error| error.to_string());
+            let text = berth_manifest::file::read(&entry.path()).map_err(|error| error.to_string());
             files.push(ManifestFile { name, text });
         }
     }

@@ -1,8 +1,8 @@
 //! How a kube-apiserver is behind berth, however the manifest was written: which container is the shim, and with which options berth runs in
 //! each. Options are read as berth itself reads them, from arguments and variables.
 
-use crate::manifest::{Container, Manifest, basename};
 use berth_cluster::yaml::YamlNode;
+use berth_manifest::{Container, Manifest, basename};
 use berth_options::{InPod, PodCommand};
 use clap::builder::Resettable;
 use clap::{ArgAction, CommandFactory, FromArgMatches};

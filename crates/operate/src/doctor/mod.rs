@@ -4,7 +4,7 @@
 //! [`examine`] is pure: it judges a [`Case`], which is the manifest and whatever else is known. What is to be
 //! known besides the text is gathered by [`beside`], [`node`] and [`cluster`]. [`CHECKS`] lists every check, and `docs/doctor.md` says of each what must hold.
 //!
-//! What `berth inject` would change in a manifest is checked by its own rules ([`crate::manifest::inject::judge`]), so that each rule
+//! What `berth inject` would change in a manifest is checked by its own rules ([`berth_manifest::inject::judge`]), so that each rule
 //! exists once.
 
 pub mod beside;
@@ -17,8 +17,8 @@ mod options;
 mod pair;
 pub mod text;
 
-use crate::manifest::Manifest;
-use crate::report::{Finding, Severity};
+use berth_manifest::Manifest;
+use berth_manifest::report::{Finding, Severity};
 
 pub use checks::CHECKS;
 pub use options::{ShimOf, shim_of};

@@ -2,9 +2,9 @@
 
 use super::layout::{HOST_IP, Layout, ParsedOptions, uid};
 use super::{Finding, Severity};
-use crate::manifest::Manifest;
 use berth_cluster::yaml::parse;
 use berth_exec::args;
+use berth_manifest::Manifest;
 use berth_options::PodCommand;
 use berth_options::check::{self, Checks, check_beside_instance, check_probe_options};
 use berth_options::place::PlaceArgs;

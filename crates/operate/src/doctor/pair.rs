@@ -5,8 +5,8 @@ use super::checks::{ETCD_DIFFERS, KEYS_DIFFER, LISTEN_LOST, VERSION_SKEW};
 use super::layout::Layout;
 use super::node::{ENCRYPTS, SIGNS, covered, listen};
 use super::{Case, Check, Finding};
-use crate::manifest::Manifest;
 use berth_exec::args;
+use berth_manifest::Manifest;
 use std::collections::BTreeSet;
 
 /// Most minor versions between two kube-apiservers of a cluster (Kubernetes' version skew policy).

@@ -3,8 +3,8 @@
 use super::node::{Credentials, Facts, HeldPort, LiveShim, RunningProcess};
 use super::*;
 use crate::doctor::cluster::Cluster;
-use crate::grant::files;
-use crate::manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
+use berth_manifest::grant::files;
+use berth_manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
 use berth_node::registry;
 use berth_os::proc_net::{Entry, NamedProcess};
 use berth_shim::config::DirectMode;

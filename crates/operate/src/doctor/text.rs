@@ -1,7 +1,7 @@
 //! Findings for people, and for programs.
 
 use super::{Finding, Severity, excuse};
-use crate::report::Refusal;
+use berth_manifest::report::Refusal;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write as _;

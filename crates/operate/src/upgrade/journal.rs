@@ -1,7 +1,7 @@
 //! Why the kubelet cannot start a pod, from its journal: while an apiserver's image is missing, there is no API to ask.
 
 use super::logs::LoggedPod;
-use crate::command::output;
+use berth_manifest::command::output;
 use std::fs::{self, DirEntry};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -10,11 +10,11 @@
 //! [`Claim`] decides, without I/O. An upgrade is identified by the UID that is drawn for it and kept in its state.
 
 use super::progress::Progress;
-use crate::grant::objects;
 use berth_cluster::client::found;
 use berth_cluster::lease::{Expiry, RENEWAL, lease_object};
 use berth_cluster::service::MANAGER;
 use berth_cluster::{Client, Error};
+use berth_manifest::grant::objects;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant, SystemTime};

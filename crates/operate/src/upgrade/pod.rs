@@ -1,9 +1,9 @@
 //! What of a manifest matters for an upgrade, and the same pod under another name.
 
-use crate::manifest::edit::{Change, Edit, apply};
-use crate::manifest::names::{INSTALL, SHIM, VOLUMES};
-use crate::manifest::{Manifest, Problem, basename};
 use berth_cluster::yaml::YamlNode;
+use berth_manifest::edit::{Change, Edit, apply};
+use berth_manifest::names::{INSTALL, SHIM, VOLUMES};
+use berth_manifest::{Manifest, Problem, basename};
 use berth_node::instance::InstanceId;
 use std::fmt::Write as _;
 use std::fs;
@@ -151,7 +151,7 @@ pub fn draw_uid() -> Result<InstanceId, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
+    use berth_manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
 
     const KUBEADM: &str = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
 

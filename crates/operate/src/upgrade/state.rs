@@ -6,8 +6,8 @@
 
 use super::judge::options::JudgeOptions;
 use super::machine::{Course, Position, Version};
-use crate::manifest::file::{Access, FileError, is_in, replace, stamp};
-use crate::report::Refusal;
+use berth_manifest::file::{Access, FileError, is_in, replace, stamp};
+use berth_manifest::report::Refusal;
 use berth_node::instance::InstanceId;
 use berth_os::file::{found, lock_within, make_private};
 use nix::errno::Errno;

@@ -24,10 +24,10 @@ pub mod servers;
 pub mod temporary;
 pub mod types;
 
-use crate::report::Report;
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::Place;
 use berth_exec::args;
+use berth_manifest::report::Report;
 use dials::Dials;
 use gateway::Gateway;
 use members::{Choice, Others};

@@ -22,12 +22,12 @@ mod tests;
 pub mod tree;
 
 use super::restore::SavedFile;
-use crate::command::{AUDIT_LOG, audit_log};
-use crate::manifest::Manifest;
-use crate::report::Report;
 use crate::upgrade::logs;
 use berth_cluster::yaml::YamlNode;
 use berth_exec::args;
+use berth_manifest::Manifest;
+use berth_manifest::command::{AUDIT_LOG, audit_log};
+use berth_manifest::report::Report;
 use berth_os::namespaces::is_shared_with;
 use rustix::fs::FileType;
 use spec::Spec;

@@ -4,7 +4,7 @@
 //! a client of the runtime. Where neither does, crictl and ctr are run, if they are installed.
 
 use super::spec::Spec;
-use crate::command::{is_program, output, strings};
+use berth_manifest::command::{is_program, output, strings};
 use berth_os::file::open_regular;
 use berth_os::process::parent;
 use serde_json::Value;

@@ -1,7 +1,7 @@
 use super::spec::{Changes, Instead, Spec};
 use super::tree::{self, Mounted, Size};
 use super::{AUDIT, CopiedFile, RunningPod, container, runtime};
-use crate::report::Report;
+use berth_manifest::report::Report;
 use berth_testing::namespace::{refused, skipped};
 use proptest::prelude::*;
 use rustix::fs::FileType;

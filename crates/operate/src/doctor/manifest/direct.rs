@@ -4,8 +4,8 @@ use super::super::checks::{DIRECT_ADDRESS, DIRECT_CAPABILITIES};
 use super::super::layout::{Berth, uid};
 use super::super::{Check, options};
 use super::Examiner;
-use crate::manifest::names::STEERING;
 use berth_cluster::yaml::YamlNode;
+use berth_manifest::names::STEERING;
 use berth_shim::config::{DirectMode, is_steered};
 
 impl Examiner<'_> {

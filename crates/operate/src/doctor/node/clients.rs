@@ -148,7 +148,7 @@ pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
     let entries = fs::read_dir(root.join(FOLDER)).into_iter().flatten().flatten();
     let read = |entry: fs::DirEntry| {
         let name = entry.file_name().into_string().ok().filter(|name| name.ends_with(".conf"))?;
-        Some((name, crate::manifest::file::read(&entry.path()).ok()?))
+        Some((name, berth_manifest::file::read(&entry.path()).ok()?))
     };
     let mut found: Vec<_> = entries.filter_map(read).collect();
     found.sort();

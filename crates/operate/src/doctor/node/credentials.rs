@@ -3,9 +3,9 @@
 use super::super::checks::CLUSTER_KUBECONFIG;
 use super::super::{Finding, options};
 use super::Layout;
-use crate::manifest::Container;
 use berth_cluster::Access;
 use berth_cluster::kubeconfig::Token;
+use berth_manifest::Container;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;

@@ -3,8 +3,8 @@
 use super::super::layout::{Layout, uid};
 use super::super::options;
 use super::{Clients, Credentials, Uncovered, covered, run_dir_on_node};
-use crate::manifest::Manifest;
 use berth_cluster::yaml::YamlNode;
+use berth_manifest::Manifest;
 use berth_node::ipc;
 use berth_node::registry::lease::{self, Lease};
 use berth_node::registry::{self, BerthDir, RunDir};

@@ -151,7 +151,7 @@ impl Database {
 
     /// The same database as a process finds it by its own arguments, with its own mounts. `None` if they do not name it.
     pub fn as_named_by(pid: i32) -> Option<Self> {
-        let command = crate::command::strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
+        let command = berth_manifest::command::strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
         let data = args::value(&command, "--data-dir").map(Path::new)?.strip_prefix("/").ok()?;
         Some(Self::of(&Path::new(&format!("/proc/{pid}/root")).join(data)))
     }

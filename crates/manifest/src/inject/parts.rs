@@ -1,7 +1,7 @@
 //! What is added to a pod, as values.
 
 use super::{BINARY, Container, DIRECT, INSTALL, NODE_NAME, Problem, SERVICE, SHIM, VOLUMES, YamlNode};
-use crate::manifest::names::VARIABLES;
+use crate::names::VARIABLES;
 use serde_json::{Value, json};
 
 const BIN: &str = VOLUMES[0];

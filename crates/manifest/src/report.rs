@@ -1,6 +1,6 @@
 //! The findings of a command: each problem with its place, cause, fix and severity.
 
-use crate::manifest::file::FileError;
+use crate::file::FileError;
 use berth_options::check::Mistakes;
 use hyper::StatusCode;
 use serde::Serialize;
@@ -51,7 +51,7 @@ impl Display for Finding {
 }
 
 /// Why the cluster's API cannot be asked, and what fixes it: where it does not know the credentials, does not allow the request, or fails.
-pub(crate) fn explain(error: &berth_cluster::Error, [unknown, forbidden, failed]: [&str; 3]) -> String {
+pub fn explain(error: &berth_cluster::Error, [unknown, forbidden, failed]: [&str; 3]) -> String {
     let fix = match error.status() {
         None => "see that an apiserver answers there",
         Some(StatusCode::UNAUTHORIZED) => unknown,

@@ -1,7 +1,7 @@
 //! The kubelet's probes, the shim's probe, and the preStop hook.
 
 use super::{Change, LEAST, Planner, Problem, YamlNode, basename, parts};
-use crate::manifest::exec_words;
+use crate::exec_words;
 use berth_exec::args;
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;

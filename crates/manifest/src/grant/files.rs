@@ -1,8 +1,8 @@
 //! The kubeconfig and the token on a node. Both are replaced by a rename, so a shim in a container sees the new ones only
 //! if it mounts their directory and not the files: they have one of their own.
 
-use crate::manifest::document;
-use crate::manifest::file::{Access, FileError, replace_as};
+use crate::document;
+use crate::file::{Access, FileError, replace_as};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use berth_cluster::account::FILE;

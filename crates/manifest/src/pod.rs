@@ -324,12 +324,12 @@ fn runs_apiserver(container: &YamlNode) -> bool {
 }
 
 /// The last part of a path.
-pub(crate) fn basename(path: &str) -> &str {
+pub fn basename(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }
 
 /// The tag of an image.
-pub(crate) fn tag(image: &str) -> Option<&str> {
+pub fn tag(image: &str) -> Option<&str> {
     Some(basename(image.split('@').next()?).split_once(':')?.1)
 }
 

@@ -4,7 +4,7 @@ use berth_cluster::yaml::YamlNode;
 use std::path::{Path, PathBuf};
 
 /// The command line of a probe or a hook, if it runs a program.
-pub(crate) fn exec_words(hook: &YamlNode) -> Vec<&str> {
+pub fn exec_words(hook: &YamlNode) -> Vec<&str> {
     hook.get("exec").map(|exec| exec.list("command").iter().filter_map(YamlNode::text).collect()).unwrap_or_default()
 }
 

@@ -3,8 +3,8 @@
 
 use super::flags::{DRAIN, OWN};
 use super::{BINARY, Change, Edit, InjectOptions, Manifest, PROBES, Planner, YamlNode, basename};
-use crate::manifest::write::Style;
-use crate::manifest::{exec_words, split};
+use crate::write::Style;
+use crate::{exec_words, split};
 use serde_json::{Map, Value};
 use std::time::Duration;
 

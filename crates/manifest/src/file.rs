@@ -41,7 +41,7 @@ pub fn fix(what: &str, error: &io::Error) -> &'static str {
 
 impl FileError {
     /// Of what was done with a file, such as `read`.
-    pub(crate) fn of(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+    pub fn of(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
         move |source| Self { what, path: path.to_owned(), source }
     }
 
@@ -309,7 +309,7 @@ mod tests {
     fn names_of_backups_say_version_and_time() {
         let temp = tempfile::tempdir().unwrap();
         let manifest = temp.path().join("kube-apiserver.yaml");
-        let text = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
+        let text = include_str!("../../../tests/manifest/kubeadm-v1.36.yaml");
         fs::write(&manifest, text).unwrap();
         let backups = Backups::new(&temp.path().join("berth"));
         let path = backups.keep(&manifest, text, "new").unwrap();

@@ -15,7 +15,7 @@ use tokio::process::Command;
 ///
 /// # Errors
 /// It does not exist, cannot be run, or takes longer.
-pub(crate) async fn output(program: &str, arguments: &[&str], within: Duration) -> Result<Output, String> {
+pub async fn output(program: &str, arguments: &[&str], within: Duration) -> Result<Output, String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();
     match tokio::time::timeout(within, output).await {
         Err(_) => Err(format!("{program} does not answer in {}", humantime::format_duration(within))),
@@ -26,11 +26,11 @@ pub(crate) async fn output(program: &str, arguments: &[&str], within: Duration) 
 
 /// Over how long a kube-apiserver that stops ends its watches, of which it otherwise ends none: their clients do not come to the other
 /// instances at once. Few end sooner, 200 a second.
-pub(crate) const WATCH_GRACE_FLAG: &str = "--shutdown-watch-termination-grace-period";
-pub(crate) const WATCH_GRACE: Duration = Duration::from_secs(25);
+pub const WATCH_GRACE_FLAG: &str = "--shutdown-watch-termination-grace-period";
+pub const WATCH_GRACE: Duration = Duration::from_secs(25);
 
 /// Whether a program knows a flag: its name is in it.
-pub(crate) fn knows(program: &Path, flag: &str) -> io::Result<bool> {
+pub fn knows(program: &Path, flag: &str) -> io::Result<bool> {
     let name = flag.trim_start_matches('-').as_bytes();
     let mut file = BufReader::with_capacity(1 << 20, File::open(program)?);
     let mut window = Vec::new();
@@ -46,15 +46,15 @@ pub(crate) fn knows(program: &Path, flag: &str) -> io::Result<bool> {
     }
 }
 
-pub(crate) const AUDIT_LOG: &str = "--audit-log-path";
+pub const AUDIT_LOG: &str = "--audit-log-path";
 
 /// The file that a kube-apiserver audits into.
-pub(crate) fn audit_log(argv: &[OsString]) -> Option<PathBuf> {
+pub fn audit_log(argv: &[OsString]) -> Option<PathBuf> {
     args::value(argv, AUDIT_LOG).filter(|path| *path != "-" && !path.is_empty()).map(PathBuf::from)
 }
 
 /// Splits a list of NUL-terminated strings, as in /proc.
-pub(crate) fn strings(list: &[u8]) -> Vec<OsString> {
+pub fn strings(list: &[u8]) -> Vec<OsString> {
     let list = list.strip_suffix(&[0]).unwrap_or(list);
     list.split(|byte| *byte == 0).map(|text| OsString::from_vec(text.to_vec())).collect()
 }
@@ -69,7 +69,7 @@ pub fn find(name: &OsStr) -> Option<PathBuf> {
 }
 
 /// Whether it is a file that can be executed, or a link to one.
-pub(crate) fn is_program(path: &PathBuf) -> bool {
+pub fn is_program(path: &PathBuf) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0)
 }
 

@@ -1,15 +1,15 @@
 //! Names of what `berth inject` adds to a pod, by which `berth eject` finds it.
 
 /// Where the apiserver's container finds berth.
-pub(crate) const BINARY: &str = "/opt/berth/berth";
+pub const BINARY: &str = "/opt/berth/berth";
 
 /// Names of what is added to a pod.
-pub(crate) const INSTALL: &str = "berth-install";
-pub(crate) const SHIM: &str = "berth";
+pub const INSTALL: &str = "berth-install";
+pub const SHIM: &str = "berth";
 /// Volume with the binary, the one that is the run directory, and that of the shim's credentials in the cluster.
-pub(crate) const VOLUMES: [&str; 3] = ["berth-bin", "berth-run", "berth-cluster"];
+pub const VOLUMES: [&str; 3] = ["berth-bin", "berth-run", "berth-cluster"];
 /// Variables that are added to the apiserver's container.
-pub(crate) const VARIABLES: [&str; 12] = [
+pub const VARIABLES: [&str; 12] = [
     "BERTH_HOST_IP",
     "BERTH_INSTANCE",
     "BERTH_LISTEN",
@@ -25,10 +25,10 @@ pub(crate) const VARIABLES: [&str; 12] = [
 ];
 
 /// Capabilities of a shim with which the kernel steers for it.
-pub(crate) const STEERING: [&str; 2] = ["BPF", "NET_ADMIN"];
+pub const STEERING: [&str; 2] = ["BPF", "NET_ADMIN"];
 
 /// The three probes of a container.
-pub(crate) const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readinessProbe"];
+pub const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readinessProbe"];
 
 /// Least period and timeout of an exec probe, in seconds: each costs a start of a process by the runtime.
-pub(crate) const LEAST: u64 = 5;
+pub const LEAST: u64 = 5;

@@ -7,10 +7,10 @@ use berth_cluster::yaml::parse;
 use proptest::prelude::*;
 use similar::TextDiff;
 
-const KUBEADM: &str = include_str!("../../../../../tests/manifest/kubeadm-v1.36.yaml");
-const DEPLOYMENT: &str = include_str!("../../../../../tests/manifest/deployment.yaml");
-const RKE2: &str = include_str!("../../../../../tests/manifest/rke2.yaml");
-const KOPS: &str = include_str!("../../../../../tests/manifest/kops.yaml");
+const KUBEADM: &str = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
+const DEPLOYMENT: &str = include_str!("../../../../tests/manifest/deployment.yaml");
+const RKE2: &str = include_str!("../../../../tests/manifest/rke2.yaml");
+const KOPS: &str = include_str!("../../../../tests/manifest/kops.yaml");
 
 fn options() -> InjectOptions {
     InjectOptions {

@@ -7,7 +7,7 @@
 pub mod files;
 pub mod objects;
 
-use crate::manifest::file::FileError;
+use crate::file::FileError;
 use crate::report;
 use crate::wait::until;
 use berth_cluster::account::{FILE, Token, account_name, token_path, token_request};

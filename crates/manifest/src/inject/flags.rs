@@ -2,7 +2,7 @@
 
 use super::{Change, Planner, YamlNode, basename};
 use crate::command::{WATCH_GRACE, WATCH_GRACE_FLAG};
-use crate::manifest::edit::Step;
+use crate::edit::Step;
 use std::time::Duration;
 
 /// `--shutdown-delay-duration` where there is none: time for clients to learn that the address left the
