@@ -111,8 +111,8 @@ pub struct ExcusedArgs {
 }
 
 fn checks_with_errors() -> clap::builder::PossibleValuesParser {
+    use berth_doctor::CHECKS;
     use berth_manifest::report::Severity;
-    use berth_operate::doctor::CHECKS;
     CHECKS.iter().filter(|check| check.severity == Severity::Error).map(|check| check.id).collect::<Vec<_>>().into()
 }
 

@@ -3,11 +3,11 @@
 use super::{Exit, block_on, mistaken, print, print_stderr, refused};
 use crate::cli::DoctorArgs;
 use berth_cluster::Client;
+use berth_doctor::cluster::Cluster;
+use berth_doctor::{Case, beside, examine, excuse, node, text};
 use berth_manifest::Manifest;
 use berth_manifest::file::{is_in, read};
 use berth_manifest::report::Severity;
-use berth_operate::doctor::cluster::Cluster;
-use berth_operate::doctor::{Case, beside, examine, excuse, node, text};
 use berth_operate::upgrade::begin::FILE;
 use berth_operate::upgrade::state::interrupted;
 use berth_options::check::Mistakes;

@@ -3,12 +3,12 @@
 use super::bridge::{around, is_on, this_again};
 use super::{Exit, mistaken, print, print_stderr, refused, unavailable};
 use crate::cli::{InjectArgs, ManifestArgs};
+use berth_doctor::{Case, examine, node, text};
 use berth_manifest::edit::Edit;
 use berth_manifest::file::{Backups, fix, read, replace};
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
 use berth_manifest::report::{Refusal, Severity};
 use berth_manifest::{Manifest, Problem, eject as ejecting, kubeadm};
-use berth_operate::doctor::{Case, examine, node, text};
 use berth_operate::upgrade::state::leave_alone;
 use berth_options::check::{self, Checks, Mistakes, check_probe_options};
 use berth_options::place::{PlaceArgs, RunDirArgs};

@@ -5,6 +5,4 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod bridge;
-pub mod doctor;
-pub mod service;
 pub mod upgrade;

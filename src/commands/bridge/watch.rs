@@ -2,11 +2,11 @@
 
 use super::{PATIENCE, print, print_stderr};
 use crate::cli::BridgeDirArgs;
+use berth_doctor::service::LOST;
 use berth_node::ipc::bridge::{
     BridgeOutcome, BridgeStatus, Connection, Difference, EtcdStatus, EtcdStep, OwnStatus, Reply, Step,
 };
 use berth_operate::bridge::machine::LATE;
-use berth_operate::service::LOST;
 use berth_operate::upgrade::judge::{Outcome, Verdict, explain, said};
 use berth_operate::upgrade::progress::Progress;
 use berth_os::signals::Signals;

@@ -14,7 +14,7 @@ use super::probe::{self, ProbeState};
 use super::restore::{self, Restored, SavedFile};
 use super::server::{Answer, Asking, serve};
 use super::{LOCK, logs, surroundings};
-use crate::service::{Demand, Keeping, LOST};
+use berth_doctor::service::{Demand, Keeping, LOST};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::bridge::{
     Ask, BridgeOutcome, BridgeStatus, Difference, EtcdStatus, EtcdStep, OwnStatus, Reply, SOCKET, Step,

@@ -1,7 +1,7 @@
 //! Other conditions on the node that prevent a bridge, or that the operator should know.
 
-use crate::doctor::node;
 use crate::upgrade::state;
+use berth_doctor::node;
 use berth_manifest::report::Report;
 use berth_os::bpf::{self, Attached, Purpose};
 use std::fs::File;

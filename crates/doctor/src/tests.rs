@@ -2,7 +2,7 @@
 
 use super::node::{Credentials, Facts, HeldPort, LiveShim, RunningProcess};
 use super::*;
-use crate::doctor::cluster::Cluster;
+use crate::cluster::Cluster;
 use berth_manifest::grant::files;
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
 use berth_node::registry;
@@ -11,8 +11,8 @@ use berth_shim::config::DirectMode;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(super) const KUBEADM: &str = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
-const DEPLOYMENT: &str = include_str!("../../../../tests/manifest/deployment.yaml");
+pub(super) const KUBEADM: &str = include_str!("../../../tests/manifest/kubeadm-v1.36.yaml");
+const DEPLOYMENT: &str = include_str!("../../../tests/manifest/deployment.yaml");
 
 /// Turns on the proxy to other versions.
 const PEERS: (&str, &str) = (
@@ -137,7 +137,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             "            - {{name: BERTH_CLUSTER, value: in-cluster}}\n            - {{name: BERTH_NODE_NAME, valueFrom: {{fieldRef: \
              {{fieldPath: spec.nodeName}}}}}}\n{waits}"
         );
-        let base = include_str!("../../../../examples/kustomize/base/kube-apiserver.yaml");
+        let base = include_str!("../../../examples/kustomize/base/kube-apiserver.yaml");
         of_text(&with(base, &[&[(waits, variables.as_str())], changes].concat()))
     };
     assert_eq!(without_token(&[("automountServiceAccountToken: false", "serviceAccountName: berth")]), []);
@@ -321,7 +321,7 @@ fn what_a_manifest_says_of_its_shim_is_found() {
     assert_eq!(of(&static_pod()), ShimOf { berth, uid: 0, server_name: server_name.clone() });
     // Only the kubelet knows the address.
     assert_eq!(of(&deployment()), ShimOf { berth: None, uid: 65534, server_name });
-    assert_eq!(of(include_str!("../../../../examples/node-shim/kube-apiserver.yaml")).berth, berth);
+    assert_eq!(of(include_str!("../../../examples/node-shim/kube-apiserver.yaml")).berth, berth);
 }
 
 #[test]
@@ -535,7 +535,7 @@ fn an_excused_error_is_a_warning_behind_the_others() {
 
 #[test]
 fn the_documentation_has_every_check() {
-    let documented: Vec<_> = include_str!("../../../../docs/doctor.md")
+    let documented: Vec<_> = include_str!("../../../docs/doctor.md")
         .lines()
         .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
         .filter_map(|(id, rest)| Some((id, rest.split_once(" | ")?.0)))
@@ -587,7 +587,7 @@ fn findings_name_file_line_and_edit() {
 
 #[test]
 fn other_ways_to_write_it_are_read() {
-    let hand_made = include_str!("../../../../tests/manifest/hand-made.yaml");
+    let hand_made = include_str!("../../../tests/manifest/hand-made.yaml");
     let found = of_text(hand_made);
     assert!(!found.iter().any(|finding| finding.severity == Severity::Error), "{found:#?}");
     // `berth run` is both in one container.

@@ -6,6 +6,12 @@
 //!
 //! What `berth inject` would change in a manifest is checked by its own rules ([`berth_manifest::inject::judge`]), so that each rule
 //! exists once.
+//!
+//! [`service`] is the EndpointSlice of a bridge or an upgrade in the Service `kubernetes`: [`cluster`] finds what they left.
+
+#![forbid(unsafe_code)]
+// They panic where a pipe is closed or a disk is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod beside;
 mod checks;
@@ -15,6 +21,7 @@ mod manifest;
 pub mod node;
 mod options;
 mod pair;
+pub mod service;
 pub mod text;
 
 use berth_manifest::Manifest;
