@@ -3,7 +3,7 @@
 
 use crate::grant::{Cluster, on_a_node};
 use crate::support::eventually;
-use crate::support::process::{berth, gone, output_of};
+use crate::support::process::{berth, ends, gone, output_of};
 use berth_cluster::{Access, Client};
 use libtest_mimic::Failed;
 use nix::sys::signal::{Signal, kill};
@@ -145,8 +145,7 @@ fn on_the_node(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     }
     writer.more();
     let kills = writer.end();
-    let (code, _, err) = output_of(&mut bridge.command("end"));
-    assert_eq!(code, Some(0), "{err}");
+    ends(&mut bridge.command("end"), 0, &[]);
 
     let listed = runtime.block_on(client.get(MAPS))?;
     let there: BTreeSet<_> =

@@ -1,7 +1,7 @@
 //! The files of a release (`scripts/release.sh`), as docs/get.md and the README say that they are installed: on a node of the fewest
 //! packages that Debian has, without a compiler, out of a registry and from a server of files that have the names of the real ones.
 
-use crate::support::process::{Running, output_of};
+use crate::support::process::{Running, ends, output_of};
 use crate::support::{eventually, net::listening};
 use berth_rehearse::{certs, log::Recorder, store::Store, store_server};
 use libtest_mimic::Failed;
@@ -176,8 +176,7 @@ fn registry(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Resu
     done(
         skopeo().args(["copy", "--all"]).arg(format!("oci-archive:{}", archive.unwrap().path().display())).arg(&image),
     );
-    let (code, digest, err) = output_of(skopeo().args(["inspect", "--format", "{{.Digest}}", &image]));
-    assert_eq!(code, Some(0), "{err}");
+    let (digest, _) = ends(skopeo().args(["inspect", "--format", "{{.Digest}}", &image]), 0, &[]);
     Ok((registry, digest.trim().trim_start_matches("sha256:").to_owned()))
 }
 
@@ -227,6 +226,5 @@ fn of_this_machine(key: &str) -> Result<String, Failed> {
 
 #[track_caller]
 fn done(command: &mut Command) {
-    let (code, out, err) = output_of(command);
-    assert_eq!(code, Some(0), "{command:?}: {out}{err}");
+    ends(command, 0, &[]);
 }

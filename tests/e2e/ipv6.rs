@@ -1,7 +1,7 @@
 //! `berth bridge` on nodes of IPv6, with a real kube-apiserver, whose listener on 0.0.0.0 is one of both families.
 
 use crate::grant::{Cluster, on_a_node};
-use crate::support::process::{berth, output_of};
+use crate::support::process::{berth, ends, output_of};
 use berth_cluster::service::{SLICES, addresses};
 use berth_cluster::{Access, Client};
 use libtest_mimic::Failed;
@@ -43,8 +43,7 @@ fn bridge(apiserver: &str, etcd: &str, services: &str) -> Result<(), Failed> {
     let _ends = Ends(&directory);
     let mut start = berth(["bridge", "start", "--settle=1s", "--state-dir"]);
     start.arg(&directory).args(["--command", &cluster.command]).arg("--kubeconfig").arg(&cluster.admin);
-    let (code, _, err) = output_of(start.arg("--probe-ca").arg(temp.path().join("ca.crt")));
-    assert_eq!(code, Some(0), "{err}");
+    ends(start.arg("--probe-ca").arg(temp.path().join("ca.crt")), 0, &[]);
     let (_, status, _) = output_of(berth(["bridge", "status", "--json", "--state-dir"]).arg(&directory));
     let status: Value = serde_json::from_str(&status)?;
     assert_eq!(
@@ -67,8 +66,7 @@ fn bridge(apiserver: &str, etcd: &str, services: &str) -> Result<(), Failed> {
     assert_eq!(slice["addressType"], "IPv6", "{slice}");
     assert!(addresses(slice).eq([OWN.parse::<IpAddr>().unwrap()]), "{slice}");
     cluster.start_apiserver();
-    let (code, _, err) = output_of(berth(["bridge", "end", "--state-dir"]).arg(&directory));
-    assert_eq!(code, Some(0), "{err}");
+    ends(berth(["bridge", "end", "--state-dir"]).arg(&directory), 0, &[]);
     assert_eq!(slices()?.len(), 0);
     Ok(())
 }

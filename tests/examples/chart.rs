@@ -1,6 +1,6 @@
 //! The Helm chart: it is made of the examples' files, and renders what kubectl kustomize builds of them.
 
-use crate::support::process::{berth, output_of};
+use crate::support::process::{berth, ends, output_of};
 use crate::{example, need, root};
 use berth_cluster::yaml::{YamlNode, parse};
 use libtest_mimic::{Completion, Failed};
@@ -65,8 +65,7 @@ pub(crate) fn the_chart_renders_what_kustomize_builds() -> Result<Completion, Fa
         ),
     ] {
         std::fs::write(own.join("kustomization.yaml"), format!("{kustomization}\n{IMAGES}"))?;
-        let (status, built, err) = output_of(Command::new(&kubectl).arg("kustomize").arg(&own));
-        assert_eq!(status, Some(0), "{kustomization}: {err}");
+        let (built, _) = ends(Command::new(&kubectl).arg("kustomize").arg(&own), 0, &[]);
         let rendered = render(&helm, values).map_err(|err| format!("{values:?}: {err}"))?;
         let mut objects_rendered = objects(&rendered);
         for object in &mut objects_rendered {
@@ -75,8 +74,7 @@ pub(crate) fn the_chart_renders_what_kustomize_builds() -> Result<Completion, Fa
         }
         assert_eq!(objects_rendered, objects(&built), "{values:?} and {kustomization}");
 
-        let (status, out, err) = output_of(Command::new(&helm).args(["lint", "--strict"]).arg(chart()).args(values));
-        assert_eq!(status, Some(0), "{values:?}: {out}{err}");
+        ends(Command::new(&helm).args(["lint", "--strict"]).arg(chart()).args(values), 0, &[]);
         let file = dir.path().join("rendered.yaml");
         std::fs::write(&file, rendered)?;
         let (_, out, err) = output_of(berth(["doctor"]).arg(&file));

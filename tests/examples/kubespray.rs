@@ -1,7 +1,7 @@
 //! The role for kubespray: YAML that parses, with commands that berth takes.
 
 use crate::example;
-use crate::support::process::{berth, output_of};
+use crate::support::process::{berth, ends};
 use berth::cli::{BridgeAction, Cli, Command};
 use berth_cluster::yaml::{YamlNode, parse};
 use clap::Parser;
@@ -27,8 +27,7 @@ pub(crate) fn the_role_calls_berth() -> Result<Completion, Failed> {
     assert_eq!(steps, ["status", "start", "end"]);
     // By which the first task tells that there is no bridge.
     let none = tempfile::tempdir()?;
-    let (status, out, err) = output_of(berth(["bridge", "status", "--state-dir"]).arg(none.path()));
-    assert_eq!(status, Some(69), "{out}{err}");
+    ends(berth(["bridge", "status", "--state-dir"]).arg(none.path()), 69, &[]);
     assert!(example(ROLE).contains("berth_bridge_status.rc not in [0, 69]"));
     Ok(Completion::Completed)
 }

@@ -1,6 +1,6 @@
 //! Manifests that a command makes: each names the command.
 
-use crate::support::process::{berth, output_of};
+use crate::support::process::{berth, ends, output_of};
 use crate::{example, examples, need, root};
 use libtest_mimic::{Completion, Failed};
 
@@ -15,8 +15,7 @@ pub(crate) fn made_manifests_are_what_their_command_makes() -> Result<Completion
     for name in examples(".yaml") {
         let text = example(&name);
         let Some(command) = text.lines().find_map(|line| line.strip_prefix(MADE_BY)) else { continue };
-        let (status, out, err) = output_of(berth(command.split_whitespace()).current_dir(root()));
-        assert_eq!(status, Some(0), "{name}: berth {command}: {err}");
+        let (out, _) = ends(berth(command.split_whitespace()).current_dir(root()), 0, &[]);
         assert_eq!(body(&out), body(&text), "{name} is not what `berth {command}` makes");
         made += 1;
     }
@@ -54,8 +53,7 @@ pub(crate) fn a_direct_path_is_two_capabilities() -> Result<Completion, Failed> 
     write(&shim, "daemonset.yaml", &example("node-shim/daemonset.yaml"))?;
     let made = |components: &str| {
         write(&shim, "kustomization.yaml", &format!("resources: [daemonset.yaml]\n{components}")).unwrap();
-        let (status, out, err) = output_of(std::process::Command::new(&kubectl).arg("kustomize").arg(&shim));
-        assert_eq!(status, Some(0), "{err}");
+        let (out, _) = ends(std::process::Command::new(&kubectl).arg("kustomize").arg(&shim), 0, &[]);
         out.lines().map(str::to_owned).collect::<Vec<_>>()
     };
     let (without, with) = (made(""), made("components: [../direct]\n"));

@@ -5,7 +5,7 @@
 use crate::support::eventually;
 use crate::support::load::{Load, Record, connect, failed};
 use crate::support::net::{fresh_ip, listening, queued_at};
-use crate::support::process::{Running, berth, output_of};
+use crate::support::process::{Running, berth, ends};
 use crate::{need, no_namespace, root};
 use berth_rehearse::log::Recorder;
 use berth_rehearse::netns;
@@ -257,8 +257,7 @@ impl OldPod {
 
     fn ended(mut self) {
         self.apiserver.ended();
-        self.haproxy.signal(Signal::SIGKILL);
-        self.haproxy.ended();
+        self.haproxy.kill();
     }
 }
 
@@ -300,8 +299,7 @@ impl NewPod {
     /// Returns when the shim has left the port.
     fn drain(&self, node: &Node) {
         let mut command = berth(["drain", "--wait", "--instance", "new"]);
-        let (status, out, err) = output_of(command.arg("--run-dir").arg(node.dir.path().join("run")));
-        assert_eq!(status, Some(0), "{out}{err}");
+        ends(command.arg("--run-dir").arg(node.dir.path().join("run")), 0, &[]);
     }
 
     fn delete(mut self) {

@@ -2,7 +2,7 @@
 
 use crate::support::load::{Load, Record};
 use crate::support::metrics::follow_conventions;
-use crate::support::process::{Running, berth, gone, output_of};
+use crate::support::process::{Running, berth, ends, gone, output_of};
 use crate::support::stopped::Stopped;
 use crate::support::{PATIENCE, eventually, skipped};
 use berth_operate::bridge::cgroup;
@@ -560,8 +560,7 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
         node.go();
         bridge.logs("COMMAND is done");
         bridge.logs("waiting until");
-        let status = bridge.ended();
-        assert!(status.success(), "{}", bridge.log());
+        bridge.ends(0);
         load.more(50);
         let record = none_lost(load);
         assert_ne!(node.own_pid(), before);
@@ -633,13 +632,12 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
         let mut stays = node.stays();
         assert!(stays().unwrap().contains(versions[2]));
         node.go();
-        assert!(bridge.ended().success(), "{}", bridge.log());
+        bridge.ends(0);
         load.more(50);
         none_lost(load);
         bridge.logs("the bridge has ended, and relays");
         assert!(stays().unwrap().contains(versions[2]) && !node.is_on());
-        let (code, _, err) = output_of(node.part("end").arg("--now"));
-        assert_eq!(code, Some(0), "{err}");
+        ends(node.part("end").arg("--now"), 0, &[]);
         gone(daemon);
         assert!(stays().is_err());
     });
@@ -711,14 +709,12 @@ fn the_temporary_instance_runs_as_the_running_one() {
         assert_eq!(cmdline.contains(&copied), own.uid == 0, "{copied} {cmdline}");
 
         // One is enough, and COMMAND runs under it too.
-        let (status, _, err) = output_of(&mut node.fast_bridge("", &["true"]));
-        assert!(status == Some(69) && err.contains("another bridge is on"), "{err}");
+        ends(&mut node.fast_bridge("", &["true"]), 69, &["another bridge is on"]);
         let (code, _, err) = output_of(node.part("end").arg("--json"));
         let told: Vec<Value> = err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert!(code == Some(0) && told.last().unwrap()["outcome"] == "done", "{err}");
         gone(pid.try_into().unwrap());
-        let (status, _, err) = output_of(&mut node.part("end"));
-        assert!(status == Some(69) && err.contains("no bridge is on in"), "{err}");
+        ends(&mut node.part("end"), 69, &["no bridge is on in"]);
     });
 }
 
@@ -747,8 +743,7 @@ fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
         let read = |name: &str| std::fs::read_to_string(node.path("bridge").join(name)).unwrap_or_default();
         let names = ["bridge.log", "kube-apiserver.log"];
         let failed = names.map(|name| format!("{name}.failed"));
-        let (status, _, err) = output_of(&mut node.start_bridge());
-        assert_eq!(status, Some(0), "{err}");
+        ends(&mut node.start_bridge(), 0, &[]);
         let last = "the last line\n";
         for name in names {
             let mut log = std::fs::OpenOptions::new().append(true).open(node.path("bridge").join(name)).unwrap();
@@ -763,7 +758,7 @@ fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
         // Two that go well, after it.
         for _ in 0..2 {
             let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
-            assert!(bridge.ended().success(), "{}", bridge.log());
+            bridge.ends(0);
             assert!(failed.iter().all(|name| read(name).contains(last)), "the failed one's logs are lost");
             assert!(names.iter().all(|name| !read(name).contains(last)), "they are added to");
         }
@@ -784,7 +779,7 @@ fn one_that_does_not_get_ready_is_reported_while_command_runs() {
         let (_, out, _) = output_of(&mut node.part("status"));
         assert!(out.contains("not ready: "), "{out}");
         node.go();
-        assert!(bridge.ended().success(), "{}", bridge.log());
+        bridge.ends(0);
     });
 }
 
@@ -794,7 +789,7 @@ fn clients_of_both_families_are_served() {
         let loads = [NODE, NODE_IPV6].map(|to| Load::start(CLIENTS, Some(PERIOD), node.attempt_at(to)));
         loads.iter().for_each(|load| load.more(51));
         let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
-        assert!(bridge.ended().success(), "{}", bridge.log());
+        bridge.ends(0);
         for load in loads {
             load.more(50);
             let served = none_lost(load).served;
@@ -818,8 +813,7 @@ fn a_node_that_advertises_ipv6_is_bridged_by_that() {
 
 /// The node's own is asked at its address of IPv6, and that is the one that the temporary one advertises.
 fn bridged_by_ipv6(node: &Node) {
-    let (code, plan, err) = output_of(&mut node.bridge("--dry-run", &["true"]));
-    assert_eq!(code, Some(0), "{err}");
+    let (plan, _) = ends(&mut node.bridge("--dry-run", &["true"]), 0, &[]);
     for part in ["--advertise-address=fd77::1 ", "kube-apiserver is ready at [fd77::1]:6443 "] {
         assert!(plan.contains(part), "{part} is not in {plan}");
     }
@@ -828,7 +822,7 @@ fn bridged_by_ipv6(node: &Node) {
     let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
     bridge.logs("may be replaced now");
     assert_eq!(node.status()["own"]["address"], NODE_IPV6);
-    assert!(bridge.ended().success(), "{}", bridge.log());
+    bridge.ends(0);
     more(load.as_ref(), 50);
     load.map(none_lost);
 }
@@ -849,8 +843,7 @@ fn a_node_on_the_direct_path_is_bridged() {
         let ask = || (0..10).for_each(|_| block_on(attempt([127, 0, 0, 1].into())).unwrap());
         let steered = || node.status()["connections_steered"].as_u64().unwrap();
         let first = shim();
-        let (code, _, err) = output_of(&mut node.start_bridge());
-        assert_eq!(code, Some(0), "{err}");
+        ends(&mut node.start_bridge(), 0, &[]);
         ask();
         assert_eq!(steered(), 10);
         // One that begins now has its program behind the bridge's.
@@ -858,8 +851,7 @@ fn a_node_on_the_direct_path_is_bridged() {
         let _next = shim();
         ask();
         assert_eq!(steered(), 20);
-        let (code, _, err) = output_of(&mut node.part("end"));
-        assert_eq!(code, Some(0), "{err}");
+        ends(&mut node.part("end"), 0, &[]);
         ask();
     });
 }
@@ -877,8 +869,7 @@ fn a_command_that_fails_leaves_clients_on_the_bridge() {
         assert_eq!((&status["steering"], &status["step"]), (&true.into(), &"hold".into()));
         assert!(status["trouble"].as_str().unwrap().contains("exit status: 7"), "{status}");
         more(load.as_ref(), 50);
-        let (code, _, err) = output_of(&mut node.part("end"));
-        assert_eq!(code, Some(0), "{err}");
+        ends(&mut node.part("end"), 0, &[]);
         more(load.as_ref(), 50);
         load.map(none_lost);
     });
@@ -889,11 +880,10 @@ fn what_the_temporary_instance_logs_is_shown_where_it_does_not_start() {
     on_any_node(|node| {
         // Where it would write its audit log, there is a directory.
         std::fs::create_dir(node.path("audit-bridge.log")).unwrap();
-        let (status, _, err) = output_of(&mut node.fast_bridge("", &["true"]));
-        assert_eq!(status, Some(69), "{err}");
-        assert!(
-            err.contains("ended 3 times before it was ready") && err.contains("last lines of the temporary"),
-            "{err}"
+        ends(
+            &mut node.fast_bridge("", &["true"]),
+            69,
+            &["ended 3 times before it was ready", "last lines of the temporary"],
         );
         assert!(!node.is_on());
     });
@@ -904,14 +894,14 @@ fn a_command_that_fails_can_end_the_bridge() {
     on_any_node(|node| {
         let load = node.load();
         let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", "exit 7"]));
-        assert_eq!(bridge.ended().code(), Some(7), "{}", bridge.log());
+        bridge.ends(7);
         let daemon = node.daemon();
         let (code, _, err) = output_of(node.part("end").arg("--now"));
         assert!(code == Some(0) && !err.contains("clients stay"), "{err}");
         gone(daemon);
         let mut bridge = Running::start(&mut node.bridge("--on-failure=end", &["sh", "-c", "exit 7"]));
         bridge.logs("done: ");
-        assert_eq!(bridge.ended().code(), Some(7), "{}", bridge.log());
+        bridge.ends(7);
         assert!(!bridge.log().contains("clients stay"), "{}", bridge.log());
         assert!(!node.is_on());
         load.more(50);
@@ -939,8 +929,7 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
         bridge.logs("nothing listens on its port");
         // It may be replaced once, before COMMAND, and not when it has not come back.
         assert_eq!(bridge.log().matches("may be replaced now").count(), 1, "{}", bridge.log());
-        let (code, _, err) = output_of(&mut node.part("end"));
-        assert!(code == Some(75) && err.contains("clients stay on the bridge"), "{err}");
+        let (_, err) = ends(&mut node.part("end"), 75, &["clients stay on the bridge"]);
         assert!(!err.contains("may be replaced now") && err.contains("fix it, then `berth bridge end`"), "{err}");
         // Fixed by the operator.
         node.start_own();
@@ -973,8 +962,7 @@ fn the_end_of_the_callers_session_does_not_end_it() {
         assert!(status["trouble"].as_str().unwrap().contains("went away"), "{status}");
         assert_eq!(status["steering"], true);
         load.more(50);
-        let (code, _, err) = output_of(&mut node.part("end"));
-        assert_eq!(code, Some(0), "{err}");
+        ends(&mut node.part("end"), 0, &[]);
         none_lost(load);
     });
 }
@@ -1029,7 +1017,7 @@ fn a_temporary_instance_that_is_killed_is_replaced() {
         node.start_own();
         node.answers();
         node.go();
-        assert!(bridge.ended().success(), "{}", bridge.log());
+        bridge.ends(0);
     });
 }
 
@@ -1044,8 +1032,7 @@ fn what_a_daemon_that_was_killed_left_is_removed_by_the_end() {
         return skipped(&format!("no cgroup can be made: {error}"));
     }
     let temp = tempfile::tempdir().unwrap();
-    let (code, _, err) = output_of(berth(["bridge", "end", "--state-dir"]).arg(temp.path()));
-    assert!(code == Some(69) && err.contains("no bridge is on in"), "{err}");
+    ends(berth(["bridge", "end", "--state-dir"]).arg(temp.path()), 69, &["no bridge is on in"]);
     assert!(!left.exists());
 }
 
@@ -1073,7 +1060,7 @@ fn killed_at(steps: &'static [&'static str]) {
             while !is_killed_at(node, said_at) {}
         }
         let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
-        assert!(bridge.ended().success(), "{}", bridge.log());
+        bridge.ends(0);
     });
 }
 
@@ -1088,7 +1075,7 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
         node.asked_daemon().map(Some).or(ended.then_some(None))
     });
     let Some(daemon) = daemon else {
-        assert_eq!(bridge.ended().code(), Some(0), "{}", bridge.log());
+        bridge.ends(0);
         return false;
     };
     // A connection that sends nothing keeps the drain from ending at once.
@@ -1127,8 +1114,7 @@ fn all_that_is_missing_is_reported_at_once() {
             "--",
             "true",
         ]);
-        let (code, _, err) = output_of(&mut command);
-        assert!(code == Some(64) && err.contains("--port 7000"), "{err}");
+        ends(&mut command, 64, &["--port 7000"]);
         let mut command = node.berth_bridge(["--probe=tcp", "--state-dir"]);
         command.arg(node.path("bridge")).args([
             "--command",
@@ -1137,40 +1123,37 @@ fn all_that_is_missing_is_reported_at_once() {
             "--",
             "true",
         ]);
-        let (code, _, err) = output_of(&mut command);
-        assert_eq!(code, Some(69), "{err}");
-        for part in
-            ["10.77.0.1:7000 is listened on by", "bind it to 0.0.0.0", "--port 6443 is not free", "nothing was changed"]
-        {
-            assert!(err.contains(part), "{part} is not in {err}");
-        }
+        ends(
+            &mut command,
+            69,
+            &[
+                "10.77.0.1:7000 is listened on by",
+                "bind it to 0.0.0.0",
+                "--port 6443 is not free",
+                "nothing was changed",
+            ],
+        );
         drop(elsewhere);
-        let (code, _, err) = output_of(&mut command);
-        assert!(code == Some(69) && err.contains("nothing listens on port 7000"), "{err}");
+        ends(&mut command, 69, &["nothing listens on port 7000"]);
         // The probe's credentials are tried before.
         let mut command = node.berth_bridge(["--probe-timeout=10s", "--probe-server-name=other", "--probe-ca"]);
         command.arg(&node.certs.ca_file).args(["--command", &node.own(), "--state-dir"]).arg(node.path("bridge"));
-        let (code, _, err) = output_of(command.args(["--", "true"]));
-        assert!(code == Some(69) && err.contains("--probe-server-name"), "{err}");
-        let (code, out, err) = output_of(&mut node.bridge("--dry-run", &["sh", "restart", "kube-apiserver"]));
-        assert_eq!(code, Some(0), "{err}");
+        ends(command.args(["--", "true"]), 69, &["--probe-server-name"]);
+        let (out, _) = ends(&mut node.bridge("--dry-run", &["sh", "restart", "kube-apiserver"]), 0, &[]);
         assert!(
             out.contains("run sh restart kube-apiserver") && out.contains("--endpoint-reconciler-type=none"),
             "{out}"
         );
-        let (code, _, err) = output_of(&mut node.bridge("", &["no-such-program"]));
-        assert!(code == Some(64) && err.contains("no program no-such-program"), "{err}");
+        ends(&mut node.bridge("", &["no-such-program"]), 64, &["no program no-such-program"]);
         // Another's arguments would make another apiserver.
         let mut command = node.berth_bridge(["--probe-timeout=10s", "--probe-ca"]);
         command.arg(&node.certs.ca_file).args(["--command", &format!("{} --v=2", node.own()), "--state-dir"]);
-        let (code, _, err) = output_of(command.arg(node.path("bridge")).args(["--", "true"]));
-        assert!(code == Some(69) && err.contains("other arguments than --command"), "{err}");
+        ends(command.arg(node.path("bridge")).args(["--", "true"]), 69, &["other arguments than --command"]);
         assert!(!Path::new(&node.path("bridge")).exists(), "nothing is changed");
         // What is another's is left alone.
         std::fs::create_dir(node.path("bridge")).unwrap();
         std::fs::write(node.path("bridge/lock"), "").unwrap();
-        let (code, _, err) = output_of(&mut node.bridge("", &["true"]));
-        assert!(code == Some(69) && err.contains("give one that is empty"), "{err}");
+        ends(&mut node.bridge("", &["true"]), 69, &["give one that is empty"]);
         assert_eq!(std::fs::read_dir(node.path("bridge")).unwrap().count(), 1);
     });
 }
@@ -1244,7 +1227,7 @@ fn what_dials_localhost_is_served_too() {
             }
         }
         node.go();
-        assert!(bridge.ended().success(), "{}", bridge.log());
+        bridge.ends(0);
         loads.iter().for_each(|load| load.more(10));
         loads.into_iter().for_each(|load| drop(none_lost(load)));
     });
@@ -1271,7 +1254,7 @@ fn of_two_that_begin_at_once_one_is_refused() {
         node.go();
         node.stop_own();
         node.start_own();
-        assert!(begun.ended().success(), "{}", begun.log());
+        begun.ends(0);
     });
 }
 
@@ -1319,15 +1302,15 @@ fn of_an_etcd_of_several_members_the_temporary_one_uses_the_others() {
         let (_, status, _) = output_of(&mut node.part("status"));
         assert!(status.contains("etcd            member cp-3 (3) does not answer"), "{status}");
         node.go();
-        assert!(bridge.ended().success(), "{}", bridge.log());
+        bridge.ends(0);
         load.map(none_lost);
         // With one stopped, another bridge would leave none.
         members.lock().unwrap().stopped = vec![3];
-        let (code, _, err) = output_of(&mut node.bridge("--dry-run", &["true"]));
-        assert_eq!(code, Some(69), "{err}");
-        for part in ["etcd: member cp-3 (3) cannot be used", "of 3 voters 2 must serve", "--etcd own"] {
-            assert!(err.contains(part), "{part} is not in {err}");
-        }
+        ends(
+            &mut node.bridge("--dry-run", &["true"]),
+            69,
+            &["etcd: member cp-3 (3) cannot be used", "of 3 voters 2 must serve", "--etcd own"],
+        );
         let (code, plan, err) = output_of(&mut node.bridge("--dry-run --etcd=own", &["true"]));
         assert!(code == Some(0) && plan.contains("=/events#https://127.0.0.1:2379 "), "{plan}{err}");
     });
@@ -1341,7 +1324,7 @@ fn command_does_not_begin_when_too_few_members_of_etcd_are_left() {
         let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
         bridge.logs("a temporary kube-apiserver starts");
         members.lock().unwrap().stopped.push(2);
-        assert_eq!(bridge.ended().code(), Some(69), "{}", bridge.log());
+        bridge.ends(69);
         assert!(bridge.log().contains("not begun: etcd: member cp-2 (2) cannot be used"), "{}", bridge.log());
         assert_eq!(node.own_pid(), before);
         node.answers();
@@ -1378,31 +1361,36 @@ fn a_limit_of_open_files_that_is_too_low_is_raised_or_reported() {
         let limit = if raises.status.success() { "--nofile=256" } else { "--nofile=256:" };
         let bridge = node.fast_bridge("", &args(&node.restart()));
         let mut bridge = Running::start(&mut by(&["prlimit", limit], &bridge));
-        assert!(bridge.ended().success(), "{}", bridge.log());
+        bridge.ends(0);
     });
 }
 
 #[test]
 fn every_mistake_is_reported_at_once() {
     let mistaken = ["bridge", "--settle=x", "--ready-timeout=0s", "--port=0", "--command='"];
-    let (code, _, err) = output_of(&mut berth(mistaken));
-    assert_eq!(code, Some(64));
-    for part in [
-        "--settle x",
-        "--ready-timeout 0s",
-        "--port 0",
-        "--command: missing closing quote",
-        "--probe-ca is not given",
-        "nothing to run",
-    ] {
-        assert!(err.contains(part), "{part} is not in {err}");
-    }
+    ends(
+        &mut berth(mistaken),
+        64,
+        &[
+            "--settle x",
+            "--ready-timeout 0s",
+            "--port 0",
+            "--command: missing closing quote",
+            "--probe-ca is not given",
+            "nothing to run",
+        ],
+    );
     let (_, _, err) = output_of(berth(mistaken).arg("--dry-run"));
     assert!(err.contains("--port 0") && !err.contains("nothing to run"), "{err}");
-    let (code, _, err) = output_of(&mut berth(["bridge", "--probe=tcp", "--command", "k --secure-port", "--", "true"]));
-    assert!(code == Some(64) && err.contains("--secure-port"), "{err}");
-    let (code, _, err) = output_of(&mut berth(["bridge", "start", "--judge", "--accept", "errors"]));
-    assert!(code == Some(64) && err.contains("--judge: it compares what COMMAND puts there"), "{err}");
-    let (code, _, err) = output_of(berth(["bridge", "--judge", "--", "true"]).env("BERTH_KUBECONFIG", "/nonexistent"));
-    assert!(code == Some(69) && err.contains("--judge: kubeconfig /nonexistent"), "{err}");
+    ends(&mut berth(["bridge", "--probe=tcp", "--command", "k --secure-port", "--", "true"]), 64, &["--secure-port"]);
+    ends(
+        &mut berth(["bridge", "start", "--judge", "--accept", "errors"]),
+        64,
+        &["--judge: it compares what COMMAND puts there"],
+    );
+    ends(
+        berth(["bridge", "--judge", "--", "true"]).env("BERTH_KUBECONFIG", "/nonexistent"),
+        69,
+        &["--judge: kubeconfig /nonexistent"],
+    );
 }

@@ -289,28 +289,3 @@ fn wildcards_are_refused_with_the_way_out() {
     assert!(stderr(&output).contains("10.0.0.5:7443"), "{}", stderr(&output));
     assert_eq!(node.output(&[], &[]).status.code(), Some(64), "no command");
 }
-
-#[test]
-fn a_wildcard_listener_of_another_is_explained() {
-    let mut node = Node::new();
-    let wildcard = TcpListener::bind("0.0.0.0:0").unwrap();
-    node.listen.set_port(wildcard.local_addr().unwrap().port());
-    let output = node.output(&[], &["true"]);
-    assert_eq!(output.status.code(), Some(69));
-    for part in ["wildcard", "--listen HOST_IP:7443", &format!("pid {}", std::process::id())] {
-        assert!(stderr(&output).contains(part), "{part} in {}", stderr(&output));
-    }
-    assert_eq!(node.listed(), []);
-}
-
-#[test]
-fn an_unsafe_run_directory_is_refused() {
-    use std::os::unix::fs::PermissionsExt;
-    let node = Node::new();
-    let run = node.temp.path().join("run");
-    fs::create_dir(&run).unwrap();
-    fs::set_permissions(&run, fs::Permissions::from_mode(0o777)).unwrap();
-    let output = node.output(&[], &["true"]);
-    assert_eq!(output.status.code(), Some(69));
-    assert!(stderr(&output).contains("chmod 0700"), "{}", stderr(&output));
-}

@@ -59,7 +59,7 @@ fn sigterm_while_the_port_is_held() {
         let mut shim = start(&args);
         shim.logs("trying again");
         kill(first(&shim), Signal::SIGTERM).unwrap();
-        assert_eq!(shim.ended().code(), Some(0), "{}", shim.log());
+        shim.ends(0);
         assert!(shim.log().contains("SIGTERM"), "{}", shim.log());
     }
 }

@@ -5,7 +5,7 @@ use crate::stand_in::STAND_IN;
 use crate::support::net::{
     client_hello, connect, connect_from, expect_end, expect_reset, free_address, fresh_ip, listening, ping, read,
 };
-use crate::support::process::{Running, berth, gone, output_of};
+use crate::support::process::{Running, berth, ends, gone, output_of};
 use crate::support::{MOMENT, eventually};
 use berth_os::process;
 use berth_os::socket::{self, Keepalive};
@@ -64,8 +64,7 @@ fn the_exit_status_and_the_output_pass() {
     let node = Node::new();
     for status in [0, 1, 7, 255] {
         let script = format!("echo to output; echo to the log >&2; exit {status}");
-        let (code, out, log) = output_of(&mut node.script(&script));
-        assert_eq!(code, Some(status), "{log}");
+        let (out, log) = ends(&mut node.script(&script), status, &[]);
         assert_eq!(out, "to output\n");
         assert!(log.lines().any(|line| line == "to the log"), "{log}");
         assert!(log.contains("the apiserver ended by itself"), "{log}");
@@ -82,24 +81,14 @@ fn a_signal_becomes_128_and_its_number() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_named() {
-    let node = Node::new();
-    let (code, out, log) = output_of(&mut node.command(&[], &["/no/such/kube-apiserver"]));
-    assert_eq!((code, out.as_str()), (Some(69), ""), "{log}");
-    assert!(log.contains("cannot run /no/such/kube-apiserver"), "{log}");
-    assert!(listening(node.listen).is_empty());
-}
-
-#[test]
 fn wrong_command_lines_are_64() {
     let node = Node::new();
-    let (code, _, log) = output_of(&mut node.command(&["--hold", "soon"], &["kube-apiserver", "--secure-port"]));
-    assert_eq!(code, Some(64), "{log}");
-    for part in ["--hold soon", "--secure-port is the last argument"] {
-        assert!(log.contains(part), "{part} in {log}");
-    }
-    let (code, _, _) = output_of(&mut node.command(&[], &[]));
-    assert_eq!(code, Some(64), "no command");
+    ends(
+        &mut node.command(&["--hold", "soon"], &["kube-apiserver", "--secure-port"]),
+        64,
+        &["--hold soon", "--secure-port is the last argument"],
+    );
+    ends(&mut node.command(&[], &[]), 64, &[]);
     assert!(!node.temp.path().join("run").exists(), "nothing was begun");
 }
 
@@ -129,8 +118,7 @@ fn noting_the_end_of_the_apiserver_holds_nothing_up() {
 fn an_apiserver_that_never_serves_never_gets_a_connection() {
     let node = Node::new();
     let mut run = node.script("echo 'unknown flag: --nope' >&2; exit 1");
-    let (code, _, log) = output_of(&mut run);
-    assert_eq!(code, Some(1));
+    let (_, log) = ends(&mut run, 1, &[]);
     assert!(log.contains("unknown flag: --nope") && !log.contains("joined"), "{log}");
     let (_, out, _) = output_of(&mut berth(["status", "--run-dir", &node.run_dir()]));
     assert!(out.contains("the apiserver ended: exit status: 1"), "{out}");
@@ -149,7 +137,7 @@ fn sigterm_is_passed_on_once_after_leaving() {
     run.logs("the instance listens no more: draining");
     assert!(run.is_running());
     drop(client);
-    assert_eq!(run.ended().code(), Some(3), "{}", run.log());
+    run.ends(3);
     gone(pid);
     assert!(!run.out().contains("told again"), "{}", run.out());
     let log = run.log();
@@ -200,7 +188,7 @@ fn is_passed_on_when_first_bytes_have_come() -> bool {
     assert_eq!(read(&mut client, 100), client_hello(100));
     run.logs("passed on to the apiserver");
     drop(client);
-    assert_eq!(run.ended().code(), Some(3), "{}", run.log());
+    run.ends(3);
     true
 }
 
@@ -212,7 +200,7 @@ fn sigterm_before_ready() {
     let mut run = Running::start(&mut node.script(script));
     run.prints("begun");
     run.signal(Signal::SIGTERM);
-    assert_eq!(run.ended().code(), Some(5), "{}", run.log());
+    run.ends(5);
     assert_eq!(run.out().matches("told").count(), 1);
 }
 
@@ -233,23 +221,7 @@ fn a_second_sigterm_ends_both_at_once() {
     run.signal(Signal::SIGTERM);
     // By the shim, before the apiserver's death can look like the end of an answer.
     expect_reset(&mut client);
-    assert_eq!(run.ended().code(), Some(128 + Signal::SIGKILL as i32), "{}", run.log());
-    gone(pid);
-}
-
-#[test]
-fn the_drain_deadline_cuts_what_is_left() {
-    let node = Node::new();
-    let (mut run, pid) = node.joined(&["--drain-timeout", "500ms"]);
-    let mut client = connect(node.listen);
-    ping(&mut client, &client_hello(100));
-    let told = Instant::now();
-    run.signal(Signal::SIGTERM);
-    expect_reset(&mut client);
-    // The stand-in ends with its last connection, which the shim cuts.
-    assert_eq!(run.ended().code(), Some(3), "{}", run.log());
-    assert!(told.elapsed() >= Duration::from_millis(500));
-    assert!(run.log().contains("--drain-timeout has expired"), "{}", run.log());
+    run.ends(128 + Signal::SIGKILL as i32);
     gone(pid);
 }
 
@@ -257,8 +229,7 @@ fn the_drain_deadline_cuts_what_is_left() {
 fn the_child_dies_with_berth() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&[]);
-    run.signal(Signal::SIGKILL);
-    run.ended();
+    run.kill();
     gone(pid);
     let status = || output_of(&mut berth(["status", "--run-dir", &node.run_dir()])).1;
     eventually("status says that it ended", || status().contains("process ended").then_some(()));
@@ -271,7 +242,7 @@ fn the_child_dies_with_its_parent() {
     let (mut run, pid) = node.joined(&[]);
     kill(between(&run, pid), Signal::SIGKILL).unwrap();
     gone(pid);
-    assert_eq!(run.ended().code(), Some(128 + Signal::SIGKILL as i32), "{}", run.log());
+    run.ends(128 + Signal::SIGKILL as i32);
 }
 
 /// The process between berth and its apiserver.
@@ -296,7 +267,7 @@ fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
         kill(child, signal).unwrap();
         ping(&mut client, b"still served");
         drop(client);
-        assert_eq!(run.ended().code(), Some(3), "{}", run.log());
+        run.ends(3);
         assert!(!run.out().contains("told again"), "{}", run.out());
     }
 }
@@ -314,8 +285,7 @@ fn the_death_of_berth_is_one_sigterm() {
         // It ends with this one, and handles SIGTERM until then.
         let mut client = connect(address);
         ping(&mut client, b"served");
-        run.signal(Signal::SIGKILL);
-        run.ended();
+        run.kill();
         run.prints("told to end");
         ping(&mut client, b"still served");
         drop(client);
@@ -347,46 +317,9 @@ fn a_child_that_ends_by_itself() {
     expect_end(&mut client);
     assert!(run.is_running(), "the client has not ended yet");
     drop(client);
-    assert_eq!(run.ended().code(), Some(128 + Signal::SIGKILL as i32), "{}", run.log());
+    run.ends(128 + Signal::SIGKILL as i32);
     let (_, out, _) = output_of(&mut berth(["status", "--run-dir", &node.run_dir()]));
     assert!(out.contains("the apiserver ended: signal: 9"), "{out}");
-}
-
-/// The same address and port again for the same instance.
-#[test]
-fn it_can_be_started_again() {
-    let node = Node::new();
-    for _ in 0..2 {
-        let (mut run, _) = node.joined(&[]);
-        ping(&mut connect(node.listen), &client_hello(100));
-        run.signal(Signal::SIGTERM);
-        assert_eq!(run.ended().code(), Some(3), "{}", run.log());
-    }
-}
-
-/// Two of one berth, as in an upgrade: clients are served by either, all the time.
-#[test]
-fn an_upgrade_of_two() {
-    let node = Node::new();
-    // None is taken for dead because the machine stood still.
-    let (mut old, _) = node.joined(&["--lease", "60s"]);
-    let mut kept = connect(node.listen);
-    ping(&mut kept, &client_hello(100));
-    let mut new = node.command(&["--instance", "b", "--lease", "60s"], &["sh", "-c", STAND_IN, "kube-apiserver"]);
-    let new = Running::start(&mut new);
-    new.logs("joined");
-    assert_eq!(listening(node.listen).len(), 2);
-    for _ in 0..50 {
-        ping(&mut connect(node.listen), &client_hello(100));
-    }
-    old.signal(Signal::SIGTERM);
-    old.logs("left");
-    for _ in 0..50 {
-        ping(&mut connect(node.listen), &client_hello(100));
-    }
-    ping(&mut kept, b"still served by the old one");
-    drop(kept);
-    assert_eq!(old.ended().code(), Some(3));
 }
 
 /// The samples of `berth_backend_connect_seconds_bucket` so far: the upper ends in microseconds, and how many are below.

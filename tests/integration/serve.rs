@@ -1,10 +1,9 @@
 //! The life of `berth serve`, and of the commands that ask it, with the real binary.
 
 use crate::support::net::{
-    Backend, client_hello, connect, connect_from, echo, expect_reset, expect_silence, free_address, fresh_ip,
-    listening, ping, read,
+    Backend, client_hello, connect, echo, expect_reset, expect_silence, free_address, listening, ping, read,
 };
-use crate::support::process::{Running, berth, output_of};
+use crate::support::process::{Running, berth, ends, output_of};
 use crate::support::shim::Shim;
 use crate::support::tls::{Api, Ca};
 use crate::support::{MOMENT, PATIENCE, eventually, skipped};
@@ -68,17 +67,6 @@ impl Node {
 }
 
 #[test]
-fn a_port_of_another_is_explained() {
-    let node = Node::new();
-    let _holder = TcpListener::bind(node.listen).unwrap();
-    let (status, _, log) = output_of(&mut node.command(free_address(), &[]));
-    assert_eq!(status, Some(69), "{log}");
-    for part in [node.listen.to_string(), format!("pid {}", std::process::id()), "SO_REUSEPORT".to_owned()] {
-        assert!(log.contains(&part), "{part} in {log}");
-    }
-}
-
-#[test]
 fn bind_wait_takes_the_port_when_it_is_free() {
     let node = Node::new();
     let holder = TcpListener::bind(node.listen).unwrap();
@@ -92,8 +80,7 @@ fn bind_wait_takes_the_port_when_it_is_free() {
     let other = Node::new();
     let _held = TcpListener::bind(other.listen).unwrap();
     let began = Instant::now();
-    let (status, _, log) = output_of(&mut other.command(free_address(), &["--bind-wait", "400ms"]));
-    assert_eq!(status, Some(69), "{log}");
+    ends(&mut other.command(free_address(), &["--bind-wait", "400ms"]), 69, &["SO_REUSEPORT"]);
     assert!(began.elapsed() >= Duration::from_millis(400));
 }
 
@@ -162,22 +149,11 @@ fn wrong_command_lines_are_64() {
     let node = Node::new();
     let nothing = node.temp.path().join("nothing.pem");
     std::fs::write(&nothing, "no certificate").unwrap();
-    let (status, _, log) = output_of(&mut node.command(free_address(), &["--probe-ca", nothing.to_str().unwrap()]));
-    assert_eq!(status, Some(64), "{log}");
-    assert!(log.contains("--probe-ca") && log.contains("no certificate"), "{log}");
-}
-
-#[test]
-fn listening_where_the_backend_is_is_refused() {
-    let node = Node::new();
-    let (status, _, log) = output_of(&mut node.command(node.listen, &[]));
-    assert_eq!(status, Some(64), "{log}");
-    assert!(log.contains("relay to itself"), "{log}");
-    let wildcard = format!("0.0.0.0:{}", node.listen.port());
-    let backend = SocketAddr::new(fresh_ip().into(), node.listen.port());
-    let (status, _, log) = output_of(&mut node.command(backend, &["--listen", &wildcard]));
-    assert_eq!(status, Some(64), "{log}");
-    assert!(log.contains("wildcard") && log.contains("7443"), "{log}");
+    ends(
+        &mut node.command(free_address(), &["--probe-ca", nothing.to_str().unwrap()]),
+        64,
+        &["--probe-ca", "no certificate"],
+    );
 }
 
 /// The inodes of a process's sockets.
@@ -225,11 +201,7 @@ fn limited(files: u64, command: &Command) -> Command {
 fn a_limit_of_open_files_that_is_too_low_is_reported() {
     let (node, backend) = (Node::new(), Backend::new().serve(echo));
     let mut none = limited(1024, &node.command(backend, &["--threads", "256"]));
-    let (status, _, log) = output_of(&mut none);
-    assert_eq!(status, Some(69), "{log}");
-    for part in ["1024 open files", "256 threads", "--threads", "ulimit -Hn"] {
-        assert!(log.contains(part), "{part} in {log}");
-    }
+    ends(&mut none, 69, &["1024 open files", "256 threads", "--threads", "ulimit -Hn"]);
 
     let few = Running::start(&mut limited(1024, &node.command(backend, &["--threads", "4"])));
     few.logs("joined");
@@ -313,9 +285,7 @@ fn a_second_shim_of_an_instance_is_refused() {
     let node = Node::new();
     let backend = Backend::new().serve(echo);
     let _shim = node.joined(backend, &["--instance", "a"]);
-    let (status, _, log) = output_of(&mut node.command(backend, &["--instance", "a"]));
-    assert_eq!(status, Some(69), "{log}");
-    assert!(log.contains("a shim of instance a runs already"), "{log}");
+    ends(&mut node.command(backend, &["--instance", "a"]), 69, &["a shim of instance a runs already"]);
     assert_eq!(node.ask(&["ready"]).0, Some(0), "the first one is as before");
 }
 
@@ -385,7 +355,7 @@ fn sigterm_drains_and_exits_0() {
     assert_eq!(status, Some(1));
     assert!(out.contains("is left"), "{out}");
     drop(client);
-    assert_eq!(shim.ended().code(), Some(0));
+    shim.ends(0);
     assert!(shim.log().contains("drained"), "{}", shim.log());
     let left = std::fs::read_dir(node.run_dir()).unwrap().flatten();
     let sockets = left.flat_map(|berth| std::fs::read_dir(berth.path()).unwrap().flatten());
@@ -399,7 +369,7 @@ fn sigterm_while_waiting_exits_0() {
     let mut shim = node.serve(free_address(), &[]);
     shim.logs("probe: nothing listens");
     shim.signal(Signal::SIGTERM);
-    assert_eq!(shim.ended().code(), Some(0));
+    shim.ends(0);
 }
 
 #[test]
@@ -456,7 +426,7 @@ fn drain_waits_for_first_bytes() {
         assert!(waits_on, "the shim was busy, and a client is not answered");
     }
     instance.write_all(b"answer").unwrap();
-    assert_eq!(drained.ended().code(), Some(0));
+    drained.ends(0);
     until("no client that is not answered", 0);
     assert_eq!(read(&mut client, 6), b"answer");
     assert!(drained.out().is_empty() || !waits_on, "{}", drained.out());
@@ -520,7 +490,7 @@ fn the_deadline_begins_when_the_instance_listens_no_more() {
     drop(backend);
     shim.logs("the instance listens no more");
     expect_reset(&mut client);
-    assert_eq!(shim.ended().code(), Some(0));
+    shim.ends(0);
     assert!(closed.elapsed() >= DEADLINE, "it ended after {:?}", closed.elapsed());
     assert!(shim.log().contains("--drain-timeout has expired"), "{}", shim.log());
 }
@@ -560,7 +530,7 @@ fn running_out_of_descriptors_pauses_and_recovers() {
     assert_eq!(log.matches("cannot accept").count(), 1, "told once: {log}");
     drop((client, waiting));
     shim.signal(Signal::SIGTERM);
-    assert_eq!(shim.ended().code(), Some(0));
+    shim.ends(0);
 }
 
 /// The lowest number that a process has for a new descriptor, whether or not a probe has it for the moment.
@@ -582,27 +552,6 @@ fn cpu_ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_ascii_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-}
-
-/// An accepted client needs a second descriptor for its instance: without one it would be reset.
-#[test]
-fn more_connections_than_descriptors_are_not_taken() {
-    let node = Node::new();
-    let command = node.command(Backend::new().serve(echo), &["--threads", "1", "--max-connections", "1000"]);
-    let mut limited = Command::new("sh");
-    limited.args(["-c", r#"ulimit -n 300; exec "$0" "$@""#]).arg(command.get_program()).args(command.get_args());
-    let shim = Running::start(&mut limited);
-    shim.logs("--max-connections 1000 is more than");
-    shim.logs("joined");
-    let source = fresh_ip().into();
-    let mut clients: Vec<_> = (0..150).map(|_| connect_from(source, node.listen)).collect();
-    for client in &mut clients {
-        client.write_all(&client_hello(100)).unwrap();
-    }
-    shim.logs("--max-connections is reached");
-    for mut client in clients {
-        assert!(read(&mut client, 100) == client_hello(100));
-    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use crate::stand_in::{API, BROKEN, EMULATES, STAND_IN};
 use crate::support::cluster::Cluster;
 use crate::support::net::{client_hello, connect, free_address, fresh_ip, ping};
-use crate::support::process::{Running, berth, output_of};
+use crate::support::process::{Running, berth, ends, output_of};
 use crate::support::{eventually, in_memory};
 use berth_cluster::service::slice_path;
 use berth_options::cluster::host_name;
@@ -254,8 +254,7 @@ impl Node {
         fs::write(&file, kubeadm.replace("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"))).unwrap();
         let mut inject = berth(["inject", "--image", "example/berth:v0.1.0", "--listen", &listen.to_string()]);
         inject.arg("--run-dir").arg(self.path("run")).arg("--backup-dir").arg(self.path("none")).arg(file);
-        let (code, out, log) = output_of(&mut inject);
-        assert_eq!(code, Some(0), "{log}");
+        let (out, _) = ends(&mut inject, 0, &[]);
         out
     }
 
@@ -271,6 +270,13 @@ impl Node {
         upgrade.env("BERTH_SETTLE", "300ms");
         upgrade.arg("--manifests-dir").arg(self.directory()).arg("--backup-dir").arg(self.path("kept"));
         upgrade.arg("--pod-logs-dir").arg(self.path("pods")).args(options);
+        upgrade
+    }
+
+    /// To this image tag.
+    fn upgrade_to(&self, tag: &str, options: &[&str]) -> Command {
+        let mut upgrade = self.upgrade(options);
+        upgrade.arg("--manifest").arg(self.new_manifest(tag));
         upgrade
     }
 
@@ -309,6 +315,14 @@ impl Node {
         assert_eq!(fs::read_dir(self.directory()).unwrap().count(), 1, "nothing else in the directory");
         assert!(!self.path("kept/upgrade.json").exists(), "the state is removed");
     }
+}
+
+/// A node whose instance, of the tag v1, is ready.
+fn serving() -> (Node, Kubelet) {
+    let node = Node::new("v1");
+    let kubelet = Kubelet::start(&node);
+    node.until_joined();
+    (node, kubelet)
 }
 
 /// Connects and asks all the time.
@@ -355,74 +369,39 @@ fn mistakes_are_reported_and_nothing_is_changed() {
     let (canonical, directory) = (node.canonical(), node.directory());
     let (canonical, directory) = (canonical.to_str().unwrap(), directory.to_str().unwrap());
     let options = ["--manifest", canonical, "--backup-dir", directory, "--kubeconfig", "/none"];
-    let (code, _, log) = output_of(berth(["upgrade", "--manifests-dir", directory]).args(options));
-    assert_eq!(code, Some(64), "{log}");
-    for part in ["is in the kubelet's directory", "--backup-dir", "--kubeconfig /none: it is not there"] {
-        assert!(log.contains(part), "{part} in {log}");
+    let mistakes = ["--manifest", "--backup-dir", "--kubeconfig"];
+    ends(berth(["upgrade", "--manifests-dir", directory]).args(options), 64, &mistakes);
+    // A manifest that is not behind berth, and one that is behind another.
+    let plain = node.manifest("v2").replace("    - /opt/berth/berth\n    - exec\n    - --\n", "");
+    let elsewhere =
+        node.manifest("v2").replace(&node.listen.to_string(), "10.0.0.5:6443").replace("metadata.uid", "metadata.name");
+    for (text, mistakes) in [(&plain, &["berth inject"][..]), (&elsewhere, &["BERTH_INSTANCE", "BERTH_LISTEN"])] {
+        let path = node.path("new.yaml");
+        fs::write(&path, text).unwrap();
+        ends(&mut node.upgrade(&["--manifest", path.to_str().unwrap()]), 64, mistakes);
     }
-    let plain = node.path("plain.yaml");
-    fs::write(&plain, node.manifest("v2").replace("    - /opt/berth/berth\n    - exec\n    - --\n", "")).unwrap();
-    let (code, _, log) = output_of(&mut node.upgrade(&["--manifest", plain.to_str().unwrap()]));
-    assert_eq!(code, Some(64), "{log}");
-    assert!(
-        log.contains(&format!(
-            "run `berth inject {} --image example/berth:v0.1.0 --listen {} --write` first",
-            plain.display(),
-            node.listen
-        )),
-        "{log}"
-    );
-    let elsewhere = node.path("elsewhere.yaml");
-    fs::write(
-        &elsewhere,
-        node.manifest("v2").replace(&node.listen.to_string(), "10.0.0.5:6443").replace("metadata.uid", "metadata.name"),
-    )
-    .unwrap();
-    let (code, _, log) = output_of(&mut node.upgrade(&["--manifest", elsewhere.to_str().unwrap()]));
-    assert_eq!(code, Some(64), "{log}");
-    assert!(
-        log.contains("BERTH_INSTANCE is not the pod's UID") && log.contains("has another first BERTH_LISTEN"),
-        "{log}"
-    );
-    let (code, _, log) = output_of(&mut node.upgrade(&[]));
-    assert_eq!(code, Some(69), "{log}");
-    assert!(log.contains("no instance runs in"), "{log}");
+    ends(&mut node.upgrade(&[]), 69, &["no instance"]);
     node.is_whole("v1");
     // A first switch is for `berth inject`.
-    fs::copy(plain, node.canonical()).unwrap();
-    let v2 = node.new_manifest("v2");
-    for options in [&["--manifest", v2.to_str().unwrap()][..], &[]] {
-        let (code, _, log) = output_of(&mut node.upgrade(options));
-        assert_eq!(code, Some(64), "{log}");
-        for part in
-            [" --image IMAGE --write --bridge` first", "without --bridge: clients are then refused", "is the way back"]
-        {
-            assert!(log.contains(part), "{part} in {log}");
-        }
+    fs::write(canonical, plain).unwrap();
+    for mut upgrade in [node.upgrade_to("v2", &[]), node.upgrade(&[])] {
+        ends(&mut upgrade, 64, &["--write --bridge"]);
     }
 }
 
 #[test]
 fn an_upgrade_and_a_restart_lose_nothing() {
-    let node = Node::new("v1");
-    let _kubelet = Kubelet::start(&node);
-    node.until_joined();
-    let (code, out, log) = output_of(&mut node.upgrade(&["--dry-run"]));
-    assert_eq!(code, Some(0), "{log}");
+    let (node, _kubelet) = serving();
+    let (out, _) = ends(&mut node.upgrade(&["--dry-run"]), 0, &[]);
     assert_eq!(out.lines().count(), 8, "{out}");
     assert!(!node.path("kept").exists(), "a dry run touches nothing");
     node.is_whole("v1");
 
     let load = Load::start(node.listen);
-    let v2 = node.new_manifest("v2");
-    let (code, _, log) = output_of(&mut node.upgrade(&["--manifest", v2.to_str().unwrap()]));
-    assert_eq!(code, Some(0), "{log}");
-    assert!(log.contains("no --kubeconfig: nothing keeps another control-plane node"), "{log}");
+    ends(&mut node.upgrade_to("v2", &[]), 0, &["no --kubeconfig"]);
     node.is_whole("v2");
     assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
-    let (code, _, log) = output_of(&mut node.upgrade(&[]));
-    assert_eq!(code, Some(0), "{log}");
-    assert!(log.contains("rolling restart of registry.k8s.io/kube-apiserver:v2"), "{log}");
+    ends(&mut node.upgrade(&[]), 0, &["rolling restart"]);
     node.is_whole("v2");
     assert_eq!(node.befores().len(), 1, "a restart leaves nothing to go back to");
     load.end();
@@ -430,26 +409,15 @@ fn an_upgrade_and_a_restart_lose_nothing() {
 
 #[test]
 fn a_new_version_that_fails_goes_and_the_reason_is_printed() {
-    let node = Node::new("v1");
-    let _kubelet = Kubelet::start(&node);
-    node.until_joined();
+    let (node, _kubelet) = serving();
     let load = Load::start(node.listen);
-    let refuses = node.new_manifest("refuses");
-    let (code, _, log) = output_of(&mut node.upgrade(&["--manifest", refuses.to_str().unwrap()]));
-    assert_eq!(code, Some(1), "{log}");
-    for part in [" times without getting ready", "Error: unknown flag: --no-such-flag", "rolled back"] {
-        assert!(log.contains(part), "{part} in {log}");
-    }
-    // It may end again before it is checked again.
-    let ends = log.split_once("its process ended ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<u32>().ok());
-    assert!(ends.is_some_and(|ends| ends >= 3), "{log}");
+    ends(&mut node.upgrade_to("refuses", &[]), 1, &["Error: unknown flag: --no-such-flag", "rolled back"]);
     node.is_whole("v1");
     let hangs = node.new_manifest("hangs");
     // Its shim must have come so far that it asks: on a machine that stands still that takes longer.
     for seconds in [1, 2, 4, 8, 16, 32] {
         let options = ["--manifest", hangs.to_str().unwrap(), "--ready-timeout", &format!("{seconds}s")];
-        let (code, _, log) = output_of(&mut node.upgrade(&options));
-        assert_eq!(code, Some(1), "{log}");
+        let (_, log) = ends(&mut node.upgrade(&options), 1, &[]);
         assert!(log.contains(&format!("it was not ready in {seconds}s")), "{log}");
         node.is_whole("v1");
         if log.contains("nothing listens on 127.") {
@@ -461,9 +429,7 @@ fn a_new_version_that_fails_goes_and_the_reason_is_printed() {
 
 #[test]
 fn an_image_that_the_kubelet_cannot_get_ends_it_at_once() {
-    let node = Node::new("v1");
-    let kubelet = Kubelet::start(&node);
-    node.until_joined();
+    let (node, kubelet) = serving();
     kubelet.lags(Lags::Starting(Kind::Temporary));
     let temporary = node.directory().join("berth-kube-apiserver.yaml");
     let line = r#""Error syncing pod, skipping" err="failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"not found\"""#;
@@ -472,27 +438,19 @@ fn an_image_that_the_kubelet_cannot_get_ends_it_at_once() {
     let uid = format!("sed -n 's/^  uid: \"*\\([^\"]*\\)\"*$/\\1/p' {}", temporary.display());
     fs::write(&program, format!("#!/bin/sh\necho '{line} podUID=\"'$({uid})'\"'\n")).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    let v2 = node.new_manifest("v2");
-    let mut upgrade = node.upgrade(&["--manifest", v2.to_str().unwrap()]);
+    let mut upgrade = node.upgrade_to("v2", &[]);
     upgrade.env("PATH", format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap()));
-    let (code, _, log) = output_of(&mut upgrade);
-    assert_eq!(code, Some(1), "{log}");
-    for part in ["the kubelet cannot get its image", "ErrImagePull: \"not found\"", "rolled back"] {
-        assert!(log.contains(part), "{part} in {log}");
-    }
+    ends(&mut upgrade, 1, &["the kubelet cannot get its image", "ErrImagePull: \"not found\"", "rolled back"]);
     node.is_whole("v1");
 }
 
 #[test]
 fn an_address_that_is_given_up_is_not_waited_for() {
-    let node = Node::new("v1");
-    let _kubelet = Kubelet::start(&node);
-    node.until_joined();
+    let (node, _kubelet) = serving();
     // Not of 127.0.0.1, from whose ports other tests dial.
     let other = TcpListener::bind((fresh_ip(), node.listen.port())).unwrap();
     let _client = TcpStream::connect(other.local_addr().unwrap()).unwrap();
-    let (code, _, log) = output_of(&mut node.upgrade(&[]));
-    assert!(code == Some(1) && log.contains("error[client-address]"), "{code:?} {log}");
+    ends(&mut node.upgrade(&[]), 1, &["error[client-address]"]);
     let upgrade = Running::start(&mut node.upgrade(&["--ignore-errors", "client-address", "--settle", "1h"]));
     upgrade.logs("3/8");
     let state: Value = serde_json::from_slice(&fs::read(node.path("kept/upgrade.json")).unwrap()).unwrap();
@@ -502,9 +460,7 @@ fn an_address_that_is_given_up_is_not_waited_for() {
 /// As a unit does it after a reboot, which does not know the options.
 #[test]
 fn a_resumed_upgrade_has_the_kubeconfig_that_it_was_begun_with() {
-    let node = Node::new("v1");
-    let _kubelet = Kubelet::start(&node);
-    node.until_joined();
+    let (node, _kubelet) = serving();
     let cluster = Cluster::of(&[node.listen.ip()]);
     let kubeconfig = cluster.kubeconfig();
     let mut upgrade = node.upgrade(&["--settle", "1h"]);
@@ -512,8 +468,7 @@ fn a_resumed_upgrade_has_the_kubeconfig_that_it_was_begun_with() {
     upgrade.current_dir(kubeconfig.parent().unwrap()).arg("--kubeconfig").arg(kubeconfig.file_name().unwrap());
     let mut upgrade = Running::start(&mut upgrade);
     upgrade.logs("3/8");
-    upgrade.signal(Signal::SIGKILL);
-    upgrade.ended();
+    upgrade.kill();
     fs::write(&kubeconfig, "none").unwrap();
     let again = Running::start(&mut node.upgrade(&[]));
     again.logs("it goes on to the new manifest");
@@ -523,16 +478,13 @@ fn a_resumed_upgrade_has_the_kubeconfig_that_it_was_begun_with() {
 /// It serves as a temporary pod and not from the canonical file: the old one comes back there meanwhile.
 #[test]
 fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
-    let node = Node::new("v1");
-    let _kubelet = Kubelet::start(&node);
-    node.until_joined();
+    let (node, _kubelet) = serving();
     let load = Load::start(node.listen);
-    let half = node.new_manifest("half");
-    let (code, _, log) = output_of(&mut node.upgrade(&["--manifest", half.to_str().unwrap()]));
-    assert_eq!(code, Some(1), "{log}");
-    for part in ["failed: the instance of the canonical file", "Error: no disk", "5/8", "7/8", "rolled back"] {
-        assert!(log.contains(part), "{part} in {log}");
-    }
+    ends(
+        &mut node.upgrade_to("half", &[]),
+        1,
+        &["failed: the instance of the canonical file", "Error: no disk", "5/8", "7/8", "rolled back"],
+    );
     node.is_whole("v1");
     load.end();
 }
@@ -540,9 +492,7 @@ fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
 /// Killed in each step, the same command brings it to its end.
 #[test]
 fn killed_at_each_step_the_same_command_goes_on() {
-    let node = Node::new("v1");
-    let kubelet = Kubelet::start(&node);
-    node.until_joined();
+    let (node, kubelet) = serving();
     let load = Load::start(node.listen);
     // What keeps it in each step: the kubelet, or how long it settles.
     let steps = [
@@ -566,13 +516,10 @@ fn killed_at_each_step_the_same_command_goes_on() {
             assert_eq!(upgrade.ended().signal(), Some(Signal::SIGKILL as i32), "{}", upgrade.log());
             assert!(node.path("kept/upgrade.json").exists(), "{}", upgrade.log());
             kubelet.lags(Lags::Not);
-            let (code, _, log) = output_of(&mut node.upgrade(&["--manifest", other.to_str().unwrap()]));
-            assert!(code == Some(64) && log.contains("to another manifest"), "{code:?} {log}");
+            ends(&mut node.upgrade(&["--manifest", other.to_str().unwrap()]), 64, &["to another manifest"]);
             options.clear();
         }
-        let (code, _, log) = output_of(&mut node.upgrade(&[]));
-        assert_eq!(code, Some(0), "{log}");
-        assert!(log.contains("is under way (step ") && log.contains("it goes on to the new manifest"), "{log}");
+        ends(&mut node.upgrade(&[]), 0, &["is under way (step ", "it goes on to the new manifest"]);
         node.is_whole(tag);
     }
     load.end();
@@ -582,11 +529,9 @@ fn killed_at_each_step_the_same_command_goes_on() {
 /// one next to what the upgrade runs.
 #[test]
 fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
-    let node = Node::new("v1");
-    let _kubelet = Kubelet::start(&node);
-    node.until_joined();
+    let (node, _kubelet) = serving();
     let v2 = node.new_manifest("v2");
-    let mut upgrade = Running::start(&mut node.upgrade(&["--manifest", v2.to_str().unwrap(), "--settle", "1h"]));
+    let mut upgrade = Running::start(&mut node.upgrade_to("v2", &["--settle", "1h"]));
     upgrade.logs("3/8");
     assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
     let (canonical, kept) = (node.canonical(), node.path("kept"));
@@ -606,30 +551,26 @@ fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
     assert_eq!(on("eject", &canonical, &["--diff"]).0, Some(0), "looking is free");
     assert_eq!(on("eject", &v2, &["--write"]).0, Some(0), "a file elsewhere is none of the upgrade's");
     upgrade.signal(Signal::SIGTERM);
-    assert_eq!(upgrade.ended().code(), Some(1), "{}", upgrade.log());
+    upgrade.ends(1);
     node.is_whole("v1");
     assert!(node.befores().is_empty(), "what serves is what was there");
 }
 
 #[test]
 fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
-    let node = Node::new("v1");
-    let kubelet = Kubelet::start(&node);
-    node.until_joined();
+    let (node, kubelet) = serving();
     let load = Load::start(node.listen);
-    let v2 = node.new_manifest("v2");
     // The signal comes within the step: that settles for long, or waits for the kubelet.
     let back = (3, "1h", Lags::Not, "going back", 1, "v1");
     let on = (5, "300ms", Lags::Starting(Kind::Canonical), "the old instance has left already", 0, "v2");
     for (step, settle, lags, said, code, tag) in [back, on] {
         kubelet.lags(lags);
-        let options = ["--manifest", v2.to_str().unwrap(), "--settle", settle];
-        let mut upgrade = Running::start(&mut node.upgrade(&options));
+        let mut upgrade = Running::start(&mut node.upgrade_to("v2", &["--settle", settle]));
         upgrade.logs(&format!("{step}/8"));
         upgrade.signal(Signal::SIGTERM);
         upgrade.logs(said);
         kubelet.lags(Lags::Not);
-        assert_eq!(upgrade.ended().code(), Some(code), "{}", upgrade.log());
+        upgrade.ends(code);
         node.is_whole(tag);
     }
     load.end();
@@ -638,21 +579,11 @@ fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
 /// Else nothing would keep another node from being upgraded meanwhile, although a cluster was named that could.
 #[test]
 fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
-    let node = Node::new("v1");
-    let _kubelet = Kubelet::start(&node);
-    node.until_joined();
+    let (node, _kubelet) = serving();
     let cluster = Cluster::of(&[node.listen.ip()]);
     for status in ["403 Forbidden", "429 Too Many Requests", "503 Service Unavailable"] {
         *cluster.no_leases.lock().unwrap() = Some(status);
-        let (code, _, log) = output_of(&mut node.upgrade_in(&cluster, &[]));
-        assert!(
-            code == Some(69)
-                && log.contains(
-                    "so nothing was changed: give one of a user who may create and update Leases in berth-upgrade"
-                )
-                && log.contains("kubectl create namespace berth-upgrade"),
-            "{code:?} {log}"
-        );
+        ends(&mut node.upgrade_in(&cluster, &[]), 69, &["nothing was changed", "kubectl create namespace"]);
         node.is_whole("v1");
     }
     *cluster.no_leases.lock().unwrap() = None;
@@ -660,29 +591,25 @@ fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
     upgrade.logs("3/8");
     // An upgrade that may have changed its node goes on, whatever the cluster answers.
     *cluster.no_leases.lock().unwrap() = Some("503 Service Unavailable");
-    upgrade.signal(Signal::SIGKILL);
-    upgrade.ended();
+    upgrade.kill();
     let mut upgrade = Running::start(&mut node.upgrade_in(&cluster, &[]));
     upgrade.logs("8/8");
     // Else its end would wait until the lock can be released, for 15 s.
     *cluster.no_leases.lock().unwrap() = None;
-    assert_eq!(upgrade.ended().code(), Some(0), "{}", upgrade.log());
+    upgrade.ends(0);
 }
 
 /// On the only node: one that is resumed takes over the slice of the process that was killed.
 #[test]
 fn the_node_is_in_the_service_until_the_upgrade_ends() {
-    let node = Node::new("v1");
-    let _kubelet = Kubelet::start(&node);
-    node.until_joined();
+    let (node, _kubelet) = serving();
     let cluster = Cluster::of(&[node.listen.ip()]);
     let path = slice_path(&format!("berth-upgrade-{}-ipv4", host_name()));
     let mut upgrade = Running::start(&mut node.upgrade_in(&cluster, &["--settle", "1h"]));
     let slice = eventually("the slice", || cluster.objects.get(&path));
     assert_eq!(slice["endpoints"][0]["addresses"][0], node.listen.ip().to_string());
     upgrade.logs("3/8");
-    upgrade.signal(Signal::SIGKILL);
-    upgrade.ended();
+    upgrade.kill();
     assert!(cluster.objects.get(&path).is_some());
     let (code, _, log) = output_of(&mut node.upgrade_in(&cluster, &[]));
     assert_eq!((code, cluster.objects.get(&path)), (Some(0), None), "{log}");
@@ -697,31 +624,25 @@ fn two_nodes_are_never_upgraded_at_once() {
     nodes.iter().for_each(Node::until_joined);
     let cluster = Cluster::of(&[first, second].map(|node| node.listen.ip()));
     let refused = |node: &Node| {
-        let (code, _, log) = output_of(&mut node.upgrade_in(&cluster, &[]));
-        assert_eq!(code, Some(69), "{log}");
-        assert!(log.contains("the cluster's lock is held by node ") && log.contains("--break-lock"), "{log}");
+        ends(&mut node.upgrade_in(&cluster, &[]), 69, &["the cluster's lock is held by node ", "--break-lock"]);
         node.is_whole("v1");
     };
-    let v2 = first.new_manifest("v2");
-    let v2 = ["--manifest", v2.to_str().unwrap()];
-    let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &[v2[0], v2[1], "--settle", "1h"]));
+    let mut upgrade = first.upgrade_to("v2", &["--settle", "1h"]);
+    let mut upgrade = Running::start(upgrade.arg("--kubeconfig").arg(cluster.kubeconfig()));
     upgrade.logs("the cluster's lock is held: no other node is upgraded meanwhile");
     upgrade.logs("3/8");
     assert_eq!(cluster.locked(), Some(true));
     refused(second);
-    upgrade.signal(Signal::SIGKILL);
-    upgrade.ended();
+    upgrade.kill();
     refused(second);
 
-    let (code, _, log) = output_of(&mut first.upgrade_in(&cluster, &[]));
-    assert_eq!(code, Some(0), "{log}");
+    ends(&mut first.upgrade_in(&cluster, &[]), 0, &[]);
     first.is_whole("v2");
     assert_eq!(cluster.locked(), None, "an upgrade that is done releases it");
 
     let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &["--settle", "1h"]));
     upgrade.logs("3/8");
-    upgrade.signal(Signal::SIGKILL);
-    upgrade.ended();
+    upgrade.kill();
     let (code, _, log) = output_of(&mut second.upgrade_in(&cluster, &["--break-lock"]));
     assert_eq!((code, cluster.locked()), (Some(0), None), "{log}");
     // Rolled back is done too.

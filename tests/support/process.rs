@@ -93,6 +93,23 @@ pub(crate) fn output_of(command: &mut Command) -> (Option<i32>, String, String) 
     (status.code(), String::from_utf8_lossy(&stdout).into_owned(), String::from_utf8_lossy(&stderr).into_owned())
 }
 
+/// Runs a command that must end with this exit status, and whose output and log must have each of these parts; output and log.
+#[track_caller]
+pub(crate) fn ends(command: &mut Command, status: i32, parts: &[&str]) -> (String, String) {
+    let (code, out, log) = output_of(command);
+    assert_eq!(code, Some(status), "{command:?}: {out}{log}");
+    has_all(&format!("{out}{log}"), parts);
+    (out, log)
+}
+
+/// Each of these parts is in the text.
+#[track_caller]
+pub(crate) fn has_all(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+}
+
 /// A process that runs. Dropping it kills it.
 pub(crate) struct Running {
     pub(crate) child: Child,
@@ -180,6 +197,13 @@ impl Running {
         kill(self.pid(), signal).unwrap();
     }
 
+    /// Kills it, and waits until it has ended.
+    #[track_caller]
+    pub(crate) fn kill(&mut self) {
+        self.signal(Signal::SIGKILL);
+        self.ended();
+    }
+
     /// What it wrote to standard error so far.
     pub(crate) fn log(&self) -> String {
         text(&self.log)
@@ -231,6 +255,13 @@ impl Running {
             assert!(Instant::now() < deadline, "it does not end:\n{}\n{}", self.log(), self.out());
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Waits until it has ended with this exit status.
+    #[track_caller]
+    pub(crate) fn ends(&mut self, status: i32) {
+        let code = self.ended().code();
+        assert_eq!(code, Some(status), "{}", self.log());
     }
 
     pub(crate) fn is_running(&mut self) -> bool {

@@ -4,7 +4,7 @@ use super::load::{Load, Record, exchange};
 use super::node::{Echo, LEASE, NODE, Node, Shim, from_afar, number, on_a_node_of_its_own, on_a_node_that, runtime};
 use super::upgrades::{CLIENTS, PERIOD};
 use crate::support::net::{client_hello, connect_from, fresh_ip, ping, queued, read};
-use crate::support::process::{BERTH, output_of};
+use crate::support::process::{BERTH, ends};
 use crate::support::shim::ask;
 use crate::support::{eventually, skipped, too_busy};
 use berth_node::ipc::wire::{Ask, DirectStatus, Reply, Share, Status};
@@ -214,8 +214,7 @@ fn with_a_sibling_the_death_of_the_shim_that_steers_loses_nothing() {
             println!("{signal}: {} connections, slowest {:?}", record.begun.len(), record.slowest);
             drop(clients);
             for shim in [&mut owner, &mut sibling] {
-                shim.running.signal(Signal::SIGKILL);
-                shim.running.ended();
+                shim.running.kill();
             }
             std::fs::remove_dir_all(node.run_dir()).unwrap();
         }
@@ -230,8 +229,7 @@ fn alone_the_death_of_the_shim_that_steers_is_as_behind_the_relay() {
         let mut shim = node.joined("a", instance.address, ON);
         until_on(&shim);
         let mut clients = steered(node, &shim, 1);
-        shim.running.signal(Signal::SIGKILL);
-        shim.running.ended();
+        shim.running.kill();
         let refused = TcpStream::connect(node.listen).unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
         ping(&mut clients[0], &client_hello(64));
@@ -386,8 +384,7 @@ impl Late {
 
 impl Drop for Late {
     fn drop(&mut self) {
-        let (code, _, why) = output_of(Command::new("nft").args(["delete", "table", "ip", "late"]));
-        assert_eq!(code, Some(0), "{why}");
+        ends(Command::new("nft").args(["delete", "table", "ip", "late"]), 0, &[]);
     }
 }
 

@@ -323,8 +323,7 @@ impl Shim {
     #[track_caller]
     pub(crate) fn leave(mut self) -> String {
         self.running.signal(Signal::SIGTERM);
-        let status = self.running.ended();
-        assert!(status.success(), "{status}\n{}", self.running.log());
+        self.running.ends(0);
         self.running.log()
     }
 }

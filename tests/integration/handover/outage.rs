@@ -3,7 +3,7 @@
 use super::load;
 use super::node::{Echo, Node, Shim};
 use crate::support::net::{client_hello, connect, free_address, fresh_ip, ping, read};
-use crate::support::process::output_of;
+use crate::support::process::ends;
 use crate::support::{PATIENCE, eventually};
 use berth_node::terms::Phase;
 use nix::sys::signal::Signal;
@@ -14,11 +14,29 @@ use std::time::Duration;
 
 #[test]
 fn a_siblings_instance_that_dies_is_not_missed() {
-    let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
+    a_sibling_loses_its_instance(false);
+}
+
+#[test]
+fn a_recorded_siblings_instance_that_dies_is_not_missed() {
+    a_sibling_loses_its_instance(true);
+}
+
+fn a_sibling_loses_its_instance(recorded: bool) {
+    let node = Node::new();
+    let instances = [Echo::new(), Echo::new()];
+    let _claims = recorded.then(|| ["a", "b"].map(|id| node.record(id, instances[usize::from(id == "b")].address)));
+    let [first, second] = instances;
     // No client may be refused for the time that a slow machine takes.
-    let options = ["--hold", "60s"];
-    let a = node.joined("a", first.address, &options);
-    let b = node.joined("b", second.address, &options);
+    let join = |id: &str, instance: &Echo| {
+        let shim = match recorded {
+            true => node.launch(id, &["--hold", "60s"]),
+            false => node.start(id, instance.address, &["--hold", "60s"]),
+        };
+        shim.until_joined();
+        shim
+    };
+    let (a, b) = (join("a", &first), join("b", &second));
     a.until_counted("guard", 1);
     b.until_counted("guard", 1);
     let load = load::start(node.listen, 32, Duration::from_millis(100));
@@ -46,9 +64,7 @@ fn limit(pid: nix::unistd::Pid, one: bool) {
         numbers.map(|entry| entry.file_name().to_str().unwrap().parse().unwrap()).collect();
     let free = |limit: u64| limit - open.range(..limit).count() as u64;
     let soft = if one { (1..).find(|limit| free(*limit) == 1).unwrap() } else { 1024 };
-    let (code, _, why) =
-        output_of(std::process::Command::new("prlimit").args([format!("--pid={pid}"), format!("--nofile={soft}:")]));
-    assert_eq!(code, Some(0), "{why}");
+    ends(std::process::Command::new("prlimit").args([format!("--pid={pid}"), format!("--nofile={soft}:")]), 0, &[]);
 }
 
 /// A shim that is stopped (SIGSTOP) and has one free descriptor, and clients in its queue.
@@ -90,38 +106,6 @@ fn what_is_queued_when_the_last_shim_leaves_waits_for_descriptors() {
     for client in &mut clients {
         assert_eq!(read(client, 64), client_hello(64));
     }
-}
-
-#[test]
-fn a_recorded_siblings_instance_that_dies_is_not_missed() {
-    let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
-    let a = node.launch("a", &["--hold", "60s"]);
-    let b = node.launch("b", &["--hold", "60s"]);
-    let _claims = [node.record("a", first.address), node.record("b", second.address)];
-    a.until_joined();
-    b.until_joined();
-    let load = load::start(node.listen, 32, Duration::from_millis(100));
-    load.more(200);
-    drop(second);
-    load.more(500);
-    let record = load.end();
-    record.nothing_lost(&b.running.log());
-}
-
-#[test]
-fn a_restart_within_the_hold_costs_waiting_alone() {
-    let (node, instance) = (Node::new(), Echo::new());
-    let address = instance.address;
-    let shim = node.joined("a", address, &["--hold", "60s"]);
-    let load = load::start(node.listen, 32, Duration::from_millis(100));
-    load.more(100);
-    drop(instance);
-    shim.until("clients that are held", |status| status.held >= 50);
-    let _instance = Echo::at(address);
-    load.more(300);
-    let record = load.end();
-    println!("a restart: {} connections, slowest {:?}, lost: {}", record.begun.len(), record.slowest, record.kinds());
-    record.nothing_lost(&shim.running.log());
 }
 
 fn try_connect(to: SocketAddr) -> io::Result<Socket> {

@@ -146,21 +146,3 @@ fn a_record_that_cannot_be_read_for_a_while_is_alive() {
     assert!(!shim.running.log().contains("gone instance=a"), "{}", shim.running.log());
     shim.leave();
 }
-
-/// Leases are listed at least each second, for as long as the shim lives.
-#[test]
-fn leases_that_cannot_be_listed_are_reported_once() {
-    let (node, backend) = (Node::new(), Echo::new());
-    let shim = node.joined("a", backend.address, &["--lease", "1s"]);
-    let leases = node.berth().leases();
-    eventually("a file in the place of the leases", || {
-        fs::remove_dir_all(&leases).ok();
-        fs::write(&leases, "").ok()
-    });
-    shim.running.logs("cannot list the leases");
-    let failed = || shim.metric("berth_lease_renewals_total", &[("result", "failed")]);
-    let before = failed();
-    eventually("three more renewals that fail", || (failed() >= before + 3).then_some(()));
-    let log = shim.running.log();
-    assert_eq!(log.matches("cannot list the leases").count(), 1, "{log}");
-}

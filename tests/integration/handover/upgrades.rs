@@ -98,8 +98,7 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
         // It lived as long as its client.
         ping(&mut client, b"still there");
         client = served(&node);
-        let status = shim.running.ended();
-        assert!(status.success(), "{status}\n{}", shim.running.log());
+        shim.running.ends(0);
         load.more(100);
         shim = next;
     }

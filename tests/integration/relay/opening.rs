@@ -1,16 +1,15 @@
 //! Nothing is lost before the backend's first byte, and fail open.
 
 use crate::support::net::{
-    Backend, client_hello, connect_from, echo, expect_end, expect_no_service, expect_reset, expect_silence,
-    free_address, fresh_ip, ping, queued, read, reset, unread,
+    Backend, client_hello, connect_from, echo, expect_end, expect_no_service, expect_reset, expect_silence, fresh_ip,
+    ping, queued, read, reset, unread,
 };
 use crate::support::shim::{Shim, THREADS, with_threads};
 use crate::support::tls::{Api, Ca};
 use crate::support::{MOMENT, PATIENCE, eventually};
 use berth_node::terms::Phase;
-use berth_shim::drain::Stop;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -412,28 +411,6 @@ fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
     }
 }
 
-/// A shim does not listen before its own instance is ready, and an unready one gets nothing.
-#[test]
-fn ready_before_joined() {
-    let ca = Ca::new();
-    for threads in THREADS {
-        let api = Api::start(&ca);
-        api.answer("500 Internal Server Error");
-        let shim = Shim::launch(
-            "127.0.0.1:0",
-            api.address,
-            threads,
-            &[&OFTEN[..], &["--probe", "https", "--probe-insecure"]].concat(),
-        );
-        shim.until("it is probed", |status| status.instances.iter().any(|i| i.last_probe.contains("500")));
-        let refused = TcpStream::connect(shim.address).unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
-        api.answer("200 OK");
-        shim.until_phase(Phase::Joined);
-        assert!(ca.get(shim.client(), "/").starts_with("HTTP/1.1 200"));
-    }
-}
-
 #[test]
 fn the_source_address_names_the_client() {
     for threads in THREADS {
@@ -458,40 +435,4 @@ fn ipv6_clients_reach_an_ipv4_instance() {
             ping(&mut shim.client(), &client_hello(500));
         }
     }
-}
-
-/// What is queued when a shim leaves is still served.
-#[test]
-fn what_is_queued_when_a_shim_leaves_is_served() {
-    const CLIENTS: usize = 50;
-    for threads in THREADS {
-        let shim = Shim::start(Backend::new().serve(echo), threads, &[]);
-        let mut clients: Vec<_> = (0..CLIENTS).map(|_| shim.client()).collect();
-        shim.request(Stop::Drain);
-        for client in &mut clients {
-            ping(client, b"still");
-        }
-        shim.until_phase(Phase::Left);
-        let refused = TcpStream::connect(shim.address).unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
-        drop(clients);
-        assert_eq!(shim.ended().cut, 0);
-    }
-}
-
-#[test]
-fn an_address_without_an_instance_refuses() {
-    let address: SocketAddr = free_address();
-    let shim = Shim::launch("127.0.0.1:0", address, "1", &OFTEN);
-    thread::sleep(MOMENT);
-    assert_eq!(TcpStream::connect(shim.address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
-    assert_eq!(shim.status().state, Phase::Waiting);
-    let backend = Backend::at(address);
-    shim.until_phase(Phase::Joined);
-    let mut client = shim.client();
-    client.write_all(&client_hello(20)).unwrap();
-    let mut instance = backend.accept();
-    read(&mut instance, 20);
-    drop(client);
-    expect_end(&mut instance);
 }

@@ -61,8 +61,7 @@ const LONG: [&str; 4] = ["--canary", "50%", "--canary-time", "1h"];
 fn a_good_version_goes_through_step_by_step() {
     let judged = Judged::new();
     let load = judged.load();
-    let (code, _, log) = output_of(&mut judged.upgrade("v1.36.3-judged", &SHORT));
-    assert_eq!(code, Some(0), "{log}");
+    let (_, log) = ends(&mut judged.upgrade("v1.36.3-judged", &SHORT), 0, &[]);
     let told = [
         "judged beside the old one",
         "kube-apiserver 1.36.3 behaves as 1.35",
@@ -84,22 +83,21 @@ fn a_good_version_goes_through_step_by_step() {
 fn a_bad_version_is_sent_back_and_nothing_is_lost() {
     let judged = Judged::new();
     let load = judged.load();
-    let (code, _, log) = output_of(&mut judged.upgrade("v1.36.3-judged-bad", &LONG));
-    assert_eq!(code, Some(75), "{log}");
-    for part in [
-        "the verdict is bad",
-        "signal ",
-        "errors ",
-        "why: the verdict is bad: errors (",
-        "rolled back: the old manifest serves",
-    ] {
-        assert!(log.contains(part), "{part} in {log}");
-    }
+    ends(
+        &mut judged.upgrade("v1.36.3-judged-bad", &LONG),
+        75,
+        &[
+            "the verdict is bad",
+            "signal ",
+            "errors ",
+            "why: the verdict is bad: errors (",
+            "rolled back: the old manifest serves",
+        ],
+    );
     judged.node.is_whole(OLD);
     // The same goes through if nobody judges, or if that is accepted.
     let accepted = ["--accept", "errors", "--no-emulate"];
-    let (code, _, log) = output_of(judged.upgrade("v1.36.3-judged-bad", &SHORT).args(accepted));
-    assert_eq!(code, Some(0), "{log}");
+    ends(judged.upgrade("v1.36.3-judged-bad", &SHORT).args(accepted), 0, &[]);
     judged.node.is_whole("v1.36.3-judged-bad");
     load.end();
 }
@@ -112,13 +110,12 @@ fn a_version_that_is_bad_at_last_keeps_emulating() {
     let tag = "v1.36.3-judged-late";
     let mut upgrade = Running::start(&mut judged.upgrade(tag, &SHORT));
     upgrade.logs("judged beside the temporary one");
-    upgrade.signal(Signal::SIGKILL);
-    upgrade.ended();
-    let (code, _, log) = output_of(&mut judged.again(&LONG));
-    assert_eq!(code, Some(75), "{log}");
-    for part in ["(step judge-canonical)", "the verdict is bad", "not done: ", "behaves as 1.35 (--emulated-version)"] {
-        assert!(log.contains(part), "{part} in {log}");
-    }
+    upgrade.kill();
+    ends(
+        &mut judged.again(&LONG),
+        75,
+        &["(step judge-canonical)", "the verdict is bad", "not done: ", "behaves as 1.35 (--emulated-version)"],
+    );
     let left = fs::read_to_string(judged.node.canonical()).unwrap();
     assert_eq!(left.replace("    - --emulated-version=1.35\n", ""), judged.node.manifest(tag));
     assert_ne!(left, judged.node.manifest(tag));
@@ -132,11 +129,8 @@ fn one_that_is_killed_while_it_judges_goes_on() {
     let load = judged.load();
     let mut upgrade = Running::start(&mut judged.upgrade("v1.36.3-judged", &LONG));
     upgrade.logs("50 % of new connections");
-    upgrade.signal(Signal::SIGKILL);
-    upgrade.ended();
-    let (code, _, log) = output_of(&mut judged.again(&SHORT));
-    assert_eq!(code, Some(0), "{log}");
-    assert!(log.contains("is under way (step judge-temporary)"), "{log}");
+    upgrade.kill();
+    ends(&mut judged.again(&SHORT), 0, &["is under way (step judge-temporary)"]);
     judged.node.is_whole("v1.36.3-judged");
     load.end();
 }
@@ -147,8 +141,7 @@ fn what_cannot_be_judged_is_refused_and_nothing_is_changed() {
     let node = &judged.node;
     let v2 = node.new_manifest("v1.36.3-judged");
     let v2 = ["--judge", "--manifest", v2.to_str().unwrap()];
-    let (code, _, log) = output_of(node.upgrade(&v2).env("BERTH_KUBECONFIG", "/nonexistent"));
-    assert_eq!(code, Some(64), "{log}");
+    ends(node.upgrade(&v2).env("BERTH_KUBECONFIG", "/nonexistent"), 64, &[]);
     for wrong in [
         ["--canary", "5%,200%"],
         ["--canary-time", "500ms"],
@@ -156,16 +149,14 @@ fn what_cannot_be_judged_is_refused_and_nothing_is_changed() {
         ["--accept", "error"],
         ["--undecided", "perhaps"],
     ] {
-        let (code, _, log) = output_of(node.upgrade(&v2).args(wrong));
-        assert!(code == Some(64) && log.contains(wrong[1]), "{log}");
+        ends(node.upgrade(&v2).args(wrong), 64, &[wrong[1]]);
     }
     // Another CA than the instances': their metrics cannot be had.
     let other = Cluster::of(&[node.listen.ip()]);
-    let (code, _, log) = output_of(&mut node.upgrade_in(&other, &v2));
-    assert_eq!(code, Some(69), "{log}");
-    assert!(
-        log.contains("--judge: the instance that serves at 127.") && log.contains("does not give its metrics"),
-        "{log}"
+    ends(
+        &mut node.upgrade_in(&other, &v2),
+        69,
+        &["--judge: the instance that serves at 127.", "does not give its metrics"],
     );
     node.is_whole(OLD);
 }
