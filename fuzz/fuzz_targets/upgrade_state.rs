@@ -1,7 +1,7 @@
 //! The state of an upgrade is a file that another version of berth may have written, or that was torn.
 #![no_main]
 
-use berth_operate::upgrade::state::parse;
+use berth_upgrade::state::parse;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 

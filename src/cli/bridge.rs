@@ -3,8 +3,8 @@
 use berth_node::terms::Speedup;
 use berth_operate::bridge::etcd::EtcdMode;
 use berth_operate::bridge::machine::OnFailure;
-use berth_operate::upgrade::judge::Signal;
 use berth_options::probe::ProbeArgs;
+use berth_upgrade::judge::Signal;
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -2,11 +2,11 @@
 
 use berth_manifest::inject::Sidecar;
 use berth_node::terms::Speedup;
-use berth_operate::upgrade::judge::{Signal, Undecided, parts};
 use berth_options::place::ADDRESSES;
 use berth_options::probe::ProbeArgs;
 use berth_options::shim::direct_modes;
 use berth_shim::config::DirectMode;
+use berth_upgrade::judge::{Signal, Undecided, parts};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -54,7 +54,7 @@ pub struct InjectArgs {
 #[derive(Debug, Clone, Args)]
 pub struct KeptArgs {
     /// Where originals and the state of an upgrade are kept
-    #[arg(long, env = "BERTH_BACKUP_DIR", default_value = berth_operate::upgrade::state::DIRECTORY, value_name = "DIR")]
+    #[arg(long, env = "BERTH_BACKUP_DIR", default_value = berth_upgrade::state::DIRECTORY, value_name = "DIR")]
     pub backup_dir: PathBuf,
 }
 

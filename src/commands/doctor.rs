@@ -8,9 +8,9 @@ use berth_doctor::{Case, beside, examine, excuse, node, text};
 use berth_manifest::Manifest;
 use berth_manifest::file::{is_in, read};
 use berth_manifest::report::Severity;
-use berth_operate::upgrade::begin::FILE;
-use berth_operate::upgrade::state::interrupted;
 use berth_options::check::Mistakes;
+use berth_upgrade::begin::FILE;
+use berth_upgrade::state::interrupted;
 use std::io::IsTerminal;
 use std::path::Path;
 

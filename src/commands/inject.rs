@@ -9,11 +9,11 @@ use berth_manifest::file::{Backups, fix, read, replace};
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
 use berth_manifest::report::{Refusal, Severity};
 use berth_manifest::{Manifest, Problem, eject as ejecting, kubeadm};
-use berth_operate::upgrade::state::leave_alone;
 use berth_options::check::{self, Checks, Mistakes, check_probe_options};
 use berth_options::place::{PlaceArgs, RunDirArgs};
 use berth_options::probe::ProbeArgs;
 use berth_shim::backend::probe::ProbeKind;
+use berth_upgrade::state::leave_alone;
 use similar::TextDiff;
 use std::path::{Path, PathBuf};
 

@@ -2,13 +2,13 @@
 
 use super::{Exit, block_on, mistaken, numbered, print, refused};
 use crate::cli::{JudgeArgs, UpgradeArgs};
-use berth_operate::upgrade::begin::{Begun, FILE, UpgradeOptions, begin, dry_run};
-use berth_operate::upgrade::drive::{self, DriveError, Ended};
-use berth_operate::upgrade::judge::{INTERVAL, JudgeOptions, Plan};
-use berth_operate::upgrade::pod::PREFIX;
-use berth_operate::upgrade::progress::Progress;
-use berth_operate::upgrade::state::Store;
 use berth_options::check::Mistakes;
+use berth_upgrade::begin::{Begun, FILE, UpgradeOptions, begin, dry_run};
+use berth_upgrade::drive::{self, DriveError, Ended};
+use berth_upgrade::judge::{INTERVAL, JudgeOptions, Plan};
+use berth_upgrade::pod::PREFIX;
+use berth_upgrade::progress::Progress;
+use berth_upgrade::state::Store;
 use std::rc::Rc;
 
 pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {

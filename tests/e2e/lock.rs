@@ -3,8 +3,8 @@
 use crate::grant::Cluster;
 use berth_cluster::Client;
 use berth_cluster::client::found;
-use berth_operate::upgrade::lock::{Claim, Holder, Lock, LockError, PATH};
-use berth_operate::upgrade::progress::Progress;
+use berth_upgrade::lock::{Claim, Holder, Lock, LockError, PATH};
+use berth_upgrade::progress::Progress;
 use libtest_mimic::Failed;
 
 fn lock(client: &Client, node: &str, break_lock: bool) -> Lock {

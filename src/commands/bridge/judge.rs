@@ -7,7 +7,7 @@ use berth_cluster::Client;
 use berth_cluster::kubeconfig::{ADMIN, given_or_admin};
 use berth_node::ipc::bridge::Step;
 use berth_operate::bridge::judge::BridgeJudge;
-use berth_operate::upgrade::judge::{Outcome, Verdict};
+use berth_upgrade::judge::{Outcome, Verdict};
 use std::path::PathBuf;
 use std::time::Duration;
 

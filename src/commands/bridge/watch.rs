@@ -7,9 +7,9 @@ use berth_node::ipc::bridge::{
     BridgeOutcome, BridgeStatus, Connection, Difference, EtcdStatus, EtcdStep, OwnStatus, Reply, Step,
 };
 use berth_operate::bridge::machine::LATE;
-use berth_operate::upgrade::judge::{Outcome, Verdict, explain, said};
-use berth_operate::upgrade::progress::Progress;
 use berth_os::signals::Signals;
+use berth_upgrade::judge::{Outcome, Verdict, explain, said};
+use berth_upgrade::progress::Progress;
 use humantime::format_duration;
 use nix::sys::signal::Signal;
 use serde_json::json;

@@ -5,14 +5,14 @@
 //! is known from the temporary one's life, which saw the node's clients while COMMAND ran.
 
 use super::plan::own_source;
-use crate::upgrade::judge::instance::Both;
-use crate::upgrade::observer::InstanceDetails;
 use berth_cluster::Client;
 use berth_judge::{Judge, Sample, Signal, Verdict};
 use berth_node::ipc::bridge::{BridgeStatus, OwnStatus};
+use berth_upgrade::judge::instance::Both;
+use berth_upgrade::observer::InstanceDetails;
 use std::time::{Duration, Instant};
 
-pub use crate::upgrade::judge::INTERVAL;
+pub use berth_upgrade::judge::INTERVAL;
 
 /// Samples in which berth alone asks for what is used, so that the first clients do not meet a cold instance.
 const WARMED: u32 = 5;

@@ -9,9 +9,9 @@
 //! The steps do not decide where relayed connections go: once COMMAND has restarted the node's own instance, the bridge's relay
 //! connects them to that while it is ready, and to the temporary one when it is not.
 
-use crate::upgrade::progress::seconds;
 use berth_node::ipc::bridge::{BridgeOutcome, Step};
 use berth_node::terms::Speedup;
+use berth_upgrade::progress::seconds;
 use std::time::Duration;
 
 /// How long clients whose handshake began before a switch may take until they are accepted: a SYN is sent again after 1 s and 3 s.

@@ -1,9 +1,9 @@
 //! Other conditions on the node that prevent a bridge, or that the operator should know.
 
-use crate::upgrade::state;
 use berth_doctor::node;
 use berth_manifest::report::Report;
 use berth_os::bpf::{self, Attached, Purpose};
+use berth_upgrade::state;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;

@@ -4,13 +4,13 @@
 use super::members::{Choice, changes};
 use super::types::{Member, Sample};
 use super::{Cluster, EtcdPlan};
-use crate::upgrade::journal::node_name;
-use crate::upgrade::lock::{Claim, Holder, Lock, LockError};
-use crate::upgrade::pod::draw_uid;
-use crate::upgrade::progress::Progress;
 use berth_cluster::Client;
 use berth_node::terms::Speedup;
 use berth_options::cluster::host_name;
+use berth_upgrade::journal::node_name;
+use berth_upgrade::lock::{Claim, Holder, Lock, LockError};
+use berth_upgrade::pod::draw_uid;
+use berth_upgrade::progress::Progress;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;

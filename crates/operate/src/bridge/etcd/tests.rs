@@ -2,10 +2,10 @@
 
 use super::keeping::Keeping;
 use super::*;
-use crate::upgrade::lock::{self, Claim, Holder, Lock};
 use berth_node::terms::Speedup;
 use berth_testing::etcd::Members;
 use berth_testing::{Objects, Server, etcd, serve_with};
+use berth_upgrade::lock::{self, Claim, Holder, Lock};
 use serde_json::json;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

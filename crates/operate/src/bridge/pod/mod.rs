@@ -22,13 +22,13 @@ mod tests;
 pub mod tree;
 
 use super::restore::SavedFile;
-use crate::upgrade::logs;
 use berth_cluster::yaml::YamlNode;
 use berth_exec::args;
 use berth_manifest::Manifest;
 use berth_manifest::command::{AUDIT_LOG, audit_log};
 use berth_manifest::report::Report;
 use berth_os::namespaces::is_shared_with;
+use berth_upgrade::logs;
 use rustix::fs::FileType;
 use spec::Spec;
 use std::collections::{BTreeMap, BTreeSet};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const AGAIN: Duration = Duration::from_secs(15);
 
 /// A time in whole seconds.
-pub(crate) fn seconds(duration: Duration) -> String {
+pub fn seconds(duration: Duration) -> String {
     humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
 }
 

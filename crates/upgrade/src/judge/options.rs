@@ -1,6 +1,6 @@
 //! What an operator wants of the judge.
 
-use crate::upgrade::machine::Judged;
+use crate::machine::Judged;
 use berth_judge::{Plan, Signal};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};

@@ -23,6 +23,10 @@
 //! a kubelet gives a static pod one only where there is none, and `BERTH_INSTANCE` is that UID. All other instances on
 //! the node are the canonical pod's.
 
+#![forbid(unsafe_code)]
+// They panic where a pipe is closed or a disk is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod begin;
 pub mod drive;
 pub mod journal;

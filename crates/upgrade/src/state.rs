@@ -261,7 +261,7 @@ pub fn parse(bytes: &[u8]) -> Result<State, String> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::upgrade::judge::{INTERVAL, Plan, Signal, Undecided};
+    use crate::judge::{INTERVAL, Plan, Signal, Undecided};
     use std::os::unix::fs::PermissionsExt;
 
     pub(in super::super) fn state() -> State {

@@ -21,11 +21,11 @@ const RESOURCES: usize = 40;
 
 /// How long an answer may take: a large cluster's page takes seconds, so it is some times what the old one needed.
 const PATIENCE: Duration = Duration::from_secs(2);
-pub(crate) const MOST_PATIENCE: Duration = Duration::from_secs(10);
+pub const MOST_PATIENCE: Duration = Duration::from_secs(10);
 const TIMES: u32 = 4;
 
 /// The old and the new one.
-pub(crate) struct Both {
+pub struct Both {
     old: Instance,
     new: Instance,
     patience: Duration,
@@ -35,13 +35,13 @@ pub(crate) struct Both {
 
 impl Both {
     /// As this client, at their own addresses.
-    pub(crate) fn new(client: &Client) -> Self {
+    pub fn new(client: &Client) -> Self {
         let [old, new] = [client, client].map(Instance::new);
         Self { old, new, patience: MOST_PATIENCE, served: BTreeMap::new() }
     }
 
     /// What they answer, at the same time.
-    pub(crate) async fn sample(&mut self, [old, new]: [&InstanceDetails; 2]) -> [Seen; 2] {
+    pub async fn sample(&mut self, [old, new]: [&InstanceDetails; 2]) -> [Seen; 2] {
         let patience = self.patience;
         let (mut old, mut new) = tokio::join!(self.old.sample(old, patience), self.new.sample(new, patience));
         if old.page.is_some() {
@@ -75,7 +75,7 @@ impl Both {
     }
 
     /// Asks the new one, and if `writes` both, for what is in the old one's page.
-    pub(crate) async fn ask(&self, page: &str, writes: bool) {
+    pub async fn ask(&self, page: &str, writes: bool) {
         let used = used(page);
         let of_old = async {
             if writes {
@@ -86,21 +86,21 @@ impl Both {
     }
 }
 
-pub(crate) struct Instance {
+pub struct Instance {
     client: Client,
     /// With the kubeconfig's name, until it is known which one is in the certificate.
     other: Option<Client>,
 }
 
 /// What it answers; one that does not answer in time, or has no address, is silent.
-pub(crate) struct Seen {
-    pub(crate) sample: Sample,
-    pub(crate) page: Option<String>,
+pub struct Seen {
+    pub sample: Sample,
+    pub page: Option<String>,
     took: Duration,
 }
 
 impl Instance {
-    pub(crate) fn new(client: &Client) -> Self {
+    pub fn new(client: &Client) -> Self {
         match client.clone().named(NAME) {
             Ok(named) => Self { client: named, other: Some(client.clone()) },
             Err(_) => Self { client: client.clone(), other: None },
@@ -128,7 +128,7 @@ impl Instance {
     ///
     /// # Errors
     /// Why they cannot be had.
-    pub(crate) async fn page(&mut self, address: SocketAddr, patience: Duration) -> Result<String, Error> {
+    pub async fn page(&mut self, address: SocketAddr, patience: Duration) -> Result<String, Error> {
         let at = |client: &Client| client.clone().at([address]).with_patience(patience);
         self.client = at(&self.client);
         match (self.client.text("/metrics").await, self.other.take()) {

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use berth_manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
 
-    const KUBEADM: &str = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
+    const KUBEADM: &str = include_str!("../../../tests/manifest/kubeadm-v1.36.yaml");
 
     fn injected() -> String {
         let options = InjectOptions {
@@ -183,7 +183,7 @@ mod tests {
             ApiserverPod { run_dir: None, ..pod }.inject_command("NEW.yaml"),
             "berth inject NEW.yaml --image registry.example/berth:v0.1.0 --listen 10.0.0.5:6443 --write"
         );
-        let deployment = Manifest::parse(include_str!("../../../../tests/manifest/deployment.yaml")).unwrap();
+        let deployment = Manifest::parse(include_str!("../../../tests/manifest/deployment.yaml")).unwrap();
         assert!(
             ApiserverPod::of(&deployment).unwrap_err().message.starts_with("kind: Deployment: the kubelet runs Pods")
         );

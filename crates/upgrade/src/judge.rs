@@ -3,7 +3,7 @@
 //!
 //! Nothing of it is kept: an upgrade that was killed meanwhile judges from the beginning.
 
-pub(crate) mod instance;
+pub mod instance;
 pub mod options;
 mod share;
 
