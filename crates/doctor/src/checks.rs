@@ -66,6 +66,7 @@ checks! {
     MEMORY, Error, "memory";
     CLUSTER_KUBECONFIG, Error, "cluster-kubeconfig";
     DIRECT_KERNEL, Error, "direct-kernel";
+    MIGRATE_REQ, Warning, "tcp-migrate-req";
     BERTH_VERSION, Warning, "berth-version";
     SHIMS_UNCONNECTED, Error, "shims-unconnected";
     UPGRADE_INTERRUPTED, Warning, "upgrade-interrupted";

@@ -468,6 +468,7 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("cluster-kubeconfig", granted(&|seen| seen.files[0].1 = 65534)),
         ("cluster-kubeconfig", granted(&|seen| seen.files[2].2 = 0o640)),
         ("direct-kernel", of_kernel(DirectMode::On, "5.9.16\n")),
+        ("tcp-migrate-req", node(&|facts| drop(facts.settings.insert("net.ipv4.tcp_migrate_req", "1\n".to_owned())))),
         ("berth-version", node(&|facts| facts.shims[0].version = "9.0.0".into())),
         ("shims-unconnected", node(&|facts| facts.unconnected.push("the shims of a and b have no connection".into()))),
         ("upgrade-interrupted", node(&|facts| facts.interrupted = Some("one of yesterday".into()))),

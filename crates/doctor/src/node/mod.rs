@@ -30,6 +30,7 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     let mut examiner = Examiner { case, facts, findings: Vec::new() };
     examiner.host_paths();
     examiner.memory();
+    examiner.migrate_req();
     if let Some(layout) = Layout::of(case.manifest) {
         examiner.run_dir(&layout);
         if let Some(serving) = layout.serving() {
@@ -238,6 +239,17 @@ impl Examiner<'_> {
                     request >> 20
                 ),
                 "free memory on the node, or upgrade at a quieter time; --ignore-errors memory, if you know that both fit",
+            ));
+        }
+    }
+
+    fn migrate_req(&mut self) {
+        if self.setting("net.ipv4.tcp_migrate_req").is_some_and(|value| value.trim() == "1") {
+            self.findings.push(MIGRATE_REQ.at(
+                "net.ipv4.tcp_migrate_req",
+                "the kernel moves what is queued on a listener that closes, and before a fix of 2026 it may not wake the \
+                 process that accepts it; berth hands listeners over itself and does not need it",
+                "sysctl -w net.ipv4.tcp_migrate_req=0",
             ));
         }
     }
