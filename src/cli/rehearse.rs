@@ -2,7 +2,7 @@
 
 use berth_node::terms::Speedup;
 use berth_options::shim::direct_modes;
-use berth_rehearse::plan::choice::{Topology, compared_names, fault_names, judged_names, via_names};
+use berth_rehearse::plan::choice::{Topology, compared_names, fault_names, via_names};
 use berth_shim::config::DirectMode;
 use clap::Args;
 use std::path::PathBuf;
@@ -52,10 +52,6 @@ pub struct RehearseArgs {
     /// Faults to inject during the upgrades, separated by commas; several run one after the other
     #[arg(long, env = "BERTH_REHEARSE_FAULT", default_value = "none", value_name = "LIST", value_delimiter = ',', value_parser = fault_names(), help_heading = REHEARSED)]
     pub fault: Vec<String>,
-    /// Judge the new version beside the old one while it gets more new connections step by step, as `berth upgrade --judge`
-    /// does, and faster. Before it, one with this fault (all: with each) is to be sent back. Simulated apiservers only
-    #[arg(long, env = "BERTH_REHEARSE_JUDGE", value_name = "FAULT", num_args = 0..=1, default_missing_value = "none", value_parser = judged_names(), help_heading = REHEARSED)]
-    pub judge: Option<String>,
     /// How long the load lasts before an upgrade, while both serve, and after it, each
     #[arg(long, env = "BERTH_REHEARSE_PHASE", default_value = "3s", value_name = "DURATION", help_heading = TIMES)]
     pub phase: String,
@@ -95,8 +91,8 @@ pub struct RehearseArgs {
     /// Clients that read a large answer slowly
     #[arg(long, env = "BERTH_REHEARSE_SLOW_READERS", default_value = "0", value_name = "N", help_heading = LOAD)]
     pub slow_readers: String,
-    /// Clients that all connect at one moment after the first switch, or while a good version is judged, each from an address
-    /// of its own, and retry until they are served
+    /// Clients that all connect at one moment after the first switch, each from an address of its own, and retry until they are
+    /// served
     #[arg(long, env = "BERTH_REHEARSE_STORM", default_value = "0", value_name = "N", help_heading = LOAD)]
     pub storm: String,
     /// Seed of the clients' random choices, to repeat a run [default: a random one, which is printed]

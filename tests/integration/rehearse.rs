@@ -139,11 +139,11 @@ fn rounds_without_berth_lose() {
 }
 
 #[test]
-fn native_sidecars_with_a_slow_start_and_a_crash() {
-    let Some(said) = held(&["--topology=native-sidecar", "--fault=slow-start,crash-after-ready", "--speedup=5"]) else {
+fn native_sidecars_with_a_crash() {
+    let Some(said) = held(&["--topology=native-sidecar", "--fault=crash-after-ready", "--speedup=5"]) else {
         return;
     };
-    assert!(said.contains("slow-start at new: held") && said.contains("crash-after-ready at new: held"), "{said}");
+    assert!(said.contains("crash-after-ready at new: held"), "{said}");
 }
 
 /// A watch of what no client writes knows no revision that an instance which began later still has, unless bookmarks
@@ -230,31 +230,6 @@ fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
     assert!(page.contains("Clients queued at the gate, by class") && page.contains("of those served"));
 }
 
-/// The first one is found while it has a part of the clients. The control: nothing is wrong with the second.
-#[test]
-fn a_version_that_leaks_is_sent_back_and_a_good_one_stays() {
-    let dir = in_memory();
-    let (json, html) = (dir.path().join("a.json"), dir.path().join("a.html"));
-    let files = [format!("--json={}", json.display()), format!("--report={}", html.display())];
-    let Some(said) = held(&["--judge=leak", "--start-delay=0s", "--speedup=10", &files[0], &files[1]]) else { return };
-    assert!(said.contains("leak: held: the judge finds it"), "{said}");
-
-    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
-    let ran = &report["runs"][0]["outcome"]["ran"];
-    let [leak, new] = &ran["judged"].as_array().unwrap()[..] else { panic!("{said}") };
-    assert_eq!((&leak["instance"], &leak["verdict"]), (&"leak".into(), &"bad".into()), "{said}");
-    assert!(leak["found"].to_string().contains("memory (") && leak["from_ms"].is_i64(), "{leak}");
-    assert!(new["instance"] == "new" && new["verdict"] != "bad" && new["share"] == "100 %", "{new}");
-    // What it got came by the share.
-    let served = &ran["figures"]["new_connections_by_instance"];
-    assert!(served["leak"].as_u64() > Some(0) && served["leak"].as_u64() < served["old"].as_u64(), "{served}");
-    let marks = ran["marks"].as_array().unwrap();
-    let steps = marks.iter().filter(|mark| mark["what"] == "share" && mark["instance"] == "new");
-    assert_eq!(Vec::from_iter(steps.map(|mark| &mark["text"])), ["5 %", "25 %", "50 %", "100 %"]);
-    let page = std::fs::read_to_string(html).unwrap();
-    assert!(page.contains("Judged by memory") && page.contains("leak bad: "));
-}
-
 /// Without a certificate its shims' probes would be answered by 401 for ever.
 #[test]
 fn apiservers_that_want_a_certificate_are_rehearsed_too() {
@@ -268,8 +243,8 @@ fn a_unit_that_wants_a_certificate_is_rehearsed_too() {
 
 #[test]
 fn a_node_shim_is_away_when_it_is_killed_and_comes_back() {
-    let Some(said) = held(&["--topology=node", "--fault=both-killed"]) else { return };
-    assert!(said.contains("both-killed at new: held") && said.contains("the API was away for"), "{said}");
+    let Some(said) = held(&["--topology=node", "--fault=kill-shim"]) else { return };
+    assert!(said.contains("kill-shim at old: held") && said.contains("the API was away for"), "{said}");
 }
 
 #[test]
@@ -277,13 +252,6 @@ fn a_node_shim_is_away_when_it_is_killed_and_comes_back() {
 fn units_of_which_one_hangs_and_then_the_other_ones_shim() {
     let Some(said) = held(&["--topology=run", "--fault=hang,hang-shim"]) else { return };
     assert!(said.contains("hang at new: held") && said.contains("hang-shim at old: held"), "{said}");
-}
-
-#[test]
-#[ignore = "takes 20 s of real hangs: run by .ci/run"]
-fn a_shim_that_hangs_in_calm_and_then_its_apiserver() {
-    let Some(said) = held(&["--fault=calm-hang,calm-hang-shim"]) else { return };
-    assert!(said.contains("calm-hang at old: held") && said.contains("calm-hang-shim at old: held"), "{said}");
 }
 
 #[test]

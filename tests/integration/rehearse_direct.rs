@@ -78,44 +78,6 @@ fn it_is_on_in_calm_with_units() {
     is_on_in_calm("run", 2);
 }
 
-/// The kinds of losses that the promise under a fault allowed.
-fn allowed<'a>(report: &'a Value, fault: &str) -> Vec<&'a str> {
-    let promises = report["runs"][0]["outcome"]["ran"]["promises"].as_array().unwrap();
-    let promise = promises.iter().find(|promise| promise["fault"] == fault).unwrap();
-    promise["allowed"].as_array().unwrap().iter().map(|tally| tally["kind"].as_str().unwrap()).collect()
-}
-
-/// What goes past a shim does not end with it.
-#[test]
-fn a_second_shim_that_ends_costs_nothing() {
-    let Some((said, report)) = held(&["--fault=beside-kill-shim,beside-drain"]) else { return };
-    for fault in ["beside-kill-shim", "beside-drain"] {
-        assert_eq!(allowed(&report, fault), [""; 0], "{said}");
-    }
-}
-
-#[test]
-fn a_kill_in_calm_costs_what_is_promised() {
-    let Some((said, report)) = held(&["--fault=calm-kill-shim,calm-crash"]) else { return };
-    // What it relayed, or had in its queue, ends with it.
-    let connections = ["refused", "reset", "closed"];
-    assert!(allowed(&report, "calm-kill-shim").iter().all(|kind| connections.contains(kind)), "{said}");
-    // What is on an instance, ends with that.
-    assert!(!allowed(&report, "calm-crash").contains(&"refused"), "{said}");
-    assert!(said.contains("lost on the direct path when the instance was killed"), "{said}");
-}
-
-#[test]
-#[ignore = "takes 20 s of real hangs: run by .ci/run"]
-fn shims_that_hang_cost_a_wait() {
-    let Some((said, report)) = held(&["--fault=calm-hang-shim,beside-hang-shim"]) else { return };
-    for fault in ["calm-hang-shim", "beside-hang-shim"] {
-        assert_eq!(allowed(&report, fault), [""; 0], "{said}");
-        assert!(said.contains(&format!("{fault} at old: held")), "{said}");
-    }
-    assert!(said.contains("new connections went past it while it hung"), "{said}");
-}
-
 #[test]
 fn what_is_compared_has_no_direct_path() {
     let Some((said, report)) = held(&["--compare=none"]) else { return };

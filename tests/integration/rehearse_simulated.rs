@@ -29,7 +29,6 @@ use tokio::task::JoinHandle;
 const BOUND: Duration = Duration::from_secs(30);
 
 const MAPS: &str = "/api/v1/namespaces/n/configmaps";
-const SECRETS: &str = "/api/v1/secrets";
 
 struct Simulated {
     child: Child,
@@ -193,11 +192,6 @@ impl Client {
         Client { sender: Sender::Two(sender.clone()), driver: tokio::spawn(async { Ok(()) }), stream: self.stream }
     }
 
-    async fn post(&mut self, body: &Value) -> (StatusCode, Value) {
-        let response = self.send("POST", MAPS, Full::from(body.to_string()).boxed()).await.unwrap();
-        answer(response).await
-    }
-
     async fn watch(&mut self, from: u64) -> Watch {
         let path = format!("{MAPS}?watch=1&resourceVersion={from}");
         let response = self.send("GET", &path, Full::default().boxed()).await.unwrap();
@@ -235,49 +229,6 @@ impl Watch {
 
 fn map(name: &str) -> Value {
     json!({"metadata": {"name": name, "namespace": "n"}, "data": {"k": name}})
-}
-
-/// What a judge of an upgrade is to find, and what it finds it by.
-#[tokio::test]
-async fn faults_of_a_version_show_in_its_answers_and_in_its_metrics() {
-    let leases = "/apis/coordination.k8s.io/v1/leases";
-    // How it answers a list of Secrets, one of Leases, and a create; how many APIs it has besides the core.
-    for (flags, statuses, groups) in [
-        (&[][..], [200, 200, 201], 1),
-        (&["--stand-in-fault=errors"], [500, 200, 201], 1),
-        (&["--stand-in-fault=missing-api"], [200, 404, 201], 0),
-        (&["--stand-in-fault=webhook"], [200, 200, 500], 1),
-        (&["--stand-in-fault", "leak", "--stand-in-list-time=1ms"], [200, 200, 201], 1),
-    ] {
-        let it = Simulated::start(flags).await;
-        let mut client = it.client().await;
-        let answered = [client.get(SECRETS).await.0, client.get(leases).await.0, client.post(&map("a")).await.0];
-        assert_eq!(answered.map(|status| status.as_u16()), statuses, "{flags:?}");
-        assert_eq!(client.get("/api").await.1["versions"], json!(["v1"]));
-        let served = client.get("/apis").await.1["groups"].as_array().unwrap().len();
-        assert_eq!(served, groups, "{flags:?}");
-        let page = client.get("/metrics").await.1;
-        let has = |series: &str| page.as_str().unwrap().lines().any(|line| line.starts_with(series));
-        let total = |labels: &str| format!("apiserver_request_total{{{labels}");
-        let secrets = "group=\"\",version=\"v1\",resource=\"secrets\",scope=\"cluster\",verb=\"LIST\"";
-        let create = "group=\"\",version=\"v1\",resource=\"configmaps\",scope=\"resource\",verb=\"POST\"";
-        assert!(has(&total(&format!("{secrets},code=\"{}\"}} 1", statuses[0]))), "{flags:?} {page}");
-        assert!(has(&total(&format!("{create},code=\"{}\"}} 1", statuses[2]))), "{flags:?} {page}");
-        // Of an API that is missing there is no trace.
-        assert_eq!(has(&total("group=\"coordination.k8s.io\"")), groups == 1, "{flags:?} {page}");
-        let rejected = "apiserver_admission_webhook_rejection_count{name=\"simulated.berth.example\"";
-        assert_eq!(has(rejected), statuses[2] == 500, "{flags:?} {page}");
-        if flags.contains(&"leak") {
-            let taken = async |client: &mut Client| {
-                let page = client.get("/metrics").await.1;
-                let mut lines = page.as_str().unwrap().lines();
-                let memory = lines.find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
-                memory.unwrap().parse::<f64>().unwrap()
-            };
-            let before = taken(&mut client).await;
-            while taken(&mut client).await < before + f64::from(20 << 20) {}
-        }
-    }
 }
 
 #[tokio::test]

@@ -90,25 +90,10 @@ impl Apiserver {
         off || has(flags, "authentication-config")
     }
 
-    /// One that is judged: its lists take so long that ten times as long stands out.
-    #[must_use]
-    pub fn judged(mut self) -> Self {
-        if let Self::Simulated { flags } = &mut self {
-            flags.push(list_time(1));
-        }
-        self
-    }
-
     /// Whether it is berth's own.
     pub fn is_simulated(&self) -> bool {
         matches!(self, Self::Simulated { .. })
     }
-}
-
-/// How long a simulated one takes for a list: so many times as long as one with which nothing is wrong. That is long beside what a busy
-/// machine adds.
-pub(crate) fn list_time(times: u32) -> OsString {
-    format!("--stand-in-list-time={}ms", 50 * times).into()
 }
 
 /// Whether a flag is among those typed.

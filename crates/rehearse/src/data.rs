@@ -140,47 +140,6 @@ pub struct Ran {
     pub gate: Option<Gate>,
     /// What went past the shims; none: they had no direct path.
     pub direct: Option<Direct>,
-    /// New versions that were judged beside the old one, in order; none without `--judge`.
-    #[serde(default)]
-    pub judged: Vec<Judged>,
-    /// What their judges compared, by the signal's code.
-    #[serde(default)]
-    pub signals: BTreeMap<String, Compared>,
-}
-
-/// A new version that was judged beside the old one, while it had a part of new connections.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Judged {
-    /// The instance.
-    pub instance: String,
-    /// The verdict: `good`, `bad`, `undecided`; empty: it did not come to one.
-    pub verdict: String,
-    /// When clients first came to it; none: it was judged before.
-    pub from_ms: Option<i64>,
-    /// When the verdict was there.
-    pub to_ms: Option<i64>,
-    /// The part of new connections that it had then, in words.
-    pub share: String,
-    /// All clients' requests meanwhile.
-    pub requests: u64,
-    /// Those of them that were answered with an error, failed, or waited: 500 ms for the new version, 1 s for the old one.
-    pub met: u64,
-    /// What was bad, in words: code, subject, and the shares of bad requests.
-    pub found: Vec<String>,
-}
-
-/// What a judge compared by one signal, by steps of the timeline: shares of bad requests so far, in percent. When
-/// something is found, of that alone, else of all requests. None: nothing was compared in the step.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Compared {
-    /// The old instance's, for the same mix of requests.
-    pub old: Vec<Option<f64>>,
-    /// The new instance's.
-    pub new: Vec<Option<f64>>,
-    /// What is allowed.
-    pub limit: Vec<Option<f64>>,
 }
 
 /// Clients that came at one moment after the first switch, each from an address of its own, and again until they were served.
@@ -434,10 +393,6 @@ pub enum MarkKind {
     Exited,
     /// It was done some harm.
     Fault,
-    /// It has this part of new connections from here on, to be judged.
-    Share,
-    /// Its judge came to this verdict.
-    Judged,
 }
 
 impl fmt::Display for MarkKind {
@@ -454,8 +409,6 @@ impl fmt::Display for MarkKind {
             Self::Drained => "drained",
             Self::Exited => "exited",
             Self::Fault => "fault",
-            Self::Share => "share",
-            Self::Judged => "judged",
         })
     }
 }
@@ -615,8 +568,7 @@ impl Informer {
 impl Mark {
     /// What its words do not have: an exit status.
     pub(crate) fn more(&self) -> &str {
-        let said = matches!(self.what, MarkKind::Fault | MarkKind::Share | MarkKind::Judged);
-        if said { "" } else { &self.text }
+        if self.what == MarkKind::Fault { "" } else { &self.text }
     }
 
     /// The instance and what happened, in a few words.
@@ -624,9 +576,7 @@ impl Mark {
         match self.what {
             // A version that is wrong on purpose is named by what is wrong with it.
             MarkKind::Fault if self.text == self.instance => self.text.clone(),
-            MarkKind::Fault | MarkKind::Share | MarkKind::Judged if !self.text.is_empty() => {
-                format!("{} {}", self.instance, self.text)
-            }
+            MarkKind::Fault if !self.text.is_empty() => format!("{} {}", self.instance, self.text),
             what => format!("{} {what}", self.instance),
         }
     }

@@ -68,14 +68,11 @@ fn cannot(plan: &mut Plan, why: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Waits until a shim steers; or until this one does, and has no connection that it accepted before. Returns whether it does.
-pub(crate) async fn calm(setting: &StageSetting, by: Option<&str>) -> bool {
-    let is_calm = |status: &Status, shim: &str| {
-        status.direct.as_ref().is_some_and(|direct| direct.on)
-            && by.is_none_or(|by| by == shim && status.connections_open == 0)
-    };
+/// Waits until a shim steers; returns whether one does.
+pub(crate) async fn calm(setting: &StageSetting) -> bool {
+    let steers = |status: &Status, _: &str| status.direct.as_ref().is_some_and(|direct| direct.on).then_some(());
     let calm = async {
-        while ask(setting, |status, shim| is_calm(status, shim).then_some(())).await.is_empty() {
+        while ask(setting, steers).await.is_empty() {
             sleep(POLL_EVERY).await;
         }
     };

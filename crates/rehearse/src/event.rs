@@ -7,7 +7,6 @@ use super::fault::{Fault, Standby};
 use super::gate::GateMetrics;
 use super::loss::Loss;
 use super::stamp::Stamp;
-use berth_judge::Verdict;
 use berth_node::ipc::wire::DirectStatus;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -70,8 +69,6 @@ pub enum EventKind {
     },
     /// Something was seen of the fault that was injected as the N-th, from 0 on.
     FaultStep(usize, FaultStep),
-    /// What the judge says of the instance, after a sample of it and of the old one.
-    Judged(Verdict),
     /// The Service `kubernetes` was polled. True if it named an address.
     Service(bool),
     /// The shims were asked for their direct path, by their names.

@@ -1,9 +1,8 @@
 //! One apiserver of a rehearsal, and how what was typed becomes a whole command line.
 
-use super::apiserver::{Apiserver, flag, has, list_time, this};
-use super::fault::{Fault, SLOW};
+use super::apiserver::{Apiserver, flag, has, this};
+use super::fault::Fault;
 use super::setting::StageSetting;
-use berth_node::terms::Speedup;
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
@@ -41,19 +40,15 @@ impl InstanceSpec {
             }
         }
         command.extend(flags.iter().cloned());
-        command.extend(self.spoil(setting.speedup));
+        command.extend(self.spoil());
         command
     }
 
-    /// Flags by which it fails. A real apiserver has none to start slowly; it is stopped for a while.
-    fn spoil(&self, speedup: Speedup) -> Option<OsString> {
-        let delay = |time: Duration| OsString::from(format!("--stand-in-start-delay={}ms", time.as_millis()));
+    /// Flag by which it fails.
+    fn spoil(&self) -> Option<OsString> {
         match (self.fault?, self.apiserver.is_simulated()) {
             (Fault::BadFlag, _) => Some("--no-such-flag".into()),
-            (Fault::NeverReady, true) => Some(delay(Duration::from_secs(60 * 60))),
-            (Fault::SlowStart, true) => Some(delay(self.start_delay + speedup.of(SLOW))),
-            (Fault::SlowLists, _) => Some(list_time(10)),
-            (fault, _) if fault.is_of_judge() => Some(format!("--stand-in-fault={fault}").into()),
+            (Fault::NeverReady, true) => Some("--stand-in-start-delay=1h".into()),
             _ => None,
         }
     }

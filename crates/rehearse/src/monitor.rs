@@ -8,7 +8,6 @@ use super::log::Recorder;
 use super::setting::StageSetting;
 use super::stamp::Stamp;
 use berth_cluster::service::OF_SERVICE;
-use berth_judge::Sample;
 use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use rustls::pki_types::ServerName;
@@ -18,13 +17,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, timeout};
+use tokio::time::MissedTickBehavior;
 
 /// Time between two polls.
 const POLL_EVERY: Duration = Duration::from_millis(100);
-
-/// How long an instance may take to show its metrics, on a busy machine.
-const SAMPLE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Asks as an admin.
 #[derive(Debug, Clone)]
@@ -55,11 +51,6 @@ impl Monitor {
         }
     }
 
-    /// The same at another address.
-    pub(crate) fn at(&self, address: SocketAddr) -> Self {
-        Self { address, ..self.clone() }
-    }
-
     /// Whether `/readyz` is 200, or why not.
     pub(crate) async fn is_ready(&self) -> Result<(), String> {
         let answer = self.probe.ready(self.address).await;
@@ -71,19 +62,6 @@ impl Monitor {
         let body = self.probe.get(self.address, "/version").await.map_err(|answer| answer.words)?;
         let version: Value = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
         version["gitVersion"].as_str().map(str::to_owned).ok_or_else(|| "it has no gitVersion".into())
-    }
-
-    /// A sample of an instance for its judge, with the APIs that it serves. One that does not answer in time is silent.
-    pub(crate) async fn sample(&self) -> Sample {
-        let get = async |path| {
-            let body = timeout(SAMPLE_WITHIN, self.probe.get(self.address, path)).await.ok()?.ok()?;
-            Some(String::from_utf8_lossy(&body).into_owned())
-        };
-        let Some(page) = get("/metrics").await else { return Sample::new(None) };
-        match (get("/api").await, get("/apis").await) {
-            (Some(core), Some(groups)) => Sample::new(Some(&page)).serves(served(&core, &groups)),
-            _ => Sample::new(Some(&page)),
-        }
     }
 
     /// Logs the addresses of the Service, until it is dropped.
@@ -108,15 +86,6 @@ impl Monitor {
     }
 }
 
-/// The APIs in the answers of `/api` and `/apis`.
-fn served(core: &str, groups: &str) -> BTreeSet<String> {
-    let [core, groups] = [core, groups].map(|text| serde_json::from_str::<Value>(text).unwrap_or_default());
-    let all = |of: &Value| of.as_array().cloned().unwrap_or_default();
-    let versions = all(&groups["groups"]).into_iter().flat_map(|group| all(&group["versions"]));
-    let names = all(&core["versions"]).into_iter().chain(versions.map(|version| version["groupVersion"].clone()));
-    names.filter_map(|name| name.as_str().map(str::to_owned)).collect()
-}
-
 /// The addresses in a list of EndpointSlices. `None` if it is no list.
 fn named(list: &[u8]) -> Option<BTreeSet<IpAddr>> {
     let list: Value = serde_json::from_slice(list).ok()?;
@@ -127,13 +96,6 @@ fn named(list: &[u8]) -> Option<BTreeSet<IpAddr>> {
 mod tests {
     use super::*;
     use serde_json::json;
-
-    #[test]
-    fn apis_are_those_of_the_core_and_of_all_groups() {
-        let groups = r#"{"groups": [{"versions": [{"groupVersion": "a/v1"}, {"groupVersion": "a/v2"}]}, {}]}"#;
-        assert_eq!(served(r#"{"versions": ["v1"]}"#, groups), ["a/v1", "a/v2", "v1"].map(str::to_owned).into());
-        assert_eq!(served("", "{"), BTreeSet::new());
-    }
 
     #[test]
     fn all_slices_count_and_each_may_be_empty() {

@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
-use tokio::sync::{RwLock, watch};
-use tokio::time::sleep;
+use tokio::sync::watch;
 
 /// Time between two notices of how far a watch has come: what kubeadm sets for etcd
 /// (`--watch-progress-notify-interval`).
@@ -28,8 +27,6 @@ pub struct Store {
     /// Written under the lock of the objects.
     log: Log,
     notify_every: Duration,
-    /// Held alone while it stands still.
-    serves: RwLock<()>,
 }
 
 #[derive(Debug)]
@@ -49,7 +46,7 @@ impl Store {
     pub fn with_history(keep: usize) -> Self {
         // Revision 0 means "any" to a Kubernetes client, so an empty store is at 1, as etcd is.
         let inner = Inner { revision: 1, objects: BTreeMap::new() };
-        Self { inner: Mutex::new(inner), log: Log::new(1, keep), notify_every: NOTIFY_EVERY, serves: RwLock::default() }
+        Self { inner: Mutex::new(inner), log: Log::new(1, keep), notify_every: NOTIFY_EVERY }
     }
 
     /// One that sends watches their progress at this interval.
@@ -59,17 +56,6 @@ impl Store {
 
     pub(crate) fn notify_every(&self) -> Duration {
         self.notify_every
-    }
-
-    /// Answers nothing for so long, as an etcd whose disk does.
-    pub(crate) async fn stand_still(&self, time: Duration) {
-        let _alone = self.serves.write().await;
-        sleep(time).await;
-    }
-
-    /// Returns when it does not stand still.
-    pub(crate) async fn serves(&self) {
-        drop(self.serves.read().await);
     }
 
     /// The object of that name.
@@ -264,15 +250,6 @@ mod tests {
         assert_eq!((seen.len(), seen[0].revision, seen[0].kind), (1, 3, ChangeKind::Added));
         store.delete("n", "a").unwrap();
         assert_eq!(changes.next().await.unwrap()[0].kind, ChangeKind::Deleted);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn it_serves_again_when_it_stood_still() {
-        let (store, still, began) = (Store::default(), Duration::from_secs(3), tokio::time::Instant::now());
-        store.serves().await;
-        assert!(began.elapsed().is_zero());
-        tokio::join!(store.stand_still(still), store.serves());
-        assert_eq!(began.elapsed(), still);
     }
 
     #[tokio::test]

@@ -43,7 +43,6 @@ async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::R
     };
     wire::write(&mut writer, &Reply::Noted).await?;
     while let Some(call) = wire::read(&mut reader).await? {
-        store.serves().await;
         let reply = match call {
             Call::Get { namespace, name } => object(store.get(&namespace, &name)),
             Call::Create { object: new } => object(store.create(new)),

@@ -16,9 +16,6 @@ use std::time::Duration;
 /// Name of the one shim of [`Topology::Node`], where an instance's name is expected.
 pub(crate) const NODE: &str = "node";
 
-/// Name of a second shim of an instance.
-pub(crate) const BESIDE: &str = "beside";
-
 /// What a process is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -77,11 +74,6 @@ impl Layout {
     pub(crate) fn shared(&self, setting: &StageSetting) -> Option<ProcessSpec> {
         let node = self.via == Via::Berth && self.topology == Topology::Node;
         node.then(|| discover(setting, NODE))
-    }
-
-    /// A second shim, which has no instance of its own.
-    pub(crate) fn beside(&self, setting: &StageSetting) -> ProcessSpec {
-        discover(setting, BESIDE)
     }
 
     /// The processes of an instance, in the order in which they start. `own` is an address of its

@@ -5,7 +5,6 @@ use berth_options::check::{Checks, Mistakes};
 use berth_os::process::cpus;
 use berth_rehearse::apiserver::{Apiserver, Shutdown, has};
 use berth_rehearse::fault::Fault;
-use berth_rehearse::plan::choice::ALL;
 use berth_rehearse::plan::{
     CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE, SLOW_READERS,
     STORM, Timing, Topology, UPGRADES, Via, WATCHES, find_program,
@@ -23,11 +22,7 @@ const OWN_FLAGS: [&str; 4] = ["client-ca-file", "tls-cert-file", "tls-private-ke
 pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut checks = Checks::default();
     let (old, new) = (apiserver("--old", &args.old, &mut checks), apiserver("--new", &args.new, &mut checks));
-    let (mut old, mut new) = (old.unwrap_or_default(), new.unwrap_or_default());
-    let judge = args.judge.as_deref().map(judged);
-    if judge.is_some() {
-        (old, new) = (old.judged(), new.judged());
-    }
+    let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
     if old.is_simulated() != new.is_simulated() {
         checks.wrong(
             "--old and --new: a simulated apiserver and a real one have no store in common; give both or neither",
@@ -66,7 +61,6 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         rate: checks.number("--rate", &args.rate, RATE),
         clients: checks.number("--clients", &args.clients, CLIENTS),
         watches: checks.number("--watches", &args.watches, WATCHES),
-        kinds: judge.is_some(),
         slow_readers: checks.number("--slow-readers", &args.slow_readers, SLOW_READERS),
         storm: checks.number("--storm", &args.storm, STORM),
         seed: seed.unwrap_or_else(|| getrandom::u64().unwrap_or_default()),
@@ -95,9 +89,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         timing,
         load,
         via: decides,
-        // Nothing else can be judged.
-        runs: if judge.is_some() { vec![decides] } else { runs(decides, &compared) },
-        judge,
+        runs: runs(decides, &compared),
         output: Output { json: args.json.clone(), report: args.report.clone() },
     };
     for fault in &plan.faults {
@@ -109,9 +101,6 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         bridge(&plan, &mut checks);
     }
     direct(&mut plan, &mut checks);
-    if plan.judge.is_some() {
-        judge_needs(&plan, &mut checks);
-    }
     checks.finish(Some(plan))
 }
 
@@ -188,7 +177,6 @@ fn direct(plan: &mut Plan, checks: &mut Checks) {
     let why = match plan.topology {
         _ if plan.direct == DirectMode::Off => return,
         Topology::Bridge => "a bridge's shim steers already; leave out --topology bridge",
-        _ if plan.judge.is_some() => "no share is given of what goes past the shims; leave out --judge",
         _ if plan.load.rate > calm => &crowd,
         _ if !plan.runs.contains(&Via::Berth) || plan.via != Via::Berth => {
             "only a berth has a direct path; give --via berth"
@@ -201,31 +189,6 @@ fn direct(plan: &mut Plan, checks: &mut Checks) {
     match plan.direct {
         DirectMode::On => checks.wrong(format!("--direct on: {why}")),
         _ => plan.without_direct(why),
-    }
-}
-
-/// Requirements of a judge.
-fn judge_needs(plan: &Plan, checks: &mut Checks) {
-    let shares = matches!(plan.topology, Topology::Sidecar | Topology::NativeSidecar | Topology::Run);
-    let rules = [
-        (
-            !plan.old.is_simulated() || !plan.new.is_simulated(),
-            "it is for simulated apiservers; leave out --old and --new",
-        ),
-        (plan.via != Via::Berth, "only a berth can send connections back; give --via berth"),
-        (!shares, "it needs a shim for each instance; give --topology sidecar, native-sidecar or run"),
-        (!plan.faults.is_empty(), "other faults would be judged, too; leave out --fault"),
-    ];
-    for (_, why) in rules.into_iter().filter(|(is_wrong, _)| *is_wrong) {
-        checks.wrong(format!("--judge: {why}"));
-    }
-}
-
-fn judged(name: &str) -> BTreeSet<Fault> {
-    match name {
-        ALL => Fault::JUDGED.into(),
-        // Clap knows the names.
-        name => Fault::from_str(name, false).into_iter().collect(),
     }
 }
 
@@ -345,13 +308,12 @@ mod tests {
         assert!(has(&errors(&["--fault=kill-temporary"]), "there is no bridge"));
         let bridge = ["--topology=bridge", "--netns"];
         let with = |more: &str| errors(&[&bridge[..], &[more]].concat());
-        assert!(has(&with("--fault=both-killed"), "has one shim"));
         assert!(has(
             &errors(&["--topology=bridge", "--netns", "--via=none", "--fault=kill-old"]),
             "there is no bridge"
         ));
         if cfg!(feature = "operate") {
-            let all = "--fault=bad-flag,never-ready,slow-start,crash-after-ready,hang,kill-shim,hang-shim,kill-temporary,kill-old";
+            let all = "--fault=bad-flag,never-ready,crash-after-ready,hang,kill-shim,hang-shim,kill-temporary,kill-old";
             assert_eq!(with(all), [""; 0]);
         }
     }
@@ -392,44 +354,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_judged_is_simulated_and_has_a_shim_each() {
-        let judge = |text: &str| typed(&[text]).unwrap();
-        assert_eq!((judge("--rate=20").judge, judge("--rate=20").load.kinds), (None, false));
-        for (text, faults) in [
-            ("--judge", vec![]),
-            ("--judge=none", vec![]),
-            ("--judge=hang", vec![Fault::Hang]),
-            ("--judge=all", Fault::JUDGED.to_vec()),
-        ] {
-            let plan = judge(text);
-            assert_eq!(plan.judge, Some(faults.into_iter().collect()), "{text}");
-            assert_eq!((plan.runs, plan.load.kinds), (vec![Via::Berth], true));
-            let slowly = Apiserver::parse("stand-in --stand-in-list-time=50ms").unwrap();
-            assert_eq!((&plan.old, &plan.new), (&slowly, &slowly));
-        }
-        for (args, why) in [
-            (&["--old=true", "--new=true", "--etcd=/bin/true"][..], "leave out --old and --new"),
-            (&["--via=none"], "give --via berth"),
-            (&["--topology=node"], "a shim for each instance"),
-            (&["--fault=hang"], "leave out --fault"),
-            (&["--direct=on", "--rate=20"], "leave out --judge"),
-        ] {
-            let errors = typed(&[&["--judge"], args].concat()).unwrap_err().0;
-            assert!(errors.len() == 1 && errors[0].contains(why), "{errors:?}");
-        }
-    }
-
-    #[test]
     fn a_shim_cannot_be_harmed_where_there_is_none() {
         let errors = |args: &[&str]| typed(args).map_or_else(|e| e.0, |_| Vec::new());
-        assert_eq!(errors(&["--fault=calm-crash,calm-hang", "--via=none"]), [""; 0]);
-        assert!(errors(&["--fault=beside-drain", "--via=none"])[0].contains("nothing that relays"));
-        assert!(errors(&["--fault=beside-drain", "--via=haproxy"])[0].contains("no second shim"));
-        let bridged = errors(&["--fault=calm-crash", "--topology=bridge", "--netns"]);
-        assert!(bridged[0].contains("without a bridge"), "{bridged:?}");
-        for (via, wrong) in [("none", 2), ("haproxy", 0)] {
-            let errors =
-                typed(&["--fault=hang,kill-shim,both-killed", "--via", via]).map_or_else(|e| e.0, |_| Vec::new());
+        assert!(errors(&["--fault=clock-jump", "--via=none"])[0].contains("nothing that relays"));
+        assert!(errors(&["--fault=no-descriptors", "--via=haproxy"])[0].contains("no such shim"));
+        let unit = errors(&["--fault=no-descriptors", "--topology=run"]);
+        assert!(unit[0].contains("a process of its own"), "{unit:?}");
+        for (via, wrong) in [("none", 1), ("haproxy", 0)] {
+            let errors = typed(&["--fault=hang,kill-shim", "--via", via]).map_or_else(|e| e.0, |_| Vec::new());
             assert_eq!(errors.len(), wrong, "{errors:?}");
         }
     }

@@ -125,8 +125,6 @@ pub(crate) fn run(model: &Model) -> Run {
         storm: None,
         gate: None,
         direct: None,
-        judged: Vec::new(),
-        signals: BTreeMap::new(),
     };
     Run { via: model.via, topology: "sidecar".into(), outcome: RunOutcome::Ran(Box::new(ran)) }
 }
@@ -239,34 +237,6 @@ pub(crate) fn storm(run: &mut Run) {
         allowed: Vec::new(),
     });
     ran.marks.push(Mark { at_ms: at, instance: "storm".into(), what: MarkKind::Fault, text: "storm".into() });
-    ran.marks.sort_by_key(|mark| mark.at_ms);
-}
-
-/// A new version that is judged for half of the run, and found to be bad.
-pub(crate) fn judged(run: &mut Run) {
-    let RunOutcome::Ran(ran) = &mut run.outcome else { return };
-    let steps = ran.timeline.wait_max_ms.len();
-    let (from_ms, to_ms) = (STEP_MS as i64 * 2, (steps as u64 / 2 * STEP_MS) as i64);
-    let until = |share: &dyn Fn(usize) -> f64| (0..steps).map(|step| (step < steps / 2).then(|| share(step))).collect();
-    let shares = Compared { old: until(&|_| 0.4), new: until(&|step| step as f64), limit: until(&|_| 2.0) };
-    ran.signals.insert("errors".into(), shares);
-    ran.judged.push(Judged {
-        instance: "errors".into(),
-        verdict: "bad".into(),
-        from_ms: Some(from_ms),
-        to_ms: Some(to_ms),
-        share: "25 %".into(),
-        requests: 2_000,
-        met: 11,
-        found: vec!["errors (LIST secrets cluster: 100 % of 9, at most 2 % allowed)".into()],
-    });
-    for (at_ms, what, text) in [
-        (from_ms, MarkKind::Share, "5 %"),
-        (to_ms - 1, MarkKind::Share, "25 %"),
-        (to_ms, MarkKind::Judged, "bad: errors"),
-    ] {
-        ran.marks.push(Mark { at_ms, instance: "errors".into(), what, text: text.into() });
-    }
     ran.marks.sort_by_key(|mark| mark.at_ms);
 }
 

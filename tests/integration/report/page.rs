@@ -106,25 +106,6 @@ fn a_storm_and_clients_queued_at_the_gate_are_shown() {
     assert!(page.contains("A promise was broken</h1>") && !page.contains("at the gate, by class"));
 }
 
-#[test]
-fn a_version_that_was_judged_is_shown_with_its_steps_and_its_signals() {
-    let mut run = run(&Model::clean(Via::Berth));
-    let plain = render(&report(vec![run.clone()]));
-    judged(&mut run);
-    let page = render(&report(vec![run]));
-    for text in [
-        "errors 5 %</",
-        "errors 25 %</",
-        "errors bad: errors</",
-        "Judged by errors: bad ones of all so far, in percent",
-        "New versions that were judged",
-        "errors (LIST secrets cluster: 100 % of 9, at most 2 % allowed)",
-        "11 of 2,000, 0.55 %",
-    ] {
-        assert!(page.contains(text) && !plain.contains(text), "{text}");
-    }
-}
-
 /// What a promise allows is not cut, wherever cuts are counted or drawn.
 #[test]
 fn watches_that_a_promise_lets_be_cut_are_distinguished() {

@@ -104,11 +104,8 @@ fn reports() -> Vec<(&'static str, Report)> {
     aborted.command.shell = "berth rehearse --old=".to_owned() + &"x".repeat(500);
     let mut stormy = run(&Model::clean(Via::Berth));
     storm(&mut stormy);
-    let mut sent_back = run(&Model::clean(Via::Berth));
-    judged(&mut sent_back);
     vec![
         ("storm", report(vec![stormy])),
-        ("judged", report(vec![sent_back])),
         ("clean", report(vec![run(&Model::clean(Via::Berth))])),
         ("lossy", report(vec![lossy.clone()])),
         (

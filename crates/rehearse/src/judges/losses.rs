@@ -4,11 +4,10 @@ use super::busy::{self, Busy};
 use super::ends::Ends;
 use super::faults::{self, Lost};
 use super::{Case, JUDGE, Judge};
-use crate::data::{Promise, Ran, Tally, count_of};
+use crate::data::{Ran, Tally, count_of};
 use crate::event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd, StreamKind};
 use crate::loss::Loss;
 use crate::plan::UNANSWERED;
-use crate::report::format;
 use crate::stamp::Stamp;
 use crate::verdict::UNTOLD;
 use std::collections::{BTreeMap, HashMap};
@@ -23,34 +22,15 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
     let (local, rejected, untold) = (losses.local, losses.rejected, losses.untold);
     busy::object(untold, ran);
     ran.verdict.doubt_machine(local);
-    let mut direct = 0;
-    for (injected, promise) in record.injected.iter().zip(&mut ran.promises) {
-        if faults::is_on_direct(injected) {
-            let lost = new_connections(promise);
-            let words = format::of(lost, "new connection", "new connections");
-            promise.what_happened.push(format!("{words} lost on the direct path when the instance was killed"));
-            direct += lost;
-        }
-    }
-    ran.verdict.apart = apart(case.ended.len() as u64, rejected, ran.allowed(), direct, untold);
+    ran.verdict.apart = apart(case.ended.len() as u64, rejected, ran.allowed(), untold);
 }
 
-/// How many new connections were lost as a promise allows.
-fn new_connections(promise: &Promise) -> u64 {
-    let new = promise.allowed.iter().filter(|tally| tally.kind != Loss::StreamEnded.kind());
-    new.map(|tally| tally.count).sum()
-}
-
-fn apart(ended: u64, rejected: u64, allowed: u64, direct: u64, untold: u64) -> Vec<Tally> {
+fn apart(ended: u64, rejected: u64, allowed: u64, untold: u64) -> Vec<Tally> {
     let always = [
         ("ended_by_instance", "streams that their instance ended", ended),
         ("rejected", "requests that their instance rejected", rejected),
     ];
-    let seldom = [
-        ("allowed", "losses that a promise under a fault allows", allowed),
-        ("allowed_direct", "of these, new connections on the direct path when the instance was killed", direct),
-        (UNTOLD.0, UNTOLD.1, untold),
-    ];
+    let seldom = [("allowed", "losses that a promise under a fault allows", allowed), (UNTOLD.0, UNTOLD.1, untold)];
     let all = always.into_iter().chain(seldom.into_iter().filter(|(_, _, count)| *count > 0));
     all.map(|(kind, text, count)| Tally { kind: kind.to_owned(), text: text.to_owned(), count }).collect()
 }

@@ -27,7 +27,7 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
         if matches!(what, MarkKind::Started | MarkKind::Exited | MarkKind::Fault) {
             drawn.retain(|(other, _)| other != instance);
         }
-        *what == MarkKind::Share || drawn.insert((*instance, *what))
+        drawn.insert((*instance, *what))
     });
     let mark = |((at_ms, instance, what), text): ((i64, &str, MarkKind), String)| Mark {
         at_ms,

@@ -10,7 +10,6 @@ mod faults;
 mod gate;
 mod growth;
 mod instances;
-mod judged;
 mod losses;
 mod marks;
 mod requests;
@@ -44,13 +43,12 @@ struct Judge {
 const JUDGE: Judge = Judge { judge: |_, _| {}, section: |_| Section::default() };
 
 /// In the order in which sections are drawn. What is lost is excused by promises, so that these come before it.
-const JUDGES: [Judge; 13] = [
+const JUDGES: [Judge; 12] = [
     requests::REQUESTS,
     faults::FAULTS,
     losses::LOSSES,
     watches::WATCHES,
     instances::INSTANCES,
-    judged::JUDGED,
     service::SERVICE,
     storm::STORM,
     gate::GATE,

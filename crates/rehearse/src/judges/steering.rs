@@ -1,7 +1,7 @@
 //! The direct path: how many connections went past the shims, and when a shim steered.
 
 use super::{Case, Judge};
-use crate::data::{Direct, Ran, count_of};
+use crate::data::{Direct, Ran};
 use crate::event::{Event, EventKind};
 use crate::record::Record;
 use crate::report::format::{count, moment, percent, wait};
@@ -82,11 +82,6 @@ fn section(ran: &Ran) -> Section {
     let share = percent(direct.on_share);
     let note = format!("by the kernel, past the shims, {share} of the time");
     let mut rows = vec![Row::main("connections steered", count(direct.steered), note)];
-    let lost = count_of(&ran.verdict.apart, "allowed_direct");
-    if lost > 0 {
-        let note = "allowed: when the instance was killed that they were steered to";
-        rows.push(Row::table("  lost there", count(lost), note));
-    }
     rows.extend(direct.on.iter().map(|on| {
         let from = format!("new connections steered past the shims, from {}", moment(on.from_ms));
         Row::page(from, wait((on.to_ms - on.from_ms) as f64))

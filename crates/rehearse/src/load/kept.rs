@@ -125,7 +125,6 @@ mod tests {
             catch_up: Duration::ZERO,
             stop: CancellationToken::new(),
             control: None,
-            only: None,
         };
         let recorder = client.recorder.clone();
         // When the machine started.

@@ -120,7 +120,6 @@ impl Load {
             catch_up: plan.catch_up,
             stop: stop.clone(),
             control: None,
-            only: None,
         };
         let (begin, begun) = oneshot::channel();
         let (end, over) = oneshot::channel();
@@ -203,9 +202,6 @@ async fn run(
         timed.spawn(slow::run(client.clone(), seed, index, plan.bytes_a_second));
     }
     timed.spawn(fresh::run(client.clone(), seed, plan.rate));
-    for (ask, part) in [(Ask::Secrets, 10), (Ask::Leases, 20)].into_iter().filter(|_| plan.kinds) {
-        timed.spawn(fresh::run(Client { only: Some(ask), ..client.clone() }, seed, (plan.rate / part).max(1)));
-    }
     let writer = tokio::spawn(writer.run());
     let _ = begin.send(());
 
@@ -270,8 +266,6 @@ struct Client {
     stop: CancellationToken,
     /// It dials this instance itself, once.
     control: Option<Joined>,
-    /// It asks for this, whatever its timetable says.
-    only: Option<Ask>,
 }
 
 impl Client {
@@ -283,10 +277,9 @@ impl Client {
 
     /// Name of one client of a kind.
     fn name(&self, kind: &str, index: u64) -> String {
-        match (&self.control, self.only) {
-            (Some(joined), _) => format!("control-{}-{:x}-{kind}-{index}", joined.name, joined.at.0),
-            (None, Some(ask)) => format!("{kind}-{ask:?}-{index}").to_lowercase(),
-            (None, None) => format!("{kind}-{index}"),
+        match &self.control {
+            Some(joined) => format!("control-{}-{:x}-{kind}-{index}", joined.name, joined.at.0),
+            None => format!("{kind}-{index}"),
         }
     }
 
@@ -308,7 +301,6 @@ impl Client {
     /// Connects and sends a first request: an attempt of kind [`ConnectionKind::New`]. The link is there when
     /// it was answered.
     async fn open(&self, protocol: Protocol, stream: StreamId, entry: Entry, due: Stamp) -> Option<Link> {
-        let entry = Entry { ask: self.only.unwrap_or(entry.ask), ..entry };
         // From now on: a client that waited for its last request is late, and has not failed yet.
         let opened = dial::within(UNANSWERED, async {
             let mut link = self.target.dial(protocol, stream.clone()).await?;

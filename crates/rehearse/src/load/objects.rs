@@ -141,8 +141,6 @@ impl Tag {
             Ask::Get => get(format!("{}/{}", maps(READ), self.read(0))),
             Ask::List => get(maps(READ)),
             Ask::Create => create(MADE, name, "hello", "world"),
-            Ask::Secrets => get(SECRETS.to_owned()),
-            Ask::Leases => get(LEASES.to_owned()),
         }
     }
 }
@@ -170,8 +168,6 @@ pub(super) const ALL: &str = "/api/v1/configmaps";
 
 /// Secrets of all namespaces: no client writes one during a rehearsal.
 pub(super) const SECRETS: &str = "/api/v1/secrets";
-
-const LEASES: &str = "/apis/coordination.k8s.io/v1/leases";
 
 fn create(namespace: &str, name: &str, field: &str, value: &str) -> Request {
     let object = json!({

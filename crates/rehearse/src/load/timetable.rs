@@ -15,9 +15,6 @@ pub(super) enum Ask {
     List,
     /// Create an object of a name of its own.
     Create,
-    /// List what there is none of.
-    Secrets,
-    Leases,
 }
 
 /// One request of a client.

@@ -8,25 +8,9 @@ use std::fmt;
 
 /// What `--fault` takes: the names of [`Fault`]s, and `none`.
 pub fn fault_names() -> PossibleValuesParser {
-    let faults =
-        Fault::value_variants().iter().filter(|fault| !fault.is_of_judge()).filter_map(Fault::to_possible_value);
+    let faults = Fault::value_variants().iter().filter_map(Fault::to_possible_value);
     let none = PossibleValue::new("none").help("Nothing goes wrong");
     PossibleValuesParser::new(std::iter::once(none).chain(faults))
-}
-
-/// Each of [`Fault::JUDGED`].
-pub const ALL: &str = "all";
-
-/// What `--judge` takes: the names of [`Fault::JUDGED`], `none` and [`ALL`].
-pub fn judged_names() -> PossibleValuesParser {
-    let faults = Fault::JUDGED.iter().filter_map(Fault::to_possible_value);
-    let hang = |fault: PossibleValue| match fault.get_name() {
-        "hang" => fault.help("After 20 s, at the pace of `berth upgrade`, it stops answering"),
-        _ => fault,
-    };
-    let none = PossibleValue::new("none").help("Nothing is wrong with it");
-    let all = PossibleValue::new(ALL).help("Each in turn");
-    PossibleValuesParser::new([none].into_iter().chain(faults.map(hang)).chain([all]))
 }
 
 /// What `--compare` takes: the names of [`Via`]s.

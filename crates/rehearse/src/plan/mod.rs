@@ -81,8 +81,6 @@ pub struct Plan {
     pub lasts: Option<Duration>,
     /// What goes wrong meanwhile, in this order.
     pub faults: BTreeSet<Fault>,
-    /// New versions are judged beside the old one: first one with each of these faults, which is to be sent back.
-    pub judge: Option<BTreeSet<Fault>>,
     /// kube-apiserver's flags for its shutdown.
     pub shutdown: Shutdown,
     /// How long each phase lasts.
@@ -137,8 +135,6 @@ pub struct LoadPlan {
     pub slow_readers: u32,
     /// Clients that come at one moment after the first switch, in [`STORM`].
     pub storm: u32,
-    /// Clients of Secrets and of Leases, too: one for ten and for twenty others.
-    pub kinds: bool,
     /// What is random in the clients follows from it.
     pub seed: u64,
     /// After this long without anything new, at the end, the last writes do not arrive at a watch any more.
@@ -156,7 +152,6 @@ impl Default for LoadPlan {
             watches: 8,
             slow_readers: 0,
             storm: 0,
-            kinds: false,
             seed: 0,
             catch_up: Duration::from_secs(5),
             bytes_a_second: 100 * 1024,
@@ -205,7 +200,6 @@ impl Default for Plan {
             upgrades: 1,
             lasts: None,
             faults: BTreeSet::new(),
-            judge: None,
             shutdown: Shutdown::default(),
             timing: Timing::default(),
             load: LoadPlan::default(),
@@ -222,18 +216,16 @@ impl Plan {
         let bridged = self.topology == Topology::Bridge;
         let apart = matches!(self.topology, Topology::Sidecar | Topology::NativeSidecar | Topology::Node);
         let rules = [
-            (fault.is_of_calm() && bridged, "it is done without a bridge; leave out --topology bridge"),
             (
                 fault.needs_a_bridge() && !(bridged && self.via == Via::Berth),
                 "there is no bridge; give --topology bridge, too, or leave it out",
             ),
-            (bridged && fault == Fault::BothKilled, "a bridge has one shim; give kill-shim, or leave it out"),
             (
                 fault.is_of_shims() && !apart,
                 "it needs a shim in a process of its own; give --topology sidecar, native-sidecar or node",
             ),
             (
-                (fault.needs_a_second_shim() || fault.is_of_shims()) && self.via == Via::Haproxy,
+                fault.is_of_shims() && self.via == Via::Haproxy,
                 "--via haproxy has no such shim; leave it out or give --via berth",
             ),
             (
@@ -252,8 +244,7 @@ impl Plan {
 
     /// The faults of which each round has one.
     pub(crate) fn drawn(&self) -> Vec<Fault> {
-        let has_place =
-            |fault: &Fault| !fault.is_of_judge() && !fault.is_of_calm() && self.misplaced(*fault).next().is_none();
+        let has_place = |fault: &Fault| self.misplaced(*fault).next().is_none();
         match self.faults.is_empty() {
             true => Fault::value_variants().iter().copied().filter(has_place).collect(),
             false => self.faults.iter().copied().collect(),
@@ -303,8 +294,7 @@ impl LoadPlan {
     /// Descriptors that the load can have open at most: an answer that never comes holds its
     /// connection for [`UNANSWERED`], the store's sockets come on top.
     pub fn descriptors(&self) -> u64 {
-        let kinds = if self.kinds { self.rate / 10 + self.rate / 20 + 2 } else { 0 };
-        let fresh = u64::from(self.rate + kinds) * UNANSWERED.as_secs();
+        let fresh = u64::from(self.rate) * UNANSWERED.as_secs();
         let others = 2 * u64::from(self.clients) + 3 * u64::from(self.watches + self.slow_readers) + 128;
         fresh + u64::from(self.storm) + others
     }

@@ -6,7 +6,7 @@
 use super::harm::LONGEST_HANG;
 use super::{Play, SETTLE};
 use crate::event::FaultStep;
-use crate::fault::{Fault, SLOW, Standby};
+use crate::fault::{Fault, Standby};
 use crate::instance::InstanceSpec;
 use crate::stage::{Error, Stage, Status};
 use crate::topology::Limits;
@@ -45,12 +45,8 @@ impl Play<'_> {
         self.stop(old).await;
         // It goes through the bridge: nothing of berth is there after it.
         self.storm().await?;
-        let slow = new.fault.map(|fault| self.inject(fault, &new.name, Standby::Bridge));
         self.start_own(new).await?;
-        if slow.is_some() && !new.apiserver.is_simulated() {
-            self.delay(new).await;
-        }
-        self.own_ready(new, before, ready + SLOW).await?;
+        self.own_ready(new, before, ready).await?;
         for fault in faults {
             match fault {
                 Fault::CrashAfterReady => self.kill_own(new, *fault).await?,
@@ -62,7 +58,6 @@ impl Play<'_> {
         self.bridge_ends(old, 0).await?;
         self.stage.bridge_gone(ready).await?;
         self.stage.publish_joined(&new.name);
-        slow.inspect(|place| self.log_fault_end(*place));
         self.check_version(new).await;
         Ok(())
     }

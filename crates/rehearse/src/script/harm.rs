@@ -113,7 +113,7 @@ impl Play<'_> {
         let alone = match self.context.via {
             Via::None => true,
             Via::Berth if self.stage.layout.topology == Topology::Node => fault.needs_a_shim(),
-            _ => fault == Fault::BothKilled,
+            _ => false,
         };
         let standby = if alone { Standby::Nothing } else { Standby::Sibling };
         self.print(&format!("fault {fault} at {name}"));
@@ -139,21 +139,6 @@ impl Play<'_> {
                 sleep(STARVED).await;
                 jump(0)?;
             }
-            Fault::BothKilled => {
-                let other = self.stage.relay(&old.name).filter(|other| *other != target);
-                if let Some(other) = other {
-                    // At one moment: the second must not take over from the first.
-                    let _ = nix::sys::signal::kill(other, nix::sys::signal::Signal::SIGKILL);
-                }
-                self.stage.kill(name, target).await;
-                if let Some(other) = other {
-                    self.stage.kill(&old.name, other).await;
-                }
-                self.stage.open()?;
-                self.stage.start(old, true).await?;
-                self.stage.start(new, true).await?;
-                self.joined(old).await?;
-            }
             _ => {
                 self.stage.kill(name, target).await;
                 self.stage.open()?;
@@ -169,7 +154,7 @@ impl Play<'_> {
     /// The process of an instance that a fault is done to, if it lives.
     pub(super) fn target(&self, fault: Fault, name: &str) -> Option<Pid> {
         match fault {
-            Fault::CrashAfterReady | Fault::Hang | Fault::CalmCrash | Fault::CalmHang => self.stage.apiserver(name),
+            Fault::CrashAfterReady | Fault::Hang => self.stage.apiserver(name),
             _ => self.stage.relay(name),
         }
     }

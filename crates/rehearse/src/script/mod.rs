@@ -1,15 +1,13 @@
 //! The script of one run: start old, load, start new, wait until it joined, stop old, and so on; then
-//! end the load and stop what is left. `calm`: faults before; `harm`: while both serve; `judged`: beside the old one. `bridge`: in place, under a bridge.
+//! end the load and stop what is left. `harm`: what goes wrong meanwhile. `bridge`: in place, under a bridge.
 
 mod bridge;
-mod calm;
 mod harm;
-mod judged;
 
 use super::context::Context;
 use super::direct;
 use super::event::{Answer, Attempt, Event, EventKind, Failure};
-use super::fault::{Fault, SLOW, Standby};
+use super::fault::Fault;
 use super::instance::InstanceSpec;
 use super::load::{self, Load, Target, grant};
 use super::log::attempts;
@@ -71,16 +69,13 @@ pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(),
         grant(play.stage.setting.address, &play.stage.setting.certs).await.map_err(Error::Unavailable)?;
     }
     if play.stage.setting.direct {
-        if !direct::calm(&play.stage.setting, None).await {
+        if !direct::calm(&play.stage.setting).await {
             context.trouble("no shim steered before the load began".into());
         }
         background.spawn(direct::watch(play.stage.setting.clone(), Arc::clone(recorder)));
     }
     watch_gates(context, &play.stage.setting, &mut background);
     let load = start_load(context, play.stage).await?;
-    for fault in plan.judge.iter().flatten() {
-        play.faulty_upgrade(&old, *fault).await?;
-    }
     let mut old = old;
     let until = plan.lasts.filter(|_| context.via == plan.via).map(|lasts| Instant::now() + lasts);
     let (drawn, mut random) = (plan.drawn(), fastrand::Rng::with_seed(plan.load.seed));
@@ -212,13 +207,8 @@ impl Play<'_> {
         for fault in faults.iter().filter(|fault| fault.fails_the_upgrade()) {
             self.failing_upgrade(&old, *fault).await?;
         }
-        for fault in faults.iter().filter(|fault| fault.is_of_calm()) {
-            self.harm_in_calm(&old, *fault).await?;
-        }
-        let meanwhile = faults.iter().copied().filter(|fault| !fault.fails_the_upgrade() && !fault.is_of_calm());
-        let meanwhile: Vec<Fault> = meanwhile.collect();
-        let fault = meanwhile.iter().copied().find(|fault| *fault == Fault::SlowStart);
-        let new = InstanceSpec { fault, ..instance(self.context.plan, upgrade) };
+        let meanwhile: Vec<Fault> = faults.iter().copied().filter(|fault| !fault.fails_the_upgrade()).collect();
+        let new = instance(self.context.plan, upgrade);
         self.upgrade(&old, &new, &meanwhile).await?;
         self.storm().await?;
         sleep(self.context.plan.timing.phase).await;
@@ -232,9 +222,6 @@ impl Play<'_> {
         if self.stage.layout.bridges() {
             return self.bridged_upgrade(old, new, faults).await;
         }
-        if self.context.plan.judge.is_some() {
-            return self.judged_upgrade(old, new).await;
-        }
         let alone = self.context.via == Via::None;
         if alone {
             // The port is for one of them alone.
@@ -242,21 +229,15 @@ impl Play<'_> {
             self.stop(old).await;
             self.refuses().await;
         }
-        let standby = if alone { Standby::Nothing } else { Standby::Sibling };
-        let slow = new.fault.map(|fault| self.inject(fault, &new.name, standby));
         self.start(new).await?;
-        if slow.is_some() && !new.apiserver.is_simulated() {
-            self.delay(new).await;
-        }
         self.joined(new).await?;
-        slow.inspect(|place| self.log_fault_end(*place));
         if alone {
             let took = self.ready(new).await?;
             self.print(&format!("{} is ready after {took:.1?}", new.name));
         } else {
             sleep(self.context.plan.timing.settle).await;
         }
-        for fault in faults.iter().filter(|fault| **fault != Fault::SlowStart) {
+        for fault in faults {
             self.harm(old, new, *fault).await?;
         }
         if !alone {
@@ -317,19 +298,6 @@ impl Play<'_> {
         match trouble {
             None => self.context.recorder.add(name, EventKind::Version(expected.clone())),
             Some(trouble) => self.context.trouble(trouble),
-        }
-    }
-
-    /// Makes an apiserver slow that has no flag for it.
-    async fn delay(&mut self, instance: &InstanceSpec) {
-        let name = &instance.name;
-        while self.stage.ended(name).is_none() {
-            if let Some(pid) = self.stage.apiserver(name) {
-                self.stage.freeze(pid);
-                sleep(self.context.plan.timing.speedup.of(SLOW)).await;
-                return self.stage.thaw();
-            }
-            sleep(POLL).await;
         }
     }
 

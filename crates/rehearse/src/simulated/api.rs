@@ -7,7 +7,6 @@ use super::request::{Query, Resource};
 use super::server::Server;
 use super::store_client::unexpected;
 use super::watch::{self, Ending, Wanted};
-use crate::fault::Fault;
 use crate::wire::{Call, Reason, Reply};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -15,23 +14,18 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Version};
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Largest request body (kube-apiserver's limit).
 const MAX_BODY: usize = 3 << 20;
 
 /// Answers one request. Never fails: what goes wrong is a `Status`.
 pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
-    if connection.request(request.headers()) {
-        server.used();
-    }
-    let resource = match Resource::parse(request.uri().path()) {
-        Resource::List { kind: ObjectKind::Lease, .. } if server.has(Fault::MissingApi) => Resource::Unknown,
-        resource => resource,
-    };
+    connection.request(request.headers());
+    let resource = Resource::parse(request.uri().path());
     let query = Query::parse(request.uri());
     let watch = query.as_ref().is_ok_and(|q| q.watch) && resource.is_list();
-    let (method, version) = (request.method().clone(), request.version());
+    let (is_head, version) = (request.method() == Method::HEAD, request.version());
 
     // Watches and health checks are not waited for and not rejected, as in kube-apiserver.
     let under_way = if watch || resource.is_probe() { None } else { server.life.begin_request() };
@@ -40,15 +34,9 @@ pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request
         connection.reject();
         rejection(server, version)
     } else {
-        let (labels, began) = (resource.labels(&method, watch), Instant::now());
-        let asked = Asked { server, connection: &connection, resource, query };
-        let response = asked.answer(request).await;
-        if let Some(labels) = labels {
-            server.metrics.request(&labels, response.status().as_u16(), began.elapsed());
-        }
-        response
+        Asked { server, connection: &connection, resource, query }.answer(request).await
     };
-    if method == Method::HEAD {
+    if is_head {
         *response.body_mut() = Payload::Whole(hyper::body::Bytes::new());
     }
     response.map(|payload| Body::new(payload, connection, under_way))
@@ -98,9 +86,6 @@ impl Asked<'_> {
                     "",
                 );
             }
-            Resource::List { kind: ObjectKind::Secret, .. } if server.has(Fault::Errors) => {
-                return internal_error("secrets cannot be read");
-            }
             Resource::List { .. } | Resource::Map { .. } => return self.maps(request).await,
             _ if !reads => return not_allowed(),
             Resource::Live => return objects::text(StatusCode::OK, "ok"),
@@ -113,9 +98,6 @@ impl Asked<'_> {
                 };
                 return objects::text(StatusCode::INTERNAL_SERVER_ERROR, text);
             }
-            Resource::Metrics => return objects::text(StatusCode::OK, server.metrics.page()),
-            Resource::Core => objects::core(),
-            Resource::Groups => objects::groups(!server.has(Fault::MissingApi)),
             Resource::Version => objects::version(&flags.version),
             Resource::ApiV1 => objects::api_resources(),
         };
@@ -165,9 +147,6 @@ async fn list_or_watch(
     query: &Query,
 ) -> io::Result<Response<Payload>> {
     if !query.watch {
-        if !server.flags.list_time.is_zero() {
-            tokio::time::sleep(server.flags.list_time).await;
-        }
         let (revision, mut items) = server.store.list(wanted.namespace.clone()).await?;
         items.retain(|object| wanted.matches(object));
         return Ok(objects::answer(StatusCode::OK, &objects::list(wanted.kind, revision, &items)));
@@ -205,9 +184,6 @@ async fn create(server: &Server, request: Request<Incoming>, namespace: &str) ->
         Ok(admitted) => admitted,
         Err((status, reason, message)) => return Ok(failure(status, reason, &message, "")),
     };
-    if let Err(why) = server.call_webhook() {
-        return Ok(internal_error(&why));
-    }
     Ok(one(server.store.call(Call::Create { object }).await?, StatusCode::CREATED, &name))
 }
 

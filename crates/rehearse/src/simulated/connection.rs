@@ -45,13 +45,12 @@ impl Connection {
     }
 
     /// A request came; the first one names the stream. Whether it is a client's of the rehearsal.
-    pub(super) fn request(&self, headers: &HeaderMap) -> bool {
+    pub(super) fn request(&self, headers: &HeaderMap) {
         let name = headers.get(STREAM_HEADER).and_then(|v| v.to_str().ok()).filter(|v| v.len() <= LONGEST_NAME);
         if let Some(name) = name {
             let _ = self.stream.set(name.to_owned());
         }
         self.used.cancel();
-        name.is_some()
     }
 
     /// From here on the instance itself ends the connection.

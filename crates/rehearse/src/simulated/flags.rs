@@ -4,10 +4,8 @@
 //! a boolean takes its value only after `=`, the last one wins, and the first mistake ends the
 //! process.
 
-use crate::fault::Fault;
 use crate::store::HISTORY;
 use berth_exec::args;
-use clap::ValueEnum;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -50,10 +48,6 @@ pub(super) struct Flags {
     pub(super) watch_cache_size: usize,
     /// Time between two bookmarks.
     pub(super) bookmark_period: Duration,
-    /// What a list takes beyond what it needs.
-    pub(super) list_time: Duration,
-    /// What is wrong with it.
-    pub(super) fault: Option<Fault>,
 }
 
 impl Default for Flags {
@@ -77,8 +71,6 @@ impl Default for Flags {
             start_delay: Duration::ZERO,
             watch_cache_size: HISTORY,
             bookmark_period: BOOKMARK_PERIOD,
-            list_time: Duration::ZERO,
-            fault: None,
         }
     }
 }
@@ -130,7 +122,7 @@ impl Flags {
 const SWITCHES: [&str; 3] = ["shutdown-send-retry-after", "permit-port-sharing", "anonymous-auth"];
 
 /// Names of the flags that take a value.
-const FLAGS: [&str; 21] = [
+const FLAGS: [&str; 19] = [
     "bind-address",
     "secure-port",
     "advertise-address",
@@ -150,8 +142,6 @@ const FLAGS: [&str; 21] = [
     "stand-in-start-delay",
     "default-watch-cache-size",
     "stand-in-bookmark-period",
-    "stand-in-list-time",
-    "stand-in-fault",
 ];
 
 impl Flags {
@@ -194,8 +184,6 @@ impl Flags {
             "stand-in-bookmark-period" => {
                 self.bookmark_period = Some(time()?).filter(|time| !time.is_zero()).unwrap_or(BOOKMARK_PERIOD);
             }
-            "stand-in-list-time" => self.list_time = time()?,
-            "stand-in-fault" => self.fault = Some(Fault::from_str(value, false).map_err(invalid)?),
             "shutdown-send-retry-after" => self.shutdown_send_retry_after = truth()?,
             "permit-port-sharing" => self.permit_port_sharing = truth()?,
             _ => return Err(format!("unknown flag: --{name}")),

@@ -63,10 +63,7 @@ async fn serve(server: Arc<Server>, id: u64, tcp: TcpStream, peer: SocketAddr, t
     let _ = tcp.set_nodelay(true);
     let tls = match tokio::time::timeout(HANDSHAKE, tls.accept(tcp)).await {
         Ok(Ok(tls)) => tls,
-        Ok(Err(error)) => {
-            server.metrics.count("apiserver_tls_handshake_errors_total", "");
-            return tracing::debug!(%peer, %error, "TLS handshake error");
-        }
+        Ok(Err(error)) => return tracing::debug!(%peer, %error, "TLS handshake error"),
         Err(_) => return tracing::debug!(%peer, "TLS handshake took too long"),
     };
     let http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");

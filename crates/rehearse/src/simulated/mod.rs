@@ -17,7 +17,6 @@ mod flags;
 mod life;
 mod listener;
 mod loopback;
-mod metrics;
 mod objects;
 mod request;
 mod server;

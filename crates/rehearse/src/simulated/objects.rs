@@ -53,8 +53,6 @@ pub(super) enum ObjectKind {
     ConfigMap,
     /// There is none, and none is ever written.
     Secret,
-    /// The same, of an API group.
-    Lease,
 }
 
 impl ObjectKind {
@@ -62,35 +60,8 @@ impl ObjectKind {
         match self {
             Self::ConfigMap => "ConfigMap",
             Self::Secret => "Secret",
-            Self::Lease => "Lease",
         }
     }
-
-    /// Its API group.
-    pub(super) fn group(self) -> &'static str {
-        if self == Self::Lease { "coordination.k8s.io" } else { "" }
-    }
-
-    pub(super) fn resource(self) -> String {
-        self.name().to_lowercase() + "s"
-    }
-
-    fn api(self) -> String {
-        if self == Self::Lease { format!("{}/v1", self.group()) } else { "v1".to_owned() }
-    }
-}
-
-/// `/api`.
-pub(super) fn core() -> Value {
-    json!({"kind": "APIVersions", "versions": ["v1"]})
-}
-
-/// `/apis`: that of Leases, or none.
-pub(super) fn groups(has_leases: bool) -> Value {
-    let (name, version) =
-        (ObjectKind::Lease.group(), json!({"groupVersion": ObjectKind::Lease.api(), "version": "v1"}));
-    let group = has_leases.then(|| json!({"name": name, "versions": [version], "preferredVersion": version}));
-    json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": Vec::from_iter(group)})
 }
 
 /// `/api/v1`: ConfigMaps, and Secrets of which there are none.
@@ -121,7 +92,7 @@ pub(super) fn version(git: &str) -> Value {
 /// A `ConfigMapList`, or that of another kind.
 pub(super) fn list(kind: ObjectKind, revision: u64, items: &[Value]) -> Value {
     json!({
-        "kind": format!("{}List", kind.name()), "apiVersion": kind.api(),
+        "kind": format!("{}List", kind.name()), "apiVersion": "v1",
         "metadata": {"resourceVersion": revision.to_string()}, "items": items,
     })
 }
@@ -135,7 +106,7 @@ pub(super) fn event(kind: &impl Serialize, object: &Value) -> Bytes {
 
 /// A bookmark: nothing but a revision.
 pub(super) fn bookmark(kind: ObjectKind, revision: u64) -> Bytes {
-    let object = json!({"kind": kind.name(), "apiVersion": kind.api(),
+    let object = json!({"kind": kind.name(), "apiVersion": "v1",
         "metadata": {"resourceVersion": revision.to_string(), "creationTimestamp": null}});
     event(&"BOOKMARK", &object)
 }

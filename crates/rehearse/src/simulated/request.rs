@@ -1,7 +1,7 @@
 //! What a request asks for: path and query, without I/O.
 
 use super::objects::ObjectKind;
-use hyper::{Method, Uri};
+use hyper::Uri;
 
 /// What a path names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,15 +11,9 @@ pub(super) enum Resource {
     /// `/readyz`.
     Ready,
     Version,
-    /// `/metrics`.
-    Metrics,
-    /// `/api`: the versions of the core API.
-    Core,
-    /// `/apis`: all other APIs.
-    Groups,
     /// `/api/v1`.
     ApiV1,
-    /// All objects of a kind, of one namespace or of all. Secrets and Leases are without writes.
+    /// All objects of a kind, of one namespace or of all. Secrets are without writes.
     List {
         kind: ObjectKind,
         namespace: Option<String>,
@@ -45,13 +39,9 @@ impl Resource {
             ["livez" | "healthz"] => Self::Live,
             ["readyz"] => Self::Ready,
             ["version"] => Self::Version,
-            ["metrics"] => Self::Metrics,
-            ["api"] => Self::Core,
-            ["apis"] => Self::Groups,
             ["api", "v1"] => Self::ApiV1,
             ["api", "v1", "configmaps"] => list(ObjectKind::ConfigMap, None),
             ["api", "v1", "secrets"] => list(ObjectKind::Secret, None),
-            ["apis", "coordination.k8s.io", "v1", "leases"] => list(ObjectKind::Lease, None),
             ["api", "v1", "namespaces", n, "secrets"] if !n.is_empty() => list(ObjectKind::Secret, Some(n)),
             ["api", "v1", "namespaces", n, "configmaps"] if !n.is_empty() => list(ObjectKind::ConfigMap, Some(n)),
             ["api", "v1", "namespaces", n, "configmaps", name] if !n.is_empty() && !name.is_empty() => {
@@ -64,27 +54,6 @@ impl Resource {
     /// Many objects, which can be watched.
     pub(super) fn is_list(&self) -> bool {
         matches!(self, Self::List { .. })
-    }
-
-    /// Labels of its metrics, as kube-apiserver has them; none: it counts no such request.
-    pub(super) fn labels(&self, method: &Method, watch: bool) -> Option<String> {
-        let (kind, is_one, namespaced) = match self {
-            Self::List { kind, namespace } => (*kind, *method == Method::POST, namespace.is_some()),
-            Self::Map { .. } => (ObjectKind::ConfigMap, true, true),
-            _ => return None,
-        };
-        let verb = match method.as_str() {
-            _ if watch => "WATCH",
-            "GET" | "HEAD" if !is_one => "LIST",
-            other => other,
-        };
-        let scope = match (is_one, namespaced) {
-            (true, _) => "resource",
-            (_, true) => "namespace",
-            _ => "cluster",
-        };
-        let (group, resource) = (kind.group(), kind.resource());
-        Some(format!("group=\"{group}\",version=\"v1\",resource=\"{resource}\",scope=\"{scope}\",verb=\"{verb}\""))
     }
 
     /// A health check, which is answered in every phase.
@@ -170,25 +139,6 @@ mod tests {
         for unknown in ["/", "", "/api/v1/pods", "/api/v1/namespaces//configmaps", "/api/%zz", "/apis/apps/v1"] {
             assert_eq!(Resource::parse(unknown), Resource::Unknown, "{unknown}");
         }
-    }
-
-    #[test]
-    fn requests_are_counted_as_kube_apiserver_counts_them() {
-        let labels = |method, path, watch| Resource::parse(path).labels(&method, watch);
-        let maps = "/api/v1/namespaces/n/configmaps";
-        for (method, path, watch, scope, verb) in [
-            (Method::GET, "/api/v1/configmaps", false, "cluster", "LIST"),
-            (Method::GET, maps, false, "namespace", "LIST"),
-            (Method::GET, maps, true, "namespace", "WATCH"),
-            (Method::POST, maps, false, "resource", "POST"),
-            (Method::GET, "/api/v1/namespaces/n/configmaps/a", false, "resource", "GET"),
-        ] {
-            let of = "group=\"\",version=\"v1\",resource=\"configmaps\"";
-            assert_eq!(labels(method, path, watch), Some(format!("{of},scope=\"{scope}\",verb=\"{verb}\"")));
-        }
-        let leases = labels(Method::GET, "/apis/coordination.k8s.io/v1/leases", false).unwrap();
-        assert!(leases.starts_with("group=\"coordination.k8s.io\",version=\"v1\",resource=\"leases\""), "{leases}");
-        assert_eq!(labels(Method::GET, "/readyz", false), None);
     }
 
     #[test]

@@ -26,8 +26,7 @@ use super::load::{Instances, Joined};
 use super::log::Recorder;
 use super::plan::Via;
 use super::setting::StageSetting;
-use super::topology::{BESIDE, Layout, NODE, ProcessSpec, Role};
-use berth_node::ipc::wire::{Ask, Reply, Share};
+use super::topology::{Layout, NODE, ProcessSpec, Role};
 use berth_os::proc_net;
 use berth_shim::config::DirectMode;
 use directory::Directory;
@@ -161,13 +160,6 @@ impl Stage {
         }
     }
 
-    /// Starts a second shim, and waits until it has joined and knows that an instance is ready.
-    pub(crate) async fn start_beside(&mut self, name: &str, within: Duration) -> Result<(), Error> {
-        self.spawn(BESIDE, &self.layout.beside(&self.setting))?;
-        self.until(BESIDE, "joined", within, async |stage| probe::joined(&stage.setting, BESIDE, name).await).await?;
-        Ok(())
-    }
-
     /// Waits until `so` is Ok for an owner; its error is why it is not yet. How long that took.
     ///
     /// # Errors
@@ -192,24 +184,6 @@ impl Stage {
             };
             return Err(self.failed(owner, failed).await);
         }
-    }
-
-    /// Sends that shim a signal.
-    pub(crate) fn signal_beside(&self, signal: Signal) {
-        if let Some(process) = self.process(BESIDE, Role::Proxy) {
-            process.signal(signal);
-        }
-    }
-
-    /// Waits until it is gone; whether it is.
-    pub(crate) async fn beside_gone(&self, within: Duration) -> bool {
-        let Some(process) = self.process(BESIDE, Role::Proxy) else { return true };
-        timeout(within, process.wait()).await.is_ok()
-    }
-
-    /// The process ID of that shim, if it lives.
-    pub(crate) fn beside(&self) -> Option<Pid> {
-        self.process(BESIDE, Role::Proxy).filter(|process| process.status().is_none()).map(StageProcess::pid)
     }
 
     /// Starts an etcd if one is wanted, and waits until it is up.
@@ -321,12 +295,6 @@ impl Stage {
             Via::Haproxy => self.listens(name, Role::Proxy),
             Via::PortSharing | Via::None => self.listens(name, Role::Apiserver),
         }
-    }
-
-    /// Gives two instances their parts of new connections; whether the shims of both took it.
-    pub(crate) async fn share(&self, share: Share) -> bool {
-        let taken = |reply| (reply == Reply::Done).then_some(());
-        of_shims(&self.setting.run_dir(), Ask::Share(share), taken).await.len() == 2
     }
 
     /// Whether new connections do not come to an instance any more. A shim that does not answer in time does not count.

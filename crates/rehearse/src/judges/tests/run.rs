@@ -2,7 +2,7 @@
 
 use crate::Rehearsed;
 use crate::data::{
-    self, ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Ran, Run, RunOutcome, Segment, Timeline, Watch,
+    ControlStreams, Flaw, Gap, Informer, MarkKind, Period, Ran, Run, RunOutcome, Segment, Timeline, Watch,
 };
 use crate::event::{
     Answer, Attempt, ConnectionKind, EndReport, EndedBy, Event, EventKind, Failure, Protocol, StreamEnd, StreamKind,
@@ -17,7 +17,6 @@ use crate::record::{Control, Injected, Player, Record};
 use crate::report::assemble;
 use crate::stamp::Stamp;
 use crate::verdict::{NEW, OLD};
-use berth_judge::{Judgement, Outcome, Row, Signal, Verdict};
 use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
@@ -315,11 +314,6 @@ fn promises_and_what_they_allow() {
         "{}",
         kept.verdict.summary
     );
-    let direct = judged(&killed(Fault::CalmCrash, Standby::Direct));
-    assert_eq!(data::count_of(&direct.verdict.apart, "allowed_direct"), 2);
-    let words = "2 new connections lost on the direct path when the instance was killed";
-    let happened = &direct.promises[0].what_happened;
-    assert_eq!((happened[0].as_str(), happened.last().unwrap().as_str()), ("seen", words));
     let promise = &kept.promises[0];
     assert_eq!(
         (promise.fault.as_str(), promise.from_ms, promise.to_ms, promise.allowed[0].count),
@@ -441,110 +435,4 @@ fn runs_are_in_the_order_of_the_plan() {
     }
     assert!(report.aborted.unwrap().contains("SIGINT"));
     assert_eq!(report.environment.programs.len(), 2);
-}
-
-/// A new version that answers two requests with 500, at 700 and 800 ms, and is judged at 1.4 s; `subject` of its errors is
-/// beyond the limit.
-fn faulty(code: Signal, subject: &str) -> Record {
-    let mut record = record();
-    let row = |subject: &str, new, judgement| Row {
-        code,
-        subject: subject.into(),
-        compared: 8,
-        old: 0.0,
-        new,
-        limit: 0.02,
-        judgement,
-        note: String::new(),
-    };
-    let verdict =
-        |outcome, rows| EventKind::Judged(Verdict { outcome, rows, lacking: vec![], intervals: 9, left_out: 0 });
-    let first = verdict(Outcome::Undecided, vec![row("all", 0.01, Judgement::Good)]);
-    let rows = vec![row("all", 0.25, Judgement::Bad), row(subject, 1.0, Judgement::Bad)];
-    for (ms, what) in [(600, first), (1_390, verdict(Outcome::Bad, rows))] {
-        record.events.push(Event { at: at(ms), subject: "faulty".into(), what });
-    }
-    for (ms, mark, text) in
-        [(600, MarkKind::Share, "5 %"), (1_000, MarkKind::Share, "25 %"), (1_400, MarkKind::Judged, "bad")]
-    {
-        let (instance, text) = ("faulty".to_owned(), text.to_owned());
-        record.moments.0.push(crate::record::Moment { instance, mark, at: at(ms), text });
-    }
-    for due in [701, 801] {
-        let answer = Answer::Bad { instance: "faulty".into(), status: 500 };
-        record.attempts.push(attempt(ConnectionKind::New, &format!("bad-{due}"), due, due + 3, answer));
-    }
-    record.injected.push(Injected {
-        fault: Fault::Errors,
-        instance: "faulty".into(),
-        standby: Standby::Judged,
-        at: at(100),
-        noticed: Some(at(1_500)),
-        over: Some(at(1_800)),
-        seen: Vec::new(),
-    });
-    record
-}
-
-#[test]
-fn what_clients_met_of_a_bad_version_is_counted_and_allowed() {
-    let ran = judged(&faulty(Signal::Errors, "LIST secrets cluster"));
-    let [version] = &ran.judged[..] else { panic!("{:?}", ran.judged) };
-    assert_eq!((version.from_ms, version.to_ms), (Some(600), Some(1_400)));
-    assert_eq!((version.verdict.as_str(), version.share.as_str()), ("bad", "25 %"));
-    // One answer every 10 ms, and the two.
-    assert_eq!((version.requests, version.met), (83, 2));
-    assert_eq!(version.found, ["errors (LIST secrets cluster: 100 % of 8, at most 2 % allowed)"]);
-    let [promise] = &ran.promises[..] else { panic!("{:?}", ran.promises) };
-    assert!(promise.held && ran.verdict.lost() == 0 && ran.allowed() == 2, "{promise:?} {:?}", ran.verdict);
-    let shares: Vec<_> = ran.signals["errors"].new.iter().flatten().copied().collect();
-    assert_eq!(shares, [1.0, 100.0]);
-    let steps = ran.marks.iter().filter(|mark| mark.what == MarkKind::Share).map(data::Mark::words);
-    assert_eq!(Vec::from_iter(steps), ["faulty 5 %", "faulty 25 %"]);
-}
-
-#[test]
-fn another_finding_a_late_way_back_and_other_losses_are_no_success() {
-    let lacks = |record: &Record, why: &str| {
-        let ran = judged(record);
-        let broken = ran.promises.iter().any(|promise| promise.what_happened.iter().any(|what| what.contains(why)));
-        assert!(broken && !ran.promises[0].held && !ran.verdict.held, "{why}: {:?}", ran.promises);
-    };
-    lacks(&faulty(Signal::Memory, "all"), "it was not found, but memory");
-    let mut too_few = faulty(Signal::Errors, "all");
-    for event in &mut too_few.events {
-        let EventKind::Judged(verdict) = &mut event.what else { continue };
-        (verdict.outcome, verdict.rows) = (Outcome::Undecided, vec![]);
-    }
-    let ran = judged(&too_few);
-    assert!(ran.promises[0].held && !ran.verdict.held && ran.verdict.inconclusive, "{:?}", ran.verdict);
-    let mut late = faulty(Signal::Errors, "all");
-    late.injected[0].noticed = None;
-    lacks(&late, "did not take the way back");
-    let mut back = faulty(Signal::Errors, "all");
-    let new = |attempt: &&mut Attempt| attempt.due > at(1_500);
-    back.attempts.iter_mut().filter(new).for_each(|attempt| attempt.answer = good("faulty"));
-    lacks(&back, "new connections came to it after the way back");
-
-    for (instance, due) in [(OLD, 701), ("faulty", 1_900)] {
-        let mut record = faulty(Signal::Errors, "all");
-        let answer = Answer::Bad { instance: instance.into(), status: 500 };
-        record.attempts.push(attempt(ConnectionKind::New, "other", due, due + 1, answer));
-        assert_eq!(judged(&record).verdict.lost(), 1, "{instance} {due}");
-    }
-    let mut reset = faulty(Signal::Errors, "all");
-    reset.attempts.push(attempt(ConnectionKind::New, "other", 701, 702, Answer::Failed(Failure::Reset)));
-    assert_eq!(judged(&reset).verdict.lost(), 1);
-}
-
-#[test]
-fn a_false_alarm_is_no_success_and_by_times_alone_it_proves_nothing() {
-    for (code, proves_nothing) in [(Signal::Errors, false), (Signal::Latency, true)] {
-        let mut good = faulty(code, "LIST secrets cluster");
-        good.injected.clear();
-        good.attempts.retain(|attempt| !matches!(attempt.answer, Answer::Bad { .. }));
-        let verdict = judged(&good).verdict;
-        let said = verdict.objections.iter().any(|why| why.contains("faulty was judged bad although nothing is wrong"));
-        assert!(said && !verdict.held && verdict.inconclusive == proves_nothing, "{code}: {verdict:?}");
-    }
 }

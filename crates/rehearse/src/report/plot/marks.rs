@@ -36,8 +36,8 @@ pub(super) fn header(frame: &Frame, marks: &[Mark]) -> (Markup, Vec<Placed>) {
 
 /// Whether a mark is worth its words where there is little room.
 pub(super) fn matters(mark: &Mark) -> bool {
-    use MarkKind::{Exited, Fault, Judged, Ready, Sigterm};
-    matches!(mark.what, Ready | Sigterm | Exited | Fault | Judged)
+    use MarkKind::{Exited, Fault, Ready, Sigterm};
+    matches!(mark.what, Ready | Sigterm | Exited | Fault)
 }
 
 fn place(frame: &Frame, marks: &[Mark]) -> Vec<Placed> {
