@@ -10,10 +10,9 @@
 #   --peers NAME,...       who takes part: none (no relay), berth or a NAME, direct-path (berth with
 #                          --direct on; root), haproxy, haproxy-splice, nginx, envoy
 #   --work WORK,...        what they do: ping, connect, bulk, idle, burst, growth;
-#                          and if named: beside, slow
+#                          and if named: slow
 #   --rounds N             times that each does it (5)
 #   --seconds N            length of one measurement (2)
-#   --out DIR              write bench.md and bench.json there
 #   --short                a minute at most, and exit 1 if berth is far off the others: for CI
 #
 # Variables:
@@ -27,11 +26,11 @@
 
 main() {
     # shellcheck disable=SC2034 # By their names.
-    local short=false berth=() peers='' work='' rounds='' seconds='' out='' berths name directory envoy
+    local short=false berth=() peers='' work='' rounds='' seconds='' berths name directory envoy
     local options=(--command "scripts/bench.sh${*:+ $*}")
-    parse_options short 'berth+=.' peers=. work=. rounds=. seconds=. out=. -- "$@"
+    parse_options short 'berth+=.' peers=. work=. rounds=. seconds=. -- "$@"
     ! $short || options+=(--short)
-    for name in peers work rounds seconds out; do [[ -z ${!name} ]] || options+=("--$name" "${!name}"); done
+    for name in peers work rounds seconds; do [[ -z ${!name} ]] || options+=("--$name" "${!name}"); done
     berths=("${berth[@]/#/--berth=}")
     envoy=${BERTH_BENCH_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/berth-bench}/envoy/envoy/_bin/envoy
     if ((!${#berth[@]})); then

@@ -249,27 +249,19 @@ impl Pool {
         }
     }
 
-    /// Requests on all connections at once. The first `streams` of them get endless answers meanwhile and cannot be used
-    /// afterwards. The times of the others, and the bytes that arrived on these.
-    pub(super) fn ping(&mut self, streams: usize, pace: Pace, cpu: CpuSeconds<'_>) -> Result<(Answers, u64)> {
+    /// Requests on all connections at once.
+    pub(super) fn ping(&mut self, pace: Pace, cpu: CpuSeconds<'_>) -> Result<Answers> {
         let mut latencies = Vec::with_capacity(1 << 20);
-        for (at, connection) in self.connections.iter_mut().enumerate() {
-            let answer = if at < streams { ENDLESS } else { PING as u64 };
-            connection.ask(&self.reactor.pattern, PING, answer, Instant::now())?;
+        for connection in &mut self.connections {
+            connection.ask(&self.reactor.pattern, PING, PING as u64, Instant::now())?;
         }
-        let (mut received, mut outstanding) = (0, self.connections.len() - streams);
+        let mut outstanding = self.connections.len();
         let mut window = Window::new(pace, cpu);
         let mut span = None;
         while outstanding > 0 {
             for event in 0..self.reactor.wait()? {
-                let at = self.reactor.events[event].data() as usize;
-                let connection = &mut self.connections[at];
-                let count = connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)? as u64;
-                let counts = window.is_open() && span.is_none();
-                if at < streams {
-                    received += if counts { count } else { 0 };
-                    continue;
-                }
+                let connection = &mut self.connections[self.reactor.events[event].data() as usize];
+                connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)?;
                 if !connection.is_answered() {
                     continue;
                 }
@@ -278,7 +270,7 @@ impl Pool {
                     outstanding -= 1;
                     continue;
                 }
-                if counts {
+                if window.is_open() {
                     latencies.push((now - connection.sent).as_nanos() as u32);
                 }
                 connection.ask(&self.reactor.pattern, PING, PING as u64, now)?;
@@ -290,7 +282,7 @@ impl Pool {
             }
         }
         latencies.sort_unstable();
-        Ok((Answers { span: span.context("no connections")?, latencies }, received))
+        Ok(Answers { span: span.context("no connections")?, latencies })
     }
 
     /// A large answer on each connection, of which `a_tick` bytes are read each tick. They cannot be used afterwards.

@@ -17,7 +17,7 @@
 //! | [`results`], [`crate::stats`] | samples, medians, ratios |
 //! | [`verdict`] | whether berth is far off |
 //! | [`setting`] | where and how it was measured |
-//! | [`report`], [`table`] | JSON and Markdown |
+//! | [`report`], [`table`] | Markdown |
 
 pub(crate) mod backend;
 mod load;
@@ -83,11 +83,8 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let bench = Bench { node, backend: address, pace, short: options.short, directory: directory.path() };
     measure(&mut results, options, &bench);
 
-    let setting = BenchSetting::new(&options.command, &results.peers, options.rounds(), pace, options.short);
+    let setting = BenchSetting::new(&options.command, &results.peers, options.rounds(), pace);
     print!("{}", report::markdown(&results, &setting));
-    if let Some(out) = &options.out {
-        report::write(out, &results, &setting)?;
-    }
     let complaints = verdict::complaints(&results, options.short);
     for complaint in &complaints {
         eprintln!("bench: {complaint}");

@@ -161,7 +161,7 @@ pub(super) mod tests {
 
     pub(in super::super) fn setting() -> BenchSetting {
         let pace = Pace { warm_up: Duration::from_millis(500), window: Duration::from_secs(2) };
-        BenchSetting::new("scripts/bench.sh", &results().peers, 2, pace, false)
+        BenchSetting::new("scripts/bench.sh", &results().peers, 2, pace)
     }
 
     #[test]

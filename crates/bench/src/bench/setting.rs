@@ -4,10 +4,9 @@ use super::load::Pace;
 use super::peer::Peer;
 use berth_rehearse::data::{Environment, Program};
 use berth_rehearse::report::{environment, format};
-use serde::Serialize;
 
 /// Where and how it was measured.
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 pub(super) struct BenchSetting {
     pub(super) date: String,
     pub(super) command: String,
@@ -16,11 +15,10 @@ pub(super) struct BenchSetting {
     pub(super) rounds: usize,
     pub(super) warm_up_seconds: f64,
     pub(super) window_seconds: f64,
-    short: bool,
 }
 
 impl BenchSetting {
-    pub(super) fn new(command: &str, peers: &[Peer], rounds: usize, pace: Pace, short: bool) -> Self {
+    pub(super) fn new(command: &str, peers: &[Peer], rounds: usize, pace: Pace) -> Self {
         let program = |peer: &Peer| Program { role: peer.name.clone(), version: peer.version() };
         Self {
             date: environment::now(),
@@ -29,7 +27,6 @@ impl BenchSetting {
             rounds,
             warm_up_seconds: pace.warm_up.as_secs_f64(),
             window_seconds: pace.window.as_secs_f64(),
-            short,
         }
     }
 

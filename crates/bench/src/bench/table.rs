@@ -76,7 +76,6 @@ fn titles(work: Work) -> (&'static str, &'static str) {
         Work::Growth => {
             ("Growth", "As ping, with ever more connections, all of them active, to one relay that is not restarted.")
         }
-        Work::Beside => ("Beside", "As ping, while four more connections read an endless answer."),
         Work::Slow => (
             "Slow",
             "Readers of an answer of 5 MB each, 50 KB a second, after 8 s. The sockets' memory is that of the whole network \

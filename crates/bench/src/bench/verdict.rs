@@ -57,7 +57,7 @@ fn judged(work: Work) -> &'static [Metric] {
         Work::Ping | Work::Connect | Work::Growth => &[Metric::Rate, Metric::CpuPerRequest],
         Work::Bulk => &[Metric::Gigabits, Metric::CpuPerGigabyte],
         // A dropped SYN is retransmitted after a second.
-        Work::Burst | Work::Beside | Work::Slow => &[],
+        Work::Burst | Work::Slow => &[],
         Work::Idle => &[Metric::IdleMemory, Metric::UsedMemory],
     }
 }

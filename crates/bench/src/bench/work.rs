@@ -18,9 +18,6 @@ const CLIENTS: usize = 32;
 /// The answer on each idle connection before memory is measured again: a small LIST.
 const LIST: u64 = 1 << 20;
 
-/// Streams of [`Work::Beside`].
-const STREAMS: usize = 4;
-
 /// The answer that slow readers read, 50 KB a second each: a LIST of some 500 pods.
 const LARGE: u64 = 5_000_000;
 const TICK: Duration = Duration::from_millis(100);
@@ -46,8 +43,6 @@ pub(super) enum Work {
     Burst,
     /// Ping on 100 to 8,000 connections
     Growth,
-    /// Ping on 16 connections, with four streams down at the same time
-    Beside,
     /// Memory of 2,000 readers of 50 KB/s
     Slow,
 }
@@ -73,7 +68,6 @@ impl Work {
             Self::Bulk => &[1, 16],
             Self::Idle | Self::Burst => &[idle],
             Self::Growth => growth,
-            Self::Beside => &[16],
             Self::Slow => &[if short { 200 } else { 2_000 }],
         };
         let ways = if self == Self::Bulk { &[Way::Down, Way::Up][..] } else { &[Way::Down] };
@@ -108,14 +102,10 @@ impl Case {
             Work::Ping | Work::Connect | Work::Burst | Work::Growth => &[Metric::Rate, Metric::CpuPerRequest],
             Work::Bulk => &[Metric::Gigabits, Metric::CpuPerGigabyte],
             Work::Idle => &[Metric::IdleMemory, Metric::UsedMemory, Metric::BaseMemory, Metric::Start],
-            Work::Beside => &[Metric::P999, Metric::Gigabits],
             Work::Slow => &[Metric::SocketMemory, Metric::IdleMemory],
         }
     }
 
-    fn connections(self) -> usize {
-        self.count + if self.work == Work::Beside { STREAMS } else { 0 }
-    }
 }
 
 impl fmt::Display for Case {
@@ -131,7 +121,6 @@ impl fmt::Display for Case {
             Work::Idle => write!(f, "idle, {count} connections"),
             Work::Burst => write!(f, "burst, {count} clients"),
             Work::Growth => write!(f, "growth, {count} connections"),
-            Work::Beside => write!(f, "ping, {count} connections and {STREAMS} streams"),
             Work::Slow => write!(f, "slow, {count} readers"),
         }
     }
@@ -173,34 +162,26 @@ pub(super) enum Metric {
 }
 
 impl Metric {
-    /// Its name in bench.json, and its title in tables.
-    fn names(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Rate => ("rate", "requests/s"),
-            Self::Gigabits => ("gigabits_per_second", "Gbit/s"),
-            Self::P50 => ("p50_us", "p50 µs"),
-            Self::P99 => ("p99_us", "p99 µs"),
-            Self::P999 => ("p999_us", "p99.9 µs"),
-            Self::CpuPerRequest => ("cpu_us_per_request", "CPU µs/request"),
-            Self::CpuPerGigabyte => ("cpu_seconds_per_gigabyte", "CPU s/GB"),
-            Self::IdleMemory => ("bytes_per_connection", "B/connection"),
-            Self::UsedMemory => ("bytes_per_connection_used", "B/connection after 1 MiB"),
-            Self::KernelMemory => ("kernel_bytes_per_connection", "kernel B/connection"),
-            Self::SocketMemory => ("socket_bytes_per_connection", "sockets' B/connection"),
-            Self::BaseMemory => ("base_bytes", "base MiB"),
-            Self::Memory => ("bytes", "memory MiB"),
-            Self::Descriptors => ("descriptors", "descriptors"),
-            Self::Start => ("start_ms", "exec to answer ms"),
-            Self::Size => ("program_bytes", "program MiB"),
-        }
-    }
-
-    pub(super) fn key(self) -> &'static str {
-        self.names().0
-    }
-
+    /// Its title in tables.
     pub(super) fn title(self) -> &'static str {
-        self.names().1
+        match self {
+            Self::Rate => "requests/s",
+            Self::Gigabits => "Gbit/s",
+            Self::P50 => "p50 µs",
+            Self::P99 => "p99 µs",
+            Self::P999 => "p99.9 µs",
+            Self::CpuPerRequest => "CPU µs/request",
+            Self::CpuPerGigabyte => "CPU s/GB",
+            Self::IdleMemory => "B/connection",
+            Self::UsedMemory => "B/connection after 1 MiB",
+            Self::KernelMemory => "kernel B/connection",
+            Self::SocketMemory => "sockets' B/connection",
+            Self::BaseMemory => "base MiB",
+            Self::Memory => "memory MiB",
+            Self::Descriptors => "descriptors",
+            Self::Start => "exec to answer ms",
+            Self::Size => "program MiB",
+        }
     }
 
     pub(super) fn higher_is_better(self) -> bool {
@@ -262,14 +243,14 @@ impl Bench<'_> {
         grown: &mut Option<Pool>,
     ) -> Result<Vec<(Metric, f64)>> {
         let limit = berth_os::process::raise_file_limit()?;
-        let needed = 2 * case.connections() as u64 + SPARE;
+        let needed = 2 * case.count as u64 + SPARE;
         ensure!(
             limit >= needed,
             "needs {needed} descriptors, and the hard limit of open files is {limit}: raise it with ulimit -n"
         );
         let (address, count) = (running.address, case.count);
         match case.work {
-            Work::Ping => Ok(figures(&Pool::open(address, count)?.ping(0, self.pace, &cpu(running)?)?.0)),
+            Work::Ping => Ok(figures(&Pool::open(address, count)?.ping(self.pace, &cpu(running)?)?)),
             Work::Connect => Ok(figures(&load::short_connections(address, count, Some(self.pace), &cpu(running)?)?)),
             Work::Bulk => {
                 let (bytes, span) =
@@ -281,21 +262,12 @@ impl Bench<'_> {
             }
             Work::Idle => idle(count, peer, running),
             Work::Burst => Ok(figures(&load::short_connections(address, count, None, &cpu(running)?)?)),
-            Work::Beside => {
-                let mut pool = Pool::open(address, STREAMS + count)?;
-                let (answers, bytes) = pool.ping(STREAMS, self.pace, &cpu(running)?)?;
-                let mut figures = figures(&answers);
-                // The relay's CPU time is mostly for the streams.
-                figures.retain(|(metric, _)| *metric != Metric::CpuPerRequest);
-                figures.push((Metric::Gigabits, 8e-9 * bytes as f64 / answers.span.seconds));
-                Ok(figures)
-            }
             Work::Slow => slow(count, running),
             Work::Growth => {
                 // A pool that failed is not used again.
                 let mut pool = grown.take().map_or_else(|| Pool::open(address, 0), Ok)?;
                 pool.grow(count)?;
-                let mut figures = figures(&pool.ping(0, self.pace, &cpu(running)?)?.0);
+                let mut figures = figures(&pool.ping(self.pace, &cpu(running)?)?);
                 if let Some(tree) = &running.tree {
                     figures.push((Metric::Memory, tree.memory()?));
                 }
