@@ -1,14 +1,12 @@
-//! Child processes: start one, read its log and its memory, wait for its end.
+//! Child processes: start one, read its log and its memory.
 
-use anyhow::{Context, Result, anyhow};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
-use tokio::time::{sleep, timeout};
+use std::time::{Duration, Instant};
 
 /// Time between two polls.
 const POLL: Duration = Duration::from_millis(50);
@@ -43,24 +41,23 @@ impl ChildProcess {
         Self::start(command, log)
     }
 
-    /// The address that a server has printed.
-    pub(crate) async fn address(&mut self) -> Result<SocketAddr> {
-        let log = self.log.clone();
-        self.until("the address of a server", STARTED_WITHIN, async || {
-            fs::read_to_string(&log).ok()?.split_once('\n')?.0.parse().ok()
-        })
-        .await
+    /// The address that a server prints when it listens.
+    pub(crate) fn address(&mut self) -> Result<SocketAddr> {
+        let start = Instant::now();
+        loop {
+            if let Some(address) = self.log().split_once('\n').and_then(|(line, _)| line.parse().ok()) {
+                return Ok(address);
+            }
+            match self.exited() {
+                Some(status) => bail!("a server ended, {status}: {}", self.last_line()),
+                None if start.elapsed() > STARTED_WITHIN => bail!("a server does not listen: {}", self.last_line()),
+                None => std::thread::sleep(POLL),
+            }
+        }
     }
 
     pub(crate) fn pid(&self) -> i32 {
         self.child.id() as i32
-    }
-
-    pub(crate) fn signal(&mut self, signal: Signal) {
-        // Its number may be another's once its exit status was read.
-        if self.exited().is_none() {
-            let _ = kill(Pid::from_raw(self.pid()), signal);
-        }
     }
 
     /// The exit status, if it has ended.
@@ -78,25 +75,6 @@ impl ChildProcess {
         let log = self.log();
         log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("its log is empty").to_owned()
     }
-
-    pub(crate) async fn ended(&mut self, within: Duration) -> Result<()> {
-        until("the end of a process", within, async || self.exited()).await.map(drop)
-    }
-
-    /// As [`until`], but an error if the process ends meanwhile.
-    pub(crate) async fn until<T>(
-        &mut self,
-        what: &str,
-        within: Duration,
-        mut poll: impl AsyncFnMut() -> Option<T>,
-    ) -> Result<T> {
-        let found = until(what, within, async || match self.exited() {
-            Some(status) => Some(Err(status)),
-            None => poll().await.map(Ok),
-        });
-        let found = found.await.with_context(|| self.last_line())?;
-        found.map_err(|status| anyhow!("ended while waiting for {what}, {status}: {}", self.last_line()))
-    }
 }
 
 impl Drop for ChildProcess {
@@ -106,31 +84,12 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Polls until there is a result.
-pub(crate) async fn until<T>(what: &str, within: Duration, mut poll: impl AsyncFnMut() -> Option<T>) -> Result<T> {
-    let found = async {
-        loop {
-            if let Some(found) = poll().await {
-                return found;
-            }
-            sleep(POLL).await;
-        }
-    };
-    timeout(within, found).await.with_context(|| format!("waited {within:?} in vain for {what}"))
-}
-
 /// Proportional set size in bytes: resident memory, of which a page that N processes share counts as 1/N. What sockets hold in the
 /// kernel is not in it.
 pub(crate) fn pss(pid: i32) -> Result<f64> {
     let rollup = procfs::process::Process::new(pid)?.smaps_rollup()?;
     let pss = rollup.memory_map_rollup.into_iter().find_map(|map| map.extension.map.get("Pss").copied());
     Ok(pss.context("smaps_rollup has no Pss")? as f64)
-}
-
-/// Resident memory in KiB that is neither of a file nor shared: heap and stacks, where a leak is.
-pub(crate) fn anonymous(pid: i32) -> Result<f64> {
-    let status = procfs::process::Process::new(pid)?.status()?;
-    Ok(status.rssanon.context("status has no RssAnon")? as f64)
 }
 
 /// Number of entries of a directory in /proc/PID, such as `fd` or `task`.
@@ -144,17 +103,17 @@ mod tests {
 
     #[test]
     fn a_process_has_memory() {
-        let (pss, anonymous) = (pss(std::process::id() as i32).unwrap(), anonymous(std::process::id() as i32).unwrap());
-        assert!((100e3..10e9).contains(&pss) && (10.0..10e6).contains(&anonymous), "{pss} {anonymous}");
+        let pss = pss(std::process::id() as i32).unwrap();
+        assert!((100e3..10e9).contains(&pss), "{pss}");
     }
 
-    #[tokio::test]
-    async fn an_end_ends_the_wait() {
+    #[test]
+    fn an_end_ends_the_wait() {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo no such flag >&2; exit 3"]);
         let mut process = ChildProcess::start(command, directory.path().join("log")).unwrap();
-        let error = process.until("nothing", STARTED_WITHIN, async || None::<()>).await.unwrap_err().to_string();
+        let error = process.address().unwrap_err().to_string();
         assert!(error.contains("exit status: 3: no such flag"), "{error}");
     }
 }

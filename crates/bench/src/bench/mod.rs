@@ -43,7 +43,6 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
-use tokio::runtime::Runtime;
 use work::Bench;
 
 /// Where the backend listens: away from peers and clients.
@@ -73,10 +72,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     }
     berth_os::process::raise_file_limit()?;
     let directory = tempfile::Builder::new().prefix("berth-bench-").tempdir()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut backend = ChildProcess::start_server(&["backend", BACKEND], directory.path().join("backend"))?;
-    let address = runtime.block_on(backend.address())?;
-    clean_up_on_signal(runtime, directory.path().to_owned())?;
+    let address = backend.address()?;
+    clean_up_on_signal(directory.path().to_owned())?;
 
     let pace = Pace { warm_up: options.window() / 4, window: options.window() };
     let mut results = Results { peers, missing, samples: Vec::new() };
@@ -125,8 +123,9 @@ fn measure(results: &mut Results, options: &BenchOptions, bench: &Bench<'_>) {
 }
 
 /// Ends the run on SIGINT, SIGTERM or SIGHUP: the children get SIGTERM when this process is gone.
-fn clean_up_on_signal(runtime: Runtime, directory: PathBuf) -> Result<()> {
+fn clean_up_on_signal(directory: PathBuf) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let guard = runtime.enter();
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

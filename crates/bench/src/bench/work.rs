@@ -105,7 +105,6 @@ impl Case {
             Work::Slow => &[Metric::SocketMemory, Metric::IdleMemory],
         }
     }
-
 }
 
 impl fmt::Display for Case {
