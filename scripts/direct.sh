@@ -6,7 +6,7 @@
 # programs, ip, nft, openssl, jq, curl, cargo and the binaries of scripts/kube-apiserver.sh for the two newest versions,
 # which it builds if they are not there.
 #
-#   sources    the client address in audit logs, and priority and fairness, by every way to the node; compared with the relay
+#   sources    the client address in audit logs, by every way to the node; compared with the relay
 #   upgrade    to the newest version and back, under new connections; compared with an instance without berth
 #   killed     SIGKILL of the instance, SIGKILL and SIGSTOP of the shim; each compared with the relay
 #   speed      requests a second and CPU time; compared with no berth, the relay, and HAProxy if it is there

@@ -1,14 +1,11 @@
 #!/usr/bin/env bash
-# usage: scripts/fuzz.sh [TARGET...] [--seconds N | --short] [--seed N] [--keep DIR] [--build]
+# usage: scripts/fuzz.sh [TARGET...] [--seconds N] [--seed N]
 #
 # Runs each fuzz target (all of fuzz/fuzz_targets, if none is named): first what is in fuzz/corpus/TARGET, then a number
 # of new inputs that takes about 20 s, or new inputs for N seconds. Needs a C++ compiler.
 #
 #   --seconds N   how long each looks for new inputs; 0: only the corpus
-#   --short       a tenth of the new inputs
 #   --seed N      of what is random (1)
-#   --keep DIR    keeps new inputs that reach new code in DIR/TARGET, and begins with what is there
-#   --build       builds them, and runs none
 #
 # An input that breaks a target is left in target/fuzz/artifacts/TARGET, and the command that repeats it is printed.
 
@@ -34,16 +31,13 @@ readonly -A FEWER=([client_hello]=25000 [descriptors]=150000 [kubeconfig]=400000
 readonly MEMORY=1024 PATIENCE=10
 
 main() {
-    local targets all seconds='' seed=1 keep='' short=false build=false share=1 target failed=()
+    local targets all seconds='' seed=1 target failed=()
     readarray -t all < <(find "$root/fuzz/fuzz_targets" -name '*.rs' -printf '%f\n' | sed 's/\.rs$//' | sort)
-    parse_options short build 'seconds=^[0-9]+$' 'seed=^[0-9]+$' keep=. "ARGUMENT=$(one_of "${all[@]}")" -- "$@"
-    ! $short || share=10
-    [[ -z $keep ]] || keep=$(realpath -m -- "$keep")
+    parse_options 'seconds=^[0-9]+$' 'seed=^[0-9]+$' "ARGUMENT=$(one_of "${all[@]}")" -- "$@"
     targets=("${arguments[@]:-${all[@]}}")
     cd "$root"
     command -v c++ >/dev/null || unavailable "no C++ compiler, which libfuzzer-sys needs (Debian: g++)"
     build_targets "${targets[@]}"
-    ! $build || exit 0
     for target in "${targets[@]}"; do
         run "$target" || failed+=("$target")
     done
@@ -67,10 +61,9 @@ build_targets() {
 run() {
     local target=$1 corpus=() artifacts=target/fuzz/artifacts/$1 log status=0 began options fresh seeds=() new fixed=()
     began=$SECONDS
-    fresh=${keep:+$keep/$target}
-    fresh=${fresh:-target/fuzz/new/$target}
-    # Without --keep each run begins with what is committed.
-    [[ -n $keep ]] || rm -rf -- "$fresh"
+    fresh=target/fuzz/new/$target
+    # Each run begins with what is committed.
+    rm -rf -- "$fresh"
     mkdir -p "$artifacts" "$fresh"
     log=$artifacts/log
     # With its code and heap always in the same place, a build and a seed try the same inputs again.
@@ -83,7 +76,7 @@ run() {
         "$directory/$target" "${options[@]}" "${seeds[@]}" >"$log" 2>&1 || status=$?
     fi
     if ((!status)) && [[ $seconds != 0 ]]; then
-        if [[ $seconds ]]; then options+=("-max_total_time=$seconds"); else options+=("-runs=$((${FEWER[$target]:-$RUNS} / share))"); fi
+        if [[ $seconds ]]; then options+=("-max_total_time=$seconds"); else options+=("-runs=${FEWER[$target]:-$RUNS}"); fi
         # -len_control=0: the seeds are small, and an edit needs a whole file.
         "${fixed[@]}" "$directory/$target" "${options[@]}" -max_len=4096 -len_control=0 "$fresh" \
             "${corpus[@]}" >"$log" 2>&1 || status=$?

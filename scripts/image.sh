@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/image.sh [--tag NAME] [--output FILE] [--target TRIPLE]... [--check | --verify]
+# usage: scripts/image.sh [--tag NAME] [--output FILE] [--target TRIPLE]... [--check]
 #
 # Builds berth with scripts/static.sh and packs it as an OCI image, with berth as its entrypoint: an archive
 # (oci-archive) that ctr, podman and skopeo read. For more than one target it has an image of each, and an index that
@@ -11,14 +11,12 @@
 #   --output FILE     the archive (berth-image.tar in Cargo's target directory)
 #   --target TRIPLE   as scripts/static.sh takes it (this machine's); of x86_64 or aarch64, and each once
 #   --check           build nothing: exit with 69 if there is no archive, or one older than the sources
-#   --verify          build a second time, from a clone of what is committed, in another directory and with
-#                     another CARGO_HOME: exit with 1 if the digest is another
 #
 # Variables:
 #   SOURCE_DATE_EPOCH   the image's time, in seconds since 1970, if not the time of the commit
 #   and those of scripts/static.sh
 #
-# Exit status 1: --verify found another digest. 70, too: an image is larger than 8 MB.
+# Exit status 70, too: an image is larger than 8 MB.
 
 # shellcheck source=scripts/release/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
@@ -27,10 +25,9 @@
 readonly LIMIT=8000000
 
 main() {
-    local check=false verify=false target=()
+    local check=false target=()
     tag='' output=''
-    parse_options check verify tag=. output=. target+=. -- "$@"
-    ! $check || ! $verify || die $EX_USAGE "--check or --verify, not both"
+    parse_options check tag=. output=. target+=. -- "$@"
     ((${#target[@]})) || target=("$(host)")
     readonly TARGETS=("${target[@]}")
     each_once "${TARGETS[@]}"
@@ -46,7 +43,6 @@ main() {
         scratch=$(mktemp -d -t berth-image.XXXXXX)
         trap 'rm -rf -- "$scratch"' EXIT
         pack
-        ! $verify || verify
     fi
     printf '%s=%q\n' IMAGE "$tag" ARCHIVE "$output" DIGEST "$(digest)"
 }
@@ -123,19 +119,6 @@ labels() {
     repository=$(about repository)
     printf '%s\n' title=berth "description=$(about description)" "version=$(about version)" "licenses=$(about license)" \
         "created=$1" ${revision:+"revision=$revision"} ${repository:+"source=$repository"}
-}
-
-verify() {
-    local first target options=()
-    committed --verify
-    for target in "${TARGETS[@]}"; do options+=(--target "$target"); done
-    first=$(digest)
-    build_again --tag "$tag" --output "$scratch/again.tar" "${options[@]}" >"$scratch/said"
-    if ! grep -qx "DIGEST=$first" "$scratch/said"; then
-        say "the second build differs: $(grep DIGEST= "$scratch/said"), not $first"
-        exit 1
-    fi
-    say "two builds in two directories, one digest"
 }
 
 main "$@"

@@ -7,7 +7,6 @@ before() {
     leaders >"$work/leaders.before"
     node_condition >"$work/node.before"
     certificates >"$work/certificates.before"
-    cpu_used >"$work/cpu.before"
     watch_memory &
     pid[memory]=$!
     for name in "${excuses[@]}"; do
@@ -19,7 +18,6 @@ after() {
     local name transitions
     leaders >"$work/leaders.after"
     node_condition >"$work/node.after"
-    cpu_used >"$work/cpu.after"
     heading "the cluster"
     while read -r name transitions; do
         elections[$name]=$((transitions - $(awk -v name="$name" '$1 == name { print $2 }' "$work/leaders.before")))
@@ -29,8 +27,6 @@ after() {
     for name in "${excuses[@]}"; do row "$name was away" "$(away_for "$name")"; done
     row "the node was not ready" "$(cmp -s "$work/node.before" "$work/node.after" && echo never || echo "until $(<"$work/node.after")")"
     row "new certificates" "$(renewed)"
-    row "processors in use, mean" "$(awk -v used=$(($(<"$work/cpu.after") - $(<"$work/cpu.before"))) -v time=$((at[end] - at[begin])) \
-        'BEGIN { printf "%.2f", used / time }')"
     row "memory in use, most" "$(($(sort -n "$work/memory" | tail -n 1) / 1048576)) MiB"
 }
 declare -gA elections=()
@@ -126,17 +122,6 @@ certificates() {
 renewed() { comm -13 "$work/certificates.before" <(certificates) | cut -d' ' -f1 | xargs | sed 's/^$/none/'; }
 
 longest_between() { judge "silence(${at[begin]}; ${at[end]}) | \"\(seconds) s\"" "$work/$1.out"; }
-
-# By the node, microseconds.
-cpu_used() {
-    local cgroup=/sys/fs/cgroup file
-    for file in $cgroup/{cpuacct,cpu\,cpuacct}; do [[ ! -e $file/cpuacct.usage ]] || cgroup=$file; done
-    if [[ -e $cgroup/cpuacct.usage ]]; then
-        echo $((($(<"$cgroup/cpuacct.usage") - $(<"$cgroup/test/cpuacct.usage")) / 1000))
-    else
-        awk '$1 == "usage_usec" { used += (NR == FNR ? $2 : -$2) } END { printf "%.0f\n", used }' $cgroup/{,test/}cpu.stat
-    fi
-}
 
 # By the node's processes, bytes, each second; without cached files.
 watch_memory() {
