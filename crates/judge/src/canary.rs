@@ -50,28 +50,22 @@ impl Plan {
 /// The new instance's parts, in thousandths: `5%,25%,50%`.
 ///
 /// # Errors
-/// They are no percentages between 0 and 100, each larger than the one before, in whole thousandths.
+/// They are no percentages between 0 and 100, each larger than the one before.
 pub fn parts(text: &str) -> Result<Vec<u16>, String> {
     let part = |word: &str| {
-        let number = word.trim().strip_suffix('%')?;
-        let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
-        let digits = format!("{whole}{tenths}");
-        let is_number = !whole.is_empty() && tenths.len() == 1 && digits.bytes().all(|byte| byte.is_ascii_digit());
-        digits.parse().ok().filter(|part| is_number && (1..ALL).contains(part))
+        let percent: u16 = word.trim().strip_suffix('%')?.parse().ok()?;
+        (1..100).contains(&percent).then_some(10 * percent)
     };
     let parts: Option<Vec<u16>> = text.split(',').map(part).collect();
     parts
         .filter(|parts| parts.is_sorted_by(|one, next| one < next))
-        .ok_or_else(|| "give percentages between 0.1% and 99.9%, each larger than the one before: 5%,25%,50%".into())
+        .ok_or_else(|| "give percentages between 1% and 99%, each larger than the one before: 5%,25%,50%".into())
 }
 
 /// A part in words.
 #[must_use]
 pub fn percent(permille: u16) -> String {
-    match (permille / 10, permille % 10) {
-        (whole, 0) => format!("{whole} %"),
-        (whole, tenth) => format!("{whole}.{tenth} %"),
-    }
+    format!("{} %", permille / 10)
 }
 
 /// What is to be done until the next sample.
@@ -175,11 +169,11 @@ mod tests {
 
     #[test]
     fn parts_are_percentages_that_grow() {
-        for (text, read) in [("5%,25%,50%", vec![50, 250, 500]), (" 0.5% , 99.9% ", vec![5, 999]), ("1%", vec![10])] {
+        for (text, read) in [("5%,25%,50%", vec![50, 250, 500]), (" 2% , 99% ", vec![20, 990]), ("1%", vec![10])] {
             assert_eq!(parts(text), Ok(read));
         }
         for text in
-            ["", "5", "5,25", "%", "5%,", "0%", "100%", "5%%", "-5%", "+5%", "1.25%", ".5%", "5.%", "25%,5%", "5%,5%"]
+            ["", "5", "5,25", "%", "5%,", "0%", "100%", "5%%", "-5%", "1.5%", "25%,5%", "5%,5%"]
         {
             assert!(parts(text).is_err(), "{text}");
         }
