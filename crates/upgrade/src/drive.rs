@@ -451,35 +451,10 @@ impl Driver<'_> {
     }
 
     fn announce(&self) {
-        let State { canonical, temporary, .. } = &self.state;
-        let Position { step, target, .. } = &self.state.position;
-        let settle = humantime::format_duration(self.setting.limits.settle);
-        let ready = humantime::format_duration(self.setting.limits.ready);
-        let (canonical, temporary) = (canonical.display(), temporary.display());
-        let line = |number: usize, what: String| self.progress.line(&format!("{number}/{STEPS}  {what}"));
-        match step {
-            Step::StartTemporary => {
-                line(2, format!("the new one starts, and the old one serves on: {temporary}, ready within {ready}"));
-            }
-            Step::SettleTemporary => line(3, format!("it is ready and has joined; watched for {settle}")),
-            Step::JudgeTemporary => line(3, format!("judged beside the old one, {}", self.judged_for())),
-            Step::StopOld => line(4, format!("the old one leaves the port, and {canonical} goes")),
-            Step::StartCanonical => {
-                line(5, format!("{canonical} comes with the {target} manifest, ready within {ready}"));
-            }
-            Step::SettleCanonical => line(6, format!("it is ready and has joined; watched for {settle}")),
-            Step::JudgeCanonical => {
-                line(6, format!("judged beside the temporary one, which emulates the old one, {}", self.judged_for()));
-            }
-            Step::StopTemporary => line(7, format!("the temporary one leaves the port, and {temporary} goes")),
-            Step::Verify => line(STEPS, "one instance, from the right file, ready?".into()),
-            Step::Withdraw => self.progress.line(&format!("back: the old one serves on, and {temporary} goes")),
-        }
-    }
-
-    fn judged_for(&self) -> String {
-        let time = self.state.judge.as_ref().map_or(Duration::ZERO, |judge| judge.plan.time());
-        format!("for {}", humantime::format_duration(time))
+        let Position { step, target, .. } = self.state.position;
+        let (number, text) = describe(step, target, &self.state, &self.setting.limits, &self.setting.pod);
+        let number = number.map(|number| format!("{number}/{STEPS}  ")).unwrap_or_default();
+        self.progress.line(&format!("{number}{text}"));
     }
 
     fn waits_for(&self, details: &NodeDetails, temporary_alive: bool) -> String {
@@ -592,40 +567,80 @@ impl OperatorSignals {
     }
 }
 
-/// The plan as text, for `--dry-run` and before the first step.
+/// The plan as text, for `--dry-run`.
 pub fn plan(state: &State, limits: &Limits, pod: &ApiserverPod) -> Vec<String> {
+    let text = |step| describe(step, Version::New, state, limits, pod).1;
+    let judged = |step, is_judged| if is_judged { format!("; {}", text(step)) } else { String::new() };
+    vec![
+        "check the manifest and the node".into(),
+        text(Step::StartTemporary),
+        text(Step::SettleTemporary) + &judged(Step::JudgeTemporary, state.judge.is_some()),
+        text(Step::StopOld),
+        text(Step::StartCanonical),
+        text(Step::SettleCanonical) + &judged(Step::JudgeCanonical, state.emulated.is_some()),
+        text(Step::StopTemporary),
+        text(Step::Verify),
+    ]
+}
+
+/// The number of a step on the way to the new manifest, and what is done in it.
+fn describe(
+    step: Step,
+    target: Version,
+    state: &State,
+    limits: &Limits,
+    pod: &ApiserverPod,
+) -> (Option<usize>, String) {
     let duration = |duration: Duration| humantime::format_duration(duration).to_string();
     let (ready, settle, stop) = (duration(limits.ready), duration(limits.settle), duration(limits.stop));
     let (canonical, temporary) = (state.canonical.display(), state.temporary.display());
-    let what = if state.same() { "the same manifest" } else { "the new manifest" };
+    let manifest = if state.same() { "same".to_owned() } else { target.to_string() };
     let judged = |beside: &str| {
-        let plan = &state.judge.as_ref()?.plan;
+        let plan = state.judge.as_ref().map(|judge| judge.plan.clone()).unwrap_or_default();
         let parts: Vec<_> = plan.parts.iter().map(|part| percent(*part)).collect();
-        let (step, bake) = (duration(plan.step), duration(plan.bake));
-        Some(format!(
-            ". It is judged beside {beside}: {} of new connections for {step} each, then all for {bake}; if the verdict is bad, \
-             it goes",
-            parts.join(", ")
-        ))
+        format!(
+            "it is judged beside {beside}: {} of new connections for {} each, then all for {}; if the verdict is bad, it goes",
+            parts.join(", "),
+            duration(plan.step),
+            duration(plan.bake)
+        )
     };
-    let first = judged("the old one").unwrap_or_default();
-    let last = judged("the temporary one, which behaves as the old one's release").filter(|_| state.emulated.is_some());
-    let last = last.unwrap_or_default();
-    vec![
-        "check the manifest and the node".into(),
-        format!(
-            "write {temporary}: {what} as pod {}{}; ready and joined within {ready}, else it goes and that was all",
-            PREFIX, pod.name
+    let (number, text) = match step {
+        Step::StartTemporary => {
+            let text = format!(
+                "write {temporary}: the {manifest} manifest as pod {PREFIX}{}; ready and joined within {ready}, else it goes and \
+                 that was all",
+                pod.name
+            );
+            (2, text)
+        }
+        Step::SettleTemporary => (3, format!("watch it for {settle}; if it gets unready or starts again, it goes")),
+        Step::JudgeTemporary => (3, judged("the old one")),
+        Step::StopOld => (
+            4,
+            format!(
+                "drain the old instance, remove {canonical}, wait for its last stream and its end (at most {stop})"
+            ),
         ),
-        format!("watch it for {settle}; if it gets unready or starts again, it goes{first}"),
-        format!("drain the old instance, remove {canonical}, wait for its last stream and its end (at most {stop})"),
-        format!(
-            "write {canonical} with {what}; ready and joined within {ready}, else the old manifest comes back there"
+        Step::StartCanonical => {
+            let else_back = if target == Version::Old { "" } else { ", else the old manifest comes back there" };
+            (5, format!("write {canonical} with the {manifest} manifest; ready and joined within {ready}{else_back}"))
+        }
+        Step::SettleCanonical => (6, format!("watch it for {settle}; the same")),
+        Step::JudgeCanonical => (6, judged("the temporary one, which behaves as the old one's release")),
+        Step::StopTemporary => (
+            7,
+            format!(
+                "drain the temporary instance, remove {temporary}, wait for its last stream and its end (at most {stop})"
+            ),
         ),
-        format!("watch it for {settle}; the same{last}"),
-        format!(
-            "drain the temporary instance, remove {temporary}, wait for its last stream and its end (at most {stop})"
-        ),
-        format!("see that one instance serves, from {canonical}, and that the file holds {what} to the byte"),
-    ]
+        Step::Verify => {
+            let text = format!(
+                "see that one instance serves, from {canonical}, and that the file holds the {manifest} manifest to the byte"
+            );
+            (STEPS, text)
+        }
+        Step::Withdraw => return (None, format!("back: the old one serves on, and {temporary} goes")),
+    };
+    (Some(number), text)
 }
