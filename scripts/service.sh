@@ -132,7 +132,7 @@ shim_killed() {
     await 10 "100 connections more" answers_are $(($(answers) + 100))
     now 'at[killed-over]'
     figures=$(at_service "${at[killed]}" "${at[killed-over]}")
-    refused=$(judge "map(select(.began >= ${at[killed]} and lost and (.detail | kind) == \"refused\")) | length" "$work/load.out")
+    refused=$(by_jq "map(select(.began >= ${at[killed]} and lost and (.detail | kind) == \"refused\")) | length" "$work/load.out")
     row "connections to $SERVICE_IP" "$(words_of "$figures"); $refused refused"
     expect "connections refused when a shim was killed" "$refused" -eq 0 load.log
     # Those that it was relaying at that moment.

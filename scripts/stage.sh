@@ -186,18 +186,18 @@ part() {
     (($(lost "$figures") == 0)) || {
         failures+=("connections lost: $1")
         say "FAILED: connections lost: $1: $(lost "$figures")"
-        judge "during($2 - 1e6; $3) | map(select(good | not))[:10][]" "$work/load.out" >&2
+        by_jq "during($2 - 1e6; $3) | map(select(good | not))[:10][]" "$work/load.out" >&2
     }
 }
 
-# judge FILTER FILE…: by scripts/judge.jq, of lines of tls-load, or of spans
-judge() { jq -nRrc -L "$root/scripts" "include \"judge\"; lines | $1" "${@:2}"; }
+# by_jq FILTER FILE…: by scripts/judge.jq, of lines of tls-load, or of spans
+by_jq() { jq -nRrc -L "$root/scripts" "include \"judge\"; lines | $1" "${@:2}"; }
 
 # window FROM TO [LOAD]: of the connections that began in it: number, lost, longest in microseconds
-window() { judge "window($1; $2)" "$work/${3:-load}.out"; }
+window() { by_jq "window($1; $2)" "$work/${3:-load}.out"; }
 
 # pace: new connections a second, and in the second in which the fewest began, but for the first and the last one
-pace() { judge pace "$work/load.out"; }
+pace() { by_jq pace "$work/load.out"; }
 
 lost() { cut -d' ' -f2 <<<"$1"; }
 

@@ -175,29 +175,29 @@ count_lost() {
     for name in watch informer quiet; do of_kind $name .; done
     heading "$(printf '  %-34s %8s %6s %8s %9s  %s' "way" "answered" "lost" "lost for" "longest" "lost how")"
     for name in "${WAYS[@]%% *}" "${LOOPS[@]}" "${KINDS[@]}"; do
-        judge "losses($from)[]" "$work/$name.out" >"$work/$name.lost"
-        row "${WORDS[$name]}" "$(judge "figures($from)" "$work/$name.out")"
-        [[ $name != @(new|kept) ]] || row "  writes among them" "$(judge "map(select(.write)) | figures($from)" "$work/$name.out")"
+        by_jq "losses($from)[]" "$work/$name.out" >"$work/$name.lost"
+        row "${WORDS[$name]}" "$(by_jq "figures($from)" "$work/$name.out")"
+        [[ $name != @(new|kept) ]] || row "  writes among them" "$(by_jq "map(select(.write)) | figures($from)" "$work/$name.out")"
     done
     heading "$(printf '  %-34s %8s %6s %9s' "stream" "ended" "failed" "away for")"
     for name in "${STREAMS[@]}"; do
         began_in_vain "$name" | awk '{ print "[" $1 ", " $3 "]" }' >"$work/$name.lost"
         row "${WORDS[$name]}" "$(away "$name")"
     done
-    for name in kept watch informer quiet; do row "${WORDS[$name]}" "$(judge "ends($from)" "$work/$name.out")"; done
-    row "slow, ended by kube-apiserver" "$(judge 'map(select(.outcome == "slow")) | length' "$work/new.out")"
+    for name in kept watch informer quiet; do row "${WORDS[$name]}" "$(by_jq "ends($from)" "$work/$name.out")"; done
+    row "slow, ended by kube-apiserver" "$(by_jq 'map(select(.outcome == "slow")) | length' "$work/new.out")"
     # They are read back at the end.
-    row "acknowledged writes of clients" "$(judge 'map(select(.write and good)) | length' "$work/kinds.out")"
+    row "acknowledged writes of clients" "$(by_jq 'map(select(.write and good)) | length' "$work/kinds.out")"
     expect "acknowledged writes that are gone" "$(grep -E 'objects (are not there|could not be listed)' "$work/kinds.log" || :)" == ""
     # What a watch missed is lost by whoever lost it, at no time that could be known.
-    judge '.[] | range((.missed // 0) + (.twice // 0)) | [0, 0]' "$work/kinds.out" >"$work/events.lost"
-    row "${WORDS[events]}" "$(judge 'map(select(.outcome == "whole" or .outcome == "flawed"))
+    by_jq '.[] | range((.missed // 0) + (.twice // 0)) | [0, 0]' "$work/kinds.out" >"$work/events.lost"
+    row "${WORDS[events]}" "$(by_jq 'map(select(.outcome == "whole" or .outcome == "flawed"))
         | "\(map(select(.outcome == "whole")) | length | pad(8)) of \(length) whole, \(map(.lists) | add) lists again"' "$work/kinds.out")"
     for name in "${!WORDS[@]}"; do lost[$name]=$(wc -l <"$work/$name.lost"); done
 }
 
 # of_kind KIND FILTER: the lines of its clients
-of_kind() { judge "map(select(.client | startswith(\"$1-\"))) | $2 | .[]" "$work/kinds.out" >"$work/$1.out"; }
+of_kind() { by_jq "map(select(.client | startswith(\"$1-\"))) | $2 | .[]" "$work/kinds.out" >"$work/$1.out"; }
 
 # began_in_vain STREAM: those that gave nothing
 began_in_vain() { awk -v from="${at[begin]}" -v to="${at[end]}" '$1 >= from && $3 <= to && !$2' "$work/$1.out"; }

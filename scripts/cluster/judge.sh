@@ -91,14 +91,14 @@ is_there() (
 # unexcused WAY: how many of its lost ones no absence of one of the excuses explains
 unexcused() {
     for name in "${excuses[@]}"; do cat "$work/$name.away"; done >"$work/excused"
-    judge 'unexcused($away)' "$work/$1.lost" --slurpfile away "$work/excused"
+    by_jq 'unexcused($away)' "$work/$1.lost" --slurpfile away "$work/excused"
 }
 
 # away_for NAME: and what was lost meanwhile, and until when
 away_for() {
     local name
     for name in "${!WORDS[@]}"; do cat "$work/$name.lost"; done >"$work/lost"
-    judge 'away($lost)' "$work/$1.away" --slurpfile lost "$work/lost"
+    by_jq 'away($lost)' "$work/$1.away" --slurpfile lost "$work/lost"
 }
 
 # How often each Lease got another holder.
@@ -121,7 +121,7 @@ certificates() {
 # Those that are others than before.
 renewed() { comm -13 "$work/certificates.before" <(certificates) | cut -d' ' -f1 | xargs | sed 's/^$/none/'; }
 
-longest_between() { judge "silence(${at[begin]}; ${at[end]}) | \"\(seconds) s\"" "$work/$1.out"; }
+longest_between() { by_jq "silence(${at[begin]}; ${at[end]}) | \"\(seconds) s\"" "$work/$1.out"; }
 
 # By the node's processes, bytes, each second; without cached files.
 watch_memory() {

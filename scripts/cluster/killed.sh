@@ -137,7 +137,7 @@ killed_judges() {
     for each in "${kills[@]}"; do
         read -r victim when killed gone back end status <<<"$each"
         read -r lost later swallowed again longest how < <(kill_figures "$killed" "$gone" "$back" "$end")
-        cut=$(judge "during($killed; $gone + 1e6) | map(select(.outcome == \"ended\")) | length" "$work/kinds.out")
+        cut=$(by_jq "during($killed; $gone + 1e6) | map(select(.outcome == \"ended\")) | length" "$work/kinds.out")
         row "$victim: ${SAID[$when]}" "$(printf '%6d %6d %6.1fs %6.1fs %5d  %s' "$lost" "$later" "$again" "$longest" "$cut" "$how")"
         expect "swallowed after the kill: $victim, $when" "$swallowed" -eq 0
         # Nothing listens then.

@@ -123,6 +123,6 @@ instance_is_killed() {
     now to
     await 10 "100 connections more" answers_are $(($(answers) + 100))
     seen[$mode-instance killed: connections]=$(words "$(window $((from - 1000000)) "$to")")
-    seen[$mode-  how they were lost]=$(judge "map(select(.began >= $from - 1e6 and lost)) | kinds | join(\", \")" "$work/load.out")
+    seen[$mode-  how they were lost]=$(by_jq "map(select(.began >= $from - 1e6 and lost)) | kinds | join(\", \")" "$work/load.out")
     expect "connections lost after a was ready again" "$(lost "$(window "$to" 9e18)")" -eq 0 load.log a.log
 }

@@ -13,7 +13,7 @@ at_service() {
         printf -v next '%(%FT%T)T' $(((start + took) / 1000000 + 1))
         ! grep -qsE "^($second|$next)\..* connection ended client=$client .* down=[1-9][0-9]* .*outcome=\"closed\"" "$work"/i*.log ||
             ended=$((ended + 1))
-    done < <(judge "during($1; $2)[] | select(.detail == \"request: closed\") | \"\(.began) \(.client) \(.took)\"" "$work/load.out")
+    done < <(by_jq "during($1; $2)[] | select(.detail == \"request: closed\") | \"\(.began) \(.client) \(.took)\"" "$work/load.out")
     echo "$number $((lost - ended)) $longest $ended"
 }
 
