@@ -5,14 +5,14 @@
 #![no_main]
 
 use berth_node::instance::InstanceId;
-use berth_node::terms::{Phase, Speedup};
 use berth_os::socket::{self, Keepalive, reset_on_close};
 use berth_shim::backend::TableWriter;
 use berth_shim::backend::health::Observation;
 use berth_shim::metrics::Metrics;
 use berth_shim::relay::client_hello::is_whole;
 use berth_shim::relay::source::Sources;
-use berth_shim::relay::{Context, Open, Passing, serve};
+use berth_shim::relay::{Context, Open, serve};
+use berth_shim::shared::ShimState;
 use libfuzzer_sys::fuzz_target;
 use std::cell::{Cell, RefCell};
 use std::io::ErrorKind;
@@ -20,7 +20,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream as StdTcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
@@ -291,8 +291,14 @@ impl Stage {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let _entered = runtime.enter();
         let ids: [InstanceId; 2] = ["own", "sibling"].map(|name| name.parse().expect("a name"));
-        let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
-        let metrics = Metrics::new(&ids[0], 1, 1, TableWriter::new(1, 1).subscribe(), phase, Vec::new());
+        let metrics = Metrics::new(
+            &ids[0],
+            1,
+            1,
+            TableWriter::new(1, 1).subscribe(),
+            watch::channel(ShimState::default()).1,
+            Vec::new(),
+        );
         Self {
             front: TcpListener::bind("127.0.0.1:0").expect("a free port"),
             hosts: [Host::new([127, 1, 0, 1]), Host::new([127, 2, 0, 1])],
@@ -312,7 +318,6 @@ impl Stage {
             let epoch = writer.insert(&self.ids[at], address, at == 0, false).expect("it is new");
             writer.observe(&self.ids[at], epoch, Observation::Pass, "");
         }
-        let passing = Passing { on: Arc::default(), leaving: watch::channel(false).1, to: mpsc::unbounded_channel().0 };
         let context = Context {
             table: writer.subscribe(),
             keepalive: Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None },
@@ -329,9 +334,10 @@ impl Stage {
             connect_seconds: self.metrics.connect_seconds.clone(),
             first_byte_seconds: self.metrics.first_byte_seconds.clone(),
             ended: Arc::new(Notify::new()),
-            passing,
+            state: watch::channel(ShimState::default()).1,
+            stays: true,
+            passes: mpsc::unbounded_channel().0,
             log_connections: false,
-            speedup: Speedup::NONE,
         };
         (writer, context.into())
     }

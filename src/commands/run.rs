@@ -27,6 +27,7 @@ use tokio::task::JoinSet;
 
 pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
     let config = check::run(args).map_err(mistaken)?;
+    args.shim.speedup.apply();
     block_on(async {
         let mut signals = Signals::new()?;
         let bound = build(config, &mut signals).await?;

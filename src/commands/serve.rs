@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
     let config = check::serve(args).map_err(mistaken)?;
+    args.shim.speedup.apply();
     block_on(async {
         let mut signals = Signals::new()?;
         let bound = build(config, &mut signals).await?;

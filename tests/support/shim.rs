@@ -10,12 +10,13 @@ use berth_options::{InPod, PodCommand, check};
 use berth_shim::app::{self, Ended};
 use berth_shim::config::Config;
 use berth_shim::drain::Stop;
+use berth_shim::shared::ShimState;
 use clap::Parser;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
@@ -39,7 +40,7 @@ pub(crate) struct Shim {
     pub(crate) address: SocketAddr,
     pub(crate) berth: BerthDir,
     instance: InstanceId,
-    phase: watch::Receiver<(Phase, SystemTime)>,
+    state: watch::Receiver<ShimState>,
     stop: watch::Sender<Stop>,
     thread: Option<JoinHandle<Ended>>,
     runtime: Runtime,
@@ -108,19 +109,19 @@ impl Shim {
                 let bound =
                     app::build(config, Vec::new()).await.unwrap_or_else(|error| panic!("cannot build: {error}"));
                 let about =
-                    (bound.addresses().next().unwrap(), bound.berth().clone(), bound.instance().clone(), bound.phase());
+                    (bound.addresses().next().unwrap(), bound.berth().clone(), bound.instance().clone(), bound.state());
                 tell.send(about).unwrap();
                 bound.run(told).await
             })
         });
-        let (address, berth, instance, phase) = built.recv_timeout(PATIENCE).expect("a shim that is built");
-        Self { address, berth, instance, phase, stop, thread: Some(thread), runtime: runtime(), _temp: temp }
+        let (address, berth, instance, state) = built.recv_timeout(PATIENCE).expect("a shim that is built");
+        Self { address, berth, instance, state, stop, thread: Some(thread), runtime: runtime(), _temp: temp }
     }
 
     #[track_caller]
     pub(crate) fn until_phase(&self, wanted: Phase) {
-        let mut phase = self.phase.clone();
-        let reached = phase.wait_for(|(phase, _)| *phase == wanted);
+        let mut state = self.state.clone();
+        let reached = state.wait_for(|state| state.phase == wanted);
         let reached = self.runtime.block_on(async { timeout(PATIENCE, reached).await.is_ok() });
         assert!(reached, "the shim did not come to {wanted:?} but {:?}", self.status());
     }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Identifies a shim's process; a pid could be reused. A shim that starts later has a larger one. As text it is 16 lower-case
@@ -41,6 +42,14 @@ impl FromStr for ShimId {
     }
 }
 
+/// The [`Speedup`] of this process.
+static DIVISOR: AtomicU32 = AtomicU32::new(1);
+
+/// A fixed time, which no option sets: the usual one, shortened by [`Speedup::apply`].
+pub fn shortened(usual: Duration) -> Duration {
+    usual / DIVISOR.load(Relaxed)
+}
+
 /// By how much the fixed times, which no option sets, are shortened: a test that runs a whole process does not wait for
 /// what a real network repeats after seconds. 1 for users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +57,11 @@ pub struct Speedup(NonZeroU32);
 
 impl Speedup {
     pub const NONE: Self = Self(NonZeroU32::MIN);
+
+    /// Shortens the fixed times of this process: once, before anything runs.
+    pub fn apply(self) {
+        DIVISOR.store(self.0.get(), Relaxed);
+    }
 
     /// The usual time, shortened.
     pub fn of(self, usual: Duration) -> Duration {

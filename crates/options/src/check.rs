@@ -216,7 +216,6 @@ fn config(
         preferred: None,
         discover: false,
         lease,
-        speedup: args.speedup,
         bind_wait,
         probe,
         probe_interval,

@@ -4,6 +4,7 @@
 //! /metrics and /status answer for every live shim of the berth, whichever gets the request.
 
 use crate::shared::Shared;
+use berth_node::terms::shortened;
 use berth_os::socket;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -50,7 +51,6 @@ impl Admin {
     /// Answers until it is dropped.
     pub(crate) async fn serve(self, shim: Shared) {
         let places = Arc::new(Semaphore::new(CONNECTIONS));
-        let [head, connected, last_answer] = [HEAD, CONNECTED, LAST_ANSWER].map(|usual| shim.config.speedup.of(usual));
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };
             let stream = match self.listener.accept().await {
@@ -66,13 +66,13 @@ impl Admin {
                 let service = service_fn(async |request| Ok::<_, Infallible>(answer(&shim, &request).await));
                 let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
-                    .header_read_timeout(head)
+                    .header_read_timeout(shortened(HEAD))
                     .serve_connection(TokioIo::new(stream), service);
                 let mut connection = pin!(connection);
-                let mut served = timeout(connected, connection.as_mut()).await;
+                let mut served = timeout(shortened(CONNECTED), connection.as_mut()).await;
                 if served.is_err() {
                     connection.as_mut().graceful_shutdown();
-                    served = timeout(last_answer, connection).await;
+                    served = timeout(shortened(LAST_ANSWER), connection).await;
                 }
                 match served {
                     Ok(Ok(())) => {}

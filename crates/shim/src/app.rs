@@ -14,16 +14,16 @@ use crate::backend::prober::Probers;
 use crate::backend::{Table, TableWriter};
 use crate::cluster::Cluster;
 use crate::config::{Config, Listen};
-use crate::direct::{self, Direct, DirectMetrics, Turn};
+use crate::direct::{self, Direct, DirectMetrics};
 use crate::drain::{Answered, Stop, drain, is_served};
 use crate::gate::{Gate, GateMetrics};
 use crate::handover::keep;
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::relay::source::Sources;
-use crate::relay::{Context, Pass, Passing, Refusal};
+use crate::relay::{Context, Pass, Refusal};
 use crate::share::{ShareMetrics, Sharing};
-use crate::shared::Shared;
+use crate::shared::{Shared, ShimState};
 use crate::steering::self_test_by_address;
 use crate::workers::Workers;
 use berth_keeper::{Keeper, Withdrawal};
@@ -40,8 +40,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -132,18 +131,18 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
         _ => system("listen on the shim's socket in the run directory")(error),
     })?;
 
-    let gate = Gate::new(config.max_openings, config.first.clone(), config.speedup);
+    let gate = Gate::new(config.max_openings, config.first.clone());
     collectors.extend(gate.clone().map(|gate| Box::new(GateMetrics(gate)) as Box<dyn Collector>));
     let self_test = self_test_by_address();
-    let Config { direct, lease, speedup, .. } = config;
-    let direct = Direct::new(direct, config.place.addresses(), lease, speedup, gate.is_some(), self_test).await?;
+    let (direct, lease) = (config.direct, config.lease);
+    let direct = Direct::new(direct, config.place.addresses(), lease, gate.is_some(), self_test).await?;
     collectors.extend(direct.clone().map(|direct| Box::new(DirectMetrics(direct)) as Box<dyn Collector>));
 
     let share = Arc::<Sharing>::default();
     collectors.push(Box::new(ShareMetrics(share.clone())));
     let writer = TableWriter::new(config.rise, config.fall);
-    let phase = watch::Sender::new((Phase::Waiting, SystemTime::now()));
-    let metrics = Metrics::new(&instance, room.threads, HELD, writer.subscribe(), phase.subscribe(), collectors);
+    let state = watch::Sender::<ShimState>::default();
+    let metrics = Metrics::new(&instance, room.threads, HELD, writer.subscribe(), state.subscribe(), collectors);
     let config = Arc::new(config);
     let shared = Shared {
         config: config.clone(),
@@ -151,18 +150,11 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
         berth,
         metrics: Arc::new(metrics),
         table: writer.subscribe(),
-        phase,
-        stop: watch::Sender::new(Stop::No),
-        unconnected: watch::Sender::default(),
-        pass_on: Arc::new(AtomicBool::new(!config.discover && config.preferred.is_none())),
-        leaving: watch::Sender::new(false),
-        has_successor: Arc::default(),
+        state,
         cluster: Cluster::default(),
         gate,
         direct,
         share,
-        turn: watch::Sender::new(Turn::NoShim("not joined yet")),
-        blocked: Arc::default(),
         ended: Arc::default(),
     };
     let data = DataPlane::start(&room, &shared)?;
@@ -248,7 +240,7 @@ struct DataPlane {
 
 impl DataPlane {
     fn start(room: &Room, shared: &Shared) -> Result<Self, BuildError> {
-        let workers = Workers::start(room.threads, shared.config.speedup).map_err(system("start a thread"))?;
+        let workers = Workers::start(room.threads).map_err(system("start a thread"))?;
         let (report, refusals) = mpsc::unbounded_channel();
         let (pass, passes) = mpsc::unbounded_channel();
         let sources = Arc::new(Sources::new(&clock::boot_id().map_err(system("read the boot's ID"))?));
@@ -267,9 +259,10 @@ impl DataPlane {
             connect_seconds: metrics.connect_seconds.clone(),
             first_byte_seconds: metrics.first_byte_seconds.clone(),
             ended: shared.ended.clone(),
-            passing: Passing { on: shared.pass_on.clone(), leaving: shared.leaving.subscribe(), to: pass.clone() },
+            state: shared.state.subscribe(),
+            stays: config.discover || config.preferred.is_some(),
+            passes: pass.clone(),
             log_connections: config.log_connections,
-            speedup: config.speedup,
         });
         let dispatcher =
             Dispatcher::new(workers.handles(), contexts, metrics.clone(), shared.ended.clone(), room.connections);
@@ -334,9 +327,9 @@ impl Bound {
         &self.shared.config.place.run_dir
     }
 
-    /// Its state, and since when.
-    pub fn phase(&self) -> watch::Receiver<(Phase, SystemTime)> {
-        self.shared.phase.subscribe()
+    /// Its state, as it changes.
+    pub fn state(&self) -> watch::Receiver<ShimState> {
+        self.shared.state.subscribe()
     }
 
     /// Duplicates of its listeners, to be steered to while it has joined. Close them when the shim no longer listens: an open
@@ -350,8 +343,8 @@ impl Bound {
 
     /// Whether each of its relaying threads responds; callable at any time.
     pub fn is_alive(&self) -> impl Fn() -> bool + Send + use<> {
-        let blocked = self.shared.blocked.clone();
-        move || !blocked.load(Relaxed)
+        let shared = self.shared.clone();
+        move || !shared.is_blocked()
     }
 
     /// The number of open connections; callable at any time.
@@ -368,7 +361,7 @@ impl Bound {
 
     /// For a caller that stops the instance after the shim has left.
     pub fn answered(&self) -> Answered {
-        Answered::new(self.phase(), self.shared.metrics.clone(), self.shared.direct.clone())
+        Answered::new(self.state(), self.shared.metrics.clone(), self.shared.direct.clone())
     }
 
     /// Serves until `stop` changes and its connections have ended.
@@ -410,7 +403,7 @@ impl Bound {
             shared
                 .direct
                 .as_ref()
-                .map(|direct| direct.keep(shared.table.clone(), shared.turn.subscribe(), || metrics.total())),
+                .map(|direct| direct.keep(shared.table.clone(), shared.state.subscribe(), || metrics.total())),
         );
         let gate = while_served(shared.gate.as_ref().map(|gate| gate.keep()));
         // Guards are held until the last connection ended.
@@ -429,7 +422,7 @@ impl Bound {
             }
         };
         if let Some(keeper) = &mut keeper
-            && *shared.stop.borrow() != Stop::Now
+            && shared.stop() != Stop::Now
         {
             keeper.finish().await;
         }
@@ -449,18 +442,15 @@ async fn while_served(part: Option<impl Future<Output = ()>>) {
 
 /// Waits until the shim is stopped and has left, then until its connections have ended.
 async fn leave(shared: &Shared, timeout: Duration) -> u64 {
-    let (mut phase, mut stop) = (shared.phase.subscribe(), shared.stop.subscribe());
-    let _ = stop.wait_for(|stop| *stop >= Stop::Drain).await;
-    let _ = tokio::select! {
-        left = phase.wait_for(|(phase, _)| *phase == Phase::Left) => left.map(drop).ok(),
-        now = stop.wait_for(|stop| *stop == Stop::Now) => now.map(drop).ok(),
-    };
+    let mut state = shared.state.subscribe();
+    let _ = state.wait_for(|state| state.stop >= Stop::Drain).await;
+    let _ = state.wait_for(|state| state.phase == Phase::Left || state.stop == Stop::Now).await;
     let settling = || {
-        let direct = shared.direct.as_ref().filter(|_| shared.has_successor.load(Relaxed));
+        let direct = shared.direct.as_ref().filter(|_| shared.state.borrow().has_successor);
         direct.is_some_and(|direct| direct.is_settling(Instant::now()))
     };
     let is_served = |table: &Table| is_served(table, shared.config.discover);
-    drain(&shared.metrics, &shared.ended, shared.table.clone(), stop, settling, is_served, timeout).await
+    drain(&shared.metrics, &shared.ended, shared.table.clone(), state, settling, is_served, timeout).await
 }
 
 /// Follows the stop requests of the caller.
@@ -468,7 +458,7 @@ async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared, withdrawa
     loop {
         let outside = *stop.borrow_and_update();
         if let Some(withdrawal) = withdrawal
-            && outside > *shared.stop.borrow()
+            && outside > shared.stop()
             && outside < Stop::Now
         {
             // A second signal ends this wait.
@@ -477,7 +467,7 @@ async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared, withdrawa
                 Ok(_) = stop.wait_for(|stop| *stop == Stop::Now) => continue,
             }
         }
-        shared.stop.send_if_modified(|stop| std::mem::replace(stop, (*stop).max(outside)) < outside);
+        shared.update(|state| state.stop = state.stop.max(outside));
         if stop.changed().await.is_err() {
             break;
         }
@@ -488,8 +478,8 @@ async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared, withdrawa
 /// Undoes `berth drain` when the own instance is ready again as another process: a preStop hook runs for a
 /// restart in place too, through which the shim stays if it is a native sidecar.
 async fn join_again(shared: &Shared, withdrawal: Option<&Withdrawal>) {
-    let (mut stop, mut table) = (shared.stop.subscribe(), shared.table.clone());
-    while stop.wait_for(|stop| *stop == Stop::Leave).await.is_ok() {
+    let (mut state, mut table) = (shared.state.subscribe(), shared.table.clone());
+    while state.wait_for(|state| state.stop == Stop::Leave).await.is_ok() {
         let drained = table.borrow().own().map(|own| own.started);
         let started_anew = |table: &Arc<Table>| {
             table.own().is_some_and(|own| Some(own.started) != drained && own.health() == InstanceHealth::Ready)
@@ -497,12 +487,12 @@ async fn join_again(shared: &Shared, withdrawal: Option<&Withdrawal>) {
         if table.wait_for(started_anew).await.is_err() {
             break;
         }
-        if shared.stop.send_if_modified(|stop| {
-            *stop == Stop::Leave && {
-                *stop = Stop::No;
-                true
+        let undone = shared.update(|state| {
+            if state.stop == Stop::Leave {
+                state.stop = Stop::No;
             }
-        }) {
+        });
+        if undone {
             withdrawal.inspect(|withdrawal| withdrawal.undo());
             tracing::info!("the instance was restarted and is ready: `berth drain` is undone");
         }
@@ -529,7 +519,7 @@ async fn answer(
             if let Some(withdrawal) = withdrawal {
                 withdrawal.withdraw().await;
             }
-            shim.stop.send_if_modified(|stop| std::mem::replace(stop, (*stop).max(Stop::Leave)) < Stop::Leave);
+            shim.update(|state| state.stop = state.stop.max(Stop::Leave));
             Reply::Done
         }
         Ask::Pass | Ask::Join { .. } | Ask::Share(_) => {

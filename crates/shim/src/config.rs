@@ -3,7 +3,6 @@
 use crate::backend::probe::ProbeConfig;
 use berth_keeper::ClusterConfig;
 use berth_node::instance::InstanceId;
-use berth_node::terms::Speedup;
 use berth_os::socket::Keepalive;
 use ipnet::IpNet;
 use std::fmt;
@@ -26,8 +25,6 @@ pub struct Config {
     pub discover: bool,
     /// How long siblings wait for a sign of life.
     pub lease: Duration,
-    /// Shortens the fixed times, for tests.
-    pub speedup: Speedup,
     /// How long bind(2) is tried again while a port is not available.
     pub bind_wait: Duration,
     /// How instances are probed.

@@ -16,10 +16,11 @@
 use crate::backend::Table;
 use crate::config::{CROWD, DirectMode, is_steered};
 use crate::metrics::{counter, gauge};
+use crate::shared::ShimState;
 use crate::steering::{self, Counters, Purpose, Steering};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::DirectStatus;
-use berth_node::terms::{InstanceHealth, Speedup};
+use berth_node::terms::{InstanceHealth, shortened};
 use berth_os::{process, sock_diag};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -79,7 +80,6 @@ pub(crate) struct Direct {
     /// The others: their clients are always relayed.
     relayed: Vec<SocketAddr>,
     lease: Duration,
-    speedup: Speedup,
     /// This many new connections a second are a crowd, if there is a gate for them.
     crowd: Option<u64>,
     now: Mutex<PathState>,
@@ -207,7 +207,6 @@ impl Direct {
         mode: DirectMode,
         addresses: impl Iterator<Item = SocketAddr>,
         lease: Duration,
-        speedup: Speedup,
         has_gate: bool,
         self_test: impl Future<Output = Result<(), steering::Error>>,
     ) -> Result<Option<Arc<Self>>, Error> {
@@ -237,7 +236,7 @@ impl Direct {
                 let now = PathState { path, ended: Some(at), quiet: at, open: None, sample: None, opened: 0, ports };
                 let lease = lease.min(LONGEST_LEASE);
                 let crowd = has_gate.then(|| u64::from(CROWD) * process::cpus() as u64);
-                Ok(Some(Arc::new(Self { steered, relayed, lease, speedup, crowd, now: Mutex::new(now) })))
+                Ok(Some(Arc::new(Self { steered, relayed, lease, crowd, now: Mutex::new(now) })))
             }
             Err(error) if mode == DirectMode::Auto => {
                 tracing::info!("--direct auto: no direct path, every connection is relayed: {error}");
@@ -252,14 +251,14 @@ impl Direct {
     pub(crate) async fn keep(
         &self,
         mut table: watch::Receiver<Arc<Table>>,
-        mut turn: watch::Receiver<Turn>,
+        mut state: watch::Receiver<ShimState>,
         relayed: impl Fn() -> u64,
     ) {
         let mut on = Ends { direct: self, on: None };
         let opened = || self.now().opened() + relayed();
         let mut pace = self.crowd.map(|most| Pace { most, began: Instant::now(), count: opened() });
         loop {
-            let calm = calm(*turn.borrow_and_update(), &table.borrow_and_update());
+            let calm = calm(state.borrow_and_update().turn, &table.borrow_and_update());
             let is_crowd = pace.as_mut().is_some_and(|pace| pace.is_crowd(opened(), Instant::now()));
             let calm = if is_crowd { Err("a crowd comes: it goes through the gate".to_owned()) } else { calm };
             let path = self.choose(&mut on.on, calm, Instant::now());
@@ -269,7 +268,7 @@ impl Direct {
             self.record(path, Instant::now());
             tokio::select! {
                 changed = table.changed() => if changed.is_err() { return },
-                changed = turn.changed() => if changed.is_err() { return },
+                changed = state.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(INTERVAL.min(self.lease / steering::RENEWALS)) => {}
             }
         }
@@ -303,7 +302,7 @@ impl Direct {
 
     /// The shims relay, for this reason now and for [`QUIET`] after it.
     fn quiet(&self, path: Path, at: Instant) -> Path {
-        self.now().quiet = at + self.speedup.of(QUIET);
+        self.now().quiet = at + shortened(QUIET);
         path
     }
 
@@ -405,7 +404,7 @@ impl Direct {
     /// Whether the handshake of a client that was steered may not be over: its instance must not stop yet.
     pub(crate) fn is_settling(&self, at: Instant) -> bool {
         let now = self.now();
-        now.path.is_calm() || now.ended.is_some_and(|ended| at < ended + self.speedup.of(HANDSHAKES))
+        now.path.is_calm() || now.ended.is_some_and(|ended| at < ended + shortened(HANDSHAKES))
     }
 
     /// Connections on the direct path that are open on this node, whichever shim steered them.

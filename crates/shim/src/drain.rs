@@ -5,9 +5,10 @@
 use crate::backend::Table;
 use crate::direct::Direct;
 use crate::metrics::Metrics;
+use crate::shared::ShimState;
 use berth_node::terms::{InstanceHealth, Phase};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -48,26 +49,22 @@ const LOGGED: Duration = Duration::from_secs(10);
 /// When the own instance of a shim that leaves can be stopped.
 #[derive(Debug)]
 pub struct Answered {
-    phase: watch::Receiver<(Phase, SystemTime)>,
+    state: watch::Receiver<ShimState>,
     metrics: Arc<Metrics>,
     direct: Option<Arc<Direct>>,
     left: Option<Instant>,
 }
 
 impl Answered {
-    pub(crate) fn new(
-        phase: watch::Receiver<(Phase, SystemTime)>,
-        metrics: Arc<Metrics>,
-        direct: Option<Arc<Direct>>,
-    ) -> Self {
-        Self { phase, metrics, direct, left: None }
+    pub(crate) fn new(state: watch::Receiver<ShimState>, metrics: Arc<Metrics>, direct: Option<Arc<Direct>>) -> Self {
+        Self { state, metrics, direct, left: None }
     }
 
     /// Waits until the shim has left and no client waits for a first byte or a handshake: for 5 s at most, and a sibling's lease
     /// if that one steered. Can be dropped and called again.
     pub async fn wait(&mut self) {
         // It has ended, with its connections.
-        let Ok(_) = self.phase.wait_for(|(phase, _)| *phase == Phase::Left).await else { return };
+        let Ok(_) = self.state.wait_for(|state| state.phase == Phase::Left).await else { return };
         let left = *self.left.get_or_insert_with(Instant::now);
         loop {
             let settling = self.direct.as_ref().is_some_and(|direct| direct.is_settling(Instant::now()));
@@ -96,7 +93,7 @@ pub(crate) async fn drain(
     metrics: &Metrics,
     ended: &Notify,
     mut table: watch::Receiver<Arc<Table>>,
-    mut stop: watch::Receiver<Stop>,
+    mut state: watch::Receiver<ShimState>,
     settling: impl Fn() -> bool,
     is_served: impl Fn(&Table) -> bool,
     timeout: Duration,
@@ -106,11 +103,12 @@ pub(crate) async fn drain(
     let mut deadline = None;
     loop {
         let (open, settling) = (metrics.open(), settling());
-        if open == 0 && (!settling || *stop.borrow() == Stop::Now) {
+        let ends = state.borrow_and_update().stop == Stop::Now;
+        if open == 0 && (!settling || ends) {
             tracing::info!(ms = started.elapsed().as_millis() as u64, "drained");
             return 0;
         }
-        if *stop.borrow_and_update() == Stop::Now {
+        if ends {
             tracing::warn!(connections = open, "second signal: connections are cut");
             return open;
         }
@@ -130,7 +128,7 @@ pub(crate) async fn drain(
         tokio::select! {
             () = ended.notified() => {}
             Ok(()) = table.changed() => {}
-            Ok(()) = stop.changed() => {}
+            Ok(()) = state.changed() => {}
             () = sleep_until(deadline.map_or(log_at, |deadline| deadline.min(log_at))) => {}
             () = sleep(CHECK), if settling => {}
         }

@@ -1,7 +1,7 @@
 //! The shim in front of a kube-apiserver, its modules in the order in which data flows.
 
 #![forbid(unsafe_code)]
-// For what runs a shim: `app`, `config`, `drain`, `limits`. The other modules are public for parts of berth that probe or steer as
+// For what runs a shim: `app`, `config`, `drain`, `limits`, `shared`. The other modules are public for parts of berth that probe or steer as
 // a shim does, and for tests, benchmarks and fuzz targets.
 #![warn(missing_docs)]
 
@@ -25,7 +25,7 @@ pub mod metrics;
 pub mod relay;
 #[allow(missing_docs, reason = "names and types say enough")]
 pub mod share;
-mod shared;
+pub mod shared;
 #[allow(missing_docs, reason = "names and types say enough")]
 pub mod steering;
 mod view;

@@ -5,6 +5,7 @@
 
 use crate::backend::Table;
 use crate::relay::outcome::Outcome;
+use crate::shared::ShimState;
 use berth_node::instance::InstanceId;
 use berth_node::terms::{InstanceHealth, Phase};
 use prometheus_client::collector::Collector;
@@ -20,7 +21,6 @@ use prometheus_client::registry::Registry;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::SystemTime;
 use tokio::sync::{Semaphore, watch};
 
 /// Lines of the log that were dropped, because it was not read or could not be written.
@@ -91,7 +91,7 @@ impl Metrics {
         workers: usize,
         held_limit: usize,
         table: watch::Receiver<Arc<Table>>,
-        phase: watch::Receiver<(Phase, SystemTime)>,
+        state: watch::Receiver<ShimState>,
         others: Vec<Box<dyn Collector>>,
     ) -> Self {
         let workers: Vec<_> = (0..workers).map(|_| Arc::<WorkerStats>::default()).collect();
@@ -141,7 +141,7 @@ impl Metrics {
         registry.register("berth_cluster_requests", help, cluster_requests.clone());
         let help = "Listeners of other programs on the shim's port, which get a share of new connections";
         registry.register("berth_foreign_listeners", help, foreign_listeners.clone());
-        let sums = Sums { workers: workers.clone(), held: held.clone(), held_limit, table, phase };
+        let sums = Sums { workers: workers.clone(), held: held.clone(), held_limit, table, state };
         registry.register_collector(Box::new(sums));
         others.into_iter().for_each(|collector| registry.register_collector(collector));
         Self {
@@ -273,7 +273,7 @@ struct Sums {
     held: Arc<Semaphore>,
     held_limit: usize,
     table: watch::Receiver<Arc<Table>>,
-    phase: watch::Receiver<(Phase, SystemTime)>,
+    state: watch::Receiver<ShimState>,
 }
 
 impl Collector for Sums {
@@ -304,7 +304,7 @@ impl Collector for Sums {
         let bytes = bytes.map(|(direction, count)| ([("direction", direction)], ConstCounter::new(count)));
         let help = "Bytes relayed, by direction: up is from clients to kube-apiserver";
         family(&mut to, "berth_bytes", help, MetricType::Counter, bytes)?;
-        let now = self.phase.borrow().0;
+        let now = self.state.borrow().phase;
         let states = Phase::ALL.map(|phase| ([("state", phase.as_str())], ConstGauge::new(u64::from(phase == now))));
         let help = "1 for the state that the shim is in, 0 for the others";
         family(&mut to, "berth_shim_state", help, MetricType::Gauge, states)?;
@@ -369,8 +369,8 @@ mod tests {
     fn pages_are_merged_by_family() {
         let page = |instance: &str| {
             let writer = crate::backend::TableWriter::new(1, 1);
-            let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
-            Metrics::new(&instance.parse().unwrap(), 2, 8, writer.subscribe(), phase, Vec::new()).encode()
+            let state = watch::channel(ShimState::default()).1;
+            Metrics::new(&instance.parse().unwrap(), 2, 8, writer.subscribe(), state, Vec::new()).encode()
         };
         // A sibling of another version, which explains its metrics in its own words.
         let help = "# HELP berth_replays ";

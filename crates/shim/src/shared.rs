@@ -12,9 +12,48 @@ use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::terms::Phase;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 use tokio::sync::{Notify, watch};
+
+/// What changes in the life of a shim.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShimState {
+    /// Where the shim is in its life.
+    pub phase: Phase,
+    /// When that phase began.
+    pub since: SystemTime,
+    /// The last request to stop, by a signal or through the shim's socket.
+    pub stop: Stop,
+    /// A worker gives no sign of life: better a sibling takes the connections.
+    pub(crate) blocked: bool,
+    /// A sibling is there that stays when this shim goes.
+    pub(crate) has_successor: bool,
+    /// The siblings that live and have no connection to this shim.
+    pub(crate) unconnected: Vec<InstanceId>,
+    /// Which shim steers new connections to the instance.
+    pub(crate) turn: Turn,
+}
+
+impl Default for ShimState {
+    fn default() -> Self {
+        Self {
+            phase: Phase::Waiting,
+            since: SystemTime::now(),
+            stop: Stop::No,
+            blocked: false,
+            has_successor: false,
+            unconnected: Vec::new(),
+            turn: Turn::NoShim("not joined yet"),
+        }
+    }
+}
+
+impl ShimState {
+    /// The shim leaves: from the request on, not from when siblings took over.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.stop != Stop::No
+    }
+}
 
 /// A duplicate is the same.
 #[derive(Debug, Clone)]
@@ -25,27 +64,33 @@ pub(crate) struct Shared {
     pub(crate) berth: BerthDir,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) table: watch::Receiver<Arc<Table>>,
-    /// Where the shim is in its life, and since when.
-    pub(crate) phase: watch::Sender<(Phase, SystemTime)>,
-    /// The last request to stop, by a signal or through its socket.
-    pub(crate) stop: watch::Sender<Stop>,
-    /// The siblings that live and have no connection to this shim.
-    pub(crate) unconnected: watch::Sender<Vec<InstanceId>>,
-    /// Whether connections that the own instance cannot serve are passed on.
-    pub(crate) pass_on: Arc<AtomicBool>,
-    /// Whether it is leaving: from the request on, not from when siblings took over.
-    pub(crate) leaving: watch::Sender<bool>,
-    /// Whether a sibling is there that stays when this shim goes.
-    pub(crate) has_successor: Arc<AtomicBool>,
+    /// Changed by [`Self::update`].
+    pub(crate) state: watch::Sender<ShimState>,
     pub(crate) cluster: Cluster,
     /// Limits TLS handshakes in flight, unless that is off.
     pub(crate) gate: Option<Arc<Gate>>,
     /// The direct path, if there is one.
     pub(crate) direct: Option<Arc<Direct>>,
     pub(crate) share: Arc<Sharing>,
-    /// Which shim steers new connections to the instance.
-    pub(crate) turn: watch::Sender<Turn>,
-    /// Whether a worker gives no sign of life: better a sibling takes the connections.
-    pub(crate) blocked: Arc<AtomicBool>,
+    /// Notified when a connection ends.
     pub(crate) ended: Arc<Notify>,
+}
+
+impl Shared {
+    /// Changes the state, and notifies those that follow it if it is another one now. Returns whether it is.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut ShimState)) -> bool {
+        self.state.send_if_modified(|state| {
+            let before = state.clone();
+            change(state);
+            *state != before
+        })
+    }
+
+    pub(crate) fn stop(&self) -> Stop {
+        self.state.borrow().stop
+    }
+
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.state.borrow().blocked
+    }
 }

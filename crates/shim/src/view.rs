@@ -1,6 +1,6 @@
 //! Status and metrics of a running shim, for its socket and its admin server.
 
-use crate::shared::Shared;
+use crate::shared::{Shared, ShimState};
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{self, Ask, InstanceStatus, Reply, Status};
@@ -10,7 +10,6 @@ use berth_os::clock;
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
 use serde_json::Value;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Every live shim of a berth: the JSON of `/status`.
 #[derive(Debug, Clone, Serialize)]
@@ -86,7 +85,7 @@ impl Shared {
 
     pub(crate) fn status(&self) -> Status {
         let Self { config, metrics, .. } = self;
-        let (state, since) = *self.phase.borrow();
+        let ShimState { phase, since, blocked, unconnected, .. } = self.state.borrow().clone();
         let table = self.table.borrow();
         let instances = table.instances.iter().map(|instance| InstanceStatus {
             instance: instance.id.clone(),
@@ -106,7 +105,7 @@ impl Shared {
             discover: config.discover,
             shim_version: berth_node::VERSION.to_owned(),
             pid: std::process::id(),
-            state,
+            state: phase,
             since: format_rfc3339_seconds(since).to_string(),
             connections_open: metrics.open(),
             connections_pending: metrics.pending(),
@@ -118,8 +117,8 @@ impl Shared {
             gate: self.gate.as_ref().map(|gate| gate.status()),
             direct: self.direct.as_ref().map(|direct| direct.status()),
             share: self.share.status(),
-            unconnected: self.unconnected.borrow().clone(),
-            blocked: self.blocked.load(Relaxed),
+            unconnected,
+            blocked,
             cluster: self.cluster.status.borrow().clone(),
         }
     }

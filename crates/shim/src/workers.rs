@@ -2,7 +2,7 @@
 //! that it was distributed to, so that its two sockets and its buffer never change cores, and its counters hardly do:
 //! the thread that accepts or receives a connection counts it for the worker.
 
-use berth_node::terms::Speedup;
+use berth_node::terms::shortened;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
@@ -23,17 +23,15 @@ pub(crate) struct Workers {
     handles: Vec<Handle>,
     threads: Vec<JoinHandle<()>>,
     stop: CancellationToken,
-    /// How long they may take to end.
-    ending: Duration,
     /// Its senders are with the threads: closed when the last one has ended.
     running: Receiver<()>,
 }
 
 impl Workers {
-    pub(crate) fn start(count: usize, speedup: Speedup) -> io::Result<Self> {
+    pub(crate) fn start(count: usize) -> io::Result<Self> {
         let (runs, running) = channel();
-        let (stop, ending) = (CancellationToken::new(), speedup.of(ENDING));
-        let mut workers = Self { handles: Vec::new(), threads: Vec::new(), stop, ending, running };
+        let stop = CancellationToken::new();
+        let mut workers = Self { handles: Vec::new(), threads: Vec::new(), stop, running };
         // Dropped before them if one cannot be had.
         let runs = runs;
         for number in 0..count.max(1) {
@@ -63,7 +61,7 @@ async fn work(stop: CancellationToken) {
 impl Drop for Workers {
     fn drop(&mut self) {
         self.stop.cancel();
-        if self.running.recv_timeout(self.ending) == Err(RecvTimeoutError::Timeout) {
+        if self.running.recv_timeout(shortened(ENDING)) == Err(RecvTimeoutError::Timeout) {
             // It ends with the process.
             return tracing::error!("a relaying thread does not end, and is not waited for");
         }

@@ -209,6 +209,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
     let port = args.port.as_deref().map(|text| checks.number("--port", text, 1..=u16::MAX));
     let ready = checks.duration("--ready-timeout", &args.ready_timeout, Duration::from_secs(1));
     let settle = checks.duration("--settle", &args.settle, Duration::ZERO);
+    args.speedup.apply();
     let probe = check_probe(&args.probe, READY, !is_pod, &mut checks);
     let admin = args.admin.as_deref().and_then(|text| checks.address("--admin", text));
     // The daemon has another working directory.

@@ -2,17 +2,17 @@
 
 use crate::support::net::{Backend, client_hello, echo, expect_silence, ping, read};
 use crate::support::shim::{Shim, THREADS};
-use berth_node::terms::{Phase, Speedup};
 use berth_os::socket::Keepalive;
 use berth_shim::backend::TableWriter;
 use berth_shim::drain::Stop;
 use berth_shim::metrics::Metrics;
 use berth_shim::relay::source::Sources;
 use berth_shim::relay::{Context, Open, serve};
+use berth_shim::shared::ShimState;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 
 #[test]
@@ -67,14 +67,20 @@ fn a_connection_is_small() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _entered = runtime.enter();
     let writer = TableWriter::new(1, 1);
-    let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
-    let metrics = Metrics::new(&"a".parse().unwrap(), 1, 1, writer.subscribe(), phase, Vec::new());
+    let metrics = Metrics::new(
+        &"a".parse().unwrap(),
+        1,
+        1,
+        writer.subscribe(),
+        watch::channel(ShimState::default()).1,
+        Vec::new(),
+    );
     let (refusals, _) = mpsc::unbounded_channel();
     let context = Arc::new(Context {
         table: writer.subscribe(),
         keepalive: Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None },
         hold: Duration::from_secs(1),
-        gate: berth_shim::gate::Gate::new(berth_shim::config::MaxOpenings::Auto, Vec::new(), Speedup::NONE),
+        gate: berth_shim::gate::Gate::new(berth_shim::config::MaxOpenings::Auto, Vec::new()),
         share: Arc::default(),
         sources: Arc::new(Sources::new("")),
         from_loopback: false,
@@ -84,13 +90,10 @@ fn a_connection_is_small() {
         connect_seconds: metrics.connect_seconds.clone(),
         first_byte_seconds: metrics.first_byte_seconds.clone(),
         ended: Arc::new(Notify::new()),
-        passing: berth_shim::relay::Passing {
-            on: Arc::default(),
-            leaving: watch::channel(false).1,
-            to: mpsc::unbounded_channel().0,
-        },
+        state: watch::channel(ShimState::default()).1,
+        stays: true,
+        passes: mpsc::unbounded_channel().0,
         log_connections: false,
-        speedup: Speedup::NONE,
     });
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -30,6 +30,7 @@ use berth_shim::backend::probe::{Probe, ProbeConfig};
 use berth_shim::config::{Config, Listen, Place, Preferred};
 use berth_shim::drain::Stop;
 use berth_shim::metrics::gauge;
+use berth_shim::shared::ShimState;
 use berth_shim::steering::{Purpose, Steering, SteeringMetrics};
 use nix::fcntl::Flock;
 use nix::sys::signal::Signal;
@@ -211,7 +212,7 @@ struct Bridge {
     preferred: watch::Sender<Option<u64>>,
     /// Connections that the temporary instance had received when the preferred process was first ready.
     old: Option<u64>,
-    phase: watch::Receiver<(Phase, SystemTime)>,
+    shim: watch::Receiver<ShimState>,
     status: watch::Sender<BridgeStatus>,
     _asking: JoinSet<()>,
     service: Option<Keeping>,
@@ -259,7 +260,7 @@ impl Bridge {
         let (preferred, process) = watch::channel(None);
         let bound = app::build(config(&plan, process)?, collectors).await.map_err(|error| error.to_string())?;
         let listeners = bound.listeners().map_err(|error| error.to_string())?;
-        let phase = bound.phase();
+        let shim = bound.state();
         let mut asking = JoinSet::new();
         asking.spawn(logs::bound(plan.options.directory.clone()));
         let speedup = plan.options.limits.speedup;
@@ -302,7 +303,7 @@ impl Bridge {
             own,
             preferred,
             old: None,
-            phase,
+            shim,
             status,
             _asking: asking,
             work: JoinSet::new(),
@@ -344,7 +345,7 @@ impl Bridge {
         let mut warned = false;
         loop {
             turns.store(true, Relaxed);
-            if self.phase.borrow().0 != Phase::Joined {
+            if self.shim.borrow().phase != Phase::Joined {
                 self.given = false;
             }
             if draining.is_some() && !self.process.is_running() {
@@ -450,7 +451,7 @@ impl Bridge {
                 signal = signals.next() => self.on_signal(signal),
                 Ok(()) = self.temporary.changed() => {}
                 Ok(()) = self.own.changed() => {}
-                Ok(()) = self.phase.changed() => {}
+                Ok(()) = self.shim.changed() => {}
                 () = tokio::time::sleep(speedup.of(INTERVAL)) => {}
             }
             self.process.reap();
@@ -497,7 +498,7 @@ impl Bridge {
         // An answer from before a restart is the previous process's.
         let fresh = temporary.at > self.process.started;
         // A hung relaying thread accepts connections and answers none.
-        let ready = running && fresh && temporary.ready && alive && self.phase.borrow().0 == Phase::Joined;
+        let ready = running && fresh && temporary.ready && alive && self.shim.borrow().phase == Phase::Joined;
         BridgeObservation {
             temporary: TemporaryObservation { running, ready, ends: self.process.ends },
             // With the temporary etcd it would not be ready for long.
@@ -801,7 +802,6 @@ fn config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Co
     Ok(Config {
         preferred: Some(preferred),
         lease: LEASE,
-        speedup: plan.options.limits.speedup,
         probe: plan.probe.clone(),
         probe_interval: plan.options.limits.speedup.of(defaults.probe_interval),
         hold: HOLD,

@@ -65,7 +65,7 @@ async fn made(
     tested: Result<(), steering::Error>,
 ) -> Result<Option<Arc<Direct>>, Error> {
     let listen: Vec<SocketAddr> = listen.iter().map(|address| address.parse().unwrap()).collect();
-    Direct::new(mode, listen.into_iter(), Duration::from_secs(3), Speedup::NONE, true, async { tested }).await
+    Direct::new(mode, listen.into_iter(), Duration::from_secs(3), true, async { tested }).await
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ mod source;
 
 use crate::config::MaxOpenings;
 use berth_node::ipc::wire::{GateStatus, LongestQueue};
-use berth_node::terms::Speedup;
+use berth_node::terms::shortened;
 use berth_os::process;
 use ipnet::IpNet;
 use limiter::Limiter;
@@ -83,7 +83,6 @@ pub struct Gate {
     fixed: Option<NonZeroUsize>,
     cpus: usize,
     first: First,
-    speedup: Speedup,
     /// By the epoch of the instance.
     instances: Mutex<HashMap<u64, InstanceGate>>,
     counters: GateCounters,
@@ -110,19 +109,19 @@ pub(crate) enum Entry {
 
 impl Gate {
     /// The gate, unless it is off; these clients go first.
-    pub fn new(most: MaxOpenings, first: Vec<IpNet>, speedup: Speedup) -> Option<Arc<Self>> {
+    pub fn new(most: MaxOpenings, first: Vec<IpNet>) -> Option<Arc<Self>> {
         let fixed = match most {
             MaxOpenings::Off => return None,
             MaxOpenings::Auto => None,
             MaxOpenings::Fixed(most) => Some(most),
         };
         let (first, cpus) = (First::new(first), process::cpus());
-        Some(Arc::new(Self { fixed, cpus, first, speedup, instances: Mutex::default(), counters: GateCounters::new() }))
+        Some(Arc::new(Self { fixed, cpus, first, instances: Mutex::default(), counters: GateCounters::new() }))
     }
 
     /// Deadline for the ClientHello of a client that comes now.
     pub(crate) fn hello_deadline(&self) -> Instant {
-        Instant::now() + self.speedup.of(HELLO_WITHIN)
+        Instant::now() + shortened(HELLO_WITHIN)
     }
 
     /// Gives a client a slot at an instance (by its epoch), or queues it. It has sent this number of bytes, and waits `since` then.
@@ -277,7 +276,7 @@ pub(crate) struct HandshakeSlot {
 impl HandshakeSlot {
     /// When it expires.
     pub(crate) fn ends(&self) -> Instant {
-        self.began + self.gate.speedup.of(LONGEST_HANDSHAKE)
+        self.began + shortened(LONGEST_HANDSHAKE)
     }
 
     /// The instance's first byte has come, or is overdue.

@@ -80,7 +80,7 @@ proptest! {
     fn every_place_is_given_back(events in prop::collection::vec(events(), 0..200), bound in 1..6usize) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::new(bound).unwrap()), Vec::new(), Speedup::NONE).unwrap();
+            let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::new(bound).unwrap()), Vec::new()).unwrap();
             let (mut opened, mut waiting) = (Vec::new(), Vec::new());
             for event in events {
                 match event {
@@ -114,7 +114,7 @@ proptest! {
 #[test]
 fn room_is_made_at_another_instance_where_the_longest_queue_has_none() {
     let first = vec!["10.0.0.1/32".parse().unwrap()];
-    let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), first, Speedup::NONE).unwrap();
+    let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), first).unwrap();
     let enter = |to, client| gate.enter(to, client, 300, Instant::now());
     let _first = [(); 3].map(|()| enter(TO, address(1)));
     let _others = [(); 2].map(|()| enter(TO + 1, address(2)));

@@ -64,7 +64,7 @@ impl Group {
         }
         let workers = self.lease.workers.len() as u64;
         if self.lease.alive.load(Relaxed) >= workers {
-            if self.shared.blocked.swap(false, Relaxed) {
+            if self.shared.update(|state| state.blocked = false) {
                 tracing::info!("every relaying thread answers again");
             }
             self.lease.renewed = now;
@@ -72,7 +72,7 @@ impl Group {
             self.shared.metrics.renewed("ok");
             self.ping();
         } else {
-            if !self.shared.blocked.swap(true, Relaxed) {
+            if self.shared.update(|state| state.blocked = true) {
                 tracing::warn!("a relaying thread does not answer: the lease is not renewed, siblings will take over");
             }
             self.shared.metrics.renewed("blocked");
@@ -107,7 +107,7 @@ impl Group {
         let names: Vec<_> =
             unconnected.iter().filter_map(|holder| self.siblings.instances.get(holder).cloned()).collect();
         self.shared.metrics.siblings_unconnected.set(i64::try_from(names.len()).unwrap_or(i64::MAX));
-        self.shared.unconnected.send_if_modified(|now| std::mem::replace(now, names.clone()) != names);
+        self.shared.update(|state| state.unconnected = names);
     }
 
     pub(super) fn lease_now(&self) -> Lease {

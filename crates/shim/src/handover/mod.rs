@@ -20,9 +20,8 @@ use crate::accept::{Accepting, Dispatcher};
 use crate::backend::Table;
 use crate::config::Config;
 use crate::direct::{self, Turn};
-use crate::drain::Stop;
 use crate::relay::Pass;
-use crate::shared::Shared;
+use crate::shared::{Shared, ShimState};
 use berth_node::ipc::IncomingRequest;
 use berth_node::ipc::wire::Share;
 use berth_node::registry::lease;
@@ -40,7 +39,6 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 use tokio::runtime::Handle;
@@ -62,7 +60,7 @@ struct Group {
 }
 
 /// Runs the handover of this shim, with bound sockets that do not listen, by their addresses, of which the first
-/// names the berth. After [`Stop::Drain`] the caller drops the future when the last connection has ended; guards
+/// names the berth. After a request to stop the caller drops the future when the last connection has ended; guards
 /// are held until then.
 ///
 /// # Errors
@@ -81,7 +79,7 @@ pub(crate) async fn keep(
     let rules = Rules { addresses: config.place.addresses().collect(), hold: config.hold, lease: config.lease };
     let (to_events, mut events) = mpsc::unbounded_channel();
     let (to_loops, mut loops) = mpsc::unbounded_channel();
-    let (mut table, mut stop) = (shared.table.clone(), shared.stop.subscribe());
+    let (mut table, mut state) = (shared.table.clone(), shared.state.subscribe());
     let mut watch = Watch::new(&shared.berth);
     let third = config.lease / 3;
     let mut group = Group {
@@ -104,12 +102,12 @@ pub(crate) async fn keep(
     loop {
         // Also updates the machine's time, which is all that is due after a timer.
         group.find_dead();
-        group.update_facts(&mut table, &mut stop);
+        group.update_facts(&mut table, &mut state);
         group.publish_takers();
         let wake = group.wake();
         tokio::select! {
             changed = table.changed() => if changed.is_err() { return Ok(()) },
-            changed = stop.changed() => if changed.is_err() { return Ok(()) },
+            changed = state.changed() => if changed.is_err() { return Ok(()) },
             Some(event) = events.recv() => group.on_event(event),
             Some(event) = loops.recv() => group.on_loop_event(event),
             Some(pass) = passes.recv() => group.pass(pass),
@@ -140,34 +138,30 @@ impl Group {
             .unwrap_or_else(|| Instant::now() + Duration::from_secs(3600))
     }
 
-    fn update_facts(&mut self, table: &mut watch::Receiver<Arc<Table>>, stop: &mut watch::Receiver<Stop>) {
+    fn update_facts(&mut self, table: &mut watch::Receiver<Arc<Table>>, state: &mut watch::Receiver<ShimState>) {
         self.tick();
         let shared = self.shared.share.is_on();
         // A sibling steers only where all shims do.
         let direct = self.shared.direct.as_ref().filter(|_| !shared);
+        let state = state.borrow_and_update().clone();
+        let blocked = state.blocked;
         let facts = {
             let table = table.borrow_and_update();
             let own = table.own().is_some_and(|own| own.health() == InstanceHealth::Ready);
             let any = self.config.discover
                 && table.instances.iter().any(|instance| instance.health() == InstanceHealth::Ready);
             Facts {
-                ready: (own || any) && !self.is_blocked(),
+                ready: (own || any) && !blocked,
                 reachable: table.pick(|_| true).is_some(),
-                leaving: *stop.borrow_and_update() != Stop::No,
-                blocked: self.is_blocked(),
+                leaving: state.is_leaving(),
+                blocked,
                 direct: direct.and_then(|_| Some(direct::target(&table).ok()?.address.into())),
             }
         };
-        // From now on, not from when siblings took over: connections that are accepted until then must not go to an
-        // instance that ends.
-        let leaving = facts.leaving;
-        self.shared.leaving.send_if_modified(|now| std::mem::replace(now, leaving) != leaving);
-        let alone = self.config.discover || self.config.preferred.is_some();
-        self.shared.pass_on.store(!alone || facts.leaving, Relaxed);
         let actions = self.machine.facts(facts);
         self.act(actions);
         let turn = if shared { Turn::Shared } else { self.machine.turn(self.me) };
-        self.shared.turn.send_if_modified(|now| std::mem::replace(now, turn) != turn);
+        self.shared.update(|state| state.turn = turn);
     }
 
     /// Puts a share of new connections in force.
@@ -176,10 +170,6 @@ impl Group {
             return Err("this shim serves several instances: a share is between two shims of one instance each".into());
         }
         self.shared.share.put(share, &self.shared.instance, &self.shared.berth, Instant::now())
-    }
-
-    fn is_blocked(&self) -> bool {
-        self.shared.blocked.load(Relaxed)
     }
 
     fn tick(&mut self) {
@@ -315,7 +305,7 @@ impl Group {
                     let connections = self.shared.metrics.open();
                     tracing::info!(connections, siblings, "{}", phase.as_str());
                     self.count(phase.as_str(), "ok");
-                    self.shared.phase.send_replace((phase, SystemTime::now()));
+                    self.shared.update(|state| (state.phase, state.since) = (phase, SystemTime::now()));
                     if phase == Phase::Joined {
                         self.count_foreign_listeners();
                     }

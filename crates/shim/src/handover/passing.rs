@@ -37,7 +37,7 @@ impl Group {
             return Err(format!("this shim is {}", self.machine.phase().as_str()));
         }
         // Two that leave would pass it back and forth.
-        if *self.shared.stop.borrow() != Stop::No {
+        if self.shared.stop() != Stop::No {
             return Err("this shim is leaving".to_owned());
         }
         // There may be no descriptors for its connection to an instance, nor for the messages of siblings.
@@ -62,11 +62,12 @@ impl Group {
     /// Publishes which siblings take clients: those passes that wait for another one are given up.
     pub(super) fn publish_takers(&self) {
         let joined = self.machine.joined_siblings();
-        let Shared { phase, table, config, cluster, has_successor, .. } = &self.shared;
+        let Shared { table, config, cluster, .. } = &self.shared;
         let sibling = self.machine.has_successor();
-        has_successor.store(sibling, Relaxed);
+        self.shared.update(|state| state.has_successor = sibling);
         if config.cluster.is_some() {
-            cluster.publish(phase.borrow().0, sibling, self.is_blocked(), &table.borrow(), config.discover);
+            let (phase, blocked) = (self.machine.phase(), self.shared.is_blocked());
+            cluster.publish(phase, sibling, blocked, &table.borrow(), config.discover);
         }
         let instances = joined.into_iter().filter_map(|holder| self.siblings.instances.get(&holder));
         let paths: Vec<_> = instances.filter_map(|instance| self.shared.berth.socket_path(instance).ok()).collect();

@@ -11,13 +11,13 @@ use super::abort::AbortOnDrop;
 use super::copy::{ResetWatch, with_buffer};
 use super::replay_buffer::ReplayBuffer;
 use super::source::Source;
-use super::waiting::{HoldWait, TurnWait, sends_something};
-use super::{Context, Outcome};
+use super::waiting::TurnWait;
+use super::{Context, Outcome, Pass};
 use crate::backend::{BackendInstance, Table};
 use crate::gate::HandshakeSlot;
 use crate::share::Placed;
 use berth_node::instance::InstanceId;
-use berth_node::terms::{InstanceHealth, Speedup};
+use berth_node::terms::InstanceHealth;
 use berth_os::socket;
 use std::future::poll_fn;
 use std::io::{self, Write};
@@ -31,7 +31,7 @@ use std::task::{Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 /// Attempts at one instance in one epoch. The second shows whether the first met a process that was
@@ -84,7 +84,7 @@ enum AttemptResult {
 }
 
 /// Epochs of instances that this connection tried, and the number of attempts at each.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Tried(Vec<(u64, u8)>);
 
 impl Tried {
@@ -114,140 +114,233 @@ impl Tried {
     }
 }
 
-/// Finds an instance that answers the client.
-///
-/// # Errors
-/// How the connection ended instead; the client's socket is set to reset where necessary.
-pub(super) async fn reach_instance(
-    context: &Context,
-    client: &mut AbortOnDrop,
-    peer: SocketAddr,
-    mut kept: ReplayBuffer,
-) -> Result<Reached, Outcome> {
-    let mut table = context.table.clone();
-    let mut passes = if kept.passed { 0 } else { PASSES };
-    if !kept.passed
-        && let Some(sibling) = sibling_by_share(context, client, peer)
-    {
-        let passed = context.passing.pass(client, &kept.bytes, Some(sibling)).await;
-        context.share.count(if passed { Placed::Passed } else { Placed::Declined });
-        if passed {
-            return Err(Outcome::Passed);
+/// A client's connection on its way to an instance.
+pub(super) struct Opening<'a> {
+    pub(super) context: &'a Context,
+    pub(super) client: &'a mut AbortOnDrop,
+    pub(super) peer: SocketAddr,
+    pub(super) kept: ReplayBuffer,
+    pub(super) turn: TurnWait,
+    /// How long the client was held, all times together.
+    pub(super) held: Duration,
+    tried: Tried,
+    /// How the last attempt ended; the client's connection ends alike if no instance does better.
+    ended: Option<Outcome>,
+}
+
+impl<'a> Opening<'a> {
+    pub(super) fn new(context: &'a Context, client: &'a mut AbortOnDrop, peer: SocketAddr, kept: ReplayBuffer) -> Self {
+        Self {
+            context,
+            client,
+            peer,
+            kept,
+            turn: TurnWait::default(),
+            held: Duration::ZERO,
+            tried: Tried::default(),
+            ended: None,
         }
     }
-    let mut tried = Tried::default();
-    let mut hold = HoldWait::default();
-    let mut turn = TurnWait::default();
-    // How the last attempt ended; the client's connection ends alike if no instance does better.
-    let mut ended = None;
-    let mut again = false;
-    loop {
-        let leaving = *context.passing.leaving.borrow();
-        // The instance stopped, or gave up waiting for the client (kube-apiserver: 32 s): a silent client is given another
-        // attempt only when it sends something.
-        if let Some(outcome) = ended
-            && kept.bytes.is_empty()
-            && !leaving
-            && !sends_something(context, client, &mut kept).await
+
+    /// Finds an instance that answers the client.
+    ///
+    /// # Errors
+    /// How the connection ended instead; the client's socket is set to reset where necessary.
+    pub(super) async fn reach_instance(mut self) -> Result<Reached, Outcome> {
+        let context = self.context;
+        let mut table = context.table.clone();
+        let mut passes = if self.kept.passed { 0 } else { PASSES };
+        if !self.kept.passed
+            && let Some(sibling) = self.sibling_by_share()
         {
-            return Err(end_alike(client, outcome));
-        }
-        let picked = pick(&table.borrow_and_update(), leaving, &tried).cloned();
-        // A relay to a sibling's instance would end with this shim, which may be about to follow its own
-        // instance: the sibling should have the socket itself.
-        let is_elsewhere = passes > 0 && picked.as_ref().is_none_or(|instance| !instance.own);
-        if context.passing.on.load(Relaxed) && is_elsewhere {
-            passes -= 1;
-            if context.passing.pass(client, &kept.bytes, None).await {
+            let passed = self.pass(Some(sibling)).await;
+            context.share.count(if passed { Placed::Passed } else { Placed::Declined });
+            if passed {
                 return Err(Outcome::Passed);
             }
         }
-        let Some(instance) = picked else {
-            if let Some(outcome) = ended
-                && table.borrow().pick(|instance| !tried.refused(instance)).is_some()
+        let mut again = false;
+        loop {
+            let leaving = context.state.borrow().is_leaving();
+            // The instance stopped, or gave up waiting for the client (kube-apiserver: 32 s): a silent client is given another
+            // attempt only when it sends something.
+            if let Some(outcome) = self.ended
+                && self.kept.bytes.is_empty()
+                && !leaving
+                && !self.sends_something().await
             {
-                // It is ready and ended two attempts: on purpose.
-                return Err(end_alike(client, outcome));
+                return Err(self.end_alike(outcome));
             }
-            let found = async {
-                // The sender lives as long as the workers do.
-                let _ = table.wait_for(|table| pick(table, leaving, &tried).is_some()).await;
-            };
-            if let Err(outcome) = hold.wait(context, client, &mut kept, found).await {
-                return Err(end_alike(client, outcome));
+            let picked = pick(&table.borrow_and_update(), leaving, &self.tried).cloned();
+            // A relay to a sibling's instance would end with this shim, which may be about to follow its own
+            // instance: the sibling should have the socket itself.
+            let is_elsewhere = picked.as_ref().is_none_or(|instance| !instance.own);
+            if passes > 0 && is_elsewhere && (leaving || !context.stays) {
+                passes -= 1;
+                if self.pass(None).await {
+                    return Err(Outcome::Passed);
+                }
             }
-            continue;
-        };
-        tokio::select! {
-            biased;
-            admitted = turn.wait(context, &instance, client, peer, &mut kept) => {
-                admitted.map_err(|outcome| end_alike(client, outcome))?;
-            }
-            () = choice_changed(context, &mut table, leaving, instance.epoch, &tried) => {
-                turn.leave(&mut kept);
+            let Some(instance) = picked else {
+                if let Some(outcome) = self.ended
+                    && table.borrow().pick(|instance| !self.tried.refused(instance)).is_some()
+                {
+                    // It is ready and ended two attempts: on purpose.
+                    return Err(self.end_alike(outcome));
+                }
+                let tried = self.tried.clone();
+                let found = async {
+                    // The sender lives as long as the workers do.
+                    let _ = table.wait_for(|table| pick(table, leaving, &tried).is_some()).await;
+                };
+                self.hold(found).await?;
                 continue;
+            };
+            let tried = self.tried.clone();
+            tokio::select! {
+                biased;
+                admitted = self.wait_for_turn(&instance) => admitted.map_err(|outcome| self.end_alike(outcome))?,
+                () = choice_changed(context, &mut table, leaving, instance.epoch, &tried) => {
+                    self.leave_queue();
+                    continue;
+                }
             }
-        }
-        let replay = std::mem::replace(&mut again, true);
-        let result = tokio::select! {
-            biased;
-            result = attempt(context, &instance, client, peer, &mut kept, replay, &mut turn) => result,
-            () = stuck(&mut table, instance.epoch, &tried) => {
-                turn.leave(&mut kept);
-                AttemptResult::Abandoned
-            }
-        };
-        match result {
-            AttemptResult::Answered(backend, source, exchanged) => {
-                context.stats.own.fetch_add(u64::from(instance.own), Relaxed);
-                return Ok(Reached { backend, source, instance: instance.id, exchanged });
-            }
-            AttemptResult::ClientReset => return Err(Outcome::ClientReset),
-            AttemptResult::Refused(outcome) => return Err(end_alike(client, outcome)),
-            AttemptResult::Unreachable(error) => {
-                tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
-                if error.kind() == io::ErrorKind::ConnectionRefused {
-                    context.report_refused(&instance);
-                    tried.refuse(instance.epoch);
-                } else if is_local_shortage(&error) {
-                    // Not the instance's fault, and connections that end release resources.
-                    again = replay;
-                    if let Err(outcome) = hold.wait(context, client, &mut kept, tokio::time::sleep(PAUSE)).await {
-                        return Err(end_alike(client, outcome));
+            let replay = std::mem::replace(&mut again, true);
+            let result = tokio::select! {
+                biased;
+                result = self.attempt(&instance, replay) => result,
+                () = stuck(&mut table, instance.epoch, &tried) => {
+                    self.leave_queue();
+                    AttemptResult::Abandoned
+                }
+            };
+            match result {
+                AttemptResult::Answered(backend, source, exchanged) => {
+                    context.stats.own.fetch_add(u64::from(instance.own), Relaxed);
+                    return Ok(Reached { backend, source, instance: instance.id, exchanged });
+                }
+                AttemptResult::ClientReset => return Err(Outcome::ClientReset),
+                AttemptResult::Refused(outcome) => return Err(self.end_alike(outcome)),
+                AttemptResult::Unreachable(error) => {
+                    tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
+                    if error.kind() == io::ErrorKind::ConnectionRefused {
+                        context.report_refused(&instance);
+                        self.tried.refuse(instance.epoch);
+                    } else if is_local_shortage(&error) {
+                        // Not the instance's fault, and connections that end release resources.
+                        again = replay;
+                        self.hold(tokio::time::sleep(PAUSE)).await?;
+                    } else {
+                        self.tried.add(instance.epoch);
+                        self.ended = Some(Outcome::BackendReset);
                     }
-                } else {
-                    tried.add(instance.epoch);
-                    ended = Some(Outcome::BackendReset);
                 }
-            }
-            AttemptResult::Ended(outcome) => {
-                if kept.is_given_up() {
-                    return Err(end_alike(client, outcome));
+                AttemptResult::Ended(outcome) => {
+                    if self.kept.is_given_up() {
+                        return Err(self.end_alike(outcome));
+                    }
+                    tracing::debug!(instance = %instance.id, outcome = outcome.as_str(), "ended before its first byte: replay");
+                    self.tried.add(instance.epoch);
+                    self.ended = Some(outcome);
                 }
-                tracing::debug!(instance = %instance.id, outcome = outcome.as_str(), "ended before its first byte: replay");
-                tried.add(instance.epoch);
-                ended = Some(outcome);
-            }
-            AttemptResult::Abandoned if kept.is_given_up() => return Err(end_alike(client, Outcome::ClientLeft)),
-            AttemptResult::Abandoned => {
-                tracing::debug!(instance = %instance.id, "no first byte, and another instance is ready: replay");
-                context.own_answered(&instance, None);
-                tried.add(instance.epoch);
+                AttemptResult::Abandoned if self.kept.is_given_up() => {
+                    return Err(self.end_alike(Outcome::ClientLeft));
+                }
+                AttemptResult::Abandoned => {
+                    tracing::debug!(instance = %instance.id, "no first byte, and another instance is ready: replay");
+                    context.own_answered(&instance, None);
+                    self.tried.add(instance.epoch);
+                }
             }
         }
     }
-}
 
-/// The socket of the sibling that a new connection is to be passed to for a share. None while there is none, or the own
-/// instance would not serve it anyway.
-fn sibling_by_share(context: &Context, client: &TcpStream, peer: SocketAddr) -> Option<Arc<Path>> {
-    if !context.share.is_on() || *context.passing.leaving.borrow() {
-        return None;
+    /// The socket of the sibling that a new connection is to be passed to for a share. None while there is none, or the own
+    /// instance would not serve it anyway.
+    fn sibling_by_share(&self) -> Option<Arc<Path>> {
+        let context = self.context;
+        if !context.share.is_on() || context.state.borrow().is_leaving() {
+            return None;
+        }
+        if !context.table.borrow().pick(|_| true).is_some_and(|picked| picked.own) {
+            return None;
+        }
+        context.share.elsewhere(self.peer, self.client.local_addr().ok(), Instant::now())
     }
-    if !context.table.borrow().pick(|_| true).is_some_and(|picked| picked.own) {
-        return None;
+
+    /// Passes the connection to a sibling, or `only` to this one if it takes the connection immediately. True if the sibling
+    /// has the connection: the own descriptor may be dropped.
+    async fn pass(&mut self, only: Option<Arc<Path>>) -> bool {
+        let Ok(duplicate) = self.client.as_fd().try_clone_to_owned() else { return false };
+        let (taken, answer) = oneshot::channel();
+        self.client.set_abort(false);
+        let pass = Pass { client: duplicate, sent: self.kept.bytes.clone(), only, taken };
+        let passed = self.context.passes.send(pass).is_ok() && answer.await.unwrap_or(false);
+        self.client.set_abort(!passed);
+        passed
     }
-    context.share.elsewhere(peer, client.local_addr().ok(), Instant::now())
+
+    /// One attempt at an instance, up to its first byte or its end. If it is dropped, its connection is reset.
+    async fn attempt(&mut self, instance: &BackendInstance, replay: bool) -> AttemptResult {
+        let context = self.context;
+        let mut slot = self.turn.slot.take();
+        let mut handshake = self.kept.is_client_hello().then(|| instance.handshakes.begin());
+        let connected = connect(context, instance.address, self.peer, &self.kept.bytes).await;
+        let (mut backend, mut sent, source) = match connected {
+            Ok((backend, sent, source)) => (AbortOnDrop::new(backend), sent, source),
+            Err(error) => return AttemptResult::Unreachable(error),
+        };
+        if replay {
+            context.stats.replays.fetch_add(1, Relaxed);
+        }
+        loop {
+            // There is nothing to answer yet, so no handshake is in flight.
+            let is_early = !self.kept.is_whole();
+            if handshake.is_none() && self.kept.is_client_hello() {
+                handshake = Some(instance.handshakes.begin());
+            }
+            let began = Instant::now();
+            let counts_until = slot.as_ref().filter(|_| !is_early).map(HandshakeSlot::ends);
+            let first = first_byte(self.client, &mut backend, &mut self.kept, &mut sent, is_early, counts_until);
+            let first = match slot.take().filter(|_| !is_early) {
+                Some(slot) => with_slot(slot, first).await,
+                None => first.await,
+            };
+            match first {
+                Ok(Some(exchanged)) => {
+                    if !exchanged.down.is_empty()
+                        && let Some(handshake) = handshake
+                    {
+                        handshake.end();
+                        context.own_answered(instance, Some(began.elapsed()));
+                    }
+                    return AttemptResult::Answered(backend, source, exchanged);
+                }
+                // The rest of its ClientHello is sent when it is its turn.
+                Ok(None) => match self.wait_for_turn(instance).await {
+                    Ok(()) => slot = self.turn.slot.take(),
+                    Err(outcome) => return AttemptResult::Refused(outcome),
+                },
+                Err(Outcome::ClientReset) => return AttemptResult::ClientReset,
+                Err(outcome) => {
+                    if let Some(handshake) = handshake {
+                        handshake.end();
+                        context.own_answered(instance, None);
+                    }
+                    backend.close();
+                    return AttemptResult::Ended(outcome);
+                }
+            }
+        }
+    }
+
+    /// Ends the client's connection as its last attempt ended.
+    pub(super) fn end_alike(&self, outcome: Outcome) -> Outcome {
+        if outcome != Outcome::Closed {
+            socket::reset_on_close(&**self.client);
+        }
+        outcome
+    }
 }
 
 /// Waits until an instance is stuck or gone, and another one that may be tried is ready. One that only fails its probe may
@@ -277,74 +370,14 @@ async fn choice_changed(
     tried: &Tried,
 ) {
     let is_other = |table: &Arc<Table>| pick(table, leaving, tried).is_none_or(|instance| instance.epoch != epoch);
-    let mut leaves = context.passing.leaving.clone();
+    let mut state = context.state.clone();
     let changed = tokio::select! {
         changed = table.wait_for(is_other) => changed.is_ok(),
-        changed = leaves.wait_for(|leaves| *leaves != leaving) => changed.is_ok(),
+        changed = state.wait_for(|state| state.is_leaving() != leaving) => changed.is_ok(),
     };
     if !changed {
         // The senders are gone, and the shim with them.
         std::future::pending::<()>().await;
-    }
-}
-
-/// One attempt at an instance, up to its first byte or its end. If it is dropped, its connection is reset.
-async fn attempt(
-    context: &Context,
-    instance: &BackendInstance,
-    client: &mut TcpStream,
-    peer: SocketAddr,
-    kept: &mut ReplayBuffer,
-    replay: bool,
-    turn: &mut TurnWait,
-) -> AttemptResult {
-    let mut slot = turn.slot.take();
-    let mut handshake = kept.is_client_hello().then(|| instance.handshakes.begin());
-    let (mut backend, mut sent, source) = match connect(context, instance.address, peer, &kept.bytes).await {
-        Ok((backend, sent, source)) => (AbortOnDrop::new(backend), sent, source),
-        Err(error) => return AttemptResult::Unreachable(error),
-    };
-    if replay {
-        context.stats.replays.fetch_add(1, Relaxed);
-    }
-    loop {
-        // There is nothing to answer yet, so no handshake is in flight.
-        let is_early = !kept.is_whole();
-        if handshake.is_none() && kept.is_client_hello() {
-            handshake = Some(instance.handshakes.begin());
-        }
-        let began = Instant::now();
-        let counts_until = slot.as_ref().filter(|_| !is_early).map(HandshakeSlot::ends);
-        let first = first_byte(client, &mut backend, kept, &mut sent, is_early, counts_until, context.speedup);
-        let first = match slot.take().filter(|_| !is_early) {
-            Some(slot) => with_slot(slot, first).await,
-            None => first.await,
-        };
-        match first {
-            Ok(Some(exchanged)) => {
-                if !exchanged.down.is_empty()
-                    && let Some(handshake) = handshake
-                {
-                    handshake.end();
-                    context.own_answered(instance, Some(began.elapsed()));
-                }
-                return AttemptResult::Answered(backend, source, exchanged);
-            }
-            // The rest of its ClientHello is sent when it is its turn.
-            Ok(None) => match turn.wait(context, instance, client, peer, kept).await {
-                Ok(()) => slot = turn.slot.take(),
-                Err(outcome) => return AttemptResult::Refused(outcome),
-            },
-            Err(Outcome::ClientReset) => return AttemptResult::ClientReset,
-            Err(outcome) => {
-                if let Some(handshake) = handshake {
-                    handshake.end();
-                    context.own_answered(instance, None);
-                }
-                backend.close();
-                return AttemptResult::Ended(outcome);
-            }
-        }
     }
 }
 
@@ -364,14 +397,6 @@ async fn with_slot(
         Ok(first) => first,
         Err(_) => first_byte.await,
     }
-}
-
-/// Ends the client's connection as its last attempt ended.
-fn end_alike(client: &TcpStream, outcome: Outcome) -> Outcome {
-    if outcome != Outcome::Closed {
-        socket::reset_on_close(client);
-    }
-    outcome
 }
 
 /// Connects to an instance from an address that names the client, and sends as much of `first` as it takes at
@@ -441,11 +466,10 @@ async fn first_byte(
     sent: &mut usize,
     is_early: bool,
     counts_until: Option<Instant>,
-    speedup: Speedup,
 ) -> Result<Option<Exchanged>, Outcome> {
     let counts = || counts_until.is_some_and(|until| Instant::now() < until);
     let mut finished = false;
-    let mut watch = ResetWatch::new(speedup);
+    let mut watch = ResetWatch::default();
     poll_fn(|cx| {
         loop {
             if is_early && kept.is_whole() {
@@ -541,7 +565,7 @@ mod tests {
         instance.write_all(b"answer").unwrap();
         socket::reset_on_close(&instance);
         drop(instance);
-        let first = first_byte(&mut client, &mut backend, &mut kept, &mut 0, false, None, Speedup::NONE).await;
+        let first = first_byte(&mut client, &mut backend, &mut kept, &mut 0, false, None).await;
         let down = first.unwrap_or_else(|outcome| panic!("{}", outcome.as_str())).unwrap().down;
         assert_eq!(down, b"answer");
     }

@@ -11,7 +11,7 @@
 use super::Bytes;
 use super::bulk::{self, Bulk, LARGE, MOST, Moved};
 use super::outcome::Outcome;
-use berth_node::terms::Speedup;
+use berth_node::terms::shortened;
 use berth_os::socket::{is_gone, is_writable, reset_on_close, room};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -267,17 +267,13 @@ fn poll_room(cx: &mut Context<'_>, destination: &TcpStream) -> Poll<usize> {
 
 /// Watches an end that is not read, because it has sent FIN or what it sent is not taken, for a
 /// reset. It polls: a descriptor to wait on would be one more than a connection is counted with.
+#[derive(Default)]
 pub(super) struct ResetWatch {
     timer: Option<Pin<Box<Sleep>>>,
     moved: bool,
-    speedup: Speedup,
 }
 
 impl ResetWatch {
-    pub(super) fn new(speedup: Speedup) -> Self {
-        Self { timer: None, moved: false, speedup }
-    }
-
     /// Bytes moved: the last ones of an end that is gone may still be on their way.
     fn moved(&mut self) {
         self.moved = true;
@@ -295,7 +291,7 @@ impl ResetWatch {
 
     /// Ready when nothing moved for a while.
     fn poll_still(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let still = self.speedup.of(STILL);
+        let still = shortened(STILL);
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(still)));
         loop {
             ready!(timer.as_mut().poll(cx));
@@ -314,10 +310,9 @@ pub(super) async fn copy(
     up: Vec<u8>,
     down: Vec<u8>,
     bytes: &mut Bytes<'_>,
-    speedup: Speedup,
 ) -> Outcome {
     let (mut up, mut down) = (Direction::new(up), Direction::new(down));
-    let mut watch = ResetWatch::new(speedup);
+    let mut watch = ResetWatch::default();
     let end = poll_fn(|cx| {
         with_buffer(|buffer| {
             let mut moved = false;

@@ -20,17 +20,18 @@ use crate::backend::{BackendInstance, Table};
 use crate::gate::Gate;
 use crate::metrics::WorkerStats;
 use crate::share::Sharing;
+use crate::shared::ShimState;
 use abort::AbortOnDrop;
+use attempt::{Exchanged, Opening, Reached};
 use berth_node::instance::InstanceId;
-use berth_node::terms::Speedup;
 use berth_os::socket::Keepalive;
 use prometheus_client::metrics::histogram::Histogram;
 use replay_buffer::ReplayBuffer;
 use std::net::{SocketAddr, TcpStream as StdTcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
@@ -59,32 +60,6 @@ pub struct Pass {
     pub taken: oneshot::Sender<bool>,
 }
 
-/// How connections are passed to a sibling.
-#[derive(Debug, Clone)]
-pub struct Passing {
-    /// Whether connections that the own instance cannot serve go to a sibling. Not so for a node shim that stays:
-    /// it has no instance of its own.
-    pub on: Arc<AtomicBool>,
-    /// Whether the shim is leaving: then a ready sibling's instance comes before the own one.
-    pub leaving: watch::Receiver<bool>,
-    /// To the control plane, which knows the siblings.
-    pub to: mpsc::UnboundedSender<Pass>,
-}
-
-impl Passing {
-    /// Passes a connection to a sibling, or `only` to this one if it takes the connection immediately. True if the sibling
-    /// has the connection: the own descriptor may be dropped.
-    async fn pass(&self, client: &mut AbortOnDrop, sent: &[u8], only: Option<Arc<Path>>) -> bool {
-        let Ok(duplicate) = client.as_fd().try_clone_to_owned() else { return false };
-        let (taken, answer) = oneshot::channel();
-        client.set_abort(false);
-        let pass = Pass { client: duplicate, sent: sent.to_vec(), only, taken };
-        let passed = self.to.send(pass).is_ok() && answer.await.unwrap_or(false);
-        client.set_abort(!passed);
-        passed
-    }
-}
-
 /// What the connections of one worker share.
 #[derive(Debug)]
 pub struct Context {
@@ -109,9 +84,13 @@ pub struct Context {
     pub first_byte_seconds: Histogram,
     /// Notified whenever a connection ends.
     pub ended: Arc<Notify>,
-    pub passing: Passing,
+    /// While the shim leaves, a ready sibling's instance comes before the own one.
+    pub state: watch::Receiver<ShimState>,
+    /// The shim has no instance of its own: connections go to a sibling only when it leaves.
+    pub stays: bool,
+    /// To the control plane, which knows the siblings.
+    pub passes: mpsc::UnboundedSender<Pass>,
     pub log_connections: bool,
-    pub speedup: Speedup,
 }
 
 impl Context {
@@ -221,17 +200,16 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
         };
         // Boxed: the state that is needed only until the first byte is not part of a connection's memory
         // for the rest of its life.
-        let outcome = match Box::pin(attempt::reach_instance(context, &mut client, peer, kept)).await {
+        let outcome = match Box::pin(Opening::new(context, &mut client, peer, kept).reach_instance()).await {
             Err(outcome) => outcome,
-            Ok(attempt::Reached { mut backend, source: _in_use, instance: id, exchanged }) => {
+            Ok(Reached { mut backend, source: _in_use, instance: id, exchanged }) => {
                 if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
                     source = backend.local_addr().ok();
                     instance = Some(id);
                 }
                 bytes.up(exchanged.sent);
-                let copied =
-                    copy::copy(&mut client, &mut backend, exchanged.up, exchanged.down, &mut bytes, context.speedup);
-                let outcome = copied.await;
+                let Exchanged { up, down, .. } = exchanged;
+                let outcome = copy::copy(&mut client, &mut backend, up, down, &mut bytes).await;
                 backend.close();
                 outcome
             }

@@ -1,19 +1,19 @@
 //! What a client waits for before an attempt: its turn at the gate, or an instance; and how its end is noticed meanwhile.
 
+use super::Outcome;
+use super::attempt::Opening;
 use super::replay_buffer::ReplayBuffer;
-use super::{Context, Outcome};
 use crate::backend::BackendInstance;
 use crate::gate::{Entry, HandshakeSlot, Refused};
 use berth_os::socket;
 use std::future::poll_fn;
 use std::io;
-use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// One client's wait for its turn at an instance; its waits are bounded together.
+/// A client's waits for its turn at instances: they are bounded together.
 #[derive(Default)]
 pub(super) struct TurnWait {
     waited: Duration,
@@ -23,18 +23,12 @@ pub(super) struct TurnWait {
     pub(super) slot: Option<HandshakeSlot>,
 }
 
-impl TurnWait {
+impl Opening<'_> {
     /// Returns when the instance may be dialled, or may get the ClientHello that is complete now.
-    pub(super) async fn wait(
-        &mut self,
-        context: &Context,
-        to: &BackendInstance,
-        client: &mut TcpStream,
-        peer: SocketAddr,
-        kept: &mut ReplayBuffer,
-    ) -> Result<(), Outcome> {
-        let Some(gate) = &context.gate else { return Ok(()) };
-        let by = *self.hello_by.get_or_insert_with(|| gate.hello_deadline());
+    pub(super) async fn wait_for_turn(&mut self, to: &BackendInstance) -> Result<(), Outcome> {
+        let Some(gate) = &self.context.gate else { return Ok(()) };
+        let (client, kept, turn) = (&mut *self.client, &mut self.kept, &mut self.turn);
+        let by = *turn.hello_by.get_or_insert_with(|| gate.hello_deadline());
         let hello = async {
             while !(kept.is_whole() || kept.is_full() || kept.finished) {
                 poll_fn(|cx| kept.poll_fill(cx, client)).await?;
@@ -44,26 +38,26 @@ impl TurnWait {
         if let Ok(Err(_)) = timeout_at(by, hello).await {
             return Err(Outcome::ClientReset);
         }
-        let mut waiting = match gate.enter(to.epoch, peer.ip(), kept.bytes.len(), Instant::now() - self.waited) {
+        let mut waiting = match gate.enter(to.epoch, self.peer.ip(), kept.bytes.len(), Instant::now() - turn.waited) {
             Entry::Open(slot) => {
-                self.slot = Some(slot);
+                turn.slot = Some(slot);
                 return Ok(());
             }
             Entry::Wait(waiting) => waiting,
         };
         // No instance owes it an answer yet.
         kept.set_held(true);
-        self.since = Some(Instant::now());
-        let turn = tokio::select! {
+        turn.since = Some(Instant::now());
+        let admitted = tokio::select! {
             biased;
-            turn = waiting.turn() => turn,
+            admitted = waiting.turn() => admitted,
             () = gone(client, kept) => Err(Refused::Left),
         };
-        self.leave(kept);
-        let outcome = match turn {
+        self.leave_queue();
+        let outcome = match admitted {
             // The runtime's readiness for the socket is older than its turn.
-            Ok(slot) if !(kept.is_replayable() && socket::has_ended(client)) => {
-                self.slot = Some(slot);
+            Ok(slot) if !(self.kept.is_replayable() && socket::has_ended(&**self.client)) => {
+                self.turn.slot = Some(slot);
                 return Ok(());
             }
             Ok(_) | Err(Refused::Left) => (Refused::Left, Outcome::ClientLeft),
@@ -74,40 +68,35 @@ impl TurnWait {
         Err(outcome.1)
     }
 
-    /// It no longer waits.
-    pub(super) fn leave(&mut self, kept: &mut ReplayBuffer) {
-        kept.set_held(false);
-        self.waited += self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
+    /// The client waits for its turn no longer.
+    pub(super) fn leave_queue(&mut self) {
+        self.kept.set_held(false);
+        self.turn.waited += self.turn.since.take().map_or(Duration::ZERO, |since| since.elapsed());
     }
-}
 
-/// One client's wait for an instance; its waits are bounded together by `--hold`.
-#[derive(Default)]
-pub(super) struct HoldWait {
-    waited: Duration,
-}
-
-impl HoldWait {
-    /// Returns when `awaited` does.
-    pub(super) async fn wait(
-        &mut self,
-        context: &Context,
-        client: &mut TcpStream,
-        kept: &mut ReplayBuffer,
-        awaited: impl Future<Output = ()>,
-    ) -> Result<(), Outcome> {
+    /// Holds the client until `awaited` returns, for `--hold` at most, all times together.
+    ///
+    /// # Errors
+    /// How the connection ends instead.
+    pub(super) async fn hold(&mut self, awaited: impl Future<Output = ()>) -> Result<(), Outcome> {
         let began = Instant::now();
-        let until = began + context.hold.saturating_sub(self.waited);
-        let _place = context.held.try_acquire().map_err(|_| Outcome::HoldFull)?;
-        kept.set_held(true);
+        let until = began + self.context.hold.saturating_sub(self.held);
+        let Ok(_place) = self.context.held.try_acquire() else { return Err(self.end_alike(Outcome::HoldFull)) };
+        self.kept.set_held(true);
         let waited = tokio::select! {
             () = awaited => Ok(()),
             () = tokio::time::sleep_until(until) => Err(Outcome::HoldExpired),
-            outcome = left(client, kept) => Err(outcome),
+            outcome = left(self.client, &mut self.kept) => Err(outcome),
         };
-        kept.set_held(false);
-        self.waited += began.elapsed();
-        waited
+        self.kept.set_held(false);
+        self.held += began.elapsed();
+        waited.map_err(|outcome| self.end_alike(outcome))
+    }
+
+    /// Waits until a silent client sends something, `--hold` at most. It takes no place among held clients: no answer is due.
+    pub(super) async fn sends_something(&mut self) -> bool {
+        let filled = timeout(self.context.hold, poll_fn(|cx| self.kept.poll_fill(cx, self.client))).await;
+        filled.is_ok_and(|filled| filled.is_ok()) && !self.kept.bytes.is_empty()
     }
 }
 
@@ -133,10 +122,4 @@ async fn gone(client: &TcpStream, kept: &ReplayBuffer) {
     if matches!(more, Ok(1..)) || !kept.is_replayable() && more.is_ok() {
         let _ = client.ready(Interest::ERROR).await;
     }
-}
-
-/// Waits until a silent client sends something, `--hold` at most. It takes no place among held clients: no answer is due.
-pub(super) async fn sends_something(context: &Context, client: &mut TcpStream, kept: &mut ReplayBuffer) -> bool {
-    let filled = timeout(context.hold, poll_fn(|cx| kept.poll_fill(cx, client))).await;
-    filled.is_ok_and(|filled| filled.is_ok()) && !kept.bytes.is_empty()
 }
