@@ -5,7 +5,7 @@
 #![no_main]
 
 use berth_node::instance::InstanceId;
-use berth_os::socket::{self, Keepalive, reset_on_close};
+use berth_os::socket::{self, reset_on_close};
 use berth_shim::backend::TableWriter;
 use berth_shim::backend::health::Observation;
 use berth_shim::metrics::Metrics;
@@ -320,7 +320,6 @@ impl Stage {
         }
         let context = Context {
             table: writer.subscribe(),
-            keepalive: Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None },
             // Nothing changes that a client could wait for.
             hold: Duration::ZERO,
             // It would wait 5 s for the end of what never ends.
@@ -349,8 +348,7 @@ impl Stage {
         let peer = (Ipv4Addr::new(10, 64 + b, c, d), 1).into();
         let (_book, context) = self.context(script);
         let to = self.front.local_addr().expect("it is bound");
-        let ours = socket::connect(to, Some(Ipv4Addr::new(127, 128 + b, c, d).into()), &context.keepalive)
-            .expect("it listens");
+        let ours = socket::connect(to, Some(Ipv4Addr::new(127, 128 + b, c, d).into())).expect("it listens");
         let theirs = self.front.accept().expect("a client is there").0;
         theirs.set_nonblocking(true).expect("a socket");
         let said = script.said.map(|said| script.text[..said].to_vec());

@@ -8,7 +8,7 @@ use berth_node::ipc::wire::{Ask, Reply, Status};
 use berth_node::registry::lease;
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
-use berth_options::ask::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, TimeoutArgs};
+use berth_options::ask::{AskArgs, DrainArgs, LiveArgs, ReadyArgs};
 use berth_options::check::{Checks, Mistakes, check_probe};
 use berth_options::place::RunDirArgs;
 use berth_shim::backend::health::Observation;
@@ -26,11 +26,8 @@ const LEAVING: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
-    let mut checks = Checks::default();
-    let patience = timeout(&args.timeout, &mut checks);
-    checks.finish(Some(())).map_err(mistaken)?;
     let Some(known) = find(&args.ask)? else { return Ok(Exit::No) };
-    let patience = patience.unwrap_or(ipc::PATIENCE);
+    let patience = args.timeout.timeout.unwrap_or(ipc::PATIENCE);
     let ready = block_on(async {
         match status(&known, patience).await {
             Ok(status) => {
@@ -48,10 +45,6 @@ pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
         }
     })?;
     answer(ready.map(|()| None))
-}
-
-fn timeout(args: &TimeoutArgs, checks: &mut Checks) -> Option<Duration> {
-    args.timeout.as_deref().map(|text| checks.duration("--timeout", text, Duration::from_millis(10)))
 }
 
 /// The state of an instance in the status of a node shim, if there is one.
@@ -75,7 +68,7 @@ async fn of_node_shim(run_dir: &RunDirArgs, known: &KnownInstance, patience: Dur
 pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let config = check_probe(&args.probe, "/livez", false, &mut checks);
-    let patience = timeout(&args.timeout, &mut checks);
+    let patience = args.timeout.timeout;
     let mut config = checks.finish(config).map_err(mistaken)?;
     config.timeout = patience.unwrap_or(config.timeout);
     let Some(known) = find(&args.ask)? else { return Ok(Exit::No) };
@@ -95,9 +88,7 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
 }
 
 pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
-    let mut checks = Checks::default();
-    let streams = args.wait_streams.as_deref().map(|text| checks.duration("--wait-streams", text, Duration::ZERO));
-    checks.finish(Some(())).map_err(mistaken)?;
+    let streams = args.wait_streams;
     let Some(known) = find(&args.ask)? else { return Ok(Exit::No) };
     let drained = block_on(async {
         let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;

@@ -54,7 +54,7 @@ impl Pod {
         let address: SocketAddr = backend.parse().unwrap();
         crate::support::net::Backend::at(address).serve(crate::support::net::echo);
         let dir = tempfile::tempdir().unwrap();
-        let mut command = berth(["serve", "--probe=tcp", "--rise=1", "--instance=a", "--backend", backend]);
+        let mut command = berth(["serve", "--probe=tcp", "--instance=a", "--backend", backend]);
         command.arg("--run-dir").arg(dir.path().join("run"));
         let shim = Running::start(command.env("BERTH_LISTEN", listen));
         shim.logs("joined");

@@ -108,7 +108,7 @@ fn page() -> String {
     let cluster = "current-context: a\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1', certificate-authority: ca.crt}}]\n\
                    contexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {tokenFile: token}}]\n";
     std::fs::write(&kubeconfig, cluster).unwrap();
-    let mut command = berth(["serve", "--probe=tcp", "--rise=1", "--instance=a", "--lease=300ms"]);
+    let mut command = berth(["serve", "--probe=tcp", "--instance=a", "--lease=300ms"]);
     command.args(["--listen", &listen.to_string(), "--backend", &backend.to_string(), "--admin", &admin.to_string()]);
     command.args(["--node-name", "a", "--cluster"]).arg(kubeconfig);
     let shim = Running::start(command.arg("--run-dir").arg(dir.path().join("run")));

@@ -8,7 +8,7 @@ use crate::support::net::{
 use crate::support::process::{Running, berth, ends, gone, output_of};
 use crate::support::{MOMENT, eventually};
 use berth_os::process;
-use berth_os::socket::{self, Keepalive};
+use berth_os::socket;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -36,7 +36,7 @@ impl Node {
 
     fn command(&self, options: &[&str], command: &[&str]) -> Command {
         let mut run = berth(["run", "--listen", &self.listen.to_string(), "--run-dir", &self.run_dir()]);
-        run.args(["--probe", "tcp", "--probe-interval", "20ms", "--rise", "1"]);
+        run.args(["--probe", "tcp", "--probe-interval", "20ms"]);
         if !options.contains(&"--instance") {
             run.args(["--instance", "a"]);
         }
@@ -356,10 +356,9 @@ fn fifteen_thousand_backend_connections_from_one_source() {
     let line = run.logs("becoming the apiserver");
     let instance: SocketAddr = line.split("address=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     let source = fresh_ip();
-    let keepalive = Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None };
     let mut kept: Vec<_> = (0..DIRECT)
         .map(|_| {
-            let mut connection = socket::connect(instance, Some(source.into()), &keepalive).unwrap();
+            let mut connection = socket::connect(instance, Some(source.into())).unwrap();
             connection.set_nonblocking(false).unwrap();
             ping(&mut connection, &client_hello(100));
             connection

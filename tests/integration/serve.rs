@@ -35,7 +35,7 @@ impl Node {
 
     fn command(&self, backend: SocketAddr, options: &[&str]) -> Command {
         let mut command = berth(["serve", "--listen", &self.listen.to_string(), "--backend", &backend.to_string()]);
-        command.args(["--run-dir", &self.run_dir(), "--probe-interval", "20ms", "--rise", "1"]);
+        command.args(["--run-dir", &self.run_dir(), "--probe-interval", "20ms"]);
         if !options.iter().any(|option| option.starts_with("--probe-")) {
             command.args(["--probe", "tcp"]);
         }
@@ -107,7 +107,7 @@ fn root_uses_no_run_directory_of_another_uid() {
 #[test]
 fn every_mistake_is_reported_at_once() {
     let mut command = berth(["serve", "--listen", "nowhere", "--listen", "10.0.0.5:1,fast", "--hold", "8"]);
-    command.args(["--rise", "0", "--threads", "many", "--admin", "here", "--backend", "there"]);
+    command.args(["--threads", "many", "--admin", "here", "--backend", "there"]);
     command.args(["--probe-cert", "/nonexistent/cert", "--instance", "../a", "--max-connections", "0"]);
     command.args(["--lease", "25h"]);
     let (status, out, log) = output_of(&mut command);
@@ -116,7 +116,6 @@ fn every_mistake_is_reported_at_once() {
         "--listen \"nowhere\"",
         "\"fast\"",
         "--hold 8",
-        "--rise 0",
         "--threads many",
         "--max-connections 0",
         "--lease 25h: at most 1day",
@@ -217,7 +216,7 @@ fn a_limit_of_open_files_that_is_too_low_is_reported() {
 #[test]
 fn an_instance_that_listens_later_is_asked_at_once() {
     let backend = free_address();
-    let shim = Shim::launch("127.0.0.1:0", backend, "1", &["--probe-interval", "1h", "--rise", "2"]);
+    let shim = Shim::launch("127.0.0.1:0", backend, "1", &["--probe-interval", "1h"]);
     shim.until("asked in vain", |status| status.instances.iter().any(|i| i.last_probe.contains("nothing listens")));
     Backend::at(backend).serve(echo);
     shim.until_phase(Phase::Joined);
@@ -326,8 +325,8 @@ fn live_waits_as_long_as_the_kubelet_lets_it() {
     let shim = node.serve(api.address, &["--probe-ca", ca_file]);
     shim.logs("joined");
     assert_eq!(node.ask(&["ready", "--timeout", "30s"]).0, Some(0));
-    let (status, _, log) = node.ask(&["ready", "--timeout", "0s"]);
-    assert!(status == Some(64) && log.contains("--timeout 0s"), "{log}");
+    let (status, _, log) = node.ask(&["ready", "--timeout", "soon"]);
+    assert!(status == Some(64) && log.contains("--timeout <DURATION>"), "{log}");
     let held = api.hold();
     let mut patient =
         Running::start(&mut berth(["live", "--probe-ca", ca_file, "--timeout", "60s", "--run-dir", &node.run_dir()]));

@@ -187,7 +187,7 @@ impl Pod {
     fn launch(&self, listen: SocketAddr, run_dir: &Path) -> Child {
         fs::create_dir_all(&self.logs).unwrap();
         let log = self.logs.join(format!("{}.log", self.starts));
-        let mut run = berth(["run", "--probe", "tcp", "--probe-interval", "20ms", "--rise", "1"]);
+        let mut run = berth(["run", "--probe", "tcp", "--probe-interval", "20ms"]);
         run.args(["--lease", "60s", "--drain-timeout", "1m"]);
         run.args(["--listen", &listen.to_string(), "--instance", &self.uid, "--run-dir"]).arg(run_dir);
         run.args(["--", "sh", "-c", script(&self.text), "kube-apiserver"]);

@@ -90,7 +90,6 @@ impl Shim {
         let mut args = [&place[..], &["--threads", threads], options].concat();
         let defaults = [
             ["--probe", "tcp"],
-            ["--rise", "1"],
             ["--fall", "1"],
             ["--probe-interval", "1h"],
             ["--max-openings", "off"],

@@ -3,6 +3,7 @@
 use crate::place::{ADDRESSES, RunDirArgs};
 use crate::probe::{PROBE, ProbeArgs};
 use clap::Args;
+use std::time::Duration;
 
 /// Which instance is meant.
 #[derive(Debug, Clone, Args)]
@@ -19,8 +20,8 @@ pub struct AskArgs {
 #[derive(Debug, Clone, Args)]
 pub struct TimeoutArgs {
     /// How long the answer may take: the kubelet's timeoutSeconds less one, which is for the start of this process
-    #[arg(long, env = "BERTH_TIMEOUT", value_name = "DURATION", help_heading = PROBE)]
-    pub timeout: Option<String>,
+    #[arg(long, env = "BERTH_TIMEOUT", value_name = "DURATION", value_parser = duration, help_heading = PROBE)]
+    pub timeout: Option<Duration>,
 }
 
 /// Options of `berth ready`.
@@ -48,18 +49,24 @@ pub struct DrainArgs {
     pub wait: bool,
     /// Return when the connections have ended too, or with exit status 1 after this time and how
     /// many are left; implies --wait
-    #[arg(long, env = "BERTH_DRAIN_WAIT_STREAMS", value_name = "DURATION")]
-    pub wait_streams: Option<String>,
+    #[arg(long, env = "BERTH_DRAIN_WAIT_STREAMS", value_name = "DURATION", value_parser = duration)]
+    pub wait_streams: Option<Duration>,
 }
 
 /// Options of `berth live`.
 #[derive(Debug, Clone, Args)]
+#[command(mut_args = |arg| if arg.get_help_heading() == Some(PROBE) && arg.get_id() != "timeout" { arg.hide(true) } else { arg })]
 pub struct LiveArgs {
     #[command(flatten)]
     pub ask: AskArgs,
+    /// As the shim probes: in a pod, both have the same variables.
     #[command(flatten)]
     pub probe: ProbeArgs,
     /// How long it may take, if not --probe-timeout.
     #[command(flatten)]
     pub timeout: TimeoutArgs,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "give a number with a unit, such as 8s, 500ms or 1m30s".to_owned())
 }

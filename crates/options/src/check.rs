@@ -4,11 +4,10 @@
 use crate::cluster;
 pub use crate::mistakes::{Checks, Mistakes};
 use crate::place::PlaceArgs;
-use crate::probe::{PaceArgs, ProbeArgs};
+use crate::probe::ProbeArgs;
 use crate::shim::{RunArgs, ServeArgs, ShimArgs};
 use berth_node::instance::InstanceId;
 use berth_node::registry::{RunDir, lease};
-use berth_os::socket::Keepalive;
 use berth_shim::backend::probe::{ProbeConfig, ProbeKind};
 use berth_shim::config::{Config, Listen, MaxOpenings, Place};
 use clap::builder::Resettable;
@@ -20,6 +19,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
+
+/// The path that a shim asks, by default that of `berth inject`, too.
+pub const READY: &str = "/readyz";
 
 /// More handshakes than any instance has CPUs for.
 const MOST_OPENINGS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
@@ -162,20 +164,10 @@ fn config(
     mut checks: Checks,
 ) -> Result<Config, Mistakes> {
     const TICK: Duration = Duration::from_millis(10);
-    let PaceArgs { probe_path, probe_interval, rise, fall } = &args.pace;
-    let optional = |duration: Duration| (!duration.is_zero()).then_some(duration);
-    let seconds = Duration::from_secs(1);
     let c = &mut checks;
-    let keepalive = Keepalive {
-        idle: optional(whole_seconds(c, "--keepalive-idle", &args.keepalive_idle)),
-        interval: whole_seconds(c, "--keepalive-interval", &args.keepalive_interval).max(seconds),
-        probes: c.number("--keepalive-probes", &args.keepalive_probes, 1..=127),
-        user_timeout: optional(c.duration("--user-timeout", &args.user_timeout, Duration::ZERO)),
-    };
-    let probe = check_probe(&args.probe, probe_path, true, c);
-    let probe_interval = c.duration("--probe-interval", probe_interval, TICK);
-    let rise = c.number("--rise", rise, 1..=100);
-    let fall = c.number("--fall", fall, 1..=100);
+    let probe = check_probe(&args.probe, READY, true, c);
+    let probe_interval = c.duration("--probe-interval", &args.probe_interval, TICK);
+    let fall = c.number("--fall", &args.fall, 1..=100);
     let bind_wait = c.duration("--bind-wait", &args.bind_wait, Duration::ZERO);
     let hold = c.duration("--hold", &args.hold, Duration::ZERO);
     let drain_timeout = c.duration("--drain-timeout", &args.drain_timeout, Duration::ZERO);
@@ -199,7 +191,6 @@ fn config(
             format_duration(lease::LONGEST)
         ));
     }
-    let backlog = c.number("--backlog", &args.backlog, 1..=1_000_000);
     let threads = args.threads.as_deref().map(|text| c.number("--threads", text, 1..=1024));
     let admin = args.admin.as_deref().and_then(|text| c.address("--admin", text));
     if let (Some(place), Some(admin)) = (&place, admin)
@@ -219,13 +210,10 @@ fn config(
         bind_wait,
         probe,
         probe_interval,
-        rise,
         fall,
         hold,
         drain_timeout,
         max_connections,
-        backlog,
-        keepalive,
         threads,
         max_openings,
         first,
@@ -245,15 +233,6 @@ fn cidr(text: &str) -> Result<IpNet, String> {
         Ok(net) => Err(format!("--first {text}: bits beyond the prefix are set: is it {}?", net.trunc())),
         Err(_) => Err(format!("--first {text}: give a block of addresses, such as 10.0.0.0/24 or fd00::/64")),
     }
-}
-
-/// TCP keepalive counts in whole seconds.
-fn whole_seconds(checks: &mut Checks, option: &str, text: &str) -> Duration {
-    let duration = checks.duration(option, text, Duration::ZERO);
-    if duration.subsec_nanos() != 0 || duration.as_secs() > 32_767 {
-        checks.wrong(format!("{option} {text}: the kernel takes whole seconds, at most 32767s"));
-    }
-    duration
 }
 
 /// Checks the options of a probe, and that its files can be read. With `strict`, an HTTPS probe must have a CA or be
@@ -278,9 +257,6 @@ pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Chec
 /// As [`check_probe`], without reading the files, which may be another machine's.
 pub fn check_probe_options(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
     let https = args.probe == ProbeKind::Https;
-    if !path.starts_with('/') || path.parse::<hyper::Uri>().is_err() {
-        checks.wrong(format!("--probe-path {path:?}: give a path such as /readyz"));
-    }
     if https && args.probe_insecure && args.probe_ca.is_some() {
         checks.wrong(
             "--probe-insecure with --probe-ca: the first turns off the check that the second configures: drop one",
@@ -383,10 +359,8 @@ mod tests {
     fn every_mistake_is_reported_at_once() {
         let args = "--listen 10.0.0.5:6443 --listen nowhere --listen 10.0.0.5:6443 --listen [::]:6443,fast \
                     --instance .. --backend here --probe-ca /nonexistent/ca --probe-insecure --probe-key /nonexistent/key \
-                    --probe-path readyz --probe-server-name a_b! --probe-interval 1 --probe-timeout 0s --rise 0 \
-                    --fall many --hold 8 --drain-timeout -8s --max-connections 0 --backlog 0 --threads 0 \
-                    --keepalive-idle 1500ms --keepalive-interval 1h60000s --keepalive-probes 0 --user-timeout x \
-                    --admin 10.0.0.5:6443 --bind-wait soon"
+                    --probe-server-name a_b! --probe-interval 1 --probe-timeout 0s --fall many --hold 8 \
+                    --drain-timeout -8s --max-connections 0 --threads 0 --admin 10.0.0.5:6443 --bind-wait soon"
             .replace("--drain-timeout -8s", "--drain-timeout=-8s");
         let errors = serve(&args).unwrap_err();
         let expected = [
@@ -395,7 +369,6 @@ mod tests {
             "--listen 10.0.0.5:6443: is there twice",
             "--instance: ",
             "--backend \"here\": ",
-            "--probe-path \"readyz\": ",
             "--probe-insecure with --probe-ca",
             "--probe-key without --probe-cert",
             "--probe-server-name \"a_b!\": ",
@@ -403,17 +376,11 @@ mod tests {
             "--probe-timeout 0s: ",
             "--probe-ca /nonexistent/ca: ",
             "--probe-key /nonexistent/key: ",
-            "--rise 0: ",
             "--fall many: ",
             "--hold 8: ",
             "--drain-timeout -8s: ",
             "--max-connections 0: ",
-            "--backlog 0: ",
             "--threads 0: ",
-            "--keepalive-idle 1500ms: ",
-            "--keepalive-interval 1h60000s: ",
-            "--keepalive-probes 0: ",
-            "--user-timeout x: ",
             "--admin 10.0.0.5:6443: ",
             "--bind-wait soon: ",
         ];
@@ -430,23 +397,11 @@ mod tests {
         let seconds = Duration::from_secs;
         assert_eq!(config.backend, None);
         assert_eq!((config.probe_interval, config.probe.timeout), (seconds(1), seconds(2)));
-        assert_eq!((config.rise, config.fall), (2, 3));
+        assert_eq!(config.fall, 3);
         assert_eq!((config.hold, config.drain_timeout), (seconds(8), seconds(60)));
-        let keepalive = Keepalive { idle: Some(seconds(30)), interval: seconds(10), probes: 3, user_timeout: None };
-        assert_eq!(config.keepalive, keepalive);
-        assert_eq!((config.backlog, config.max_connections, config.threads), (4096, None, None));
+        assert_eq!((config.max_connections, config.threads), (None, None));
         assert_eq!((config.bind_wait, config.admin), (Duration::ZERO, None));
         assert_eq!(config.probe.path, "/readyz");
-    }
-
-    #[test]
-    fn zero_switches_off() {
-        let config = serve(
-            "--listen 10.0.0.5:6443 --backend 127.1.2.3:6443 --probe tcp --keepalive-idle 0s --user-timeout 0s --hold 0s",
-        )
-        .unwrap();
-        assert_eq!((config.keepalive.idle, config.keepalive.user_timeout), (None, None));
-        assert_eq!(config.hold, Duration::ZERO);
     }
 
     #[test]

@@ -37,25 +37,8 @@ pub struct ProbeArgs {
     pub probe_timeout: String,
 }
 
-/// The path, how often it is requested, and how many consecutive answers decide.
-#[derive(Debug, Clone, Args)]
-pub struct PaceArgs {
-    /// Path that answers 200 when the apiserver is ready
-    #[arg(long, env = "BERTH_PROBE_PATH", default_value = "/readyz", value_name = "PATH", help_heading = PROBE)]
-    pub probe_path: String,
-    /// Time between two probes; while it starts, 100ms at most
-    #[arg(long, env = "BERTH_PROBE_INTERVAL", default_value = "1s", value_name = "DURATION", help_heading = PROBE)]
-    pub probe_interval: String,
-    /// Consecutive good answers that make it ready
-    #[arg(long, env = "BERTH_RISE", default_value = "2", value_name = "N", help_heading = PROBE)]
-    pub rise: String,
-    /// Consecutive bad answers that make it unready
-    #[arg(long, env = "BERTH_FALL", default_value = "3", value_name = "N", help_heading = PROBE)]
-    pub fall: String,
-}
-
 fn kinds() -> impl TypedValueParser<Value = ProbeKind> {
-    let kinds = [(ProbeKind::Https, "GET --probe-path by HTTPS"), (ProbeKind::Tcp, "Connect only")];
+    let kinds = [(ProbeKind::Https, "GET /readyz by HTTPS"), (ProbeKind::Tcp, "Connect only")];
     PossibleValuesParser::new(kinds.map(|(kind, help)| PossibleValue::new(kind.as_str()).help(help)))
         .map(|text| if text == ProbeKind::Tcp.as_str() { ProbeKind::Tcp } else { ProbeKind::Https })
 }

@@ -2,7 +2,7 @@
 
 use crate::cluster::ClusterArgs;
 use crate::place::{ADDRESSES, PlaceArgs};
-use crate::probe::{PaceArgs, ProbeArgs};
+use crate::probe::ProbeArgs;
 use berth_node::terms::Speedup;
 use berth_shim::config::DirectMode;
 use clap::Args;
@@ -52,8 +52,12 @@ pub struct ShimArgs {
     pub bind_wait: String,
     #[command(flatten)]
     pub probe: ProbeArgs,
-    #[command(flatten)]
-    pub pace: PaceArgs,
+    /// Time between two probes; while it starts, 100ms at most
+    #[arg(long, hide = true, default_value = "1s", value_name = "DURATION")]
+    pub probe_interval: String,
+    /// Consecutive bad answers that make it unready
+    #[arg(long, hide = true, default_value = "3", value_name = "N")]
+    pub fall: String,
     /// How long a client is kept waiting while no apiserver is ready
     #[arg(long, env = "BERTH_HOLD", default_value = "8s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub hold: String,
@@ -74,24 +78,8 @@ pub struct ShimArgs {
     /// do; may be given more than once
     #[arg(long, env = "BERTH_FIRST", value_delimiter = ',', value_name = "CIDR", help_heading = CONNECTIONS)]
     pub first: Vec<String>,
-    /// Length of the accept queue; the kernel caps it at net.core.somaxconn
-    #[arg(long, env = "BERTH_BACKLOG", default_value = "4096", value_name = "N", help_heading = CONNECTIONS)]
-    pub backlog: String,
-    /// Idle time after which TCP probes whether the peer is still there; 0s: never
-    #[arg(long, env = "BERTH_KEEPALIVE_IDLE", default_value = "30s", value_name = "DURATION", help_heading = CONNECTIONS)]
-    pub keepalive_idle: String,
-    /// Time between two such probes
-    #[arg(long, env = "BERTH_KEEPALIVE_INTERVAL", default_value = "10s", value_name = "DURATION", help_heading = CONNECTIONS)]
-    pub keepalive_interval: String,
-    /// Unanswered probes after which the peer is gone
-    #[arg(long, env = "BERTH_KEEPALIVE_PROBES", default_value = "3", value_name = "N", help_heading = CONNECTIONS)]
-    pub keepalive_probes: String,
-    /// TCP_USER_TIMEOUT; 0s: off. It also cuts readers that pause for that long (`kubectl logs -f |
-    /// less`)
-    #[arg(long, env = "BERTH_USER_TIMEOUT", default_value = "0s", value_name = "DURATION", help_heading = CONNECTIONS)]
-    pub user_timeout: String,
     /// How long siblings wait for a sign of life of this shim before they accept from its listeners; at most a day
-    #[arg(long, env = "BERTH_LEASE", default_value = "3s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    #[arg(long, hide = true, default_value = "3s", value_name = "DURATION")]
     pub lease: String,
     /// Outside of changes, let the kernel steer new IPv4 connections to the apiserver itself: no relay, and it sees the
     /// client's address

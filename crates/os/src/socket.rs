@@ -25,18 +25,10 @@ sockopt_impl!(
 );
 sockopt_impl!(NamespaceCookie, GetOnly, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64);
 
-/// What keeps a dead peer from being held for ever. On a listener the accepted sockets inherit it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keepalive {
-    /// Idle time before the first probe; `None`: no keepalive.
-    pub idle: Option<Duration>,
-    /// Time between two probes.
-    pub interval: Duration,
-    /// Unanswered questions after which the peer is gone.
-    pub probes: u32,
-    /// `TCP_USER_TIMEOUT`; `None` leaves it off.
-    pub user_timeout: Option<Duration>,
-}
+/// A silent peer is probed after this time, and counts as gone when this many probes at this interval are unanswered.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_PROBES: u32 = 3;
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A socket that is bound but does not listen: it reserves the port and gets nothing.
 ///
@@ -128,13 +120,13 @@ pub fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
 ///
 /// # Errors
 /// Those of socket(2), setsockopt(2), bind(2) and connect(2); `EADDRNOTAVAIL` when the source has no port left.
-pub fn connect(to: SocketAddr, source: Option<IpAddr>, keepalive: &Keepalive) -> io::Result<TcpStream> {
+pub fn connect(to: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     if to.ip().is_loopback() {
         // Keepalive probes whether a host is there: it is this one.
         socket.set_tcp_nodelay(true)?;
     } else {
-        set_options(socket.as_fd(), keepalive)?;
+        set_options(socket.as_fd())?;
     }
     if let Some(source) = source {
         // Options of IPv4.
@@ -152,19 +144,13 @@ pub fn connect(to: SocketAddr, source: Option<IpAddr>, keepalive: &Keepalive) ->
     }
 }
 
-/// Sets `TCP_NODELAY` and keepalive, or sets it off: a listener may come from another with other options.
-pub fn set_options(socket: BorrowedFd<'_>, keepalive: &Keepalive) -> io::Result<()> {
+/// Sets `TCP_NODELAY` and keepalive, so that a dead peer is not held for ever. From a listener, accepted sockets inherit both.
+/// `TCP_USER_TIMEOUT` stays off: it would cut a reader that pauses for that long (`kubectl logs -f | less`).
+pub fn set_options(socket: BorrowedFd<'_>) -> io::Result<()> {
     let socket = SockRef::from(&socket);
     socket.set_tcp_nodelay(true)?;
-    match keepalive.idle {
-        Some(idle) => {
-            let options =
-                TcpKeepalive::new().with_time(idle).with_interval(keepalive.interval).with_retries(keepalive.probes);
-            socket.set_tcp_keepalive(&options)?;
-        }
-        None => socket.set_keepalive(false)?,
-    }
-    socket.set_tcp_user_timeout(keepalive.user_timeout)
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+    socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES))
 }
 
 /// Lets a bind to a source address leave the port open until connect, so that the 28,000 ephemeral
@@ -504,20 +490,5 @@ mod tests {
             mark_listener(listener.as_fd()).unwrap();
             assert!(is_marked());
         }
-    }
-
-    #[test]
-    fn options_are_set_off_too() {
-        let socket = bind("127.3.7.4:0".parse().unwrap(), false).unwrap();
-        let seconds = Duration::from_secs;
-        let on = Keepalive { idle: Some(seconds(7)), interval: seconds(3), probes: 2, user_timeout: Some(seconds(5)) };
-        let read = |socket: &OwnedFd| {
-            let socket = SockRef::from(socket);
-            (socket.keepalive().unwrap(), socket.tcp_user_timeout().unwrap())
-        };
-        set_options(socket.as_fd(), &on).unwrap();
-        assert_eq!(read(&socket), (true, Some(seconds(5))));
-        set_options(socket.as_fd(), &Keepalive { idle: None, user_timeout: None, ..on }).unwrap();
-        assert_eq!(read(&socket), (false, None));
     }
 }

@@ -13,7 +13,7 @@ use crate::backend::probe::{Probe, ProbeKind};
 use crate::backend::prober::Probers;
 use crate::backend::{Table, TableWriter};
 use crate::cluster::Cluster;
-use crate::config::{Config, Listen};
+use crate::config::{Config, Listen, RISE};
 use crate::direct::{self, Direct, DirectMetrics};
 use crate::drain::{Answered, Stop, drain, is_served};
 use crate::gate::{Gate, GateMetrics};
@@ -140,7 +140,7 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
 
     let share = Arc::<Sharing>::default();
     collectors.push(Box::new(ShareMetrics(share.clone())));
-    let writer = TableWriter::new(config.rise, config.fall);
+    let writer = TableWriter::new(RISE, config.fall);
     let state = watch::Sender::<ShimState>::default();
     let metrics = Metrics::new(&instance, room.threads, HELD, writer.subscribe(), state.subscribe(), collectors);
     let config = Arc::new(config);
@@ -174,9 +174,6 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
         backend = config.backend.map(tracing::field::display),
         run_dir = %config.place.run_dir.display(),
         probe = config.probe.kind.as_str(),
-        path = config.probe.path,
-        rise = config.rise,
-        fall = config.fall,
         hold = %format_duration(config.hold),
         drain_timeout = %format_duration(config.drain_timeout),
         max_connections = room.connections,
@@ -247,7 +244,6 @@ impl DataPlane {
         let Shared { config, metrics, .. } = shared;
         let contexts = metrics.workers().iter().map(|stats| Context {
             table: shared.table.clone(),
-            keepalive: config.keepalive,
             hold: config.hold,
             gate: shared.gate.clone(),
             share: shared.share.clone(),

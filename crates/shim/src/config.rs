@@ -3,7 +3,6 @@
 use crate::backend::probe::ProbeConfig;
 use berth_keeper::ClusterConfig;
 use berth_node::instance::InstanceId;
-use berth_os::socket::Keepalive;
 use ipnet::IpNet;
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,6 +10,9 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::watch;
+
+/// Consecutive good answers that make an instance ready.
+pub const RISE: u32 = 2;
 
 /// A checked `berth serve` or `berth run`.
 #[derive(Debug, Clone)]
@@ -31,8 +33,6 @@ pub struct Config {
     pub probe: ProbeConfig,
     /// Time between two probes of an instance.
     pub probe_interval: Duration,
-    /// Consecutive good answers that make an instance ready.
-    pub rise: u32,
     /// Consecutive bad answers that make it unready.
     pub fall: u32,
     /// How long a client waits for an instance.
@@ -41,10 +41,6 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// Most connections; `None`: what the file limit allows.
     pub max_connections: Option<u64>,
-    /// Length of the accept queue, as for listen(2).
-    pub backlog: u32,
-    /// TCP keepalive of clients and instances.
-    pub keepalive: Keepalive,
     /// Relaying threads; `None`: one per core, at most eight.
     pub threads: Option<usize>,
     /// TLS handshakes that an instance may have in flight.

@@ -369,7 +369,7 @@ mod tests {
     fn pages_are_merged_by_family() {
         let page = |instance: &str| {
             let writer = crate::backend::TableWriter::new(1, 1);
-            let state = watch::channel(ShimState::default()).1;
+            let state = watch::channel(ShimState { phase: Phase::Joined, ..ShimState::default() }).1;
             Metrics::new(&instance.parse().unwrap(), 2, 8, writer.subscribe(), state, Vec::new()).encode()
         };
         // A sibling of another version, which explains its metrics in its own words.

@@ -190,13 +190,8 @@ impl Node {
     pub(crate) fn launch(&self, id: &str, options: &[&str]) -> Shim {
         let mut command = self.command("serve", id);
         // An instance that answers late does not stand still, unless a test is about that.
-        let defaults = [
-            ["--probe", "tcp"],
-            ["--probe-timeout", "60s"],
-            ["--rise", "1"],
-            ["--probe-interval", "50ms"],
-            ["--lease", LEASE],
-        ];
+        let defaults =
+            [["--probe", "tcp"], ["--probe-timeout", "60s"], ["--probe-interval", "50ms"], ["--lease", LEASE]];
         for [option, value] in defaults {
             if !options.contains(&option) {
                 command.args([option, value]);

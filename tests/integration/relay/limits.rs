@@ -2,7 +2,6 @@
 
 use crate::support::net::{Backend, client_hello, echo, expect_silence, ping, read};
 use crate::support::shim::{Shim, THREADS};
-use berth_os::socket::Keepalive;
 use berth_shim::backend::TableWriter;
 use berth_shim::drain::Stop;
 use berth_shim::metrics::Metrics;
@@ -78,7 +77,6 @@ fn a_connection_is_small() {
     let (refusals, _) = mpsc::unbounded_channel();
     let context = Arc::new(Context {
         table: writer.subscribe(),
-        keepalive: Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None },
         hold: Duration::from_secs(1),
         gate: berth_shim::gate::Gate::new(berth_shim::config::MaxOpenings::Auto, Vec::new()),
         share: Arc::default(),

@@ -131,7 +131,7 @@ impl Peer {
         match &self.kind {
             PeerKind::None => bail!("nothing to start"),
             kind @ (PeerKind::Berth | PeerKind::DirectPath) => {
-                command.args(["serve", "--probe", "tcp", "--rise", "1", "--drain-timeout", "1s"]);
+                command.args(["serve", "--probe", "tcp", "--drain-timeout", "1s"]);
                 // Connections are logged at debug, which is off.
                 command.args(match kind {
                     // This load is a crowd, which the gate would keep off the direct path.

@@ -165,7 +165,7 @@ impl TableWriter {
             }
             let (before, after) = (instance.health(), instance.tracker.observe(seen));
             observed = Some((before, after));
-            // It moves when its probe has passed `--rise` times.
+            // It moves when its probe has passed as often as it must to be ready.
             let stands_still =
                 after == InstanceHealth::Failing && (instance.stands_still || seen == Observation::StandsStill);
             let stood_still = std::mem::replace(&mut instance.stands_still, stands_still);

@@ -200,7 +200,7 @@ impl Probe {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(Full::default()).map_err(|error| {
-            fail("config", format!("cannot request {path}: {error}; check --probe-path and the token"))
+            fail("config", format!("cannot request {path}: {error}; check the token"))
         })?;
         let answered = http::ask(stream, request, BODY_LIMIT).await;
         let (status, body) = answered.map_err(|error| fail("http", format!("no HTTP answer: {error}")))?;

@@ -16,6 +16,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+/// Length of the accept queue; the kernel cuts it to net.core.somaxconn.
+const BACKLOG: u32 = 4096;
+
 /// Time until listen or accept is tried again on a socket that failed.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -69,7 +72,7 @@ impl Group {
 
     pub(super) fn listen(&mut self, address: SocketAddr) -> Vec<Action> {
         let listened = self.bound(address).and_then(|own| {
-            socket::start_listening(own.as_fd(), self.config.backlog)?;
+            socket::start_listening(own.as_fd(), BACKLOG)?;
             socket::cookie(own.as_fd())
         });
         match listened {
@@ -116,9 +119,9 @@ impl Group {
     pub(super) fn accept(&mut self, cookie: Cookie) -> Vec<Action> {
         let held = lock(&self.published).held.get(&cookie).cloned();
         let Some((address, listener)) = held else { return self.machine.failed(cookie) };
-        let ready = socket::set_options(listener.as_fd(), &self.config.keepalive)
+        let ready = socket::set_options(listener.as_fd())
             .and_then(|()| socket::mark_listener(listener.as_fd()))
-            .and_then(|()| socket::start_listening(listener.as_fd(), self.config.backlog))
+            .and_then(|()| socket::start_listening(listener.as_fd(), BACKLOG))
             .and_then(|()| listener.as_fd().try_clone_to_owned());
         match ready {
             Ok(duplicate) => {

@@ -431,7 +431,7 @@ async fn connect_from(
     first: &[u8],
 ) -> io::Result<(TcpStream, usize)> {
     let started = Instant::now();
-    let stream = socket::connect(to, source, &context.keepalive)?;
+    let stream = socket::connect(to, source)?;
     // The TCP handshake with an instance of this host has ended by now: neither a timer nor a wait is needed.
     let (connected, sent) = if first.is_empty() {
         (stream.peer_addr().is_ok(), 0)

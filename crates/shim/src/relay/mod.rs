@@ -24,7 +24,6 @@ use crate::shared::ShimState;
 use abort::AbortOnDrop;
 use attempt::{Exchanged, Opening, Reached};
 use berth_node::instance::InstanceId;
-use berth_os::socket::Keepalive;
 use prometheus_client::metrics::histogram::Histogram;
 use replay_buffer::ReplayBuffer;
 use std::net::{SocketAddr, TcpStream as StdTcpStream};
@@ -64,8 +63,6 @@ pub struct Pass {
 #[derive(Debug)]
 pub struct Context {
     pub table: watch::Receiver<Arc<Table>>,
-    /// For connections to instances; accepted sockets inherit theirs from the listener.
-    pub keepalive: Keepalive,
     pub hold: Duration,
     /// Shared by all workers.
     pub gate: Option<Arc<Gate>>,
