@@ -84,11 +84,11 @@ gather() {
     (cd "$root" && install -m 0644 LICENSE README.md CHANGELOG.md "$directory" &&
         find examples -name '*.service' -exec install -m 0644 -t "$directory/systemd" {} +)
     third_party "$2" >"$directory/THIRD-PARTY"
+    "$CARGO" run --manifest-path "$root/Cargo.toml" --locked --quiet "${BERTH[@]}" --features man --example man -- "$directory/man"
     # Without the builder's variables for berth.
-    env -i "$3" generate man "$directory/man" >/dev/null
-    env -i "$3" generate completions bash >"$directory/completions/berth.bash"
-    env -i "$3" generate completions fish >"$directory/completions/berth.fish"
-    env -i "$3" generate completions zsh >"$directory/completions/_berth"
+    env -i "$3" completions bash >"$directory/completions/berth.bash"
+    env -i "$3" completions fish >"$directory/completions/berth.fish"
+    env -i "$3" completions zsh >"$directory/completions/_berth"
 }
 
 # tarball DIRECTORY NAME FILE: of what is called so there

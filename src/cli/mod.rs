@@ -3,7 +3,6 @@
 
 #[cfg(feature = "operate")]
 mod bridge;
-mod generate;
 #[cfg(feature = "operate")]
 mod grant;
 mod node;
@@ -19,7 +18,6 @@ use bridge::BRIDGE_STATUS;
 #[cfg(feature = "operate")]
 pub use bridge::{BridgeAction, BridgeArgs, BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs};
 use clap::{Arg, Parser, Subcommand};
-pub use generate::{Generate, GenerateArgs};
 #[cfg(feature = "operate")]
 pub use grant::GrantArgs;
 pub use node::StatusArgs;
@@ -95,8 +93,11 @@ pub enum Command {
     #[cfg(feature = "rehearse")]
     #[command(hide = true, disable_version_flag = true)]
     StandIn(StandInArgs),
-    /// Write man pages or shell completions
-    Generate(GenerateArgs),
+    /// Write a shell's completions to standard output
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
     /// Print version
     #[command(short_flag = 'v')]
     Version,

@@ -25,7 +25,6 @@ mod copy_self;
 #[cfg(feature = "operate")]
 mod doctor;
 mod exec;
-mod generate;
 #[cfg(feature = "operate")]
 mod grant;
 #[cfg(feature = "operate")]
@@ -227,10 +226,16 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Rehearse(args) => rehearse::run(&args),
         #[cfg(feature = "rehearse")]
         Command::StandIn(args) => rehearse::stand_in(&args),
-        Command::Generate(args) => generate::run(&args),
+        Command::Completions { shell } => completions(shell),
         Command::Version => print(&Cli::command().render_version()),
     };
     ended(result)
+}
+
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<Exit> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "berth", &mut script);
+    print(&String::from_utf8(script)?)
 }
 
 /// Prints clap's message instead of running a subcommand: a mistake, the help or the version.

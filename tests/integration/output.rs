@@ -17,7 +17,7 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
         (&["--help"], 0),
         (&["--version"], 0),
         (&["serve", "--help"], 0),
-        (&["generate", "completions", "bash"], 0),
+        (&["completions", "bash"], 0),
         (&["status", "--run-dir", "RUN"], 0),
         (&["status", "--watch", "--run-dir", "RUN"], 0),
         (&["ready", "--run-dir", "RUN"], 1),

@@ -199,9 +199,9 @@ impl Probe {
         if let Some(token) = token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request.body(Full::default()).map_err(|error| {
-            fail("config", format!("cannot request {path}: {error}; check the token"))
-        })?;
+        let request = request
+            .body(Full::default())
+            .map_err(|error| fail("config", format!("cannot request {path}: {error}; check the token")))?;
         let answered = http::ask(stream, request, BODY_LIMIT).await;
         let (status, body) = answered.map_err(|error| fail("http", format!("no HTTP answer: {error}")))?;
         let body = body.unwrap_or_default();
