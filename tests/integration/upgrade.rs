@@ -4,18 +4,17 @@
 
 use crate::stand_in::{API, BROKEN, EMULATES, STAND_IN};
 use crate::support::cluster::Cluster;
-use crate::support::net::{client_hello, connect, free_address, fresh_ip, ping};
+use crate::support::net::{client_hello, connect, free_address, ping};
 use crate::support::process::{Running, berth, ends, output_of};
 use crate::support::{eventually, in_memory};
 use berth_cluster::service::slice_path;
 use berth_options::cluster::host_name;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -442,19 +441,6 @@ fn an_image_that_the_kubelet_cannot_get_ends_it_at_once() {
     upgrade.env("PATH", format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap()));
     ends(&mut upgrade, 1, &["the kubelet cannot get its image", "ErrImagePull: \"not found\"", "rolled back"]);
     node.is_whole("v1");
-}
-
-#[test]
-fn an_address_that_is_given_up_is_not_waited_for() {
-    let (node, _kubelet) = serving();
-    // Not of 127.0.0.1, from whose ports other tests dial.
-    let other = TcpListener::bind((fresh_ip(), node.listen.port())).unwrap();
-    let _client = TcpStream::connect(other.local_addr().unwrap()).unwrap();
-    ends(&mut node.upgrade(&[]), 1, &["error[client-address]"]);
-    let upgrade = Running::start(&mut node.upgrade(&["--ignore-errors", "client-address", "--settle", "1h"]));
-    upgrade.logs("3/8");
-    let state: Value = serde_json::from_slice(&fs::read(node.path("kept/upgrade.json")).unwrap()).unwrap();
-    assert_eq!(state["dialled"].as_array().map_or(0, Vec::len), 0);
 }
 
 /// As a unit does it after a reboot, which does not know the options.

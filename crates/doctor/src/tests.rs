@@ -324,16 +324,6 @@ fn what_a_manifest_says_of_its_shim_is_found() {
     assert_eq!(of(include_str!("../../../examples/node-shim/kube-apiserver.yaml")).berth, berth);
 }
 
-#[test]
-fn an_address_that_another_node_has_is_not_waited_for() {
-    let mut facts = sound();
-    for address in ["10.0.0.5:6443", "10.0.0.9:6443", "127.0.0.1:6443"] {
-        facts.clients.add(address.parse().unwrap(), "admin.conf".into());
-    }
-    let kept = facts.kept(&Manifest::parse(&static_pod()).unwrap());
-    assert_eq!(kept, ["10.0.0.5:6443".parse().unwrap()]);
-}
-
 fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let beside = |name: &str, text: Result<&str, &str>| {

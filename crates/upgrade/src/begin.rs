@@ -6,7 +6,7 @@ use super::journal::node_name;
 use super::judge::{JudgeOptions, check_judge};
 use super::lock::{Claim, Holder, Lock, LockError, NAME, NAMESPACE};
 use super::machine::{InstanceObservation, Limits, Position};
-use super::observer::{NodeDetails, NodeObserver, unreached};
+use super::observer::{NodeDetails, NodeObserver};
 use super::pod::{self, ApiserverPod, EMULATION};
 use super::progress::Progress;
 use super::state::{self, Emulated, State, Store};
@@ -300,7 +300,6 @@ async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, 
         old: old_text,
         new: new_text,
         temporary_text,
-        dialled: Vec::new(),
         access: Access::of(&options.canonical),
         kubeconfig: options.kubeconfig.as_deref().and_then(|path| std::path::absolute(path).ok()),
         judge,
@@ -313,7 +312,7 @@ async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, 
         (false, false) => format!("{} to {}", old.image, setting.pod.image),
     };
     progress.line(&format!("1/{all}  {address}: {what}; first, the checks of berth doctor"));
-    state.dialled = diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
+    diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
     if state.judge.is_some() {
         check_judge(&setting.run_dir, setting.client.as_ref(), &state.uid).await?;
         let emulates = state.emulated.as_ref().map(|emulated| format!(", as {} until then", emulated.release));
@@ -334,14 +333,14 @@ fn emulated(old: &Manifest, new: &Manifest) -> Result<Option<Emulated>, Problem>
     Ok(Some(Emulated { text: pod::emulating(new, &release)?, release }))
 }
 
-/// Nothing is changed while `berth doctor` knows of an error. Gives the addresses by which clients reach the apiserver.
+/// Nothing is changed while `berth doctor` knows of an error.
 async fn diagnose(
     name: &str,
     manifest: &Manifest,
     running: &Manifest,
     setting: &UpgradeContext,
     options: &UpgradeOptions,
-) -> Result<Vec<SocketAddr>, Refusal> {
+) -> Result<(), Refusal> {
     let directory = options.canonical.display();
     let beside =
         beside::gather(&options.canonical).map_err(|error| Refusal::unavailable(&format!("{directory}: {error}")))?;
@@ -355,12 +354,7 @@ async fn diagnose(
     let case = Case { name, manifest, running: Some(running), beside, node, cluster };
     let mut findings = examine(&case);
     findings.retain(|finding| finding.severity != Severity::Info);
-    text::gate(name, findings, &options.ignore_errors)?;
-    // Those of an error that is ignored will not be reached, and the operator knows.
-    let mut dialled = facts.kept(manifest);
-    let unreached = unreached(&dialled).await;
-    dialled.retain(|address| !unreached.contains(address));
-    Ok(dialled)
+    text::gate(name, findings, &options.ignore_errors)
 }
 
 /// Whether the Service names the node, so that it is kept there.

@@ -8,7 +8,7 @@ use super::machine::{
     Action, Hopeless, INTERRUPTED, Judged, LEAVING, Limits, Machine, NodeObservation, Position, Slot, Step,
     UpgradeOutcome, Version,
 };
-use super::observer::{NodeDetails, NodeObserver, unreached};
+use super::observer::{NodeDetails, NodeObserver};
 use super::pod::{ApiserverPod, EMULATION, PREFIX};
 use super::progress::Progress;
 use super::state::{State, StateError, Store, remove};
@@ -22,7 +22,6 @@ use berth_os::signals::Signals;
 use nix::sys::signal::Signal;
 use std::future::pending;
 use std::io;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
@@ -101,7 +100,6 @@ pub async fn drive(
         signals: OperatorSignals::new()?,
         service: service.map_err(io::Error::other)?.map(ServiceKeeper::start),
         drain_trouble: String::new(),
-        unreached: Vec::new(),
         unkept: None,
         warned_unkept: false,
         entered: SystemTime::now(),
@@ -136,8 +134,6 @@ struct Driver<'a> {
     service: Option<Keeping>,
     /// Why the last drain failed.
     drain_trouble: String,
-    /// Addresses by which clients came before and that do not accept them now.
-    unreached: Vec<SocketAddr>,
     /// Since when the Service is not kept, and whether that has been reported.
     unkept: Option<Instant>,
     warned_unkept: bool,
@@ -165,10 +161,6 @@ impl Driver<'_> {
         self.announce();
         loop {
             let (mut seen, details) = self.observer.sample(&self.state).await?;
-            if self.state.position.step == Step::Verify {
-                self.unreached = unreached(&self.state.dialled).await;
-                seen.reached = self.unreached.is_empty();
-            }
             if let Some(service) = &self.service {
                 let serves = seen.canonical.may_serve() || seen.temporary.may_serve();
                 service.demand(if serves { Demand::Serving } else { Demand::NotServing });
@@ -387,7 +379,6 @@ impl Driver<'_> {
                 Ended::Judged(why)
             }
         };
-        self.warn_unreached();
         Ok(ended)
     }
 
@@ -418,19 +409,6 @@ impl Driver<'_> {
                 "it may be without this node for up to 10 s whenever an instance stops; let the user of --kubeconfig get, list, watch, \
                  create, patch and delete EndpointSlices in the namespace default, and see that its server answers",
             );
-        }
-    }
-
-    /// Clients of an address without a listener are refused from here on, and nothing else reports that.
-    fn warn_unreached(&self) {
-        for address in &self.unreached {
-            self.progress.line(&format!(
-                "warning: clients came by {address} before, and it does not accept them any more: they are refused"
-            ));
-            self.progress.more(&format!(
-                "`berth inject --listen …` with {address} behind the addresses that are there, and `berth upgrade` with that; or \
-                 let them use another one"
-            ));
         }
     }
 
@@ -482,11 +460,7 @@ impl Driver<'_> {
             Step::JudgeTemporary | Step::JudgeCanonical => "ready, and being judged".into(),
             Step::StopOld => stop(canonical),
             Step::StopTemporary | Step::Withdraw => stop(temporary),
-            Step::Verify if self.unreached.is_empty() => "looking".into(),
-            Step::Verify => {
-                let addresses: Vec<_> = self.unreached.iter().map(ToString::to_string).collect();
-                format!("clients came by {} before, and nothing listens there", addresses.join(", "))
-            }
+            Step::Verify => "looking".into(),
         }
     }
 

@@ -444,8 +444,6 @@ impl StepView<'_> {
     fn verify(&self) -> Action {
         let alone = self.seen.temporary_file == Content::Absent && !self.seen.temporary.alive;
         match (self.holds(self.target) && alone && self.seen.canonical.in_group, self.target) {
-            // A resumed upgrade could only wait for the same address again, and no other upgrade could begin.
-            (true, _) if !self.seen.reached && self.elapsed() < LEAVING => Action::Wait,
             (true, Version::New) => Action::Finish(UpgradeOutcome::Done),
             (true, Version::Emulated) => Action::Finish(UpgradeOutcome::Emulating),
             (true, Version::Old) => Action::Finish(UpgradeOutcome::RolledBack),

@@ -17,7 +17,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 /// Longest time between two samples, for what sends no notification: a shim's phase, a file.
@@ -28,9 +27,6 @@ const REFUSED: Duration = Duration::from_secs(10);
 
 /// How long a shim that does not answer may be thought where it was: on a busy node it takes seconds to.
 const SILENT: Duration = Duration::from_secs(30);
-
-/// Longest time that a connect may take.
-const DIAL: Duration = Duration::from_secs(2);
 
 /// What is known of an instance, for people.
 #[derive(Debug, Clone, Default)]
@@ -256,7 +252,7 @@ impl NodeObserver {
             _ => None,
         })?;
         let temporary_file = content(&state.temporary, |text| (text == state.temporary_text).then_some(Version::New))?;
-        Ok((NodeObservation { canonical_file, temporary_file, canonical, temporary, reached: true }, details))
+        Ok((NodeObservation { canonical_file, temporary_file, canonical, temporary }, details))
     }
 
     /// Waits until something may have changed.
@@ -315,18 +311,6 @@ fn content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<C
     let Some(bytes) = found(std::fs::read(path)).map_err(failed)? else { return Ok(Content::Absent) };
     let known = std::str::from_utf8(&bytes).ok().and_then(which);
     Ok(known.map_or(Content::Other, Content::Holds))
-}
-
-/// Those of some addresses that do not accept a connection now.
-pub async fn unreached(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
-    let mut unreached = Vec::new();
-    for address in addresses {
-        let dialled = tokio::time::timeout(DIAL, TcpStream::connect(address)).await;
-        if !matches!(dialled, Ok(Ok(_))) {
-            unreached.push(*address);
-        }
-    }
-    unreached
 }
 
 #[cfg(test)]

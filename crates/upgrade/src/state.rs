@@ -78,9 +78,6 @@ pub struct State {
     pub new: String,
     /// The same under the temporary pod's name.
     pub temporary_text: String,
-    /// Addresses by which clients reached the apiserver when it began.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub dialled: Vec<SocketAddr>,
     /// Mode and owner of `kube-apiserver.yaml`, which is removed and made again on the way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
@@ -278,7 +275,6 @@ pub(super) mod tests {
             old: "old".into(),
             new: "new".into(),
             temporary_text: "temporary".into(),
-            dialled: vec!["127.0.0.1:6443".parse().unwrap()],
             access: Some(Access { mode: 0o640, uid: 0, gid: 7 }),
             kubeconfig: Some("/root/admin.conf".into()),
             judge: None,

@@ -2,7 +2,7 @@
 
 use super::super::layout::{Layout, uid};
 use super::super::options;
-use super::{Clients, Credentials, Uncovered, covered, run_dir_on_node};
+use super::{Clients, Credentials, Uncovered, run_dir_on_node};
 use berth_cluster::yaml::YamlNode;
 use berth_manifest::Manifest;
 use berth_node::ipc;
@@ -17,7 +17,7 @@ use procfs::process::{Process, all_processes_with_root};
 use procfs::{FromRead as _, FromReadSI as _, KernelStats, Meminfo, current_system_info};
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -129,14 +129,6 @@ impl Facts {
     /// What clients dial and a shim with these addresses does not listen on.
     pub(super) fn uncovered(&self, listen: &[Listen]) -> Vec<Uncovered> {
         self.clients.uncovered(listen, self.addresses.as_deref().unwrap_or_default())
-    }
-
-    /// The addresses of this node by which clients come, and on which the shim of a manifest listens.
-    pub fn kept(&self, manifest: &Manifest) -> Vec<SocketAddr> {
-        let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
-        let own = self.addresses.as_deref().unwrap_or_default();
-        let here = |address: &SocketAddr| address.ip().is_loopback() || own.contains(&address.ip());
-        self.clients.addresses().filter(|address| here(address) && covered(*address, &listen)).collect()
     }
 
     fn sample_layout(&mut self, layout: &Layout<'_>, manifest: &Manifest, root: &Path) {

@@ -161,8 +161,6 @@ pub struct NodeObservation {
     /// Instances on this node but the temporary one.
     pub canonical: InstanceObservation,
     pub temporary: InstanceObservation,
-    /// Every address by which clients came before accepts them still; checked in [`Step::Verify`].
-    pub reached: bool,
 }
 
 impl NodeObservation {

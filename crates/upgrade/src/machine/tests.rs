@@ -6,8 +6,6 @@ use super::*;
 use proptest::prelude::*;
 use world::{Fate, Given, Judge, Reboot, World};
 
-const SAME: Course = Course { same: true, judged: false, emulated: false };
-
 const BAD: &str = "errors: all";
 const UNDECIDED: &str = "not enough to judge";
 
@@ -332,20 +330,6 @@ fn what_is_hopeless_is_not_waited_for() {
             let Position { step: now, target, why: reported, .. } = machine.position().clone();
             assert_eq!((now, target, reported.as_deref()), (back, Version::Old, Some(why)));
         }
-    }
-}
-
-#[test]
-fn an_address_that_does_not_accept_clients_delays_the_end_and_does_not_prevent_it() {
-    let reached = World::new(good()).see();
-    let unreached = NodeObservation { reached: false, ..reached };
-    for (target, outcome) in [(Version::New, UpgradeOutcome::Done), (Version::Old, UpgradeOutcome::RolledBack)] {
-        let position = Position { step: Step::Verify, target, ..Position::begin() };
-        let mut machine = Machine::new(position, LIMITS, SAME);
-        assert_eq!(machine.next(&unreached, Duration::from_secs(40)), Action::Wait);
-        // Given again, the command could do nothing about it.
-        assert_eq!(machine.next(&unreached, Duration::from_secs(70)), Action::Finish(outcome));
-        assert_eq!(machine.next(&reached, Duration::from_secs(41)), Action::Finish(outcome));
     }
 }
 

@@ -187,7 +187,6 @@ impl World {
             temporary_file: content(self.files[1]),
             canonical: self.instance(0),
             temporary: self.instance(1),
-            reached: true,
         }
     }
 
