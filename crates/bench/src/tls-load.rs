@@ -41,6 +41,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{SignalKind, signal};
 
+/// Watches of what is written all the time.
+const WATCHES: u32 = 4;
+
 /// Open new TLS connections at a steady rate, without retries
 #[derive(Debug, Parser)]
 struct Args {
@@ -50,9 +53,6 @@ struct Args {
     /// PEM file with the CA of the server's certificate
     #[arg(long)]
     ca: PathBuf,
-    /// What to GET; anything but 200 is a failure
-    #[arg(long, default_value = "/version", conflicts_with = "client_certificate")]
-    path: String,
     /// New connections a second
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), required_unless_present = "closed")]
     rate: Option<u32>,
@@ -68,11 +68,8 @@ struct Args {
     /// Kept connections
     #[arg(long, default_value_t = 4, requires = "client_certificate")]
     clients: u32,
-    /// Watches of what is written all the time
-    #[arg(long, default_value_t = 4, requires = "client_certificate")]
-    watches: u32,
     /// Instead, GET this path as often as it is answered, on the kept connections
-    #[arg(long, value_name = "PATH", requires = "client_certificate", conflicts_with_all = ["rate", "watches"])]
+    #[arg(long, value_name = "PATH", requires = "client_certificate", conflicts_with = "rate")]
     closed: Option<String>,
     /// On a new connection each time
     #[arg(long, requires = "closed")]
@@ -88,8 +85,10 @@ async fn main() -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let stop = async { _ = terminate.recv().await };
     let (Some(cert), Some(key)) = (&args.client_certificate, &args.client_key) else {
-        let Args { path, source: sources, .. } = args;
-        return Ok(Anonymous { server, ca, path, rate, sources, agent: "tls-load" }.run(stop, write).await?);
+        let path = "/version".to_owned();
+        return Ok(Anonymous { server, ca, path, rate, sources: args.source, agent: "tls-load" }
+            .run(stop, write)
+            .await?);
     };
     let shown = |path: &Path| path.display().to_string();
     let cert = CertificateDer::from_pem_file(cert).with_context(|| shown(cert))?;
@@ -101,7 +100,7 @@ async fn main() -> Result<()> {
         println!("{answers} {:.3}", began.elapsed().as_secs_f64());
         return Ok(());
     }
-    let plan = LoadPlan { rate, clients: args.clients, watches: args.watches, ..LoadPlan::default() };
+    let plan = LoadPlan { rate, clients: args.clients, watches: WATCHES, ..LoadPlan::default() };
     let record = Known { server, ca, cert, key, plan }.run(stop).await.map_err(|why| anyhow!(why))?;
     Ok(write_all(&record)?)
 }
