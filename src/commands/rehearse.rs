@@ -3,7 +3,7 @@
 use super::{Exit, block_on, mistaken, print, print_stderr, unavailable};
 use crate::cli::{RehearseArgs, StandInArgs};
 use berth_options::check::Mistakes;
-use berth_rehearse::data::Run;
+use berth_rehearse::data::{Run, Verdict};
 use berth_rehearse::plan::Plan;
 use berth_rehearse::report;
 use berth_rehearse::stage::Error;
@@ -30,7 +30,7 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     if args.json.is_none() && args.report.is_none() {
         return exit;
     }
-    let report = report::assemble(&plan, outcome, again(args, &plan));
+    let report = report::assemble(&plan, outcome, &again(args, &plan));
     report::write(&report, args.json.as_deref(), args.report.as_deref()).map_err(unavailable)?;
     exit
 }
@@ -71,10 +71,13 @@ fn finish(plan: &Plan, outcome: &Rehearsed, verbose: bool) -> anyhow::Result<Exi
         Some(Aborted::Panicked(_)) => Exit::Bug,
         Some(Aborted::Signal(signal)) => Exit::Child(u8::try_from(128 + signal).unwrap_or(1)),
         None => match outcome.runs.iter().find(|run| run.via == plan.via).and_then(Run::ran) {
-            Some(ran) if ran.verdict.held => Exit::Ok,
-            Some(ran) if ran.verdict.too_busy => Exit::Busy,
-            Some(ran) if ran.verdict.inconclusive => Exit::Again,
-            _ => Exit::No,
+            Some(ran) => match ran.verdict {
+                Verdict::Held => Exit::Ok,
+                Verdict::TooBusy => Exit::Busy,
+                Verdict::Unproven => Exit::Again,
+                Verdict::Wrong | Verdict::Broken | Verdict::Lost => Exit::No,
+            },
+            None => Exit::No,
         },
     })
 }

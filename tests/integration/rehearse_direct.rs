@@ -2,8 +2,8 @@
 
 use crate::support::process::{rehearsal, rehearsed, was_too_busy};
 use crate::support::{in_memory, skipped};
+use berth_rehearse::data::{Report, Value};
 use nix::unistd::geteuid;
-use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -17,11 +17,11 @@ fn rehearse(program: &str, before: &[&str], tmp: &Path, args: &[&str]) -> Comman
 }
 
 /// What was printed, and the report; none if there can be no direct path here, which the rehearsal reports.
-fn held(args: &[&str]) -> Option<(String, Value)> {
+fn held(args: &[&str]) -> Option<(String, Report)> {
     held_by(&["--phase=1s"], args)
 }
 
-fn held_by(times: &[&str], args: &[&str]) -> Option<(String, Value)> {
+fn held_by(times: &[&str], args: &[&str]) -> Option<(String, Report)> {
     let (tmp, json) = (in_memory(), tempfile::NamedTempFile::new().unwrap());
     let file = format!("--json={}", json.path().display());
     let args = [&["--direct=on", &file], times, args].concat();
@@ -40,19 +40,18 @@ fn held_by(times: &[&str], args: &[&str]) -> Option<(String, Value)> {
 }
 
 /// Upgrades lose nothing, and in calm connections are steered: so often at least.
-fn is_on_in_calm(topology: &str, least: usize) {
+fn is_on_in_calm(topology: &str, least: u64) {
     // How soon it is on again after an upgrade, depends on what else the machine does.
     let mut seen = Vec::new();
     for phase in ["--phase=1s", "--phase=2s", "--phase=4s", "--phase=8s"] {
         let Some((said, report)) = held_by(&[phase], &["--upgrades=2", "--topology", topology]) else { return };
-        let direct = &report["runs"][0]["outcome"]["ran"]["direct"];
-        assert!(direct["steered"].as_u64() > Some(0), "{topology}: {said}");
-        assert!(direct["on_share"].as_f64() < Some(1.0), "{topology}: {direct}");
+        assert!(steered(&report, 0) > 0, "{topology}: {said}");
         // On before, between and after the two upgrades, off in each.
-        if direct["on"].as_array().unwrap().len() >= least {
+        let times = count(&report, 0, "times that steering was on");
+        if times >= Some(least) {
             return;
         }
-        seen.push(direct.to_string());
+        seen.push(times);
     }
     panic!("{topology}: {seen:?}");
 }
@@ -78,12 +77,22 @@ fn it_is_on_in_calm_with_units() {
     is_on_in_calm("run", 2);
 }
 
+fn count(report: &Report, run: usize, name: &str) -> Option<u64> {
+    match report.runs[run].ran().unwrap().figure(name) {
+        Some(Value::Count(count)) => Some(count),
+        _ => None,
+    }
+}
+
+fn steered(report: &Report, run: usize) -> u64 {
+    count(report, run, "connections steered").unwrap_or_default()
+}
+
 #[test]
 fn what_is_compared_has_no_direct_path() {
     let Some((said, report)) = held(&["--compare=none"]) else { return };
-    let ran = |run: usize| &report["runs"][run]["outcome"]["ran"];
-    assert!(ran(0)["direct"].is_null() && !ran(0)["verdict"]["lost"].as_array().unwrap().is_empty(), "{said}");
-    assert!(ran(1)["direct"]["steered"].as_u64() > Some(0), "{said}");
+    assert!(steered(&report, 0) == 0 && !report.runs[0].ran().unwrap().lost.is_empty(), "{said}");
+    assert!(steered(&report, 1) > 0, "{said}");
 }
 
 /// Root without the capability to make a namespace is like any user.

@@ -2,7 +2,7 @@
 //! some that each lose in their own way; and around simulated apiservers whose store loses.
 
 use crate::support::in_memory;
-use berth_rehearse::data::{MarkKind, Ran};
+use berth_rehearse::data::{MarkKind, Ran, Value, Verdict};
 use berth_rehearse::event::{Answer, Attempt, ConnectionKind, Dialed, Event, EventKind, Failure, Signed, StreamKind};
 use berth_rehearse::judges::judge;
 use berth_rehearse::load::{Anonymous, Closed, Instances, Joined, Load, Target};
@@ -476,32 +476,33 @@ async fn judged(plot: Plot) -> Ran {
     record.reports.clear();
     let mut seen = judge(&record, &plan, None);
     // The reasons in these differ.
-    seen.verdict.examples.clone_from(&reported.verdict.examples);
+    seen.examples.clone_from(&reported.examples);
     assert_eq!(reported, seen, "{:#?}", record.ends);
     reported
 }
 
 /// How many losses of a kind there were.
 fn lost(ran: &Ran, loss: Loss) -> u64 {
-    let kind = loss.tally(0).kind;
-    ran.verdict.lost.iter().filter(|tally| tally.kind == kind).map(|tally| tally.count).sum()
+    ran.lost.get(&loss).copied().unwrap_or_default()
 }
 
-/// How many streams their instance ended.
-fn ended_by_instance(ran: &Ran) -> u64 {
-    ran.verdict.apart.iter().find(|tally| tally.kind == "ended_by_instance").unwrap().count
+fn figure(ran: &Ran, name: &str) -> u64 {
+    match ran.figure(name) {
+        Some(Value::Count(count)) => count,
+        other => panic!("{name}: {other:?}"),
+    }
 }
 
 #[tokio::test]
 async fn a_good_relay_loses_nothing() {
     let (record, plan) = upgrade(Plot::relay(Relay::Good)).await;
     let ran = judge(&record, &plan, None);
-    assert!(ran.verdict.held, "{ran:#?}");
+    assert!(ran.verdict == Verdict::Held, "{ran:#?}");
     // The kept connections (4), watches (4) and informers (6) that were on old, and as many of the
     // control as there are, on old and on new, which the load outlives.
     let control = (record.control.streams.values().map(BTreeSet::len).sum(), record.control.ends.len());
-    assert_eq!((ended_by_instance(&ran), control), (14, (16, 8)));
-    assert!(ran.figures.watch_events > 40, "{ran:#?}");
+    assert_eq!((figure(&ran, "streams ended by the instance"), control), (14, (16, 8)));
+    assert!(figure(&ran, "watch events") > 40, "{ran:#?}");
     assert_eq!(record.informers.len(), 6);
     for informer in &record.informers {
         assert_eq!(informer.held, informer.written, "{informer:?}");
@@ -524,7 +525,10 @@ async fn a_good_relay_loses_nothing() {
         assert!(end.signed != Some(Signed::EndOfAnswer) || end.what == StreamKind::Watch, "{end:?}");
     }
     let unreported = judge(&Record { reports: Vec::new(), ..record }, &plan, None);
-    assert!(unreported.verdict.held && ended_by_instance(&unreported) == 14, "{unreported:#?}");
+    assert!(
+        unreported.verdict == Verdict::Held && figure(&unreported, "streams ended by the instance") == 14,
+        "{unreported:#?}"
+    );
 }
 
 #[tokio::test]
@@ -545,34 +549,37 @@ async fn a_goodbye_that_the_relay_made_an_instance_say_is_no_excuse() {
 #[tokio::test]
 async fn refused_connections_are_seen() {
     let ran = judged(Plot::relay(Relay::Refuses)).await;
-    assert!(lost(&ran, Loss::Refused) > 0 && !ran.verdict.held, "{ran:#?}");
+    assert!(lost(&ran, Loss::Refused) > 0 && ran.verdict == Verdict::Lost, "{ran:#?}");
 }
 
 #[tokio::test]
 async fn closed_connections_are_seen() {
     let ran = judged(Plot::relay(Relay::Closes)).await;
     let seen = lost(&ran, Loss::Closed) > 0 || lost(&ran, Loss::Reset) > 0;
-    assert!(seen && !ran.verdict.held, "{ran:#?}");
+    assert!(seen && ran.verdict == Verdict::Lost, "{ran:#?}");
 }
 
 #[tokio::test]
 async fn wrong_bytes_are_seen() {
     let ran = judged(Plot::relay(Relay::Garbles)).await;
-    assert!(lost(&ran, Loss::Tls) > 0 && ran.figures.x509_errors == 0, "{ran:#?}");
+    assert!(lost(&ran, Loss::Tls) > 0 && figure(&ran, "x509 errors") == 0, "{ran:#?}");
 }
 
 #[tokio::test]
 async fn a_wrong_certificate_is_seen() {
     let ran = judged(Plot::relay(Relay::Misleads)).await;
-    assert!(ran.figures.x509_errors > 0 && ran.verdict.lost == [Loss::Tls.tally(ran.figures.x509_errors)], "{ran:#?}");
+    assert!(
+        figure(&ran, "x509 errors") > 0 && ran.lost == [(Loss::Tls, figure(&ran, "x509 errors"))].into(),
+        "{ran:#?}"
+    );
 }
 
 #[tokio::test]
 async fn an_event_that_is_lost_is_seen() {
     let (record, plan) = upgrade(Plot::feed(Feed::NotOfAWrite)).await;
-    let lost = judge(&record, &plan, None).verdict.lost;
+    let lost = judge(&record, &plan, None).lost;
     // By each watch, and by each informer, which never gets it again.
-    assert_eq!(lost, [Loss::EventMissed.tally(6)]);
+    assert_eq!(lost, [(Loss::EventMissed, 6)].into());
     for watch in &record.watches {
         assert!(matches!(watch.flaws[..], [(_, Loss::EventMissed, 1)]), "{watch:?}");
     }
@@ -581,14 +588,14 @@ async fn an_event_that_is_lost_is_seen() {
 #[tokio::test]
 async fn an_event_that_is_duplicated_is_seen() {
     let (record, plan) = upgrade(Plot::feed(Feed::OfAWriteTwice)).await;
-    assert_eq!(judge(&record, &plan, None).verdict.lost, [Loss::EventDuplicated.tally(6)]);
+    assert_eq!(judge(&record, &plan, None).lost, [(Loss::EventDuplicated, 6)].into());
     assert!(record.watches.iter().all(|watch| matches!(watch.flaws[..], [(_, Loss::EventDuplicated, 1)])));
 }
 
 #[tokio::test]
 async fn a_removal_that_is_lost_leaves_informers_with_an_object_too_many() {
     let (record, plan) = upgrade(Plot::feed(Feed::NotOfARemoval)).await;
-    assert_eq!(judge(&record, &plan, None).verdict.lost, [Loss::EventMissed.tally(2)]);
+    assert_eq!(judge(&record, &plan, None).lost, [(Loss::EventMissed, 2)].into());
     let informers = || record.informers.iter().filter(|i| i.id.starts_with("informer"));
     assert!(informers().all(|i| i.stale == 1 && i.held == i.written + 1), "{:?}", record.informers);
 }
@@ -613,7 +620,7 @@ async fn a_slow_reader_gets_all_even_if_its_instance_is_stopped_meanwhile() {
     plot.load.slow_readers = 1;
     let (record, plan) = upgrade(plot).await;
     let ran = judge(&record, &plan, None);
-    assert!(ran.verdict.held && ran.figures.slow_reads > 0, "{ran:#?}");
+    assert!(ran.verdict == Verdict::Held && figure(&ran, "large answers read slowly") > 0, "{ran:#?}");
 }
 
 #[tokio::test]

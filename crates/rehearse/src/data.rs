@@ -7,11 +7,12 @@
 //! unless another program answered.
 //!
 //! `docs/report.schema.json` is made from these types and their comments, and a test compares the two.
-//! A change that an old reader would misunderstand gets a new [`VERSION`]. A new field does not: readers pass over what
-//! they do not know, and where an older release's report lacks it, it has a default (`#[serde(default)]`, which also keeps it
-//! out of the schema's `required`).
+//! A change that an old reader would misunderstand gets a new [`VERSION`]. A new field or row does not: readers pass over what they do not know.
 
+pub use crate::loss::{Loss, Losses};
 pub use crate::plan::Via;
+use crate::report::format;
+pub use crate::verdict::Verdict;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,26 +30,14 @@ pub struct Report {
     pub berth_version: String,
     /// When it was made, in RFC 3339 and UTC.
     pub made_at: String,
-    /// The command that makes it again.
-    pub command: Command,
-    /// Seed of everything random in the load.
-    pub seed: Option<u64>,
+    /// The command that makes it again, with the seed of everything random in the load, quoted for a shell.
+    pub command: String,
     /// Where it was made.
     pub environment: Environment,
     /// Why it ended before its end; what it had gathered until then is here.
     pub aborted: Option<String>,
     /// One a way to the instances, in the order in which they were made.
     pub runs: Vec<Run>,
-}
-
-/// A command, for programs and for people.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Command {
-    /// Its words.
-    pub argv: Vec<String>,
-    /// The same, quoted for a shell.
-    pub shell: String,
 }
 
 /// The machine and the programs.
@@ -111,107 +100,53 @@ pub struct Ran {
     /// How long the load lasted.
     pub load_ms: u64,
     /// Its apiservers are simulated ones, which are part of berth.
-    #[serde(default)]
     pub simulated: bool,
     /// In the order in which they were started.
     pub instances: Vec<Instance>,
-    /// What was lost.
+    /// What it came to.
     pub verdict: Verdict,
+    /// What was lost, by kind.
+    pub lost: Losses,
+    /// Why nothing can be concluded, or what else was not as it should be.
+    pub objections: Vec<String>,
+    /// What is worth knowing and is nothing against the run.
+    pub notes: Vec<String>,
+    /// The first of each kind of loss, in words.
+    pub examples: Vec<String>,
     /// What was promised under each fault, and under a storm, and what came of that.
     pub promises: Vec<Promise>,
-    /// Sums.
-    pub figures: Figures,
-    /// The same over time.
+    /// All figures, in the order in which the table and the page have them.
+    pub rows: Vec<Row>,
+    /// Answers and losses over time.
     pub timeline: Timeline,
     /// What happened to the instances, in order.
     pub marks: Vec<Mark>,
-    /// One a watch.
-    pub watches: Vec<Watch>,
-    /// One a client that keeps a copy of objects.
-    pub informers: Vec<Informer>,
-    /// Connections that dialed the instances themselves meanwhile, by instance: what happens to them
-    /// nothing in between can have done.
-    pub control_streams: BTreeMap<String, ControlStreams>,
-    /// Times for which the Service `kubernetes` named no address; none: not observed.
-    pub endpoint_gaps: Option<Vec<Period>>,
-    /// Clients that came at one moment; none: no `--storm`, or it did not come to that.
-    pub storm: Option<Storm>,
-    /// Clients that waited before the shims opened a connection for them; none: the shims have no gate, or there was no `--storm`.
-    pub gate: Option<Gate>,
-    /// What went past the shims; none: they had no direct path.
-    pub direct: Option<Direct>,
 }
 
-/// Clients that came at one moment after the first switch, each from an address of its own, and again until they were served.
-/// What they ask for is not among the requests.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+/// A figure of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Storm {
-    /// When they came.
-    pub from_ms: i64,
+pub struct Row {
+    /// Its name, by which runs are compared.
+    pub name: String,
+    /// The figure and its unit.
+    #[serde(flatten)]
+    pub value: Value,
+    /// More of it in words; may be empty.
+    pub note: String,
+    /// It is one of those that matter most, which are printed without `--verbose`.
+    pub main: bool,
+}
+
+/// A figure with its unit.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(tag = "unit", content = "value", rename_all = "snake_case")]
+pub enum Value {
     /// How many.
-    pub clients: u64,
-    /// How many were served.
-    pub served: u64,
-    /// Time until half of all were; none: they never were.
-    pub half_served_ms: Option<f64>,
-    /// Time until all were; none: they never were.
-    pub all_served_ms: Option<f64>,
-    /// Times that one gave up: there was no TLS handshake for 10 s, or no answer for 15 s after it.
-    pub gave_up: u64,
-    /// Other tries that failed, by kind. A client comes again after 1 s, whatever it was.
-    pub failed: Vec<Tally>,
-}
-
-/// The gates of all shims together during the load, of all clients. Shims are asked 20 times a second: what one counted just before its SIGKILL is missing.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Gate {
-    /// Clients that waited and had their turn, by class: `first`, `others`, `late`.
-    pub waited: BTreeMap<String, u64>,
-    /// Clients that waited and had none, by reason: `full`, `expired`, `left`.
-    pub dropped: BTreeMap<String, u64>,
-    /// Most that were seen to wait at a time.
-    pub most_waiting: u64,
-    /// Most that were seen to wait in a step of the timeline, by class. A step without a sample has the last one.
-    pub waiting: BTreeMap<String, Vec<u64>>,
-    /// Most TLS handshakes in flight, the same way: an instance has a client's first bytes and has not answered yet.
-    pub openings: Vec<u64>,
-    /// How many there might be at most, the same way.
-    pub limit: Vec<u64>,
-}
-
-/// New connections that the kernel steered to the instance itself, past the shims.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Direct {
-    /// How many there were during the load, those of clients that connected again among them. Shims are
-    /// asked four times a second: what one steered just before its SIGKILL is missing.
-    pub steered: u64,
-    /// Part of the load, from 0 to 1, during which a shim reported that it steers.
-    pub on_share: f64,
-    /// When that was.
-    pub on: Vec<Period>,
-}
-
-/// Connections to an instance itself.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct ControlStreams {
-    /// How many there were.
-    pub opened: u64,
-    /// How many of them ended during the load.
-    pub ended: u64,
-}
-
-/// From when to when.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Period {
-    /// From when.
-    pub from_ms: i64,
-    /// Until when.
-    pub to_ms: i64,
+    Count(u64),
+    /// Milliseconds.
+    Ms(f64),
 }
 
 /// An apiserver.
@@ -222,47 +157,6 @@ pub struct Instance {
     pub name: String,
     /// Which version it serves.
     pub version: String,
-}
-
-/// What was lost. *Lost* is a new connection that was refused, reset or not answered within 15 s, or a
-/// stream that ended before its instance ended it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Verdict {
-    /// Nothing was lost beyond what was promised, every promise was kept, and the run would have shown
-    /// it otherwise.
-    pub held: bool,
-    /// Nothing can be concluded from the run, as it came to too little or its machine was too slow for the load: nothing was seen that berth or an instance did wrong.
-    pub inconclusive: bool,
-    /// The same, and timers of the clients were so late that this machine was too busy to tell.
-    #[serde(default)]
-    pub too_busy: bool,
-    /// In one sentence.
-    pub summary: String,
-    /// What was lost, by kind.
-    pub lost: Vec<Tally>,
-    /// What the instances ended or rejected themselves, and what nobody can tell as this machine was too busy: not lost.
-    pub apart: Vec<Tally>,
-    /// The same of a run that dialed the instances directly.
-    pub control: Option<Vec<Tally>>,
-    /// Why nothing can be concluded, or what else was not as it should be.
-    pub objections: Vec<String>,
-    /// What is worth knowing and is nothing against the run.
-    pub notes: Vec<String>,
-    /// The first of each kind of loss, in words.
-    pub examples: Vec<String>,
-}
-
-/// How many there were of one kind.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Tally {
-    /// The kind's name, which does not change: see [`Timeline::lost`].
-    pub kind: String,
-    /// The kind in words.
-    pub text: String,
-    /// How many.
-    pub count: u64,
 }
 
 /// What berth promises under a fault or a storm, and whether it was kept.
@@ -284,43 +178,7 @@ pub struct Promise {
     /// What was seen of it, in words; if it was not kept, why.
     pub what_happened: Vec<String>,
     /// Losses that it allows, by kind: not lost.
-    pub allowed: Vec<Tally>,
-}
-
-/// Sums of a run.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Figures {
-    /// All requests of all clients.
-    pub requests: u64,
-    /// Those that had to connect first.
-    pub new_connections: u64,
-    /// Those by the instance that answered.
-    pub new_connections_by_instance: BTreeMap<String, u64>,
-    /// Half of the requests waited no longer.
-    pub wait_p50_ms: f64,
-    /// 99 % of the requests waited no longer.
-    pub wait_p99_ms: f64,
-    /// The longest wait.
-    pub wait_max_ms: f64,
-    /// Longest time without any good answer.
-    pub longest_silence_ms: f64,
-    /// Whole seconds of the load without any good answer.
-    pub silent_s: u64,
-    /// Events that watches saw.
-    pub watch_events: u64,
-    /// Times that watches and informers listed again.
-    pub relists: u64,
-    /// Times that they got 410: their revision was older than what the instance knew.
-    pub expired: u64,
-    /// Large answers that were read slowly to their end.
-    pub slow_reads: u64,
-    /// Connections that failed because a certificate was not the right one.
-    pub x509_errors: u64,
-    /// Lines of apiservers' logs that report a certificate that they do not trust; none: not known.
-    pub logged_x509_errors: Option<u64>,
-    /// Time for which the Service `kubernetes` named no address: the sum of [`Ran::endpoint_gaps`].
-    pub endpoint_gap_ms: Option<f64>,
+    pub allowed: Losses,
 }
 
 /// A run in steps of equal length from zero on. All lists have the same length.
@@ -331,21 +189,12 @@ pub struct Timeline {
     pub step_ms: u64,
     /// Good answers that came in a step, by instance.
     pub answered: BTreeMap<String, Vec<u64>>,
-    /// What was seen to be lost in a step, by kind: `refused`, `reset`, `closed`, `unanswered`, `tls`,
-    /// `http`, `bad_status`, `stream_ended`, `event_missed`, `event_duplicated`.
-    pub lost: BTreeMap<String, Vec<u64>>,
+    /// What was seen to be lost in a step, by kind.
+    pub lost: BTreeMap<Loss, Vec<u64>>,
     /// Losses of a step that promises under faults allow.
     pub allowed: Vec<u64>,
     /// Streams that their instance ended.
     pub ended_by_instance: Vec<u64>,
-    /// Median wait of the answers that came in a step; none: none came.
-    pub wait_p50_ms: Vec<Option<f64>>,
-    /// 99 % of them waited no longer.
-    pub wait_p99_ms: Vec<Option<f64>>,
-    /// The longest.
-    pub wait_max_ms: Vec<Option<f64>>,
-    /// Kept connections and watches that are open at the end of a step, by instance.
-    pub open_connections: BTreeMap<String, Vec<u64>>,
 }
 
 /// A moment at which something happened to an instance.
@@ -413,118 +262,18 @@ impl fmt::Display for MarkKind {
     }
 }
 
-/// One client's watch, over all of its connections.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Watch {
-    /// Its client.
-    pub id: String,
-    /// Events that it saw.
-    pub events: u64,
-    /// Writes that it never saw.
-    pub missed: u64,
-    /// Writes that it saw twice or too late.
-    pub duplicated: u64,
-    /// Times that it listed again.
-    pub relists: u64,
-    /// Times that it got 410: its revision was older than what the instance knew.
-    pub expired: u64,
-    /// When it was open, and on which instance.
-    pub segments: Vec<Segment>,
-    /// When it was not.
-    pub gaps: Vec<Gap>,
-    /// When it noticed what it missed or saw again, in order.
-    pub flaws: Vec<Flaw>,
-}
-
-/// A moment at which a watch noticed that something was wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Flaw {
-    /// When.
-    pub at_ms: i64,
-    /// Writes that it never saw.
-    pub missed: u64,
-    /// Writes that it saw twice or too late.
-    pub duplicated: u64,
-}
-
-/// A time for which a watch was open.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Segment {
-    /// From when.
-    pub from_ms: i64,
-    /// Until when.
-    pub to_ms: i64,
-    /// The instance that answered it.
-    pub instance: String,
-}
-
-/// A time for which a watch was not open.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Gap {
-    /// From when.
-    pub from_ms: i64,
-    /// Until when.
-    pub to_ms: i64,
-    /// Its instance ended it: not lost.
-    pub by_instance: bool,
-    /// A promise under a fault allows that it was cut: not lost. One that is neither was.
-    pub allowed: bool,
-    /// How the client saw its end.
-    pub reason: String,
-}
-
-/// A client that lists and watches to keep a copy of objects, against what was written. One named `informer-N` of
-/// all objects, `quiet-N` of objects that are not written during the load.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Informer {
-    /// Its client.
-    pub id: String,
-    /// Objects that were written and not deleted.
-    pub written: u64,
-    /// Objects that it holds at the end.
-    pub held: u64,
-    /// Objects that were written and that it does not hold, or never saw before they were deleted.
-    pub missing: u64,
-    /// Objects that it holds although they were deleted.
-    pub stale: u64,
-    /// Objects of which it saw an event twice.
-    pub duplicated: u64,
-    /// Times that it listed again.
-    pub relists: u64,
-    /// Times that it got 410: its revision was older than what the instance knew.
-    pub expired: u64,
-}
-
-impl Command {
-    /// A command of these words.
-    pub fn new(argv: Vec<String>) -> Self {
-        let shell = argv.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
-        Self { argv, shell }
-    }
-}
-
-/// As a shell reads it, and as a person writes it: `--name='a value'`.
-fn quoted(word: &str) -> String {
-    let plain = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
-    match word.split_once('=').filter(|(name, _)| plain(name)) {
-        Some((name, value)) => format!("{name}={}", shell_words::quote(value)),
-        None => shell_words::quote(word).into_owned(),
-    }
-}
-
-impl Verdict {
-    /// All that was lost.
-    pub fn lost(&self) -> u64 {
-        self.lost.iter().map(|tally| tally.count).sum()
-    }
-}
-
 impl Ran {
+    /// Adds a figure, which does not matter most and has no note unless that is said.
+    pub(crate) fn add(&mut self, name: impl Into<String>, value: Value) -> &mut Row {
+        self.rows.push(Row { name: name.into(), value, note: String::new(), main: false });
+        self.rows.last_mut().expect("a row was added")
+    }
+
+    /// The figure of this name, if there is one.
+    pub fn figure(&self, name: &str) -> Option<Value> {
+        self.rows.iter().find(|row| row.name == name).map(|row| row.value)
+    }
+
     /// What was upgraded.
     pub(crate) fn apiservers(&self) -> &'static str {
         if self.simulated { "simulated apiservers" } else { "real kube-apiservers" }
@@ -532,52 +281,62 @@ impl Ran {
 
     /// All that promises under faults allowed to be lost.
     pub fn allowed(&self) -> u64 {
-        self.promises.iter().flat_map(|promise| &promise.allowed).map(|tally| tally.count).sum()
+        self.promises.iter().flat_map(|promise| promise.allowed.values()).sum()
     }
 
-    /// Promises that were not kept.
-    pub(crate) fn broken(&self) -> u64 {
-        self.promises.iter().filter(|promise| !promise.held).count() as u64
+    /// Objects to what was rehearsed.
+    pub(crate) fn object(&mut self, objection: String) {
+        self.objections.push(objection);
+        self.verdict = self.verdict.max(Verdict::Wrong);
+    }
+
+    /// Objects to the run: another one, or one on a faster machine, may prove more.
+    pub(crate) fn doubt(&mut self, objection: String) {
+        self.objections.push(objection);
+        self.verdict = self.verdict.max(Verdict::Unproven);
+    }
+
+    /// Objects to the run by the clients' own timers: this machine was too busy to tell.
+    pub(crate) fn too_busy(&mut self, objection: String) {
+        self.objections.push(objection);
+        self.verdict = self.verdict.max(Verdict::TooBusy);
+    }
+
+    /// Objects to requests that this machine could not make, by their reasons.
+    pub(crate) fn doubt_machine(&mut self, failed: BTreeMap<&str, u64>) {
+        for (why, count) in failed {
+            self.doubt(format!("{count} requests failed on this machine ({why}): a lower --rate or --storm helps"));
+        }
     }
 }
 
-impl Gap {
-    /// It was cut, and nothing allows that.
-    pub fn lost(&self) -> bool {
-        !self.by_instance && !self.allowed
+impl Row {
+    /// Makes it one of those that matter most.
+    pub(crate) fn main(&mut self) -> &mut Self {
+        self.main = true;
+        self
+    }
+
+    pub(crate) fn note(&mut self, note: impl Into<String>) {
+        self.note = note.into();
     }
 }
 
-/// How many there were of a kind.
-pub(crate) fn count_of(tallies: &[Tally], kind: &str) -> u64 {
-    tallies.iter().find(|tally| tally.kind == kind).map_or(0, |tally| tally.count)
-}
-
-impl Informer {
-    /// It holds exactly what was written, and saw each write once.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.missing + self.stale + self.duplicated == 0
-    }
-
-    /// It follows objects that are not written: what it holds is no evidence, only how often it listed again.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.id.starts_with("quiet-")
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(count) => f.write_str(&format::count(*count)),
+            Self::Ms(ms) => f.write_str(&format::wait(*ms)),
+        }
     }
 }
 
 impl Mark {
-    /// What its words do not have: an exit status.
-    pub(crate) fn more(&self) -> &str {
-        if self.what == MarkKind::Fault { "" } else { &self.text }
-    }
-
-    /// The instance and what happened, in a few words.
-    pub fn words(&self) -> String {
+    /// What happened, in a few words.
+    pub(crate) fn words(&self) -> String {
         match self.what {
-            // A version that is wrong on purpose is named by what is wrong with it.
-            MarkKind::Fault if self.text == self.instance => self.text.clone(),
-            MarkKind::Fault if !self.text.is_empty() => format!("{} {}", self.instance, self.text),
-            what => format!("{} {what}", self.instance),
+            MarkKind::Fault if !self.text.is_empty() => self.text.clone(),
+            what => what.to_string(),
         }
     }
 }
@@ -605,15 +364,6 @@ mod tests {
             std::fs::write(path, &schema).unwrap();
         }
         assert!(std::fs::read_to_string(path).unwrap() == schema, "{path}: BERTH_BLESS=1 cargo test schema writes it");
-    }
-
-    #[test]
-    fn words_are_quoted() {
-        let argv = ["berth", "--rate=9", "--new=a b", "--old", "it's; $(x)", ""];
-        let command = Command::new(argv.map(String::from).into());
-        assert_eq!(command.shell, r"berth --rate=9 --new='a b' --old 'it'\''s; $(x)' ''");
-        let text = serde_json::to_string(&command).unwrap();
-        assert_eq!(serde_json::from_str::<Command>(&text).unwrap(), command);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Nothing is judged here: only the whole log shows what the other side reported.
 
-use super::data::{Informer, MarkKind};
+use super::data::MarkKind;
 use super::fault::{Fault, Standby};
 use super::gate::GateMetrics;
 use super::loss::Loss;
@@ -315,5 +315,34 @@ impl WatchSum {
     /// Writes that it never saw, or saw again or too late.
     pub fn count(&self, flaw: Loss) -> u64 {
         self.flaws.iter().filter(|(_, loss, _)| *loss == flaw).map(|(_, _, count)| count).sum()
+    }
+}
+
+/// What a client that lists and watches to keep a copy of objects holds in the end, against what was written. One named `informer-N` is of
+/// all objects, `quiet-N` of objects that are not written during the load.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Informer {
+    /// Its client.
+    pub id: String,
+    /// Objects that were written and not deleted.
+    pub written: u64,
+    /// Objects that it holds at the end.
+    pub held: u64,
+    /// Objects that were written and that it does not hold, or never saw before they were deleted.
+    pub missing: u64,
+    /// Objects that it holds although they were deleted.
+    pub stale: u64,
+    /// Objects of which it saw an event twice.
+    pub duplicated: u64,
+    /// Times that it listed again.
+    pub relists: u64,
+    /// Times that it got 410: its revision was older than what the instance knew.
+    pub expired: u64,
+}
+
+impl Informer {
+    /// It follows objects that are not written: what it holds is no evidence, only how often it listed again.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.id.starts_with("quiet-")
     }
 }

@@ -1,34 +1,18 @@
-//! Metrics of the shims' gates in a rehearsal: how many clients wait there, and how many TLS handshakes are in flight. What is
-//! counted between the last poll and a shim's end is not seen.
+//! Metrics of the shims' gates in a rehearsal: how many clients wait there. What is counted between the last poll and a shim's end is
+//! not seen.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What all gates had together at a poll.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sample {
-    /// Clients that wait, by class.
-    pub waiting: BTreeMap<String, u64>,
-    /// TLS handshakes in flight.
-    pub openings: u64,
-    /// How many there may be.
-    pub limit: u64,
-}
-
-/// One gate: the same, and what it counted so far.
+/// What a gate reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateMetrics {
-    pub(crate) now: Sample,
-    pub(crate) counted: Counted,
-}
-
-/// What gates count.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counted {
-    /// Clients that waited and had their turn, by class.
-    pub waited: BTreeMap<String, u64>,
-    /// Clients that waited and had none, by reason.
-    pub dropped: BTreeMap<String, u64>,
+    /// Clients that wait, by class.
+    pub(crate) waiting: BTreeMap<String, u64>,
+    /// Clients that waited so far and had their turn, by class.
+    pub(crate) waited: BTreeMap<String, u64>,
+    /// Clients that waited so far and had none, by reason.
+    pub(crate) dropped: BTreeMap<String, u64>,
 }
 
 impl GateMetrics {
@@ -47,11 +31,9 @@ impl GateMetrics {
             };
             let gate = gate.get_or_insert_default();
             match name {
-                "openings" => gate.now.openings = value,
-                "openings_limit" => gate.now.limit = value,
-                "waiting" => drop(gate.now.waiting.insert(label("class"), value)),
-                "wait_seconds_count" => drop(gate.counted.waited.insert(label("class"), value)),
-                "dropped_total" => drop(gate.counted.dropped.insert(label("reason"), value)),
+                "waiting" => drop(gate.waiting.insert(label("class"), value)),
+                "wait_seconds_count" => drop(gate.waited.insert(label("class"), value)),
+                "dropped_total" => drop(gate.dropped.insert(label("reason"), value)),
                 _ => {}
             }
         }
@@ -66,7 +48,6 @@ mod tests {
     const METRICS: &str = "\
 # TYPE berth_gate_openings gauge
 berth_gate_openings{shim=\"old\"} 3
-berth_gate_openings_limit{shim=\"old\"} 4
 berth_gate_waiting{shim=\"old\",class=\"first\"} 7
 berth_gate_waiting{shim=\"old\",class=\"late\"} 0
 berth_gate_dropped_total{shim=\"old\",reason=\"full\"} 2
@@ -84,8 +65,8 @@ berth_connections_total{shim=\"old\",outcome=\"gate_full\"} 2
     #[test]
     fn gate_metrics_are_parsed() {
         let gate = GateMetrics::parse(METRICS).unwrap();
-        assert_eq!(gate.now, Sample { waiting: counts(&[("first", 7), ("late", 0)]), openings: 3, limit: 4 });
-        assert_eq!(gate.counted, Counted { waited: counts(&[("first", 9)]), dropped: counts(&[("full", 2)]) });
+        let (waiting, waited) = (counts(&[("first", 7), ("late", 0)]), counts(&[("first", 9)]));
+        assert_eq!(gate, GateMetrics { waiting, waited, dropped: counts(&[("full", 2)]) });
         assert_eq!(GateMetrics::parse("berth_shim_state{shim=\"old\"} 1\n# EOF\n"), None);
     }
 }

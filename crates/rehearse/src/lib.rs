@@ -16,9 +16,9 @@
 //! * `monitor`: requests in addition to the load; [`direct`]: how many connections go past the shims; [`gate`]: the metrics of their gates.
 //! * [`netns`]: a network namespace for all of this.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
-//! * [`judges`], a file each: from the record to the [`data`], which is the JSON and has a version, and from that to a `section`: rows, tiles,
-//!   what runs are compared by, grids. `verdict` is what they came to as a whole; what can be lost is a `loss`.
-//! * The [`table`] and the [`report`]'s page draw sections, and do not know which judge made which.
+//! * [`judges`], a file each: from the record to the [`data`], which is the JSON and has a version. A figure is a row there. `verdict` is what a run
+//!   came to as a whole; what can be lost is a `loss`.
+//! * The [`table`] and the [`report`]'s page show the rows, and do not know which judge made which.
 //! * [`stats`]: a percentile. `progress`: what is printed meanwhile. `context` has it, the plan and the log of one run.
 
 #![forbid(unsafe_code)]
@@ -49,7 +49,6 @@ mod progress;
 pub mod record;
 pub mod report;
 mod script;
-mod section;
 mod setting;
 pub mod simulated;
 pub mod stage;
@@ -85,19 +84,6 @@ pub struct Rehearsed {
     pub aborted: Option<Aborted>,
 }
 
-impl Rehearsed {
-    /// Gives each run what it is compared with: the run that dialed the instances directly.
-    fn compare(&mut self) {
-        let control = self.runs.iter().find(|run| run.via == Via::None).and_then(Run::ran);
-        let control = control.map(|ran| ran.verdict.apart.clone());
-        for run in &mut self.runs {
-            if let RunOutcome::Ran(ran) = &mut run.outcome {
-                ran.verdict.control.clone_from(&control);
-            }
-        }
-    }
-}
-
 /// Why a rehearsal did not come to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum Aborted {
@@ -121,7 +107,6 @@ fn name(signal: i32) -> String {
 pub async fn rehearse(plan: &Plan) -> Rehearsed {
     let mut outcome = Rehearsed::default();
     outcome.aborted = rehearse_all(plan, &mut outcome).await.err();
-    outcome.compare();
     outcome
 }
 

@@ -1,8 +1,10 @@
 //! The [log](super::log) of a rehearsal, sorted by what it is about: every attempt of a client, every end that a client saw,
 //! and every end that an instance reports of itself. The [judges](super::judges) read it.
 
-use super::data::{Informer, MarkKind};
-use super::event::{Answer, Attempt, Dialed, EndReport, Event, EventKind, FaultStep, StreamEnd, StreamId, WatchSum};
+use super::data::MarkKind;
+use super::event::{
+    Answer, Attempt, Dialed, EndReport, Event, EventKind, FaultStep, Informer, StreamEnd, StreamId, WatchSum,
+};
 use super::fault::{Fault, Standby};
 use super::stamp::Stamp;
 use std::collections::{BTreeMap, BTreeSet};

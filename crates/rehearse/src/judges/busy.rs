@@ -7,7 +7,7 @@
 use super::requests::MOST_BEHIND;
 use crate::data::Ran;
 use crate::event::Attempt;
-use crate::loss::{self, Loss};
+use crate::loss::Loss;
 use crate::plan::LATE;
 use crate::record::Record;
 use crate::stamp::Stamp;
@@ -42,8 +42,8 @@ impl Busy {
 /// Objects to what nobody can tell of requests that were not answered.
 pub(super) fn object(unanswered: u64, ran: &mut Ran) {
     if unanswered > 0 {
-        let unanswered = loss::words(&Loss::Unanswered.tally(unanswered));
-        ran.verdict.too_busy(format!(
+        let unanswered = Loss::Unanswered.words(unanswered);
+        ran.too_busy(format!(
             "{unanswered}, and meanwhile the clients were far behind their timetable, or their own timers were late by {LATE:?} and more \
              for half of the time at least"
         ));

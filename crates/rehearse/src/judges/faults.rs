@@ -4,8 +4,8 @@
 //! moment, and was on the one that was harmed. What is excused is counted under the fault.
 
 use super::busy::Busy;
-use super::{JUDGE, Judge, Span, what_happened};
-use crate::data::{MarkKind, Promise};
+use super::{Case, Span, what_happened};
+use crate::data::{Losses, MarkKind, Promise, Ran};
 use crate::event::{Answer, Attempt, ConnectionKind};
 use crate::fault::{Fault, Standby};
 use crate::loss::Loss;
@@ -15,7 +15,9 @@ use crate::stamp::Stamp;
 use std::time::Duration;
 
 /// Checks every promise under a fault, in their order. Losses are added by their judge, as it excuses them.
-pub(super) const FAULTS: Judge = Judge { judge: |case, ran| ran.promises = check(case.record, &case.span), ..JUDGE };
+pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
+    ran.promises = check(case.record, &case.span);
+}
 
 /// How long after a kill its clients may see it.
 const NOTICE: Duration = Duration::from_secs(1);
@@ -116,7 +118,7 @@ impl Check<'_> {
             promise: fault.promise(*standby).to_owned(),
             held: self.broken.is_empty(),
             what_happened: what_happened(self.broken, self.seen),
-            allowed: Vec::new(),
+            allowed: Losses::new(),
         }
     }
 

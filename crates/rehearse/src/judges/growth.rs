@@ -1,11 +1,9 @@
 //! Whether a shim that lives through many rounds uses more from round to round.
 
-use super::{Case, JUDGE, Judge};
+use super::Case;
 use crate::data::Ran;
 use crate::event::{Event, EventKind, Footprint};
 use std::collections::BTreeMap;
-
-pub(super) const GROWTH: Judge = Judge { judge, ..JUDGE };
 
 /// Fewer footprints of one shim prove nothing.
 const FEWEST: usize = 8;
@@ -31,7 +29,7 @@ const SERIES: [Series; 3] = [
     Series { name: "threads", of: |f| f.threads, most: 1.6, step: 0.0 },
 ];
 
-fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let mut shims: BTreeMap<(&str, u32), Vec<&Footprint>> = BTreeMap::new();
     for Event { subject, what, .. } in &case.record.events {
         if let EventKind::Footprint(footprint) = what {
@@ -45,8 +43,8 @@ fn judge(case: &mut Case<'_>, ran: &mut Ran) {
             let rise = rise(&without_step(&values, step));
             let seen = format!("the shim {shim} had {low} to {high} {name} in {} rounds", values.len());
             match rise > most {
-                true => ran.verdict.object(format!("{seen}, and more from round to round: {rise:+.1}")),
-                false => ran.verdict.notes.push(seen),
+                true => ran.object(format!("{seen}, and more from round to round: {rise:+.1}")),
+                false => ran.notes.push(seen),
             }
         }
     }

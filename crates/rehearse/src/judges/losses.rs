@@ -1,42 +1,66 @@
 //! What clients lost, what an instance ended or rejected itself, and what a promise under a fault allows.
 
+use super::Case;
 use super::busy::{self, Busy};
 use super::ends::Ends;
 use super::faults::{self, Lost};
-use super::{Case, JUDGE, Judge};
-use crate::data::{Ran, Tally, count_of};
+use crate::data::{Loss, Ran, Value};
 use crate::event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd, StreamKind};
-use crate::loss::Loss;
+use crate::loss;
 use crate::plan::UNANSWERED;
+use crate::report::format::count;
 use crate::stamp::Stamp;
-use crate::verdict::UNTOLD;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-pub(super) const LOSSES: Judge = Judge { judge, ..JUDGE };
-
-fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let record = case.record;
     let mut losses = Losses::new(case, ran);
     losses.clients(&record.attempts, &record.ends);
-    let (local, rejected, untold) = (losses.local, losses.rejected, losses.untold);
+    let Losses { local, ended, rejected, untold, .. } = losses;
     busy::object(untold, ran);
-    ran.verdict.doubt_machine(local);
-    ran.verdict.apart = apart(case.ended.len() as u64, rejected, ran.allowed(), untold);
+    ran.doubt_machine(local);
+    events(case, ran);
+    let allowed = ran.allowed();
+    let words = (allowed > 0).then(|| format!("and {} that a promise allows", count(allowed)));
+    let lost = (!ran.lost.is_empty()).then(|| loss::words(&ran.lost));
+    let words = lost.into_iter().chain(words).collect::<Vec<_>>().join(", ");
+    ran.add("lost", Value::Count(ran.lost.values().sum())).main().note(words);
+    if !ran.promises.is_empty() {
+        ran.add("allowed under faults", Value::Count(allowed));
+    }
+    let streams = record.control.streams.values().map(|streams| streams.len() as u64).sum();
+    let words = format!(
+        "closed as it shut down (normal); of those straight to it {} of {}",
+        count(record.control.ends.len() as u64),
+        count(streams)
+    );
+    ran.add("streams ended by the instance", Value::Count(ended)).note(words);
+    ran.add("rejected by the instance", Value::Count(rejected)).note("503 or 429 while it shut down");
 }
 
-fn apart(ended: u64, rejected: u64, allowed: u64, untold: u64) -> Vec<Tally> {
-    let always = [
-        ("ended_by_instance", "streams that their instance ended", ended),
-        ("rejected", "requests that their instance rejected", rejected),
-    ];
-    let seldom = [("allowed", "losses that a promise under a fault allows", allowed), (UNTOLD.0, UNTOLD.1, untold)];
-    let all = always.into_iter().chain(seldom.into_iter().filter(|(_, _, count)| *count > 0));
-    all.map(|(kind, text, count)| Tally { kind: kind.to_owned(), text: text.to_owned(), count }).collect()
+/// What watches and informers missed or saw twice.
+fn events(case: &Case<'_>, ran: &mut Ran) {
+    let Case { record, steps, .. } = case;
+    for (at, loss, count) in record.watches.iter().flat_map(|watch| &watch.flaws) {
+        *ran.lost.entry(*loss).or_default() += count;
+        // Writes that were never seen are noticed after the end of the load.
+        let step = steps.at(*at).unwrap_or(steps.count - 1);
+        steps.count(&mut ran.timeline.lost, *loss, step, *count);
+    }
+    // An object too many is an event that was missed: that of its end.
+    for (loss, count) in [
+        (Loss::EventMissed, record.informers.iter().map(|i| i.missing + i.stale).sum::<u64>()),
+        (Loss::EventDuplicated, record.informers.iter().map(|i| i.duplicated).sum()),
+    ] {
+        if count > 0 {
+            *ran.lost.entry(loss).or_default() += count;
+        }
+    }
 }
 
 struct Losses<'a, 'r> {
-    case: &'r mut Case<'a>,
+    case: &'r Case<'a>,
     ran: &'r mut Ran,
     ends: Ends<'a>,
     /// The ends of new connections whose TLS handshake was complete.
@@ -45,6 +69,8 @@ struct Losses<'a, 'r> {
     reported: HashMap<&'a str, u32>,
     /// Which instance answered on a stream.
     served_by: HashMap<&'a str, &'a str>,
+    /// Streams that their instance ended.
+    ended: u64,
     /// Requests that were found to be rejected.
     rejected: u64,
     /// Requests that this machine could not make, by their reasons.
@@ -56,7 +82,7 @@ struct Losses<'a, 'r> {
 }
 
 impl<'a, 'r> Losses<'a, 'r> {
-    fn new(case: &'r mut Case<'a>, ran: &'r mut Ran) -> Self {
+    fn new(case: &'r Case<'a>, ran: &'r mut Ran) -> Self {
         let record = case.record;
         let new_ends = record.ends.iter().filter(|end| end.what == StreamKind::New);
         let served_by = record.attempts.iter().filter_map(|attempt| match &attempt.answer {
@@ -72,6 +98,7 @@ impl<'a, 'r> Losses<'a, 'r> {
             new_ends: new_ends.map(|end| (end.stream.as_str(), end)).collect(),
             reported: record.reports.iter().map(|(_, report)| (report.stream.as_str(), report.rejected)).collect(),
             served_by: served_by.collect(),
+            ended: 0,
             rejected: 0,
             local: BTreeMap::new(),
             busy: Busy::of(record),
@@ -126,10 +153,9 @@ impl<'a, 'r> Losses<'a, 'r> {
             // The end of a kept connection is judged once, as the end of a stream.
             _ if attempt.kind == ConnectionKind::Kept => return,
             Failure::Reset | Failure::Closed | Failure::Http(_) if self.instance_ended(&attempt.stream) => {
-                self.apart(&attempt.stream, attempt.done);
+                self.apart(attempt.done);
                 return;
             }
-            Failure::X509(_) => self.ran.figures.x509_errors += 1,
             _ => {}
         }
         let Some(loss) = failure.loss() else { return };
@@ -153,44 +179,41 @@ impl<'a, 'r> Losses<'a, 'r> {
             return;
         }
         match self.ends.by_instance(end) {
-            Ok(()) => self.apart(&end.stream, end.at),
+            Ok(()) => self.apart(end.at),
             Err(why) => {
                 let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
                 let words = format!("{} ({:?}): {} {while_what}, {why}", end.stream, end.what, end.how);
                 let instance = Some(end.instance.as_str());
                 let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance };
-                if !self.lose(&lost, &words) {
-                    self.case.allowed.insert(&end.stream);
-                }
+                self.lose(&lost, &words);
             }
         }
     }
 
     /// Counts a stream that its instance ended.
-    fn apart(&mut self, stream: &'a str, at: Stamp) {
-        self.case.ended.insert(stream);
+    fn apart(&mut self, at: Stamp) {
+        self.ended += 1;
         if let Some(step) = self.case.steps.at(at) {
             self.ran.timeline.ended_by_instance[step] += 1;
         }
     }
 
-    /// Counts a loss, under the fault that excuses it if there is one. Whether there is none.
-    fn lose(&mut self, lost: &Lost<'_>, example: &str) -> bool {
-        let Self { case, ran, .. } = self;
-        let step = case.steps.at(lost.seen);
-        if let Some(fault) = faults::excuse(&case.record.injected, lost, self.slack) {
-            lost.loss.add(1, &mut ran.promises[fault].allowed);
+    /// Counts a loss, under the fault that excuses it if there is one.
+    fn lose(&mut self, lost: &Lost<'_>, example: &str) {
+        let Self { case: Case { record, steps, .. }, ran, .. } = self;
+        let step = steps.at(lost.seen);
+        if let Some(fault) = faults::excuse(&record.injected, lost, self.slack) {
+            *ran.promises[fault].allowed.entry(lost.loss).or_default() += 1;
             step.into_iter().for_each(|step| ran.timeline.allowed[step] += 1);
-            return false;
+            return;
         }
-        if count_of(&ran.verdict.lost, lost.loss.kind()) == 0 {
-            let into = lost.seen.since(case.record.began.unwrap_or(lost.seen));
-            ran.verdict.examples.push(format!("{example}, {into:.1?} into the load"));
+        if !ran.lost.contains_key(&lost.loss) {
+            let into = lost.seen.since(record.began.unwrap_or(lost.seen));
+            ran.examples.push(format!("{example}, {into:.1?} into the load"));
         }
         if let Some(step) = step {
-            case.steps.count(&mut ran.timeline.lost, lost.loss.kind(), step, 1);
+            steps.count(&mut ran.timeline.lost, lost.loss, step, 1);
         }
-        lost.loss.add(1, &mut ran.verdict.lost);
-        true
+        *ran.lost.entry(lost.loss).or_default() += 1;
     }
 }

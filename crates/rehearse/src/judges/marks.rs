@@ -1,13 +1,11 @@
 //! What happened to the instances, in order.
 
-use super::{Case, JUDGE, Judge};
+use super::Case;
 use crate::data::{Mark, MarkKind, Ran};
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(super) const MARKS: Judge = Judge { judge, ..JUDGE };
-
 /// Each once, in order. SIGTERM of the script replaces the instance's own report that it is terminating.
-fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let (moments, span) = (&case.record.moments, &case.span);
     let mut marks: BTreeMap<(i64, &str, MarkKind), String> = BTreeMap::new();
     for moment in &moments.0 {

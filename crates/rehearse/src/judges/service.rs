@@ -1,14 +1,10 @@
 //! The Service `kubernetes`: when it had no address.
 
-use super::{Case, Judge};
-use crate::data::{Period, Ran};
+use super::Case;
+use crate::data::{Ran, Value};
 use crate::event::{Event, EventKind};
 use crate::record::Record;
-use crate::report::format::{moment, wait};
-use crate::section::{Row, Section};
 use crate::stamp::{Stamp, millis};
-
-pub(super) const SERVICE: Judge = Judge { judge, section };
 
 /// Times for which the Service had no address, from the first time on that it had one. `None` if it never had one, as without
 /// real apiservers in a network namespace.
@@ -33,23 +29,11 @@ fn gaps(record: &Record) -> Option<Vec<(Stamp, Stamp)>> {
     gaps
 }
 
-fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Some(gaps) = gaps(case.record) else { return };
-    ran.figures.endpoint_gap_ms = Some(millis(gaps.iter().map(|(from, to)| to.since(*from)).sum()));
-    ran.endpoint_gaps = Some(gaps.iter().map(|gap| case.span.period(gap)).collect());
-}
-
-fn section(ran: &Ran) -> Section {
-    let empty = |gap: &Period| {
-        let from = format!("Service kubernetes empty, from {}", moment(gap.from_ms));
-        Row::page(from, wait((gap.to_ms - gap.from_ms) as f64))
-    };
-    let note = "the instance that stops removes the address, even if another serves";
-    let all = ran.figures.endpoint_gap_ms.map(|gap| Row::main("Service kubernetes was empty for", wait(gap), note));
-    Section {
-        rows: all.into_iter().chain(ran.endpoint_gaps.iter().flatten().map(empty)).collect(),
-        ..Section::default()
-    }
+    let empty = millis(gaps.iter().map(|(from, to)| to.since(*from)).sum());
+    let words = "the instance that stops removes the address, even if another serves";
+    ran.add("Service kubernetes was empty for", Value::Ms(empty)).main().note(words);
 }
 
 #[cfg(test)]

@@ -1,17 +1,14 @@
 //! The direct path: how many connections went past the shims, and when a shim steered.
 
-use super::{Case, Judge};
-use crate::data::{Direct, Ran};
+use super::Case;
+use crate::data::{Ran, Value};
 use crate::event::{Event, EventKind};
 use crate::record::Record;
-use crate::report::format::{count, moment, percent, wait};
-use crate::section::{Row, Section};
+use crate::report::format::percent;
 use crate::stamp::Stamp;
 use berth_node::ipc::wire::DirectStatus;
 use std::collections::BTreeMap;
 use std::time::Duration;
-
-pub(super) const STEERING: Judge = Judge { judge, section };
 
 /// What was seen of the direct path.
 #[derive(Debug, Default)]
@@ -66,27 +63,16 @@ impl Steered {
     }
 }
 
-fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Some(used) = Steered::of(case.record) else { return };
     if used.steered == 0 {
-        ran.verdict.doubt("nothing was steered: the direct path was never used".into());
+        ran.doubt("nothing was steered: the direct path was never used".into());
     }
     let load = case.span.over.since(case.span.began).as_secs_f64();
-    let share = used.on_within(case.span.began, case.span.over).as_secs_f64() / load;
-    let on = used.on.iter().map(|on| case.span.period(on)).collect();
-    ran.direct = Some(Direct { steered: used.steered, on_share: if load > 0.0 { share } else { 0.0 }, on });
-}
-
-fn section(ran: &Ran) -> Section {
-    let Some(direct) = &ran.direct else { return Section::default() };
-    let share = percent(direct.on_share);
-    let note = format!("by the kernel, past the shims, {share} of the time");
-    let mut rows = vec![Row::main("connections steered", count(direct.steered), note)];
-    rows.extend(direct.on.iter().map(|on| {
-        let from = format!("new connections steered past the shims, from {}", moment(on.from_ms));
-        Row::page(from, wait((on.to_ms - on.from_ms) as f64))
-    }));
-    Section { rows, ..Section::default() }
+    let share = used.on_within(case.span.began, case.span.over).as_secs_f64() / load.max(f64::MIN_POSITIVE);
+    let words = format!("by the kernel, past the shims, {} of the time", percent(share));
+    ran.add("connections steered", Value::Count(used.steered)).main().note(words);
+    ran.add("times that steering was on", Value::Count(used.on.len() as u64));
 }
 
 #[cfg(test)]

@@ -1,17 +1,13 @@
 //! A storm: when its clients were served, and how their tries failed before.
 
-use super::{Case, Judge, Span, what_happened};
-use crate::data::{self, Promise, Ran, Tally};
+use super::{Case, Span, what_happened};
+use crate::data::{Losses, Promise, Ran, Value};
 use crate::event::{Answer, Event, EventKind, Failure};
-use crate::loss::Loss;
+use crate::loss::{self, Loss};
 use crate::record::Record;
 use crate::report::format::{self, count, wait};
-use crate::section::Place::{Page, Table, Tile};
-use crate::section::{Row, Section};
 use crate::stamp::{Stamp, millis};
 use std::collections::BTreeMap;
-
-pub(super) const STORM: Judge = Judge { judge, section };
 
 /// What it is called where a fault's name is expected.
 const NAME: &str = "storm";
@@ -93,80 +89,52 @@ impl<'a> StormEvents<'a> {
             promise: "each of its clients is served, if it retries until it is".to_owned(),
             held: broken.is_empty(),
             what_happened: what_happened(broken, seen),
-            allowed: Vec::new(),
+            allowed: Losses::new(),
         }
     }
 }
 
 /// Its failed tries are part of its promise, and not losses.
-fn judge(case: &mut Case<'_>, ran: &mut Ran) {
+pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Some(storm) = StormEvents::of(case.record) else {
         if case.plan.load.storm > 0 {
-            ran.verdict.doubt("there was no storm".into());
+            ran.doubt("there was no storm".into());
         }
         return;
     };
     let mut local: BTreeMap<&str, u64> = BTreeMap::new();
-    for failure in storm.failures() {
-        match failure {
-            Failure::Local(why) => *local.entry(why).or_default() += 1,
-            Failure::X509(_) => ran.figures.x509_errors += 1,
-            _ => {}
-        }
-    }
-    ran.verdict.doubt_machine(local);
-    ran.promises.push(storm.promise(&case.span));
-    let served = storm.served();
-    let after = |at: &Stamp| millis(at.since(storm.at));
-    let mut failed = Vec::new();
+    let mut failed = Losses::new();
     for (_, answer) in &storm.tries {
         let loss = match answer {
             Answer::Good { .. } | Answer::Failed(Failure::Unanswered) => None,
             Answer::Bad { .. } => Some(Loss::BadStatus),
             Answer::Failed(failure) => failure.loss(),
         };
-        loss.into_iter().for_each(|loss| loss.add(1, &mut failed));
+        if let Answer::Failed(Failure::Local(why)) = answer {
+            *local.entry(why).or_default() += 1;
+        }
+        loss.into_iter().for_each(|loss| *failed.entry(loss).or_default() += 1);
     }
-    ran.storm = Some(data::Storm {
-        from_ms: case.span.ms(storm.at),
-        clients: storm.clients.into(),
-        served: served.len() as u64,
-        half_served_ms: served.get((storm.clients as usize).div_ceil(2).saturating_sub(1)).map(after),
-        all_served_ms: storm.all_served().as_ref().map(after),
-        gave_up: storm.gave_up(),
-        failed,
-    });
-}
-
-fn section(ran: &Ran) -> Section {
-    let Some(storm) = &ran.storm else { return Section::default() };
-    let after = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), wait);
-    let failed = |tally: &Tally| Row::page(format!("tries that failed: {}", tally.text), count(tally.count));
-    let mut rows = vec![
-        Row::at(&[Table, Tile, Page], "clients of the storm", count(storm.clients), words(storm)),
-        Row::page("of those served", count(storm.served)),
-        Row::page("half were served within", after(storm.half_served_ms)),
-        Row::page("all were served within", after(storm.all_served_ms)),
-        Row::page("tries given up: no TLS handshake for 10 s, or no answer for 15 s", count(storm.gave_up)),
-        Row::compared("storm served within", after(storm.all_served_ms)),
-        Row::compared("storm: tries given up", count(storm.gave_up)),
-    ];
-    rows.extend(storm.failed.iter().map(failed));
-    Section { title: "The storm", rows, ..Section::default() }
-}
-
-/// How a storm's clients were served, and what they met before.
-fn words(storm: &data::Storm) -> String {
-    let served = match storm.all_served_ms {
+    ran.doubt_machine(local);
+    ran.promises.push(storm.promise(&case.span));
+    let (served, gave_up) = (storm.served(), storm.gave_up());
+    let after = |at: &Stamp| millis(at.since(storm.at));
+    let all_served = storm.all_served().as_ref().map(after);
+    let came_to = match all_served {
         Some(ms) => format!("all served within {}", wait(ms)),
-        None => format!("only {} were served", count(storm.served)),
+        None => format!("only {} were served", count(served.len() as u64)),
     };
-    let gave_up = (storm.gave_up > 0).then(|| format::of(storm.gave_up, "try given up", "tries given up"));
-    let failed = storm.failed.iter().map(|tally| format!("{} {}", count(tally.count), tally.text));
-    match &gave_up.into_iter().chain(failed).collect::<Vec<_>>()[..] {
-        [] => format!("{served}, at the first try"),
-        failed => format!("{served}; {}", failed.join(", ")),
+    let words = (gave_up > 0).then(|| format::of(gave_up, "try given up", "tries given up")).into_iter();
+    let words = words.chain((!failed.is_empty()).then(|| loss::words(&failed))).collect::<Vec<_>>().join(", ");
+    let words = if words.is_empty() { "at the first try".to_owned() } else { words };
+    ran.add("clients of the storm", Value::Count(storm.clients.into())).main().note(format!("{came_to}; {words}"));
+    if let Some(half) = served.get((storm.clients as usize).div_ceil(2).saturating_sub(1)) {
+        ran.add("half of the storm served within", Value::Ms(after(half)));
     }
+    if let Some(all) = all_served {
+        ran.add("storm served within", Value::Ms(all));
+    }
+    ran.add("storm: tries given up", Value::Count(gave_up)).note("no TLS handshake for 10 s, or no answer for 15 s");
 }
 
 #[cfg(test)]

@@ -44,16 +44,6 @@ pub enum Via {
 }
 
 impl Via {
-    /// In a text.
-    pub(crate) fn words(self) -> &'static str {
-        match self {
-            Self::Berth => "berth",
-            Self::Haproxy => "HAProxy",
-            Self::PortSharing => "port sharing",
-            Self::None => "no proxy",
-        }
-    }
-
     /// How clients come to an instance.
     pub fn way(self) -> &'static str {
         match self {

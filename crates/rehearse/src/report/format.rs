@@ -1,7 +1,5 @@
 //! Numbers for people: separators between thousands, and units.
 
-use crate::data::Gate;
-
 /// A number with separators between thousands.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -55,23 +53,6 @@ pub fn bytes(bytes: u64) -> String {
 pub(crate) fn capital(words: &str) -> String {
     let mut letters = words.chars();
     letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
-}
-
-/// How many waited at the gates, and why some had no turn.
-pub(crate) fn gate(gate: &Gate) -> String {
-    let all = gate.waited.values().chain(gate.dropped.values()).sum();
-    let why = |(reason, clients): (&String, &u64)| {
-        let words = match reason.as_str() {
-            "full" => "for lack of room",
-            "expired" => "after 15 s",
-            "left" => "that had left",
-            other => other,
-        };
-        format!("{} {words}", count(*clients))
-    };
-    let dropped: Vec<_> = gate.dropped.iter().filter(|(_, count)| **count > 0).map(why).collect();
-    let dropped = if dropped.is_empty() { "none".to_owned() } else { dropped.join(", ") };
-    format!("{} had to wait, dropped: {dropped}", of(all, "client", "clients"))
 }
 
 #[cfg(test)]

@@ -1,37 +1,43 @@
 //! What a rehearsal leaves behind: a file for programs and a page for people.
 //!
 //! * [`environment`]: the machine, and the versions of the programs.
-//! * [`page`]: from the data to one HTML page that needs neither a network nor a script; pure. Its
-//!   `plot`s are drawn by hand on `svg`'s scales, and `labels` keeps their labels apart.
+//! * `page`: from the data to one HTML page that needs neither a network nor a script; pure. Its two drawings are in `plot`, on `svg`'s scales.
 //! * [`format`](mod@format): numbers for people.
 //!
 //! Here: a report from the runs of a rehearsal, and the files, written whole or not at all.
 
 pub mod environment;
 pub mod format;
-mod labels;
-pub mod page;
+mod page;
 mod plot;
 pub mod svg;
 
 use crate::Rehearsed;
-use crate::data::{self, Command, Report};
+use crate::data::{self, Report};
 use crate::plan::Plan;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use tempfile::{Builder, NamedTempFile};
 
-/// The report of a rehearsal that was made just now, on this machine.
-pub fn assemble(plan: &Plan, rehearsed: Rehearsed, argv: Vec<String>) -> Report {
+/// The report of a rehearsal that was made just now, on this machine, by a command of these words.
+pub fn assemble(plan: &Plan, rehearsed: Rehearsed, argv: &[String]) -> Report {
     Report {
         version: data::VERSION,
         berth_version: berth_node::VERSION.to_owned(),
         made_at: environment::now(),
-        command: Command::new(argv),
-        seed: Some(plan.load.seed),
+        command: argv.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
         environment: environment::read(environment::programs(plan, &rehearsed.runs)),
         aborted: rehearsed.aborted.as_ref().map(ToString::to_string),
         runs: rehearsed.runs,
+    }
+}
+
+/// A word as a shell reads it, and as a person writes it: `--name='a value'`.
+fn quoted(word: &str) -> String {
+    let plain = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    match word.split_once('=').filter(|(name, _)| plain(name)) {
+        Some((name, value)) => format!("{name}={}", shell_words::quote(value)),
+        None => shell_words::quote(word).into_owned(),
     }
 }
 
@@ -95,12 +101,17 @@ mod tests {
             version: data::VERSION,
             berth_version: "0.1.0".into(),
             made_at: "2026-05-04T03:02:01Z".into(),
-            command: Command::new(vec!["berth".into(), "rehearse".into()]),
-            seed: Some(7),
+            command: "berth rehearse".into(),
             environment: data::Environment::default(),
             aborted: None,
             runs: Vec::new(),
         }
+    }
+
+    #[test]
+    fn words_are_quoted() {
+        let argv = ["berth", "--rate=9", "--new=a b", "--old", "it's; $(x)", ""];
+        assert_eq!(argv.map(quoted).join(" "), r"berth --rate=9 --new='a b' --old 'it'\''s; $(x)' ''");
     }
 
     #[test]

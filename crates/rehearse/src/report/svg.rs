@@ -1,6 +1,4 @@
-//! Scales and paths. Lengths are in CSS pixels of the drawing's own width.
-
-use std::fmt::Write;
+//! Scales. Lengths are in CSS pixels of the drawing's own width.
 
 /// From values to places.
 #[derive(Debug, Clone, Copy)]
@@ -18,11 +16,6 @@ impl Scale {
     /// By powers of ten; `from` is above zero.
     pub fn log(from: (f64, f64), to: (f64, f64)) -> Self {
         Self { from: (from.0.log10(), from.1.log10()), to, log: true }
-    }
-
-    /// The last value of a linear scale.
-    pub fn end(&self) -> f64 {
-        self.from.1
     }
 
     /// The place of a value; the nearer end for one that is beyond.
@@ -55,62 +48,6 @@ pub fn px(value: f64) -> String {
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
 }
 
-/// The area between two lines of steps: `edges` has one place more than either line.
-pub fn area(edges: &[f64], top: &[f64], bottom: &[f64]) -> String {
-    let mut path = String::new();
-    let steps: Vec<_> = edges.windows(2).zip(top.iter().zip(bottom)).collect();
-    let Some((first, _)) = steps.first() else { return path };
-    let _ = write!(path, "M{}", px(first[0]));
-    let mut lead = ",";
-    let mut last = f64::NAN;
-    for (edge, (top, _)) in &steps {
-        line_to(&mut path, &mut lead, &mut last, **top, edge[1]);
-    }
-    for (edge, (_, bottom)) in steps.iter().rev() {
-        line_to(&mut path, &mut lead, &mut last, **bottom, edge[0]);
-    }
-    path.push('Z');
-    path
-}
-
-fn line_to(path: &mut String, lead: &mut &str, last: &mut f64, y: f64, x: f64) {
-    if (*last - y).abs() < 0.05 {
-        // The same height goes on: one stroke instead of two.
-        if let Some(stroke) = path.rfind('H') {
-            path.truncate(stroke);
-        }
-    } else {
-        let _ = write!(path, "{lead}{}", px(y));
-    }
-    let _ = write!(path, "H{}", px(x));
-    (*lead, *last) = ("V", y);
-}
-
-/// A line of steps; it is broken where there is no value.
-pub fn steps(edges: &[f64], values: &[Option<f64>]) -> String {
-    let mut path = String::new();
-    let mut drawn = false;
-    for (edge, value) in edges.windows(2).zip(values) {
-        if let Some(y) = value {
-            let _ = if drawn { write!(path, "V{}", px(*y)) } else { write!(path, "M{},{}", px(edge[0]), px(*y)) };
-            let _ = write!(path, "H{}", px(edge[1]));
-        }
-        drawn = value.is_some();
-    }
-    path
-}
-
-/// A dash a step.
-pub fn dashes(edges: &[f64], values: &[Option<f64>]) -> String {
-    let dash = |(edge, y): (&[f64], f64)| format!("M{},{}H{}", px(edge[0]), px(y), px(edge[1]));
-    edges.windows(2).zip(values).filter_map(|(edge, value)| Some(dash((edge, (*value)?)))).collect()
-}
-
-/// About how wide a text is: no font is known here, so a wide one is assumed.
-pub fn text_width(text: &str, size: f64) -> f64 {
-    text.chars().count() as f64 * size * 0.6
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,15 +66,5 @@ mod tests {
         let log = Scale::log((0.1, 1000.0), (0.0, 4.0));
         assert_eq!([0.0, 0.1, 1.0, 1000.0].map(|v| log.at(v).round()), [0.0, 0.0, 1.0, 4.0]);
         assert_eq!(Scale::linear((0.0, 0.0), (0.0, 9.0)).at(0.0), 0.0);
-    }
-
-    #[test]
-    fn paths() {
-        let edges = [0.0, 1.0, 2.0, 3.0];
-        assert_eq!(area(&edges, &[5.0, 5.0, 2.0], &[9.0; 3]), "M0,5H2V2H3V9H0Z");
-        assert_eq!(area(&[0.0], &[], &[]), "");
-        let line = [Some(1.0), None, Some(2.5)];
-        assert_eq!((steps(&edges, &line), dashes(&edges, &line)), ("M0,1H1M2,2.5H3".into(), "M0,1H1M2,2.5H3".into()));
-        assert_eq!(steps(&edges, &[Some(1.0), Some(2.0)]), "M0,1H1V2H2");
     }
 }

@@ -1,0 +1,340 @@
+//! One page for people: the verdict first, then what happened, then where it was made and how to make it again.
+//!
+//! The page loads nothing and runs nothing; a policy in its head forbids both. Whatever a program or a user wrote goes through
+//! [`escape`]. What a colour means, a word means too.
+
+use super::format;
+use super::plot::{self, Frame};
+use crate::data::{Environment, Promise, Ran, Report, Row, Run, RunOutcome, Via};
+use crate::loss;
+use crate::table;
+use crate::verdict::Verdict;
+
+pub(super) fn render(report: &Report) -> String {
+    let mut runs: Vec<&Run> = report.runs.iter().collect();
+    // First the run that the page is about.
+    runs.sort_by_key(|run| run.via != Via::Berth);
+    let made: Vec<(&Run, &Ran)> = runs.iter().filter_map(|run| Some((*run, run.ran()?))).collect();
+    let several = runs.len() > 1;
+    let (tone, headline) = match made.first() {
+        _ if report.aborted.is_some() => ("unsure", "Stopped before its end".to_owned()),
+        Some((run, ran)) if several => (tone(ran), format!("{}: {}", format::capital(run.via.way()), ran.words())),
+        Some((_, ran)) => (tone(ran), verdict(ran)),
+        None => ("unsure", "Nothing was rehearsed".to_owned()),
+    };
+    let aborted = report.aborted.as_ref().map(|why| {
+        format!(
+            "<p>The rehearsal was aborted: {}. Nothing can be concluded from what it saw until then.</p>",
+            escape(why)
+        )
+    });
+    let frame = Frame::of(&made.iter().map(|(_, ran)| *ran).collect::<Vec<_>>());
+    format!(
+        include_str!("page.html"),
+        style = include_str!("style.css"),
+        tone = tone,
+        headline = escape(&headline),
+        made_at = escape(&report.made_at),
+        berth_version = escape(&report.berth_version),
+        lead = aborted.unwrap_or_default() + &made.first().map(|(run, ran)| lead(run, ran)).unwrap_or_default(),
+        comparison = if made.len() > 1 { comparison(&made) } else { String::new() },
+        runs = runs.iter().map(|run| section(run, &frame, several)).collect::<String>(),
+        command = escape(&report.command),
+        environment = environment(&report.environment),
+    )
+}
+
+/// A text as HTML, in an element or in a quoted attribute.
+pub(super) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            letter => escaped.push(letter),
+        }
+    }
+    escaped
+}
+
+fn verdict(ran: &Ran) -> String {
+    format::capital(ran.words())
+}
+
+/// The class of a verdict's colour.
+fn tone(ran: &Ran) -> &'static str {
+    match ran.verdict {
+        Verdict::Held => "good",
+        Verdict::Unproven | Verdict::TooBusy => "unsure",
+        Verdict::Wrong | Verdict::Broken | Verdict::Lost => "bad",
+    }
+}
+
+/// What was rehearsed, and the figures that matter most, large.
+fn lead(run: &Run, ran: &Ran) -> String {
+    let tile = |Row { name, value, note, .. }: &Row| {
+        let (name, value, note) = (escape(&format::capital(name)), escape(&value.to_string()), escape(note));
+        format!("<div><dt>{name}</dt><dd>{value}<small>{note}</small></dd></div>")
+    };
+    let tiles: String = ran.rows.iter().filter(|row| row.main).map(tile).collect();
+    format!("<p>{}</p><dl class=\"tiles\">{tiles}</dl>", escape(&what(run, ran)))
+}
+
+/// What was rehearsed, in a line.
+fn what(run: &Run, ran: &Ran) -> String {
+    let names = ran.instances.iter().map(plot::named).collect::<Vec<_>>().join(" → ");
+    let load = format!("{} of load", format::wait(ran.load_ms as f64));
+    [ran.apiservers(), &names, &run.topology, &load].join(" · ")
+}
+
+/// The runs side by side.
+fn comparison(made: &[(&Run, &Ran)]) -> String {
+    let heading = |(run, ran): &(&Run, &Ran)| {
+        let way = escape(&format::capital(run.via.way()));
+        format!("<th scope=\"col\">{way}<small class=\"{}\">{}</small></th>", tone(ran), verdict(ran))
+    };
+    let headings: String = made.iter().map(heading).collect();
+    let row = |(name, cells): (&str, Vec<String>)| {
+        let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
+        format!("<tr><th scope=\"row\">{}</th>{cells}</tr>", escape(&format::capital(name)))
+    };
+    let runs: Vec<&Ran> = made.iter().map(|(_, ran)| *ran).collect();
+    let rows: String = table::side_by_side(&runs, false).into_iter().map(row).collect();
+    format!(
+        "<section><h2>Side by side</h2><div class=\"scroll\" tabindex=\"0\"><table><thead><tr><td></td>{headings}</tr></thead>\
+         <tbody>{rows}</tbody></table></div></section>"
+    )
+}
+
+fn section(run: &Run, frame: &Frame, several: bool) -> String {
+    let title = if several { format::capital(run.via.way()) } else { "What happened".to_owned() };
+    let body = match &run.outcome {
+        RunOutcome::Skipped(why) => format!("<p>Skipped: {}.</p>", escape(why)),
+        RunOutcome::Ran(ran) => ran_section(ran, frame),
+    };
+    format!("<section><h2>{}</h2>{body}</section>", escape(&title))
+}
+
+fn ran_section(ran: &Ran, frame: &Frame) -> String {
+    let row = |Row { name, value, note, .. }: &Row| {
+        let (name, value, note) = (escape(&format::capital(name)), escape(&value.to_string()), escape(note));
+        format!("<tr><th scope=\"row\">{name}</th><td>{value}</td><td class=\"quiet\">{note}</td></tr>")
+    };
+    [
+        list("Not as it should be", &ran.objections),
+        list("Lost: the first of each kind", &ran.examples),
+        list("Worth knowing", &ran.notes),
+        format!(
+            "<div class=\"scroll\" tabindex=\"0\">{}{}</div>",
+            plot::requests(frame, ran),
+            plot::instances(frame, ran)
+        ),
+        ran.promises.iter().map(promise).collect(),
+        format!(
+            "<h3>All figures</h3><div class=\"scroll\" tabindex=\"0\"><table>{}</table></div>",
+            ran.rows.iter().map(row).collect::<String>()
+        ),
+    ]
+    .concat()
+}
+
+/// Lines under a heading; nothing if there are none.
+fn list(heading: &str, lines: &[String]) -> String {
+    if lines.is_empty() {
+        return String::new();
+    }
+    let lines: String = lines.iter().map(|line| format!("<li>{}</li>", escape(line))).collect();
+    format!("<h3>{heading}</h3><ul>{lines}</ul>")
+}
+
+fn promise(promise: &Promise) -> String {
+    let Promise { fault, instance, from_ms, to_ms, promise, held, what_happened, allowed } = promise;
+    let (tone, came_to) = if *held { ("good", "held") } else { ("bad", "broken") };
+    // A version that is wrong on purpose is named by what is wrong with it.
+    let at = if instance == fault { String::new() } else { format!(" at {instance}") };
+    let to = to_ms.map(|to| format!(" to {}", format::moment(to))).unwrap_or_default();
+    let from = format::moment(*from_ms);
+    let allowed = (!allowed.is_empty()).then(|| format!("allowed: {}", loss::words(allowed)));
+    let seen: String = what_happened.iter().chain(&allowed).map(|line| format!("<li>{}</li>", escape(line))).collect();
+    format!(
+        "<h3 class=\"{tone}\">{}{}: {came_to}</h3><p>{} <span class=\"quiet\">{from}{to}</span></p><ul>{seen}</ul>",
+        escape(fault),
+        escape(&at),
+        escape(&format::capital(promise)),
+    )
+}
+
+fn environment(environment: &Environment) -> String {
+    let Environment { kernel, cpu_model, cpus, memory_bytes, open_files_limit, sysctls, programs } = environment;
+    let machine = [
+        ("Kernel", kernel.clone()),
+        ("CPUs", format!("{cpus} × {cpu_model}")),
+        ("Memory", format::bytes(*memory_bytes)),
+        ("Open files (ulimit -n)", format::count(*open_files_limit)),
+    ];
+    let machine = machine.iter().map(|(name, value)| (*name, value));
+    let programs = programs.iter().map(|program| (program.role.as_str(), &program.version));
+    let sysctls = sysctls.iter().map(|(name, value)| (name.as_str(), value));
+    let pair = |(name, value): (&str, &String)| format!("<dt>{}</dt><dd>{}</dd>", escape(name), escape(value));
+    machine.chain(programs).chain(sysctls).map(pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{Instance, Loss, Losses, Mark, MarkKind, Program, Timeline, Value};
+
+    fn ran(lost: Losses) -> Ran {
+        let instance = |name: &str| Instance { name: name.into(), version: "v1.36.3".into() };
+        let mark = |(at_ms, instance, what, text): (i64, &str, MarkKind, &str)| Mark {
+            at_ms,
+            instance: instance.into(),
+            what,
+            text: text.into(),
+        };
+        let mut ran = Ran {
+            load_ms: 1_100,
+            simulated: true,
+            instances: ["old", "new"].map(instance).into(),
+            verdict: if lost.is_empty() { Verdict::Held } else { Verdict::Lost },
+            timeline: Timeline {
+                step_ms: 100,
+                answered: [("old", [9, 9, 500, 0, 0, 0, 0, 0, 0, 0, 0]), ("new", [0, 0, 4, 9, 9, 9, 9, 9, 9, 9, 9])]
+                    .map(|(name, counts)| (name.into(), counts.to_vec()))
+                    .into(),
+                lost: lost.keys().map(|loss| (*loss, vec![0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0])).collect(),
+                allowed: vec![0; 11],
+                ended_by_instance: vec![0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0],
+            },
+            marks: [
+                (-50, "old", MarkKind::Started, ""),
+                (200, "old", MarkKind::Fault, "kill-shim"),
+                (240, "old", MarkKind::Exited, "status 0"),
+                (100, "new", MarkKind::Started, ""),
+            ]
+            .map(mark)
+            .into(),
+            lost,
+            ..Ran::default()
+        };
+        let words = loss::words(&ran.lost);
+        ran.add("lost", Value::Count(ran.lost.values().sum())).main().note(words);
+        ran.add("99th percentile", Value::Ms(9.2));
+        ran
+    }
+
+    fn run(via: Via, ran: Ran) -> Run {
+        Run { via, topology: "sidecar".into(), outcome: RunOutcome::Ran(Box::new(ran)) }
+    }
+
+    fn report(runs: Vec<Run>) -> Report {
+        let program = Program { role: "etcd".into(), version: "3.6.1".into() };
+        Report {
+            version: 1,
+            berth_version: "0.1.0".into(),
+            made_at: "2026-05-04T03:02:01Z".into(),
+            command: "berth rehearse --seed=7".into(),
+            environment: Environment {
+                kernel: "Linux 6.12.8".into(),
+                programs: vec![program],
+                ..Environment::default()
+            },
+            aborted: None,
+            runs,
+        }
+    }
+
+    fn has(page: &str, texts: &[&str]) {
+        texts.iter().for_each(|text| assert!(page.contains(text), "{text}: {page}"));
+    }
+
+    #[test]
+    fn a_page_has_the_verdict_all_figures_the_drawings_and_the_command() {
+        let page = render(&report(vec![run(Via::Berth, ran(Losses::new()))]));
+        has(&page, &["<h1>Nothing was lost</h1>", "simulated apiservers · old v1.36.3 → new v1.36.3 · sidecar"]);
+        has(&page, &["99th percentile", "9.2 ms", "berth rehearse --seed=7", "3.6.1"]);
+        // The one burst is cut off, and its rate is there in words.
+        has(&page, &["kill-shim 0.20 s", "exited 0.24 s status 0", "ended by the instance: 3", "↑ 5,040"]);
+        assert!(!page.contains("Side by side") && !page.contains("class=\"lost\""));
+    }
+
+    #[test]
+    fn losses_and_broken_promises_are_shown() {
+        let promise = Promise {
+            fault: "kill-shim".into(),
+            instance: "old".into(),
+            from_ms: 200,
+            to_ms: Some(300),
+            promise: "only what it had accepted is lost".into(),
+            held: false,
+            what_happened: vec!["broken: its end was not seen".into()],
+            allowed: [(Loss::Reset, 3)].into(),
+        };
+        let lossy = Ran { promises: vec![promise], ..ran([(Loss::Refused, 7)].into()) };
+        let page = render(&report(vec![run(Via::Berth, lossy)]));
+        has(&page, &["Something was lost", "7 connections refused", "connections refused: 7", "class=\"lost\""]);
+        has(&page, &["kill-shim at old: broken", "its end was not seen", "allowed: 3 connections reset"]);
+    }
+
+    #[test]
+    fn runs_are_compared_and_the_page_is_about_berths() {
+        let missing = RunOutcome::Skipped("there is no haproxy in PATH".into());
+        let skipped = Run { via: Via::Haproxy, topology: "sidecar".into(), outcome: missing };
+        let none = run(Via::None, ran([(Loss::Refused, 7)].into()));
+        let page = render(&report(vec![none, skipped, run(Via::Berth, ran(Losses::new()))]));
+        has(&page, &["<h1>Through berth: nothing was lost</h1>", "Side by side", "there is no haproxy in PATH"]);
+        has(&page, &["<td>0</td><td>7</td>"]);
+    }
+
+    #[test]
+    fn what_was_aborted_or_empty_concludes_nothing() {
+        let mut aborted = report(vec![run(Via::Berth, ran(Losses::new()))]);
+        aborted.aborted = Some("SIGINT".into());
+        let page = render(&aborted);
+        has(&page, &["<h1>Stopped before its end</h1>", "aborted: SIGINT"]);
+        assert!(!page.contains("<h1>Nothing was lost"));
+        has(&render(&report(Vec::new())), &["Nothing was rehearsed"]);
+        has(&render(&report(vec![run(Via::None, Ran::default())])), &["<h1>Nothing was lost</h1>"]);
+    }
+
+    #[test]
+    fn what_others_wrote_is_text() {
+        let evil = || "<script>alert(1)</script>\"'><img src=x>&".to_owned();
+        let mut hostile = ran([(Loss::Reset, 7)].into());
+        hostile.instances.push(Instance { name: evil(), version: evil() });
+        hostile.timeline.answered.insert(evil(), vec![1; 11]);
+        hostile.marks.push(Mark { at_ms: 100, instance: evil(), what: MarkKind::Fault, text: evil() });
+        hostile.promises.push(Promise {
+            fault: evil(),
+            instance: evil() + "x",
+            from_ms: 0,
+            to_ms: None,
+            promise: evil(),
+            held: true,
+            what_happened: vec![evil()],
+            allowed: Losses::new(),
+        });
+        hostile.add(evil(), Value::Count(1)).main().note(evil());
+        for lines in [&mut hostile.objections, &mut hostile.notes, &mut hostile.examples] {
+            lines.push(evil());
+        }
+        let skipped = Run { via: Via::None, topology: evil(), outcome: RunOutcome::Skipped(evil()) };
+        let mut report = report(vec![Run { topology: evil(), ..run(Via::Berth, hostile) }, skipped]);
+        for text in [&mut report.berth_version, &mut report.made_at, &mut report.command] {
+            *text = evil();
+        }
+        report.aborted = Some(evil());
+        let Environment { kernel, cpu_model, sysctls, programs, .. } = &mut report.environment;
+        (*kernel, *cpu_model) = (evil(), evil());
+        sysctls.insert(evil(), evil());
+        programs.push(Program { role: evil(), version: evil() });
+        let page = render(&report);
+        assert!(page.contains("&lt;script&gt;alert(1)"));
+        for forbidden in ["<script", "<img", "\"'>"] {
+            assert!(!page.contains(forbidden), "{forbidden}");
+        }
+    }
+}

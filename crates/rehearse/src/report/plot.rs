@@ -1,0 +1,297 @@
+//! The two drawings of a run: how many requests were answered over time and what was lost meanwhile, and the instances with their marks.
+//!
+//! All drawings of a page have the same horizontal scale, so that they can be read one below the other. On a narrow page they are
+//! scrolled, as scaled text could not be read.
+
+use super::format;
+use super::page::escape;
+use super::svg::{Scale, nice_step, ticks};
+use crate::data::{Instance, Mark, MarkKind, Ran};
+use std::fmt::Write;
+
+/// Width of a drawing, and where its horizontal scale begins: left of that are the names of rows.
+const WIDTH: f64 = 1040.0;
+const LEFT: f64 = 200.0;
+
+/// Height of the plot of requests, of a row below it, and of its title.
+const PLOT: f64 = 170.0;
+const ROW: f64 = 17.0;
+const TITLE: f64 = 26.0;
+
+/// About how wide a letter is: no font is known here, so a wide one is assumed.
+const LETTER: f64 = 6.9;
+
+/// Room for marks before and after the load, as a share of it. What is further away is drawn at the edge.
+const BEYOND: f64 = 0.12;
+
+/// A step with this many times the usual rate is drawn cut off.
+const BURST: f64 = 2.5;
+
+/// Instances of which a reader can tell the rows apart.
+const MOST_INSTANCES: usize = 12;
+
+/// The scales that all drawings of a page share.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Frame {
+    /// The first and the last moment, in ms.
+    from: f64,
+    to: f64,
+    /// Where the horizontal scale ends: right of that is room for the words of the last mark.
+    right: f64,
+    /// The highest rate of the vertical scale.
+    most: f64,
+}
+
+impl Frame {
+    pub(super) fn of(runs: &[&Ran]) -> Self {
+        let ends = runs.iter().map(|ran| (ran.timeline.step_ms * steps(ran) as u64).max(ran.load_ms) as f64);
+        let end = ends.fold(1.0, f64::max);
+        let marks = || runs.iter().flat_map(|ran| &ran.marks);
+        let at = || marks().map(|mark| mark.at_ms as f64);
+        let widest = marks().map(|mark| width(&words(mark))).fold(0.0, f64::max);
+        Self {
+            from: at().fold(0.0, f64::min).max(-end * BEYOND),
+            to: at().fold(end, f64::max).min(end * (1.0 + BEYOND)),
+            right: WIDTH - widest.min(WIDTH / 3.0),
+            most: runs.iter().map(|ran| usual_most(ran)).fold(1.0, f64::max),
+        }
+    }
+
+    fn x(&self, ms: f64) -> f64 {
+        Scale::linear((self.from, self.to), (LEFT, self.right)).at(ms)
+    }
+
+    /// Where a step of a run's timeline begins.
+    fn step(&self, ran: &Ran, step: usize) -> f64 {
+        self.x((ran.timeline.step_ms * step as u64) as f64)
+    }
+
+    /// A drawing with a title, lines for round seconds, and their numbers below.
+    fn svg(&self, title: &str, words: &str, bottom: f64, body: &str) -> String {
+        let step = nice_step((self.to - self.from) / 1e3, 10);
+        let (first, last) = ((self.from / 1e3 / step).ceil() as i64, (self.to / 1e3 / step).floor() as i64);
+        let (mut lines, mut numbers) = (String::new(), String::new());
+        for second in (first..=last).map(|n| n as f64 * step) {
+            let x = self.x(second * 1e3);
+            let _ = write!(lines, "M{x:.1},{TITLE}V{bottom}");
+            let _ =
+                write!(numbers, "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{second} s</text>", bottom + 15.0);
+        }
+        format!(
+            "<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\"><title>{title}</title><desc>{}</desc>\
+             <path class=\"grid\" d=\"{lines}\"/>{body}<g class=\"quiet\">{numbers}</g><text y=\"14\" class=\"title\">{title}</text></svg>",
+            bottom + 24.0,
+            escape(words)
+        )
+    }
+}
+
+fn width(words: &str) -> f64 {
+    words.chars().count() as f64 * LETTER + 12.0
+}
+
+fn words(mark: &Mark) -> String {
+    format!("{} {}", mark.words(), format::moment(mark.at_ms))
+}
+
+/// An instance with its version, if that is known.
+pub(super) fn named(Instance { name, version }: &Instance) -> String {
+    format!("{name} {version}").trim_end().to_owned()
+}
+
+/// How many steps a run has.
+fn steps(ran: &Ran) -> usize {
+    ran.timeline.allowed.len()
+}
+
+/// The class of an instance's colour; further ones begin again.
+fn look(ran: &Ran, instance: &str) -> String {
+    let known = ran.instances.iter().position(|known| known.name == instance);
+    known.map_or("other".to_owned(), |index| format!("i{}", index % 5))
+}
+
+/// Answers a second of all instances by steps.
+fn totals(ran: &Ran) -> Vec<f64> {
+    let sum = |step| ran.timeline.answered.values().map(|counts| counts[step]).sum::<u64>();
+    (0..steps(ran)).map(|step| rate(ran, sum(step))).collect()
+}
+
+fn rate(ran: &Ran, count: u64) -> f64 {
+    count as f64 * 1e3 / ran.timeline.step_ms.max(1) as f64
+}
+
+/// The highest rate. A step in which many clients came at once, such as that in which watches are opened, would make all others flat: it is cut
+/// off.
+fn usual_most(ran: &Ran) -> f64 {
+    let mut totals = totals(ran);
+    totals.sort_unstable_by(f64::total_cmp);
+    let usual = totals.get(totals.len() * 9 / 10).copied().unwrap_or(0.0);
+    let most = totals.last().copied().unwrap_or(0.0);
+    if usual > 0.0 && most > BURST * usual { usual * 1.3 } else { most }
+}
+
+/// Answered requests a second by instance, one upon the other; below, a row for each kind of loss.
+pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
+    let values = ticks(frame.most, 4);
+    let (bottom, most) = (TITLE + PLOT, values.last().copied().unwrap_or(1.0));
+    let y = Scale::linear((0.0, most), (bottom, TITLE));
+    let mut body = String::new();
+    for value in &values {
+        let (at, number) = (y.at(*value), format::count(*value as u64));
+        let _ = write!(body, "<path class=\"grid\" d=\"M{LEFT},{at:.1}H{}\"/>", frame.right);
+        let _ = write!(
+            body,
+            "<text class=\"quiet\" x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{number}</text>",
+            LEFT - 8.0,
+            at + 4.0
+        );
+    }
+    let known = ran.instances.iter().map(|instance| &instance.name);
+    let others = ran.timeline.answered.keys().filter(|name| ran.instances.iter().all(|known| known.name != **name));
+    let mut below = vec![0.0; steps(ran)];
+    for name in known.chain(others) {
+        let Some(counts) = ran.timeline.answered.get(name) else { continue };
+        let above: Vec<f64> = below.iter().zip(counts).map(|(below, count)| below + rate(ran, *count)).collect();
+        let mut path = format!("M{:.1},{bottom}", frame.step(ran, 0));
+        for (step, rate) in above.iter().enumerate() {
+            let _ = write!(path, "V{:.1}H{:.1}", y.at(*rate), frame.step(ran, step + 1));
+        }
+        for (step, rate) in below.iter().enumerate().rev() {
+            let _ = write!(path, "V{:.1}H{:.1}", y.at(*rate), frame.step(ran, step));
+        }
+        let _ =
+            write!(body, "<path class=\"{}\" d=\"{path}Z\"><title>{}</title></path>", look(ran, name), escape(name));
+        below = above;
+    }
+    let burst = below.iter().copied().enumerate().filter(|(_, rate)| *rate > most).max_by(|a, b| a.1.total_cmp(&b.1));
+    if let Some((step, rate)) = burst {
+        let at = frame.step(ran, step + 1) + 3.0;
+        let _ = write!(
+            body,
+            "<text class=\"burst\" x=\"{at:.1}\" y=\"{}\">↑ {}</text>",
+            TITLE + 11.0,
+            format::count(rate as u64)
+        );
+    }
+    let timeline = &ran.timeline;
+    let lost = timeline.lost.iter().map(|(loss, counts)| ("lost", loss.many(), counts));
+    let apart = [("ended by the instance", &timeline.ended_by_instance), ("allowed by a promise", &timeline.allowed)];
+    let apart = apart.into_iter().map(|(name, counts)| ("apart", name, counts));
+    let rows = lost.chain(apart).map(|(class, name, counts)| (class, name, counts, counts.iter().sum::<u64>()));
+    let (mut top, mut seen) = (bottom + 4.0, Vec::new());
+    for (class, name, counts, sum) in rows.filter(|(.., sum)| *sum > 0) {
+        seen.push(format!("{} {name}", format::count(sum)));
+        let _ = write!(
+            body,
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}: {}</text>",
+            LEFT - 8.0,
+            top + 11.0,
+            name,
+            format::count(sum)
+        );
+        for (step, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let (from, to) = (frame.step(ran, step), frame.step(ran, step + 1));
+            // Over the answers, too, where something was lost.
+            let above = if class == "lost" { TITLE } else { top };
+            let (width, height) = ((to - from).max(2.0), top + ROW - 3.0 - above);
+            let _ = write!(
+                body,
+                "<rect class=\"{class}\" x=\"{from:.1}\" y=\"{above}\" width=\"{width:.1}\" height=\"{height}\"><title>{count} {name}</title></rect>"
+            );
+        }
+        top += ROW;
+    }
+    let answered: u64 = timeline.answered.values().flatten().sum();
+    let words = format!("{} answers in all. {}", format::count(answered), seen.join(", "));
+    frame.svg("Answered requests a second, by instance, and what was lost", &words, top, &body)
+}
+
+/// A row for each instance, from its start to its end, and its marks below. Nothing for the many instances of a rehearsal in rounds: their marks
+/// are in the JSON.
+pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
+    if ran.instances.len() > MOST_INSTANCES {
+        return String::new();
+    }
+    let (mut body, mut top) = (String::new(), TITLE);
+    let known = ran.instances.iter().map(|instance| (instance.name.as_str(), named(instance)));
+    let mut names: Vec<(&str, String)> = known.collect();
+    for Mark { instance, .. } in &ran.marks {
+        if names.iter().all(|(name, _)| name != instance) {
+            names.push((instance, instance.clone()));
+        }
+    }
+    for (instance, name) in &names {
+        let marks: Vec<&Mark> = ran.marks.iter().filter(|mark| mark.instance == *instance).collect();
+        let _ =
+            write!(body, "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>", LEFT - 8.0, top + 11.0, escape(name));
+        for (from, to) in lives(&marks) {
+            let (from, to) = (frame.x(from), to.map_or(frame.right, |to| frame.x(to)));
+            let (look, width) = (look(ran, instance), (to - from).max(2.0));
+            let _ = write!(
+                body,
+                "<rect class=\"{look}\" x=\"{from:.1}\" y=\"{top}\" width=\"{width:.1}\" height=\"12\" rx=\"2\"/>"
+            );
+        }
+        let places =
+            place(&marks.iter().map(|mark| (frame.x(mark.at_ms as f64), width(&words(mark)))).collect::<Vec<_>>());
+        for (mark, (x, row)) in marks.iter().zip(&places) {
+            let class = if mark.what == MarkKind::Fault { "fault" } else { "mark" };
+            let y = top + ROW * (*row as f64 + 2.0) - 2.0;
+            let _ = write!(
+                body,
+                "<g class=\"{class}\"><title>{} {}</title><path d=\"M{x:.1},{top}V{y:.1}\"/><text x=\"{:.1}\" y=\"{y:.1}\">{}</text></g>",
+                escape(&words(mark)),
+                escape(&mark.text),
+                x + 4.0,
+                escape(&words(mark)),
+            );
+        }
+        top += ROW * (places.iter().map(|(_, row)| row + 1).max().unwrap_or(0) as f64 + 1.0) + 12.0;
+    }
+    let words: Vec<String> = ran.marks.iter().map(|mark| format!("{} {}", mark.instance, words(mark))).collect();
+    frame.svg("Instances", &words.join(", "), top, &body)
+}
+
+/// From when to when an instance ran, which may have been started again. No end: it was not seen.
+fn lives(marks: &[&Mark]) -> Vec<(f64, Option<f64>)> {
+    let mut lives: Vec<(f64, Option<f64>)> = Vec::new();
+    for Mark { at_ms, what, .. } in marks {
+        match what {
+            MarkKind::Started => lives.push((*at_ms as f64, None)),
+            MarkKind::Exited => lives.last_mut().into_iter().for_each(|(_, to)| *to = Some(*at_ms as f64)),
+            _ => {}
+        }
+    }
+    lives
+}
+
+/// The row of each label, of which a place and a width are given, in order. The text of a label is right of its line, which goes down to its row.
+/// From right to left, each label gets the highest row in which it ends before the next text or line: so no line goes through a text.
+fn place(labels: &[(f64, f64)]) -> Vec<(f64, usize)> {
+    // Where the leftmost text or line of each row is.
+    let mut rows: Vec<f64> = Vec::new();
+    let mut places: Vec<(f64, usize)> = Vec::new();
+    for &(x, width) in labels.iter().rev() {
+        let row = rows.iter().position(|next| x + width <= *next).unwrap_or(rows.len());
+        rows.resize(rows.len().max(row + 1), x);
+        rows[..=row].fill(x);
+        places.push((x, row));
+    }
+    places.reverse();
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_of_close_marks_are_in_rows_with_the_first_lowest() {
+        let rows = |labels: &[(f64, f64)]| place(labels).into_iter().map(|(_, row)| row).collect::<Vec<_>>();
+        assert_eq!(rows(&[(100.0, 60.0), (300.0, 60.0), (500.0, 60.0)]), [0, 0, 0]);
+        assert_eq!(rows(&[(100.0, 60.0), (125.0, 60.0), (150.0, 60.0)]), [2, 1, 0]);
+        // The line of the second goes through the first row.
+        assert_eq!(rows(&[(100.0, 40.0), (125.0, 60.0), (150.0, 60.0)]), [2, 1, 0]);
+        assert_eq!(rows(&[(100.0, 20.0), (125.0, 60.0), (150.0, 60.0)]), [0, 1, 0]);
+    }
+}
