@@ -158,17 +158,6 @@ pub fn parent(pid: i32) -> Option<i32> {
     Process::new(pid).and_then(|process| process.stat()).ok().map(|stat| stat.ppid)
 }
 
-/// How long all threads of a process together have been ready to run and had no CPU; zero where the kernel does not count it.
-pub fn waited_for_cpu(pid: i32) -> Duration {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    // The second number is in nanoseconds (Documentation/scheduler/sched-stats.rst).
-    let waited = threads.filter_map(|thread| {
-        let line = fs::read_to_string(thread.path().join("schedstat")).ok()?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok()
-    });
-    Duration::from_nanos(waited.sum())
-}
-
 /// A process by its pidfd: the number may be reused, the descriptor stays its own.
 #[derive(Debug)]
 pub struct HeldProcess {

@@ -62,8 +62,6 @@ pub struct EtcdDaemon {
     temporary: watch::Receiver<bool>,
     /// Probes and the relay.
     tasks: JoinSet<()>,
-    /// Since when the node's own etcd answers no more, and how long it had waited for CPU until then.
-    silent: Option<(Instant, Duration)>,
     /// The listener of the node's own etcd, and its process.
     listens: Option<(u64, i32)>,
     /// The node's etcd that had the data last; where it cannot be held, its number.
@@ -122,7 +120,6 @@ impl EtcdDaemon {
             own,
             temporary,
             tasks,
-            silent: None,
             listens: None,
             last: None,
             snapshot: None,
@@ -173,9 +170,6 @@ impl EtcdDaemon {
 
     fn seen(&mut self, commanding: bool) -> EtcdObservation {
         let (answers, running) = (*self.own.borrow(), self.process.is_running());
-        if answers {
-            self.silent = None;
-        }
         let (look, is_gone) = match self.plan.database.look() {
             Ok(look) => (Some(look), false),
             Err(error) => {
@@ -202,7 +196,6 @@ impl EtcdDaemon {
                 Some(pid) => self.opened_by_own(pid),
                 None => Opened::Unseen,
             },
-            starved: process.is_some_and(|pid| !answers && self.is_starved(pid)),
         };
         if let Some(look) = &look
             && (is_own || had_by_temporary)
@@ -312,13 +305,6 @@ impl EtcdDaemon {
         let mut ancestors = std::iter::successors(process::parent(pid), |pid| process::parent(*pid)).take(ANCESTORS);
         let cgroups = || fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         ancestors.any(|ancestor| Some(ancestor) == child) || cgroups().contains(&self.plan.cgroup())
-    }
-
-    /// Whether a process that answers no more waits for CPU a quarter of the time.
-    fn is_starved(&mut self, pid: i32) -> bool {
-        let waited = process::waited_for_cpu(pid);
-        let (since, before) = *self.silent.get_or_insert_with(|| (Instant::now(), waited));
-        waited.saturating_sub(before) * 4 > since.elapsed()
     }
 
     fn put(&mut self, wanted: EtcdWanted) {

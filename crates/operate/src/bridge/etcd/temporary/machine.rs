@@ -8,12 +8,9 @@ use berth_node::ipc::bridge::EtcdStep;
 use berth_node::terms::Speedup;
 use std::time::Duration;
 
-/// How long calls in flight may take to be answered by an etcd that stops, before its connections are ended: without that it waits 7 s
-/// for streams that never end.
-const GRACE: Duration = Duration::from_millis(300);
-
-/// The same for one that gets no CPU: it may answer yet, and what ends the connections of one that serves costs writes.
-const STARVED_GRACE: Duration = Duration::from_secs(3);
+/// How long an etcd that does not answer may take to answer calls in flight, before its connections are ended. An etcd that stops waits
+/// 7 s for streams that never end. An etcd that gets no CPU may answer yet, and to end its connections costs writes.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// How long connections of an etcd that stops are ended.
 const ENDS_CONNECTIONS: Duration = Duration::from_secs(12);
@@ -86,8 +83,6 @@ pub struct OwnEtcd {
     /// It answers handshakes.
     pub answers: bool,
     pub opened: Opened,
-    /// Since it answers no more, it has waited for CPU much of the time.
-    pub starved: bool,
 }
 
 /// State of the temporary etcd.
@@ -268,8 +263,7 @@ impl EtcdMachine {
             step => step,
         };
         let elapsed = if next == self.step {
-            let starved = own.starved && self.step == EtcdStep::Stopping;
-            self.has_stopped |= elapsed >= if starved { STARVED_GRACE } else { GRACE };
+            self.has_stopped |= elapsed >= GRACE;
             elapsed
         } else {
             // What has another database gets no time to acknowledge more, and who ended or was given back has no calls in flight.

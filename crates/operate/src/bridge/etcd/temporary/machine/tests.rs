@@ -31,7 +31,6 @@ enum Event {
 struct Own {
     kind: Kind,
     stops: Option<u32>,
-    starved: bool,
     /// Ticks until it answers, once it has the lock.
     opens: u32,
     file: File,
@@ -78,7 +77,7 @@ impl World {
         Self {
             machine: EtcdMachine::new(Speedup::default()),
             now: Duration::ZERO,
-            own: Some(Own { kind: Kind::Good, stops: None, starved: false, opens: 0, file }),
+            own: Some(Own { kind: Kind::Good, stops: None, opens: 0, file }),
             temporary: None,
             named: 0,
             snapped: false,
@@ -96,7 +95,7 @@ impl World {
             Event::Stop(ticks) => self.own.iter_mut().for_each(|own| own.stops = own.stops.or(Some(ticks))),
             Event::Crash => self.own = None,
             Event::Start(kind) if self.own.is_none() => {
-                self.own = Some(Own { kind, stops: None, starved: false, opens: 4, file: self.opened() });
+                self.own = Some(Own { kind, stops: None, opens: 4, file: self.opened() });
             }
             Event::Start(_) => {}
             Event::CrashTemporary => {
@@ -137,7 +136,6 @@ impl World {
             process: Some(1),
             answers: own.file.locked && own.opens == 0 && own.stops.is_none() && own.kind == Kind::Good,
             opened: self.as_seen(own.file),
-            starved: own.starved,
         });
         let temporary = self.temporary.map_or(TemporaryEtcd::default(), |it| TemporaryEtcd {
             running: true,
@@ -342,16 +340,14 @@ fn an_own_that_is_replaced_costs_two_pauses() {
 }
 
 #[test]
-fn one_that_gets_no_cpu_has_more_time_to_answer() {
-    for (starved, ends) in [(false, true), (true, false)] {
-        let mut world = World::new();
-        world.own.iter_mut().for_each(|own| (own.stops, own.starved) = (Some(u32::MAX), starved));
-        world.tick();
-        world.run(GRACE + TICK);
-        assert_eq!((world.wanted.ends_connections, world.wanted.route), (ends, Route::Hold));
-        world.run(STARVED_GRACE);
-        assert!(world.wanted.ends_connections || world.own.is_none());
-    }
+fn calls_in_flight_have_their_time_to_be_answered() {
+    let mut world = World::new();
+    world.own.iter_mut().for_each(|own| own.stops = Some(u32::MAX));
+    world.tick();
+    world.run(GRACE - TICK);
+    assert_eq!((world.wanted.ends_connections, world.wanted.route), (false, Route::Hold));
+    world.run(2 * TICK);
+    assert!(world.wanted.ends_connections);
 }
 
 #[test]
@@ -444,7 +440,7 @@ fn a_temporary_one_that_comes_too_late_is_killed_before_it_has_a_client() {
     assert!(world.temporary.is_some() && world.wanted.temporary == Process::Run);
     // The kubelet's is faster.
     let file = File { number: world.named, locked: true };
-    world.own = Some(Own { kind: Kind::Good, stops: None, starved: false, opens: 100, file });
+    world.own = Some(Own { kind: Kind::Good, stops: None, opens: 100, file });
     for _ in 0..90 {
         world.tick();
         assert!(world.temporary.is_none() && world.wanted.route == Route::Hold);
@@ -568,7 +564,7 @@ fn what_cannot_be_seen_gets_no_client_and_an_operator_is_told() {
     let mut world = World::new();
     world.happen(Event::Crash);
     world.tick();
-    let own = OwnEtcd { process: Some(1), answers: true, opened: Opened::Unseen, starved: false };
+    let own = OwnEtcd { process: Some(1), answers: true, opened: Opened::Unseen };
     let seen = EtcdObservation { own, holder: Holder::Unknown, ..EtcdObservation::default() };
     world.machine.next(&seen, world.now);
     let wanted = world.machine.next(&seen, world.now + UNSEEN);
