@@ -124,7 +124,7 @@ impl RunningPod {
             ));
         }
         let shim = runtime::Shim::of(pid);
-        let program = runtime::program(shim.as_ref());
+        let program = shim.as_ref().and_then(runtime::Shim::program);
         if program.is_none() {
             report.error(
                 "there is no runc and no crun, neither next to the container's shim nor on its PATH: install one, as the temporary \

@@ -1,7 +1,7 @@
 //! What runs a node's containers: which one a process is in, its specification, and the program that starts it (runc or crun).
 //!
-//! A container has a parent that stays with it: containerd's shim, or CRI-O's conmon. Their arguments name the directory of the specification, without
-//! a client of the runtime. Where neither does, crictl and ctr are run, if they are installed.
+//! A container has a parent that stays with it: containerd's shim, or CRI-O's conmon. The parent shows the directory of the specification and
+//! the program. Where the parent does not show the specification, crictl is asked.
 
 use super::spec::Spec;
 use berth_manifest::command::{is_program, output, strings};
@@ -21,25 +21,14 @@ const CONFIG: &str = "config.json";
 /// More bytes than a specification has.
 const LIMIT: u64 = 16 << 20;
 
-/// Longest time that a client of a runtime may take.
+/// Longest time that crictl may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How many ancestors are searched for the shim, which is the parent of the container's first process.
 const PARENTS: usize = 16;
 
-/// Where the programs of a runtime lie that are nowhere else.
+/// The programs that start containers.
 const PROGRAMS: [&str; 2] = ["runc", "crun"];
-const DIRECTORIES: [&str; 9] = [
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/usr/sbin",
-    "/usr/bin",
-    "/sbin",
-    "/bin",
-    "/usr/libexec/crio",
-    "/usr/lib/cri-o-runc/sbin",
-    "/opt/bin",
-];
 
 /// The container's ID, from /proc/PID/cgroup: the last 64 hexadecimal digits of a line.
 pub fn container(cgroup: &str) -> Option<&str> {
@@ -72,8 +61,8 @@ impl Shim {
         own.into_iter().chain([PathBuf::from(format!("/proc/{}/cwd/../{id}", self.pid))]).collect()
     }
 
-    /// Where the program may lie that it starts containers with.
-    fn programs(&self) -> Vec<PathBuf> {
+    /// The program that it starts containers with.
+    pub fn program(&self) -> Option<PathBuf> {
         let named =
             self.value("-r").or_else(|| self.value("--runtime")).map(PathBuf::from).filter(|path| path.is_absolute());
         let own = fs::read_link(format!("/proc/{}/exe", self.pid)).ok();
@@ -82,7 +71,8 @@ impl Shim {
         let path = environment.iter().find_map(|variable| variable.as_bytes().strip_prefix(b"PATH="));
         let path = path.map(|path| std::env::split_paths(OsStr::from_bytes(path)).collect::<Vec<_>>());
         let directories = beside.into_iter().chain(path.into_iter().flatten()).filter(|path| path.is_absolute());
-        named.into_iter().chain(in_each(directories)).collect()
+        let programs = directories.flat_map(|directory| PROGRAMS.map(|name| directory.join(name)));
+        named.into_iter().chain(programs).find(is_program)
     }
 
     fn value(&self, option: &str) -> Option<&OsString> {
@@ -97,50 +87,25 @@ impl Shim {
 /// All places that were tried.
 pub async fn spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
     let mut tried = Vec::new();
-    let usual = [
-        format!("/run/containerd/io.containerd.runtime.v2.task/k8s.io/{id}"),
-        format!("/run/containers/storage/overlay-containers/{id}/userdata"),
-        format!("/var/lib/containers/storage/overlay-containers/{id}/userdata"),
-    ];
-    let bundles = shim.map(|shim| shim.bundles(id)).unwrap_or_default();
-    for bundle in bundles.into_iter().chain(usual.map(PathBuf::from)) {
+    for bundle in shim.map(|shim| shim.bundles(id)).unwrap_or_default() {
         let path = bundle.join(CONFIG);
         match read(&path).and_then(|json| Spec::parse(&json).map_err(Into::into)) {
             Ok(spec) => return Ok(spec),
             Err(error) => tried.push(format!("{}: {error}", path.display())),
         }
     }
-    let clients: [(&str, &[&str], &[&str]); 2] = [
-        ("crictl", &["inspect", id], &["info", "runtimeSpec"]),
-        ("ctr", &["--connect-timeout", "3s", "-n", "k8s.io", "containers", "info", id], &["Spec"]),
-    ];
-    for (program, arguments, keys) in clients {
-        match output(program, arguments, PATIENCE).await.and_then(|output| part(&output.stdout, keys)) {
-            Ok(spec) => return Ok(spec),
-            Err(error) => tried.push(format!("{program}: {error}")),
-        }
-    }
-    Err(tried.join("; "))
+    let asked = output("crictl", &["inspect", id], PATIENCE).await.and_then(|output| inspected(&output.stdout));
+    asked.map_err(|error| {
+        tried.push(format!("crictl: {error}"));
+        tried.join("; ")
+    })
 }
 
-/// The specification in a runtime client's output about a container.
-pub fn part(json: &[u8], keys: &[&str]) -> Result<Spec, String> {
+/// The specification in the output of `crictl inspect`.
+pub fn inspected(json: &[u8]) -> Result<Spec, String> {
     let mut whole: Value = serde_json::from_slice(json).map_err(|_| "it does not know this container".to_owned())?;
-    for key in keys {
-        whole = whole.get_mut(*key).map(Value::take).ok_or_else(|| format!("its answer has no {key}"))?;
-    }
-    serde_json::from_value(whole).map_err(|error| error.to_string())
-}
-
-/// The program that starts containers here.
-pub fn program(shim: Option<&Shim>) -> Option<PathBuf> {
-    let shims = shim.map(Shim::programs).unwrap_or_default();
-    let usual = in_each(DIRECTORIES.iter().map(PathBuf::from));
-    shims.into_iter().chain(usual).find(is_program)
-}
-
-fn in_each(directories: impl Iterator<Item = PathBuf>) -> impl Iterator<Item = PathBuf> {
-    directories.flat_map(|directory| PROGRAMS.map(|name| directory.join(name)))
+    let spec = whole.pointer_mut("/info/runtimeSpec").map(Value::take).ok_or("its answer has no info.runtimeSpec")?;
+    serde_json::from_value(spec).map_err(|error| error.to_string())
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
