@@ -17,14 +17,12 @@
 //! | [`drive`] | the daemon |
 //! | [`cgroup`] | a cgroup of its own, where one can be created |
 //! | [`restore`] | restores the files that the node's own is started from and reads |
-//! | [`encryption`] | the keys of an encryption configuration. Pure |
 //! | [`judge`] | what COMMAND put there, compared with what was there |
 //! | [`logs`] | their bound, and what is kept of a bridge that failed |
 //! | `server` | the socket on which it answers commands, with the messages of [`berth_node::ipc::bridge`] |
 
 pub mod cgroup;
 pub mod drive;
-pub mod encryption;
 pub mod etcd;
 pub mod instance;
 pub mod judge;

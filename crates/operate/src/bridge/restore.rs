@@ -1,7 +1,7 @@
 //! Restores the files that the node's own kube-apiserver is started from and reads, as they were before the bridge began: its manifest,
 //! and the files that its arguments name. Nothing else: not etcd's manifest, the kubelet's configuration, or objects of the cluster.
 
-use super::encryption;
+use berth_manifest::Manifest;
 use berth_manifest::file::{self, Access, replace_as};
 use berth_node::ipc::bridge::Difference;
 use berth_os::file::{found, make_private, open_regular};
@@ -12,6 +12,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+
+/// kube-apiserver's flag for its encryption configuration.
+pub(super) const ENCRYPTION: &str = "--encryption-provider-config";
 
 /// Longest difference that is shown, in bytes: it goes into one message.
 const LONGEST: usize = 32 * 1024;
@@ -46,7 +49,7 @@ pub fn changed_keys(all: &[SavedFile], keys: &BTreeSet<PathBuf>) -> Result<BTree
     let changed = compare(all)?.into_iter().map(|(_, difference)| difference.path).filter(|path| keys.contains(path));
     let mut changed: BTreeSet<_> = changed.collect();
     if let Some(manifest) = all.iter().find(|file| file.shown) {
-        let (was, is) = (encryption::named(&text(&manifest.copy)?), encryption::named(&text(&manifest.path)?));
+        let (was, is) = (configuration(&text(&manifest.copy)?), configuration(&text(&manifest.path)?));
         changed.extend(is.filter(|is| was.as_ref() != Some(is)));
     }
     Ok(changed)
@@ -62,8 +65,7 @@ pub struct Restored {
 }
 
 /// Restores the saved files in their order: when the kubelet reads the manifest, the files that the manifest names exist. A file that is
-/// replaced is kept, since that file may be the only copy of a key. Nothing is restored where objects may be encrypted by now with a key
-/// that the saved configuration lacks.
+/// replaced is kept, since that file may be the only copy of a key. Nothing is restored where the encryption configuration has changed.
 pub fn restore(all: &[SavedFile]) -> Restored {
     let (mut restored, mut failed, mut kept) = (Vec::new(), Vec::new(), Vec::new());
     let differing = match keys_stay(all).and_then(|()| compare(all)) {
@@ -88,35 +90,33 @@ pub fn restore(all: &[SavedFile]) -> Restored {
     Restored { files: if failed.is_empty() { Ok(restored) } else { Err(failed.join("; ")) }, kept }
 }
 
-/// Checks that what is encrypted by now can be read with the configuration that a restore brings back, which may be none.
+/// Checks that a restore takes no encryption key away: objects may have been written with each key of a configuration that is another than
+/// the saved one.
 fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
     let Some(manifest) = all.iter().find(|file| file.shown) else { return Ok(()) };
-    let then = encryption::named(&text(&manifest.copy)?);
-    let named = encryption::named(&text(&manifest.path)?);
-    // Without a configuration all is written as plain text; before, it may have been encrypted with what is left there.
-    let is_plain = named.is_none();
-    let Some(now) = named.or_else(|| then.clone()) else { return Ok(()) };
-    let copy = |path: PathBuf| all.iter().find(|file| file.path == path).map_or(path, |file| file.copy.clone());
-    if !encryption::is_readable(&text(&now)?) {
-        return Err(format!(
-            "{} cannot be read as an encryption configuration, and kube-apiserver may use keys of it that it read before: nothing is put back",
-            now.display()
-        ));
-    }
-    let then = then.map_or(Ok(String::new()), |then| text(&copy(then)))?;
-    let mut missing = encryption::missing(&text(&now)?, &then);
-    if is_plain {
-        missing.extend(encryption::missing("", &then));
-    }
-    if missing.is_empty() {
+    let then = configuration(&text(&manifest.copy)?);
+    let is = text(&manifest.path)?;
+    // From a manifest that is gone or cannot be parsed, no kube-apiserver is started.
+    let now = if Manifest::parse(&is).is_ok() { configuration(&is) } else { then.clone() };
+    let Some(path) = now.clone().or_else(|| then.clone()) else { return Ok(()) };
+    let copy = all.iter().find(|file| file.path == path).map_or(&path, |file| &file.copy);
+    let has_changed = path.exists() && text(&path)? != text(copy)?;
+    if now == then && !has_changed {
         return Ok(());
     }
     Err(format!(
-        "{} has keys that what was before lacks: {}. What kube-apiserver wrote with them could not be read any more, so nothing is put \
-         back: undo by hand what else was changed (`berth bridge restore --dry-run` shows it), and leave these keys",
-        now.display(),
-        missing.join(", ")
+        "the encryption configuration ({ENCRYPTION}) is another than before, and kube-apiserver may have written objects with a key that \
+         only {} has: nothing is put back; undo by hand what else was changed (`berth bridge restore --dry-run` shows it), and leave the \
+         keys",
+        path.display()
     ))
+}
+
+/// The encryption configuration that a manifest names, on the node.
+fn configuration(manifest: &str) -> Option<PathBuf> {
+    let manifest = Manifest::parse(manifest).ok()?;
+    let path = manifest.flag(ENCRYPTION.trim_start_matches('-'))?.value;
+    manifest.container().on_node(path).map(PathBuf::from)
 }
 
 /// Empty where there is no file.
@@ -313,9 +313,10 @@ mod tests {
             // Encryption was begun.
             (&["new"], [false, true], true),
             (&["old"], [true, true], false),
-            (&[], [true, true], false),
+            (&[], [true, true], true),
             // COMMAND left the file, and does not use it any more: what was written with its key is not known.
             (&["new", "old"], [true, false], true),
+            (&["old"], [true, false], true),
         ] {
             let temp = tempfile::tempdir().unwrap();
             let all = encrypted(temp.path(), now, named);
@@ -325,10 +326,17 @@ mod tests {
             let files = restore(all).files;
             assert_eq!(files.is_err(), is_refused, "{now:?} {named:?}: {files:?}");
             let Err(why) = files else { continue };
-            assert!(why.contains("aescbc new (for secrets)") && !why.contains("c2VjcmV0"), "{why}");
+            assert!(why.contains(&temp.path().join("enc").display().to_string()), "{why}");
             assert_eq!(texts(), before);
             let shown = differences(all).unwrap();
             assert!(shown.iter().any(|difference| difference.refused.as_ref() == Some(&why)), "{shown:?}");
+        }
+        // COMMAND took the manifest or the configuration away, and no kube-apiserver was started without it.
+        for gone in 0..2 {
+            let temp = tempfile::tempdir().unwrap();
+            let all = encrypted(temp.path(), &["old"], [true, true]);
+            fs::remove_file(&all[gone].path).unwrap();
+            assert_eq!(restore(&all).files.map(|all| all.len()), Ok(1));
         }
     }
 

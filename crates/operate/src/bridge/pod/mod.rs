@@ -21,14 +21,14 @@ pub mod spec;
 mod tests;
 pub mod tree;
 
-use super::restore::SavedFile;
+use super::restore::{ENCRYPTION, SavedFile};
+use berth_manifest::command::{AUDIT_LOG, audit_log};
+use berth_manifest::Manifest;
+use berth_manifest::report::Report;
+use berth_upgrade::logs;
 use berth_cluster::yaml::YamlNode;
 use berth_exec::args;
-use berth_manifest::Manifest;
-use berth_manifest::command::{AUDIT_LOG, audit_log};
-use berth_manifest::report::Report;
 use berth_os::namespaces::is_shared_with;
-use berth_upgrade::logs;
 use rustix::fs::FileType;
 use spec::Spec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,8 +59,7 @@ const AUDIT_DIRECTORY: &str = "audit";
 const AUDIT_BOUND: [(&str, &str); 2] = [("--audit-log-maxsize", "16"), ("--audit-log-maxbackup", "1")];
 
 /// Flags that name files with keys. What is written or signed with one is read and checked with the same.
-const KEYS: [&str; 3] =
-    ["--encryption-provider-config", "--service-account-key-file", "--service-account-signing-key-file"];
+const KEYS: [&str; 3] = [ENCRYPTION, "--service-account-key-file", "--service-account-signing-key-file"];
 
 /// Where the kubelet writes the logs of containers, and how many lines of one are shown.
 const LOGS: &str = "/var/log/pods";
