@@ -10,8 +10,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub(super) const BRIDGE_STATUS: &str = "Exit status: that of COMMAND, and 128 and the number of a signal that ended it. 75 the node's own \
-    kube-apiserver did not come back: clients stay on the bridge, or it was lost; with --judge also a bad verdict on it. 64 wrong command line, 69 something that is needed \
-    is missing, or the temporary kube-apiserver did not get ready: COMMAND was not run.";
+    kube-apiserver did not come back: clients stay on the bridge, or it was lost. 64 wrong command line, 69 something that is needed is missing, \
+    or the temporary kube-apiserver did not get ready: COMMAND was not run.";
 
 /// Arguments of `berth bridge`.
 #[derive(Debug, Clone, Args)]
@@ -89,13 +89,6 @@ pub struct BridgeStartArgs {
     /// Serve /metrics, /livez, /readyz and /status of the bridge by HTTP here [default: off]
     #[arg(long, env = "BERTH_BRIDGE_ADMIN", value_name = "ADDR:PORT")]
     pub admin: Option<String>,
-    /// Compare what COMMAND put there with what was there, by the metrics of both, while the bridge waits for it (--settle), and report;
-    /// it needs a kubeconfig (docs/judge.md)
-    #[arg(long, env = "BERTH_JUDGE")]
-    pub judge: bool,
-    /// Findings that do not make a verdict bad, separated by commas (docs/judge.md names all)
-    #[arg(long, env = "BERTH_ACCEPT", value_name = "CODES", value_delimiter = ',', requires = "judge")]
-    pub accept: Vec<Signal>,
     /// Check what is needed, print the steps, and do nothing; COMMAND may be left out
     #[arg(long, env = "BERTH_DRY_RUN")]
     pub dry_run: bool,

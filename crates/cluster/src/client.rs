@@ -14,7 +14,7 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,8 +91,6 @@ pub struct Client {
     port: u16,
     /// Dialled instead, one after the other.
     dial: Vec<SocketAddr>,
-    /// The address that these are dialled from, if that matters.
-    source: Option<IpAddr>,
     prefix: String,
     name: ServerName<'static>,
     tls: Arc<ClientConfig>,
@@ -152,7 +150,6 @@ impl Client {
             host: place.host,
             port: place.port,
             dial: Vec::new(),
-            source: None,
             prefix: place.prefix,
             name,
             tls: Arc::new(tls(access)?),
@@ -172,12 +169,6 @@ impl Client {
     #[must_use]
     pub fn at(self, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
         Self { dial: addresses.into_iter().collect(), ..self }
-    }
-
-    /// The same, which dials these addresses from this one.
-    #[must_use]
-    pub fn from(self, source: IpAddr) -> Self {
-        Self { source: Some(source), ..self }
     }
 
     /// The same, with the certificate checked for another name: that of the kubeconfig's server may be in one node's alone.
@@ -324,12 +315,12 @@ impl Client {
             return self.handshake(TcpStream::connect((self.host.as_str(), self.port)).await).await;
         };
         for address in first {
-            let dialled = async { self.handshake(http::connect(self.source, *address).await).await };
+            let dialled = async { self.handshake(http::connect(None, *address).await).await };
             if let Ok(Ok(stream)) = tokio::time::timeout(self.patience / 4, dialled).await {
                 return Ok(stream);
             }
         }
-        self.handshake(http::connect(self.source, *last).await).await.map_err(|why| format!("at {last}: {why}"))
+        self.handshake(http::connect(None, *last).await).await.map_err(|why| format!("at {last}: {why}"))
     }
 
     async fn handshake(&self, stream: std::io::Result<TcpStream>) -> Result<TlsStream<TcpStream>, String> {

@@ -4,7 +4,6 @@
 //! would take each other's signals.
 
 mod ask;
-mod judge;
 mod watch;
 
 use super::{Exit, block_on, exit_code, mistaken, numbered, print, print_stderr, refused, unavailable};
@@ -15,7 +14,6 @@ use berth_manifest::report::Refusal;
 use berth_manifest::wait::until;
 use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply, Step};
 use berth_operate::bridge::drive::{Claim, drive};
-use berth_operate::bridge::judge::{BridgeJudge, INTERVAL};
 use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure};
 use berth_operate::bridge::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use berth_operate::bridge::preflight::preflight;
@@ -103,7 +101,6 @@ pub(super) fn this_again(without: &str) -> anyhow::Result<Vec<OsString>> {
 
 fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
     let options = options(args, run).map_err(mistaken)?;
-    let judge = judge::of(args)?;
     if args.dry_run {
         let plan = plan(options)?;
         let steps = steps(&plan, run);
@@ -129,7 +126,7 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
                     _ => Exit::Unavailable,
                 });
             }
-            block_on(accompany(args, run, judge))?
+            block_on(accompany(args, run))?
         }
     }
 }
@@ -180,9 +177,6 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
         checks.wrong(
             "there is nothing to run: give COMMAND after --, or begin with `berth bridge start` (--dry-run needs none)",
         );
-    }
-    if run.is_none() && args.judge {
-        checks.wrong("--judge: it compares what COMMAND puts there with what was there: give COMMAND after --");
     }
     if let Some(program) = run.and_then(<[_]>::first)
         && find(program).is_none()
@@ -258,11 +252,7 @@ fn steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
 }
 
 /// Waits until the bridge serves, and runs COMMAND under it.
-async fn accompany(
-    args: &BridgeStartArgs,
-    run: Option<&[OsString]>,
-    judge: Option<BridgeJudge>,
-) -> anyhow::Result<Exit> {
+async fn accompany(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
     let directory = &args.dir.state_dir;
     let mut watcher = Watcher::new(&args.dir)?;
     let first = if run.is_some() { Ask::Accompany } else { Ask::Status };
@@ -309,7 +299,6 @@ async fn accompany(
             return Ok(Exit::Unavailable);
         }
     }
-    let verdict = judge.map(|judge| tokio::spawn(judge::look(judge, directory.clone(), args.speedup.of(INTERVAL))));
     let ended = tokio::select! {
         ended = command(run) => ended,
         never = watcher.report_forever(&client) => match never {},
@@ -329,13 +318,7 @@ async fn accompany(
     let sent = client.send(&Ask::Ended { failed }).await;
     let seen = watcher.until(&client, stays).await?;
     match seen {
-        WaitOutcome::Over(BridgeOutcome::Done) => {
-            let is_bad = match verdict {
-                Some(verdict) => judge::report(verdict.await?.as_ref(), &watcher),
-                None => false,
-            };
-            return Ok(if is_bad && succeeded { Exit::Again } else { exit });
-        }
+        WaitOutcome::Over(BridgeOutcome::Done) => return Ok(exit),
         WaitOutcome::Over(BridgeOutcome::Restored(why)) => {
             watcher.line(&format!("the node's own kube-apiserver serves as it did before: {why}"));
             watcher.logs();

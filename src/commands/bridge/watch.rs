@@ -7,12 +7,11 @@ use berth_node::ipc::bridge::{
     BridgeOutcome, BridgeStatus, Connection, Difference, EtcdStatus, EtcdStep, OwnStatus, Reply, Step,
 };
 use berth_operate::bridge::machine::LATE;
+use berth_upgrade::progress::Progress;
 use berth_os::signals::Signals;
 use berth_upgrade::judge::{Outcome, Verdict, explain, said};
-use berth_upgrade::progress::Progress;
 use humantime::format_duration;
 use nix::sys::signal::Signal;
-use serde_json::json;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::io::Write;
@@ -286,20 +285,6 @@ impl Watcher {
         }
         self.more("etcd's manifest, the kubelet's configuration and what is in the cluster are never put back");
         Ok(())
-    }
-
-    /// What came out of a comparison of the node's own with what it was.
-    pub(super) fn verdict(&self, verdict: &Verdict) {
-        if self.json
-            && let Ok(line) = serde_json::to_string(&json!({"verdict": verdict}))
-        {
-            let _ = writeln!(std::io::stderr(), "{line}");
-        }
-        self.line(&format!("the node's own kube-apiserver beside what it was: {}", said(verdict)));
-        if verdict.outcome == Outcome::Bad {
-            explain(verdict, |line| self.more(line));
-            self.more("it serves all the same; to go back, undo what COMMAND did under another bridge: kubeadm keeps what it replaced in /etc/kubernetes/tmp");
-        }
     }
 
     pub(super) fn stays(&self, status: &BridgeStatus) {

@@ -17,7 +17,6 @@
 //! | [`drive`] | the daemon |
 //! | [`cgroup`] | a cgroup of its own, where one can be created |
 //! | [`restore`] | restores the files that the node's own is started from and reads |
-//! | [`judge`] | what COMMAND put there, compared with what was there |
 //! | [`logs`] | their bound, and what is kept of a bridge that failed |
 //! | `server` | the socket on which it answers commands, with the messages of [`berth_node::ipc::bridge`] |
 
@@ -25,7 +24,6 @@ pub mod cgroup;
 pub mod drive;
 pub mod etcd;
 pub mod instance;
-pub mod judge;
 pub mod localhost;
 pub mod logs;
 pub mod machine;
