@@ -101,7 +101,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     let (plan, errors) = examined();
     assert_eq!(errors, Vec::<String>::new());
     let _runs = runtime.enter();
-    let keeping = plan.start(["127.0.0.1:1".parse()?; 2], Default::default()).ok_or("it has no others")?;
+    let keeping = plan.start(["127.0.0.1:1".parse()?; 2]).ok_or("it has no others")?;
     keeping.prepare();
     let state = eventually("the leadership elsewhere", || {
         runtime.block_on(tokio::time::sleep(std::time::Duration::from_millis(20)));

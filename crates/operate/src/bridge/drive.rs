@@ -311,7 +311,7 @@ impl Bridge {
             log_due: Some(Instant::now()),
             keys_due: Some(Instant::now()),
             wanted: None,
-            etcd: plan.etcd.start([plan.temporary.into(), plan.own], speedup),
+            etcd: plan.etcd.start([plan.temporary.into(), plan.own]),
             temporary_etcd,
             revisions,
             members,

@@ -34,11 +34,6 @@ impl Gateway {
         Self(Arc::new(Access { server_name: Some(name.to_owned()), ..(*self.0).clone() }))
     }
 
-    /// What the members' certificates are checked against.
-    pub fn ca(&self) -> &[u8] {
-        &self.0.ca
-    }
-
     /// For connections with the client certificate, if there is one, to members whose certificate is checked, or is not.
     ///
     /// # Errors

@@ -1,25 +1,18 @@
-//! The members of etcd while a bridge is on: the cluster's lock, a check and the move of the leadership before COMMAND, and what changes
-//! afterwards. A task beside the daemon's loop, which may wait seconds for an answer.
+//! The members of etcd while a bridge is on: the cluster's lock, and before COMMAND a check and the move of the leadership. A task beside
+//! the daemon's loop, which may wait seconds for an answer.
 
-use super::members::{Choice, changes};
-use super::types::{Member, Sample};
+use super::members::Choice;
+use super::types::Sample;
 use super::{Cluster, EtcdPlan};
 use berth_cluster::Client;
-use berth_node::terms::Speedup;
 use berth_options::cluster::host_name;
 use berth_upgrade::journal::node_name;
 use berth_upgrade::lock::{Claim, Holder, Lock, LockError};
 use berth_upgrade::pod::draw_uid;
 use berth_upgrade::progress::Progress;
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::sleep;
-
-/// Time between two looks at the others.
-const LOOK: Duration = Duration::from_secs(10);
 
 /// What is not avoided without the cluster's lock.
 const UNLOCKED: &str = "nothing keeps another control-plane node from being under a bridge or upgraded meanwhile, with which etcd would \
@@ -57,7 +50,7 @@ impl Keeping {
 impl EtcdPlan {
     /// Asks these instances for the cluster's lock. None if there is nothing to be done.
     #[must_use]
-    pub fn start(&self, instances: [SocketAddr; 2], speedup: Speedup) -> Option<Keeping> {
+    pub fn start(&self, instances: [SocketAddr; 2]) -> Option<Keeping> {
         let (prepare, wanted) = watch::channel(false);
         let (to, state) = watch::channel(EtcdState::default());
         let clusters = self.clusters.clone();
@@ -75,11 +68,11 @@ impl EtcdPlan {
                     return;
                 }
                 Err(Missing::Unlocked(why)) => {
-                    publish(&to, &[format!("{why}: {UNLOCKED}")]);
+                    to.send_modify(|state| state.notes.push(format!("etcd: {why}: {UNLOCKED}")));
                     None
                 }
             };
-            let keep = keep(&clusters, wanted, &to, speedup.of(LOOK));
+            let keep = keep(&clusters, wanted, &to);
             match lock {
                 None => keep.await,
                 Some(lock) => {
@@ -125,47 +118,30 @@ async fn acquired(client: Option<&Client>, needs_lock: bool, progress: &Progress
     }
 }
 
-async fn keep(clusters: &[Cluster], mut wanted: watch::Receiver<bool>, to: &watch::Sender<EtcdState>, pause: Duration) {
+async fn keep(clusters: &[Cluster], mut wanted: watch::Receiver<bool>, to: &watch::Sender<EtcdState>) {
     if wanted.wait_for(|wanted| *wanted).await.is_err() {
         return;
     }
-    let mut said = to.borrow().notes.clone();
     for cluster in clusters {
         match cluster.prepare().await {
-            Ok(notes) => said.extend(notes),
+            Ok(note) => to.send_modify(|state| state.notes.extend(note)),
             Err(why) => {
                 to.send_modify(|state| state.refused = Some(why));
                 return;
             }
         }
     }
-    publish(to, &said);
     to.send_modify(|state| state.prepared = true);
-    loop {
-        tokio::select! {
-            dropped = wanted.changed() => if dropped.is_err() { return },
-            () = sleep(pause) => {}
-        }
-        let mut notes = said.clone();
-        for cluster in clusters {
-            notes.extend(cluster.look().await);
-        }
-        publish(to, &notes);
-    }
-}
-
-fn publish(to: &watch::Sender<EtcdState>, notes: &[String]) {
-    let before: BTreeSet<_> = to.borrow().notes.iter().cloned().collect();
-    notes.iter().filter(|note| !before.contains(*note)).for_each(|note| tracing::warn!("etcd: {note}"));
-    to.send_if_modified(|state| std::mem::replace(&mut state.notes, notes.to_vec()) != notes);
+    // The lock is held until the bridge drops its end.
+    while wanted.changed().await.is_ok() {}
 }
 
 impl Cluster {
-    /// The last thing before COMMAND. What the operator should know.
+    /// The last thing before COMMAND. Returns what the operator should know.
     ///
     /// # Errors
     /// The others are not a majority any more.
-    async fn prepare(&self) -> Result<Vec<String>, String> {
+    async fn prepare(&self) -> Result<Option<String>, String> {
         let sample = self.gateway.sample(&self.own).await.map_err(|why| format!("etcd: {why}"))?;
         let others = match sample.choose() {
             Ok(Choice::Others(others)) => others,
@@ -177,47 +153,17 @@ impl Cluster {
             let why = others.left_out.join("; ");
             return Err(format!("etcd: {}, which is used, cannot be any more ({why}): begin again", lost.describe()));
         }
-        let mut notes = changes(&self.list.members, &sample.list.members);
-        notes.extend(self.move_leadership(&sample).await.err());
-        Ok(notes)
+        Ok(self.move_leadership(&sample).await.err())
     }
 
     /// Spares the cluster an election, where this node's member leads.
     async fn move_leadership(&self, sample: &Sample) -> Result<(), String> {
-        let Some((to, _)) = self.others.members.first().filter(|_| sample.leader == self.list.by) else {
+        let Some((to, _)) = self.others.members.first().filter(|_| sample.leader == sample.list.by) else {
             return Ok(());
         };
         let moved = self.gateway.transfer_leadership(&self.own, to.id).await;
-        moved.map_err(|why| format!("this node's member stays the leader until it stops: {why}"))?;
+        moved.map_err(|why| format!("etcd: this node's member stays the leader until it stops: {why}"))?;
         tracing::info!(to = to.describe(), "etcd's leadership was moved away from this node's member");
         Ok(())
-    }
-
-    /// What is not as it was when COMMAND began.
-    async fn look(&self) -> Vec<String> {
-        let members: Vec<Member> = self.others.members.iter().map(|(member, _)| member.clone()).collect();
-        let answers = self.gateway.answers(&members).await;
-        let describe =
-            |id: &u64| members.iter().find(|member| member.id == *id).map(Member::describe).unwrap_or_default();
-        let silent = answers.iter().filter_map(|(id, answer)| {
-            Some(format!("{} does not answer, and there is no reserve: {}", describe(id), answer.as_ref().err()?))
-        });
-        let mut notes: Vec<_> = silent.collect();
-        if let Some(answer) = answers.values().flatten().next() {
-            if answer.status.leader == self.list.by {
-                notes.push("this node's member leads again".into());
-            }
-            let listed = self.gateway.members(&answer.url).await;
-            let now = listed.map(|list| changes(&self.list.members, &list.members)).unwrap_or_default();
-            notes.extend(now.into_iter().map(|what| format!("{what}: the bridge goes on with those that it uses")));
-        }
-        let ca = self.ca.clone();
-        let read = tokio::task::spawn_blocking(move || std::fs::read(ca)).await;
-        if let Ok(Ok(ca)) = read
-            && ca != self.gateway.ca()
-        {
-            notes.push(format!("{} was changed: the bridge goes on with what it was", self.ca.display()));
-        }
-        notes
     }
 }

@@ -107,17 +107,5 @@ impl Sample {
     }
 }
 
-/// What has become of the members since, in sentences.
-pub fn changes(before: &[Member], now: &[Member]) -> Vec<String> {
-    let find = |all: &[Member], id: u64| all.iter().find(|member| member.id == id).cloned();
-    let gone =
-        before.iter().filter(|was| find(now, was.id).is_none()).map(|was| format!("{} was removed", was.describe()));
-    let others = now.iter().filter_map(|is| match find(before, is.id) {
-        None => Some(format!("{} was added", is.describe())),
-        Some(was) => (was != *is).then(|| format!("{} was changed", is.describe())),
-    });
-    gone.chain(others).collect()
-}
-
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@
 //! | [`temporary`] | what serves while the only member is away |
 //! | [`gateway`] | etcd's JSON gateway: calls |
 //! | [`types`] | and their answers. Pure |
-//! | [`keeping`] | while the bridge is on: the cluster's lock, the leadership, and what changes |
+//! | [`keeping`] | while the bridge is on: the cluster's lock, and the leadership |
 
 pub mod dials;
 pub mod gateway;
@@ -39,7 +39,6 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use types::MemberList;
 
 /// Which etcd the temporary kube-apiserver uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -55,12 +54,9 @@ pub enum EtcdMode {
 #[derive(Debug, Clone)]
 pub struct Cluster {
     gateway: Gateway,
-    /// Where the CA of its members' certificates is.
-    ca: PathBuf,
     /// As in the arguments, and which of them is this node's.
     urls: Urls,
     own: String,
-    list: MemberList,
     others: Others,
     /// For the node's own kube-apiserver.
     pub dials: Option<Dials>,
@@ -132,10 +128,10 @@ pub async fn examine(
     for urls in servers::named(command) {
         let Some(own) = of_node(&urls, node).await else { continue };
         let asked = match gateway(command, &on_node) {
-            Ok((gateway, ca)) => gateway.sample(&own).await.map(|sample| (gateway, ca, sample)),
+            Ok(gateway) => gateway.sample(&own).await.map(|sample| (gateway, sample)),
             Err(why) => Err(why),
         };
-        let (gateway, ca, sample) = match asked {
+        let (gateway, sample) = match asked {
             Ok(asked) => asked,
             Err(why) => {
                 report.info(format!(
@@ -154,7 +150,7 @@ pub async fn examine(
                     "etcd: the temporary kube-apiserver uses {}, not this node's member{left_out}",
                     used.join(" and ")
                 ));
-                let mut cluster = Cluster { gateway, ca, urls, own, list: sample.list, others, dials: None };
+                let mut cluster = Cluster { gateway, urls, own, others, dials: None };
                 match Dials::find(&cluster).await {
                     Ok(dials) => cluster.dials = Some(dials),
                     Err(why) => report.info(format!(
@@ -189,8 +185,8 @@ fn place(url: &str) -> Option<(String, u16)> {
     Place::parse(&secure).ok().map(|place| (place.host, place.port))
 }
 
-/// With the certificates of the kube-apiserver, and where its CA is.
-fn gateway(command: &[OsString], on_node: impl Fn(&Path) -> PathBuf) -> Result<(Gateway, PathBuf), String> {
+/// With the certificates of the kube-apiserver.
+fn gateway(command: &[OsString], on_node: impl Fn(&Path) -> PathBuf) -> Result<Gateway, String> {
     let path = |flag| args::value(command, flag).map(|path| on_node(Path::new(path)));
     let read = |path: &PathBuf| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
     let ca = path("--etcd-cafile").ok_or("kube-apiserver has no --etcd-cafile")?;
@@ -198,7 +194,7 @@ fn gateway(command: &[OsString], on_node: impl Fn(&Path) -> PathBuf) -> Result<(
         (Some(certificate), Some(key)) => Some((read(&certificate)?, read(&key)?)),
         _ => None,
     };
-    Ok((Gateway::new(read(&ca)?, client), ca))
+    Ok(Gateway::new(read(&ca)?, client))
 }
 
 #[cfg(test)]
