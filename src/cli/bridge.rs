@@ -1,13 +1,16 @@
 //! `berth bridge`.
 
 use berth_node::terms::Speedup;
+use berth_operate::bridge::DIRECTORY;
 use berth_operate::bridge::etcd::EtcdMode;
 use berth_operate::bridge::machine::OnFailure;
-use berth_options::probe::ProbeArgs;
-use berth_upgrade::judge::Signal;
+use berth_operate::bridge::pod::MANIFEST;
 use clap::{Args, Subcommand};
+use humantime::parse_duration;
 use std::ffi::OsString;
+use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub(super) const BRIDGE_STATUS: &str = "Exit status: that of COMMAND, and 128 and the number of a signal that ended it. 75 the node's own \
     kube-apiserver did not come back: clients stay on the bridge, or it was lost. 64 wrong command line, 69 something that is needed is missing, \
@@ -44,7 +47,7 @@ pub enum BridgeAction {
 #[derive(Debug, Clone, Args)]
 pub struct BridgeDirArgs {
     /// Directory for the bridge's socket, logs and copies of keys
-    #[arg(long, env = "BERTH_BRIDGE_STATE_DIR", default_value = berth_operate::bridge::DIRECTORY, value_name = "DIR")]
+    #[arg(long, hide = true, env = "BERTH_BRIDGE_STATE_DIR", default_value = DIRECTORY, value_parser = absolute)]
     pub state_dir: PathBuf,
     /// Print JSON: the bridge's status, a line at each change, on standard error (of `status` and --dry-run on standard output)
     #[arg(long, env = "BERTH_BRIDGE_JSON")]
@@ -58,24 +61,22 @@ pub struct BridgeStartArgs {
     #[arg(
         long,
         env = "BERTH_MANIFEST",
-        default_value = berth_operate::bridge::pod::MANIFEST,
+        default_value = MANIFEST,
         value_name = "FILE",
+        value_parser = absolute,
         conflicts_with = "command"
     )]
     pub manifest: PathBuf,
     /// The command line of the kube-apiserver that runs on this node, if it is in no pod; its words are separated as by a shell
-    #[arg(long, env = "BERTH_BRIDGE_COMMAND", value_name = "COMMAND LINE")]
-    pub command: Option<String>,
-    /// Port on loopback of the temporary kube-apiserver and of its shim [default: a free one]
-    #[arg(long, env = "BERTH_BRIDGE_PORT", value_name = "PORT")]
-    pub port: Option<String>,
+    #[arg(long, env = "BERTH_BRIDGE_COMMAND", value_name = "COMMAND LINE", value_parser = words)]
+    pub command: Option<Words>,
     /// How long either kube-apiserver may take to get ready
-    #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION")]
-    pub ready_timeout: String,
+    #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION", value_parser = ready_timeout)]
+    pub ready_timeout: Duration,
     /// How long each must then stay ready before clients are given to it: a round of its watch cache's bookmarks and a little, so
     /// that watches go on in it
-    #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION")]
-    pub settle: String,
+    #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION", value_parser = parse_duration)]
+    pub settle: Duration,
     /// What happens when COMMAND fails, or the node's own kube-apiserver does not come back
     #[arg(long, env = "BERTH_BRIDGE_ON_FAILURE", default_value = "stay", value_name = "WHAT", value_enum)]
     pub on_failure: OnFailure,
@@ -86,9 +87,19 @@ pub struct BridgeStartArgs {
     /// [default: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Serve /metrics, /livez, /readyz and /status of the bridge by HTTP here [default: off]
-    #[arg(long, env = "BERTH_BRIDGE_ADMIN", value_name = "ADDR:PORT")]
-    pub admin: Option<String>,
+    /// PEM file with the CAs that kube-apiserver's certificate is checked against
+    /// [default: --client-ca-file of kube-apiserver, if that is beside its certificate]
+    #[arg(long, env = "BERTH_PROBE_CA", value_name = "FILE", value_parser = absolute)]
+    pub probe_ca: Option<PathBuf>,
+    /// PEM file with the probe's client certificate, for a kube-apiserver without anonymous access
+    #[arg(long, env = "BERTH_PROBE_CERT", value_name = "FILE", value_parser = absolute, requires = "probe_key")]
+    pub probe_cert: Option<PathBuf>,
+    /// PEM file with the key of --probe-cert
+    #[arg(long, env = "BERTH_PROBE_KEY", value_name = "FILE", value_parser = absolute, requires = "probe_cert")]
+    pub probe_key: Option<PathBuf>,
+    /// How long an answer to a probe may take
+    #[arg(long, hide = true, default_value = "2s", value_parser = parse_duration)]
+    pub probe_timeout: Duration,
     /// Check what is needed, print the steps, and do nothing; COMMAND may be left out
     #[arg(long, env = "BERTH_DRY_RUN")]
     pub dry_run: bool,
@@ -97,8 +108,24 @@ pub struct BridgeStartArgs {
     pub speedup: Speedup,
     #[command(flatten)]
     pub dir: BridgeDirArgs,
-    #[command(flatten)]
-    pub probe: ProbeArgs,
+}
+
+/// The words of a command line.
+#[derive(Debug, Clone)]
+pub struct Words(pub Vec<OsString>);
+
+fn words(text: &str) -> Result<Words, shell_words::ParseError> {
+    Ok(Words(shell_words::split(text)?.into_iter().map(OsString::from).collect()))
+}
+
+/// The daemon has another working directory.
+fn absolute(path: &str) -> io::Result<PathBuf> {
+    std::path::absolute(path)
+}
+
+fn ready_timeout(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text).map_err(|error| error.to_string())?;
+    if time < Duration::from_secs(1) { Err("give 1s or more".into()) } else { Ok(time) }
 }
 
 /// Options of `berth bridge restore`.

@@ -16,7 +16,7 @@ use berth_options::log::LogArgs;
 #[cfg(feature = "operate")]
 use bridge::BRIDGE_STATUS;
 #[cfg(feature = "operate")]
-pub use bridge::{BridgeAction, BridgeArgs, BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs};
+pub use bridge::{BridgeAction, BridgeArgs, BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs, Words};
 use clap::{Arg, Parser, Subcommand};
 #[cfg(feature = "operate")]
 pub use grant::GrantArgs;

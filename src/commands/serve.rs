@@ -31,7 +31,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
 /// Builds a shim. A signal ends the wait for a port: nothing is served yet.
 pub(super) async fn build(config: Config, signals: &mut Signals) -> anyhow::Result<Bound> {
     let built = tokio::select! {
-        built = app::build(config, Vec::new()) => built,
+        built = app::build(config) => built,
         () = signals.next() => return Err(Refused { exit: Exit::Ok, why: Vec::new() }.into()),
     };
     built.map_err(|error| match error {

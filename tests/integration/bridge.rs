@@ -1,7 +1,6 @@
 //! `berth bridge`, on a node in a network namespace of its own, whose kube-apiserver is a simulated apiserver that knows nothing of berth.
 
 use crate::support::load::{Load, Record};
-use crate::support::metrics::follow_conventions;
 use crate::support::process::{Running, berth, ends, gone, output_of};
 use crate::support::stopped::Stopped;
 use crate::support::{PATIENCE, eventually, skipped};
@@ -14,7 +13,7 @@ use berth_rehearse::store::Store;
 use berth_rehearse::{certs, store_server};
 use berth_shim::steering::{Error, self_test, self_test_of_localhost};
 use berth_testing::etcd::{self, Members};
-use berth_testing::namespace;
+use berth_testing::{authority, namespace};
 use nix::mount::{MsFlags, mount};
 use nix::sched::CloneFlags;
 use nix::sys::signal::{Signal, kill, killpg};
@@ -619,10 +618,7 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
             if version != versions[2] {
                 node.go();
                 // The temporary one's.
-                let old = || node.status()["connections_old"].as_u64().unwrap();
-                let before = old();
                 answers("v1.33.0");
-                assert!(old() > before, "what the old version gets is counted");
                 node.go();
             }
         }
@@ -669,20 +665,7 @@ fn a_bridge_that_decides_nothing_any_more_steers_no_more() {
 #[test]
 fn the_temporary_instance_runs_as_the_running_one() {
     on_any_node(|node| {
-        let (status, _, err) = output_of(node.start_bridge().arg("--admin=127.0.0.1:9444"));
-        assert_eq!(status, Some(0), "{err}");
-        let mut metrics = String::new();
-        let mut scrape = std::net::TcpStream::connect("127.0.0.1:9444").unwrap();
-        scrape.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
-        scrape.read_to_string(&mut metrics).unwrap();
-        for part in [
-            "berth_steering_on{shim=\"bridge\"} 1\n",
-            "berth_steering_connections_total{shim=\"bridge\",result=\"steered\"} ",
-            "berth_bridge_start_time_seconds{shim=\"bridge\"} ",
-        ] {
-            assert!(metrics.contains(part), "{part} is not in {metrics}");
-        }
-        follow_conventions(metrics.split_once("\r\n\r\n").unwrap().1);
+        ends(&mut node.start_bridge(), 0, &[]);
         let status = node.status();
         let pid = i32::try_from(status["temporary"]["pid"].as_u64().unwrap()).unwrap();
         let (own, temporary) = (ProcessAttributes::of(node.own_pid()).unwrap(), ProcessAttributes::of(pid).unwrap());
@@ -1106,39 +1089,17 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
 fn all_that_is_missing_is_reported_at_once() {
     on_any_node(|node| {
         let elsewhere = std::net::TcpListener::bind("10.77.0.1:7000").unwrap();
-        let mut command = node.berth_bridge(["--probe=tcp", "--state-dir"]);
-        command.arg(node.path("bridge")).args([
-            "--command",
-            "kube-apiserver --secure-port=7000",
-            "--port=7000",
-            "--",
-            "true",
-        ]);
-        ends(&mut command, 64, &["--port 7000"]);
-        let mut command = node.berth_bridge(["--probe=tcp", "--state-dir"]);
-        command.arg(node.path("bridge")).args([
-            "--command",
-            "kube-apiserver --secure-port=7000",
-            "--port=6443",
-            "--",
-            "true",
-        ]);
-        ends(
-            &mut command,
-            69,
-            &[
-                "10.77.0.1:7000 is listened on by",
-                "bind it to 0.0.0.0",
-                "--port 6443 is not free",
-                "nothing was changed",
-            ],
-        );
+        let mut command = node.berth_bridge(["--command", "kube-apiserver --secure-port=7000", "--state-dir"]);
+        command.arg(node.path("bridge")).args(["--", "true"]);
+        let parts = ["10.77.0.1:7000 is listened on by", "bind it to 0.0.0.0", "nothing was changed"];
+        ends(&mut command, 69, &parts);
         drop(elsewhere);
         ends(&mut command, 69, &["nothing listens on port 7000"]);
-        // The probe's credentials are tried before.
-        let mut command = node.berth_bridge(["--probe-timeout=10s", "--probe-server-name=other", "--probe-ca"]);
-        command.arg(&node.certs.ca_file).args(["--command", &node.own(), "--state-dir"]).arg(node.path("bridge"));
-        ends(command.args(["--", "true"]), 69, &["--probe-server-name"]);
+        // The probe's CA is tried before.
+        std::fs::write(node.path("other-ca"), authority().pem()).unwrap();
+        let mut command = node.berth_bridge(["--probe-timeout=10s", "--probe-ca"]);
+        command.arg(node.path("other-ca")).args(["--command", &node.own(), "--state-dir"]).arg(node.path("bridge"));
+        ends(command.args(["--", "true"]), 69, &["--probe-ca must hold"]);
         let (out, _) = ends(&mut node.bridge("--dry-run", &["sh", "restart", "kube-apiserver"]), 0, &[]);
         assert!(
             out.contains("run sh restart kube-apiserver") && out.contains("--endpoint-reconciler-type=none"),
@@ -1153,7 +1114,7 @@ fn all_that_is_missing_is_reported_at_once() {
         // What is another's is left alone.
         std::fs::create_dir(node.path("bridge")).unwrap();
         std::fs::write(node.path("bridge/lock"), "").unwrap();
-        ends(&mut node.bridge("", &["true"]), 69, &["give one that is empty"]);
+        ends(&mut node.bridge("", &["true"]), 69, &["has other files than a bridge's"]);
         assert_eq!(std::fs::read_dir(node.path("bridge")).unwrap().count(), 1);
     });
 }
@@ -1210,7 +1171,7 @@ fn what_dials_localhost_is_served_too() {
         let refused = Err(io::ErrorKind::ConnectionRefused);
         assert_eq!(named(OWN).map(|dialled| dialled.map(drop)), [refused; 3]);
         let status = node.status();
-        assert!(status.get("localhost").is_none(), "{status}");
+        assert!(status.get("notes").is_none(), "{status}");
         let temporary = status["temporary"]["pid"].as_u64().unwrap().to_string();
         let read = |file: &str| std::fs::read_to_string(format!("/proc/{temporary}/{file}")).unwrap();
         assert_eq!(read("comm").trim_end(), TEMPORARY);
@@ -1365,21 +1326,17 @@ fn a_limit_of_open_files_that_is_too_low_is_raised_or_reported() {
 }
 
 #[test]
-fn every_mistake_is_reported_at_once() {
-    let mistaken = ["bridge", "--settle=x", "--ready-timeout=0s", "--port=0", "--command='"];
-    ends(
-        &mut berth(mistaken),
-        64,
-        &[
-            "--settle x",
-            "--ready-timeout 0s",
-            "--port 0",
-            "--command: missing closing quote",
-            "--probe-ca is not given",
-            "nothing to run",
-        ],
-    );
-    let (_, _, err) = output_of(berth(mistaken).arg("--dry-run"));
-    assert!(err.contains("--port 0") && !err.contains("nothing to run"), "{err}");
-    ends(&mut berth(["bridge", "--probe=tcp", "--command", "k --secure-port", "--", "true"]), 64, &["--secure-port"]);
+fn a_wrong_command_line_is_refused() {
+    for (wrong, part) in [
+        (&["--settle=x"][..], "--settle"),
+        (&["--ready-timeout=0s"], "give 1s or more"),
+        (&["--command='"], "missing closing quote"),
+        (&["--command=k", "--manifest=/x"], "cannot be used with"),
+        (&["--probe-cert=/x"], "--probe-key"),
+        (&[], "nothing to run"),
+        (&["--command=k", "--on-failure=restore", "--", "true"], "give stay or end"),
+        (&["--command", "k --secure-port", "--", "true"], "--secure-port"),
+    ] {
+        ends(&mut berth(["bridge"].iter().chain(wrong)), 64, &[part]);
+    }
 }

@@ -105,8 +105,7 @@ impl Shim {
         let (tell, built) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             runtime().block_on(async {
-                let bound =
-                    app::build(config, Vec::new()).await.unwrap_or_else(|error| panic!("cannot build: {error}"));
+                let bound = app::build(config).await.unwrap_or_else(|error| panic!("cannot build: {error}"));
                 let about =
                     (bound.addresses().next().unwrap(), bound.berth().clone(), bound.instance().clone(), bound.state());
                 tell.send(about).unwrap();

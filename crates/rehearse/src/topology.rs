@@ -221,7 +221,7 @@ fn berth(command: &str, setting: &StageSetting, instance: &str) -> Vec<OsString>
 /// How instances are asked.
 fn probe(setting: &StageSetting) -> Vec<OsString> {
     let certs = &setting.certs;
-    let mut options = vec![flag("probe-ca", &certs.ca_file), "--probe-server-name=kubernetes".into()];
+    let mut options = vec![flag("probe-ca", &certs.ca_file)];
     if setting.probe_with_certificate {
         options.push(flag("probe-cert", certs.cert_file(PROBE)));
         options.push(flag("probe-key", certs.key_file(PROBE)));

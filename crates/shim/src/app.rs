@@ -107,8 +107,8 @@ pub struct Bound {
     keeper: Option<(Keeper, Withdrawal)>,
 }
 
-/// Acquires everything that a shim needs. Its metrics include those of the collectors.
-pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) -> Result<Bound, BuildError> {
+/// Acquires everything that a shim needs.
+pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     let room = Room::of(&config)?;
     let instance = match config.place.instance.clone() {
         Some(instance) => instance,
@@ -132,6 +132,7 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
     })?;
 
     let gate = Gate::new(config.max_openings, config.first.clone());
+    let mut collectors: Vec<Box<dyn Collector>> = Vec::new();
     collectors.extend(gate.clone().map(|gate| Box::new(GateMetrics(gate)) as Box<dyn Collector>));
     let self_test = self_test_by_address();
     let (direct, lease) = (config.direct, config.lease);
@@ -347,12 +348,6 @@ impl Bound {
     pub fn open(&self) -> impl Fn() -> u64 + Send + use<> {
         let metrics = self.shared.metrics.clone();
         move || metrics.open()
-    }
-
-    /// The number of connections that its own instance got; callable at any time.
-    pub fn own(&self) -> impl Fn() -> u64 + Send + use<> {
-        let metrics = self.shared.metrics.clone();
-        move || metrics.own()
     }
 
     /// For a caller that stops the instance after the shim has left.

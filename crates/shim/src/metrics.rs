@@ -44,8 +44,6 @@ pub struct WorkerStats {
     pub bytes_down: AtomicU64,
     /// Times that a connection was made to another instance, or again, before the first byte.
     pub replays: AtomicU64,
-    /// Connections that the own instance got.
-    pub own: AtomicU64,
     /// Attempts at the own instance that ended without a byte of it.
     pub empty: AtomicU64,
     ended: [AtomicU64; Outcome::ALL.len()],
@@ -209,11 +207,6 @@ impl Metrics {
     /// Connections that were ever accepted: those that ended and those that are open.
     pub fn total(&self) -> u64 {
         self.open() + sum(&self.workers, |w| w.ended.iter().map(|ended| ended.load(Relaxed)).sum())
-    }
-
-    /// Those that the own instance got, and no other.
-    pub(crate) fn own(&self) -> u64 {
-        sum(&self.workers, |w| w.own.load(Relaxed))
     }
 
     pub fn held_now(&self) -> usize {

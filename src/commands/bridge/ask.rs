@@ -7,8 +7,8 @@ use berth_cluster::kubeconfig::given_or_admin;
 use berth_doctor::service::{LOST, sweep};
 use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply};
 use berth_operate::bridge::cgroup;
-use berth_operate::bridge::localhost::NOT_COVERED;
-use berth_operate::bridge::surroundings::elsewhere;
+use berth_operate::bridge::claim::elsewhere;
+use berth_doctor::service::sweep;
 use berth_options::cluster::host_name;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -35,15 +35,15 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
 
 /// Waits for a bridge that was asked to end, and returns its exit status.
 async fn ended(watcher: &mut Watcher, client: &Connection, now: bool) -> anyhow::Result<Exit> {
-    match watcher.until(client, stays).await? {
-        WaitOutcome::Over(BridgeOutcome::Abandoned(why)) if !now => watcher.abandoned(&why),
-        WaitOutcome::Over(_) => return Ok(Exit::Ok),
-        WaitOutcome::There(status) => watcher.stays(&status),
-        WaitOutcome::Refused(why) => print_stderr(why),
-        WaitOutcome::Gone => watcher.gone(),
-        WaitOutcome::Interrupted => watcher.line("interrupted: the bridge goes on ending by itself"),
+    let seen = watcher.until(client, stays).await?;
+    let is_over = match &seen {
+        WaitOutcome::Over(BridgeOutcome::Abandoned(_)) => now,
+        seen => matches!(seen, WaitOutcome::Over(_)),
+    };
+    if !is_over {
+        watcher.ended(seen);
     }
-    Ok(Exit::Again)
+    Ok(if is_over { Exit::Ok } else { Exit::Again })
 }
 
 pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
@@ -116,14 +116,7 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     if let Some(why) = &status.steering_error {
         line("steering", format!("fails, and is tried again: {why}"));
     }
-    if let Some(why) = &status.localhost {
-        line("localhost", format!("is not covered: {why}; {NOT_COVERED}"));
-    }
-    let old = match status.connections_old {
-        0 => String::new(),
-        old => format!(", {old} of them to the temporary kube-apiserver after the node's own was ready"),
-    };
-    line("connections", format!("{connections_open} open through the bridge, {connections_steered} were steered{old}"));
+    line("connections", format!("{connections_open} open through the bridge, {connections_steered} were steered"));
     line("temporary", format!("{}, {}", shown(temporary.address), ready(temporary.ready, &temporary.probe)));
     line("own", format!("{}, {}", shown(own.address), ready(own.ready, &own.probe)));
     own.log.iter().for_each(|text| line("own log", text.clone()));
@@ -134,22 +127,15 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
         line("etcd", format!("{}; {}", etcd.step, waited(etcd)));
         etcd.trouble.iter().for_each(|trouble| line("trouble", trouble.clone()));
     }
-    if let Some(why) = &status.service {
-        line("service", format!("{why}; {LOST}"));
-    }
-    status.etcd_notes.iter().for_each(|note| line("etcd", note.clone()));
-    status.warnings.iter().for_each(|warning| line("warning", warning.clone()));
-    status.replaced.iter().for_each(|path| line("replaced", format!("kept in {}", path.display())));
-    for log in &status.logs {
-        line("log", log.display().to_string());
-    }
+    status.notes.iter().for_each(|note| line("note", note.clone()));
+    status.logs.iter().for_each(|log| line("log", log.display().to_string()));
     print(&text)?;
     Ok(Exit::Ok)
 }
 
 fn none(directory: &Path) -> anyhow::Error {
     unavailable(format!(
-        "no bridge is on in {} (--state-dir): one that ended leaves its logs there; `berth bridge start` begins one",
+        "no bridge is on in {}: one that ended leaves its logs there; `berth bridge start` begins one",
         directory.display()
     ))
 }

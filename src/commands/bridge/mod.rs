@@ -7,23 +7,23 @@ mod ask;
 mod watch;
 
 use super::{Exit, block_on, exit_code, mistaken, numbered, print, print_stderr, refused, unavailable};
-use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs};
+use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, Words};
 use anyhow::Context;
 use berth_manifest::command::find;
 use berth_manifest::report::Refusal;
 use berth_manifest::wait::until;
 use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply, Step};
-use berth_operate::bridge::drive::{Claim, drive};
+use berth_operate::bridge::claim::Claim;
+use berth_operate::bridge::drive::drive;
 use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure};
 use berth_operate::bridge::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use berth_operate::bridge::preflight::preflight;
 use berth_operate::bridge::{DIRECTORY, cgroup, logs};
-use berth_options::check::{Checks, Mistakes, check_probe};
+use berth_upgrade::logs::end_of;
+use berth_options::check::{Checks, Mistakes};
 use berth_os::namespaces::own_mounts;
 use berth_os::process::{Detached, detach, leave_terminal, set_oom_score};
 use berth_os::signals::Signals;
-use berth_shim::backend::probe::ProbeKind;
-use berth_upgrade::logs::end_of;
 use humantime::format_duration;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -47,9 +47,6 @@ const LINES: usize = 12;
 /// The daemon's OOM score: out of memory, the kernel kills every pod before it (critical static pods have -997), but no container
 /// runtime (-999).
 const OOM_SCORE: i16 = -998;
-
-/// What kube-apiserver answers when it is ready.
-const READY: &str = "/readyz";
 
 pub(super) fn run(args: &BridgeArgs) -> anyhow::Result<Exit> {
     match &args.action {
@@ -170,8 +167,9 @@ fn plan(options: BridgeOptions) -> anyhow::Result<BridgePlan> {
     Ok(plan)
 }
 
-/// Checks the options.
+/// What the options say together.
 fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOptions, Mistakes> {
+    args.speedup.apply();
     let mut checks = Checks::default();
     if run.is_some_and(<[_]>::is_empty) && !args.dry_run {
         checks.wrong(
@@ -183,48 +181,24 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
     {
         checks.wrong(format!("COMMAND: there is no program {} to run: give its path", program.display()));
     }
-    let running = match &args.command {
-        None => {
-            let manifest =
-                std::path::absolute(&args.manifest).map_err(|error| format!("--manifest: {error}: give a path"));
-            checks.ok(manifest).map(|manifest| RunningInstance::Pod { manifest })
-        }
-        Some(text) => {
-            let words = shell_words::split(text);
-            let words =
-                checks.ok(words.map_err(|error| format!("--command: {error}: close it, or put a backslash before it")));
-            words.map(|words| RunningInstance::Process { command: words.into_iter().map(OsString::from).collect() })
-        }
-    };
-    let is_pod = args.command.is_none();
-    if !is_pod && args.on_failure == OnFailure::Restore {
+    if args.command.is_some() && args.on_failure == OnFailure::Restore {
         checks.wrong("--on-failure restore: what a kube-apiserver that is no pod is started from is not known here: give stay or end");
     }
-    let port = args.port.as_deref().map(|text| checks.number("--port", text, 1..=u16::MAX));
-    let ready = checks.duration("--ready-timeout", &args.ready_timeout, Duration::from_secs(1));
-    let settle = checks.duration("--settle", &args.settle, Duration::ZERO);
-    args.speedup.apply();
-    let probe = check_probe(&args.probe, READY, !is_pod, &mut checks);
-    let admin = args.admin.as_deref().and_then(|text| checks.address("--admin", text));
-    // The daemon has another working directory.
-    let directory = std::path::absolute(&args.dir.state_dir);
-    let directory = checks.ok(directory.map_err(|error| format!("--state-dir: {error}: give a path")));
-    let options = match (running, probe, directory) {
-        (Some(running), Some(probe), Some(directory)) => Some(BridgeOptions {
-            running,
-            port,
-            limits: Limits { ready, settle, speedup: args.speedup },
-            on_failure: args.on_failure,
-            etcd: args.etcd,
-            finds_ca: is_pod && probe.kind == ProbeKind::Https && probe.ca.is_none() && !args.probe.probe_insecure,
-            probe: probe.with_files(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned())),
-            directory,
-            admin,
-            kubeconfig: args.kubeconfig.clone(),
-        }),
-        _ => None,
+    let running = match &args.command {
+        None => RunningInstance::Pod { manifest: args.manifest.clone() },
+        Some(Words(command)) => RunningInstance::Process { command: command.clone() },
     };
-    checks.finish(options)
+    checks.finish(Some(BridgeOptions {
+        running,
+        limits: Limits { ready: args.ready_timeout, settle: args.settle, speedup: args.speedup },
+        on_failure: args.on_failure,
+        etcd: args.etcd,
+        probe_ca: args.probe_ca.clone(),
+        probe_client: args.probe_cert.clone().zip(args.probe_key.clone()),
+        probe_timeout: args.probe_timeout,
+        directory: args.dir.state_dir.clone(),
+        kubeconfig: args.kubeconfig.clone(),
+    }))
 }
 
 fn steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
@@ -258,22 +232,9 @@ async fn accompany(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::
     let first = if run.is_some() { Ask::Accompany } else { Ask::Status };
     let client = Connection::ask(directory, &first).await;
     let client = client.map_err(|error| unavailable(format!("the bridge cannot be asked: {error}")))?;
-    let built = watcher.until(&client, |status| status.step == Step::Hold).await?;
-    let status = match built {
+    let status = match watcher.until(&client, |status| status.step == Step::Hold).await? {
         WaitOutcome::There(status) => status,
-        WaitOutcome::Refused(why) => return Err(unavailable(why)),
-        WaitOutcome::Over(outcome) => return Ok(not_begun(&watcher, outcome, directory)),
-        WaitOutcome::Gone => {
-            watcher.gone();
-            return Ok(Exit::Unavailable);
-        }
-        WaitOutcome::Interrupted => {
-            watcher.line("interrupted: the bridge ends, COMMAND was not run");
-            if let Ok(client) = Connection::ask(directory, &Ask::End { now: false }).await {
-                watcher.until(&client, |_| false).await?;
-            }
-            return Ok(Exit::Unavailable);
-        }
+        seen => return not_begun(&mut watcher, seen, directory).await,
     };
     if cgroup::is_shared_with(status.pid) {
         watcher.more("it is in the cgroup of this session: what ends that ends it too (no cgroup can be made here)");
@@ -282,80 +243,49 @@ async fn accompany(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::
         watcher.more("`berth bridge status` shows its state, `berth bridge end` ends it");
         return Ok(Exit::Ok);
     };
-    if let Err(error) = client.send(&Ask::Command).await {
-        tracing::debug!(%error, "the bridge did not receive that");
-    }
-    match watcher.until(&client, |status| status.command).await? {
-        WaitOutcome::There(_) => {}
-        WaitOutcome::Refused(why) => return Err(unavailable(why)),
-        // COMMAND is not run while nothing serves in place of what it may stop.
-        WaitOutcome::Interrupted => {
-            watcher.line("interrupted: COMMAND was not run; `berth bridge end` ends the bridge");
-            return Ok(Exit::Unavailable);
-        }
-        WaitOutcome::Over(outcome) => return Ok(not_begun(&watcher, outcome, directory)),
-        WaitOutcome::Gone => {
-            watcher.gone();
-            return Ok(Exit::Unavailable);
-        }
+    // COMMAND is not run while nothing serves in place of what it may stop. One that does not receive this is seen to be gone.
+    let _ = client.send(&Ask::Command).await;
+    let begun = watcher.until(&client, |status| status.command).await?;
+    if !matches!(begun, WaitOutcome::There(_)) {
+        return not_begun(&mut watcher, begun, directory).await;
     }
     let ended = tokio::select! {
         ended = command(run) => ended,
         never = watcher.report_forever(&client) => match never {},
     };
     watcher.discard_signals()?;
-    let exit = match &ended {
-        Ok(status) => Exit::Child(exit_code(*status)),
-        Err(_) => Exit::Unavailable,
-    };
-    let failed = match ended {
-        Ok(status) if status.success() => None,
-        Ok(status) => Some(format!("COMMAND failed ({status})")),
-        Err(error) => Some(format!("COMMAND cannot be run: {error}")),
+    let (exit, failed) = match ended {
+        Ok(status) if status.success() => (Exit::Ok, None),
+        Ok(status) => (Exit::Child(exit_code(status)), Some(format!("COMMAND failed ({status})"))),
+        Err(error) => (Exit::Unavailable, Some(format!("COMMAND cannot be run: {error}"))),
     };
     watcher.line(failed.as_deref().unwrap_or("COMMAND is done"));
-    let succeeded = failed.is_none();
-    let sent = client.send(&Ask::Ended { failed }).await;
+    let _ = client.send(&Ask::Ended { failed }).await;
     let seen = watcher.until(&client, stays).await?;
-    match seen {
-        WaitOutcome::Over(BridgeOutcome::Done) => return Ok(exit),
-        WaitOutcome::Over(BridgeOutcome::Restored(why)) => {
-            watcher.line(&format!("the node's own kube-apiserver serves as it did before: {why}"));
-            watcher.logs();
-        }
-        WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
-            watcher.abandoned(&why);
-            watcher.logs();
-        }
-        WaitOutcome::There(status) => watcher.stays(&status),
-        WaitOutcome::Interrupted => {
-            watcher.line("interrupted: clients stay on the bridge, which goes on by itself");
-            watcher.more("`berth bridge status` shows its state, `berth bridge end` ends it");
-        }
-        WaitOutcome::Refused(_) | WaitOutcome::Gone => {
-            if let Err(error) = sent {
-                tracing::debug!(%error, "the bridge did not receive that");
-            }
-            watcher.gone();
-        }
-    }
-    Ok(if succeeded { Exit::Again } else { exit })
+    let is_done = matches!(seen, WaitOutcome::Over(BridgeOutcome::Done));
+    watcher.ended(seen);
+    Ok(if exit == Exit::Ok && !is_done { Exit::Again } else { exit })
 }
 
-/// The bridge has ended, and COMMAND was not run.
-fn not_begun(watcher: &Watcher, outcome: BridgeOutcome, directory: &Path) -> Exit {
-    let (BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) = outcome else {
-        watcher.line("the operator ended it before: COMMAND was not run");
-        return Exit::Unavailable;
-    };
-    watcher.line(&format!("not begun: {why}"));
-    let last = end_of(&directory.join(logs::INSTANCE), LINES);
-    if !last.is_empty() {
-        watcher.more("last lines of the temporary kube-apiserver:");
-        last.iter().for_each(|line| watcher.more(&format!("  {line}")));
+/// COMMAND was not run: why.
+async fn not_begun(watcher: &mut Watcher, seen: WaitOutcome, directory: &Path) -> anyhow::Result<Exit> {
+    match seen {
+        WaitOutcome::Refused(why) => return Err(unavailable(why)),
+        WaitOutcome::Interrupted => {
+            watcher.line("interrupted: the bridge ends, COMMAND was not run");
+            if let Ok(client) = Connection::ask(directory, &Ask::End { now: false }).await {
+                watcher.until(&client, |_| false).await?;
+            }
+        }
+        WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
+            watcher.line(&format!("not begun: {why}"));
+            watcher.last_lines("the temporary kube-apiserver", &end_of(&directory.join(logs::INSTANCE), LINES));
+            watcher.logs();
+        }
+        WaitOutcome::Over(_) => watcher.line("the operator ended it before: COMMAND was not run"),
+        WaitOutcome::There(_) | WaitOutcome::Gone => watcher.gone(),
     }
-    watcher.logs();
-    Exit::Unavailable
+    Ok(Exit::Unavailable)
 }
 
 /// Runs COMMAND with this process's terminal and output. SIGTERM and SIGHUP are passed on; SIGINT and SIGQUIT of a terminal

@@ -2,17 +2,13 @@
 
 use super::{PATIENCE, print, print_stderr};
 use crate::cli::BridgeDirArgs;
-use berth_doctor::service::LOST;
-use berth_node::ipc::bridge::{
-    BridgeOutcome, BridgeStatus, Connection, Difference, EtcdStatus, EtcdStep, OwnStatus, Reply, Step,
-};
+use berth_node::ipc::bridge::{BridgeOutcome, BridgeStatus, Connection, Difference, EtcdStatus, EtcdStep, Reply, Step};
 use berth_operate::bridge::machine::LATE;
 use berth_upgrade::progress::Progress;
 use berth_os::signals::Signals;
 use berth_upgrade::judge::{Outcome, Verdict, explain, said};
 use humantime::format_duration;
 use nix::sys::signal::Signal;
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -66,19 +62,8 @@ pub(super) struct Watcher {
     progress: Progress,
     json: bool,
     directory: PathBuf,
-    step: Option<Step>,
-    /// The node's own process, which gets new connections before the temporary one.
-    preferred: Option<u64>,
-    /// The last steering error printed: one may end and occur again.
-    steering_error: Option<String>,
-    late: bool,
-    etcd: EtcdStep,
-    etcd_trouble: Option<String>,
-    /// What was printed of etcd.
-    etcd_notes: BTreeSet<String>,
-    warnings: BTreeSet<String>,
-    /// What was printed of the files that a restore replaced.
-    replaced: BTreeSet<PathBuf>,
+    /// The last status: what has changed since is printed.
+    last: Option<BridgeStatus>,
     /// How it ended while COMMAND ran.
     over: Option<BridgeOutcome>,
     signals: Signals,
@@ -90,15 +75,7 @@ impl Watcher {
             progress: Progress::default(),
             json: args.json,
             directory: args.state_dir.clone(),
-            step: None,
-            preferred: None,
-            steering_error: None,
-            late: false,
-            etcd: EtcdStep::Own,
-            etcd_trouble: None,
-            etcd_notes: BTreeSet::new(),
-            warnings: BTreeSet::new(),
-            replaced: BTreeSet::new(),
+            last: None,
             over: None,
             signals: Signals::new(&SIGNALS)?,
         })
@@ -177,57 +154,46 @@ impl Watcher {
         {
             let _ = writeln!(std::io::stderr(), "{line}");
         }
-        let BridgeStatus { step, temporary, own, .. } = status;
-        if own.preferred && self.preferred.replace(own.listener.unwrap_or_default()) != own.listener {
+        let last = self.last.replace(status.clone());
+        let is_first = last.is_none();
+        let was = last.unwrap_or_default();
+        let own = &status.own;
+        if own.preferred && (!was.own.preferred || was.own.listener != own.listener) {
             self.line(
                 "new connections go to the node's own kube-apiserver, and to the temporary one when that is not ready",
             );
         }
         if let Some(why) = &status.steering_error
-            && self.steering_error != status.steering_error
+            && was.steering_error != status.steering_error
         {
             self.line(&format!(
                 "new connections go to the node's own kube-apiserver, as the bridge cannot steer: {why}"
             ));
             self.more("it is tried again; what stops the node's own meanwhile costs connections");
         }
-        self.steering_error.clone_from(&status.steering_error);
-        if own.late && !self.late {
+        if own.late && !was.own.late {
             let late = format_duration(LATE);
             self.line(&format!("the node's own kube-apiserver has not been ready for {late}: {}", own.probe));
             self.more("whatever asks it at an address of the node is answered by the temporary one, kubeadm and the kubelet too");
-            self.last_lines(own);
+            self.last_lines("its container", &own.log);
         }
-        self.late = own.late;
-        if let Some(etcd) = &status.etcd {
-            self.report_etcd(etcd);
-        }
-        for note in &status.etcd_notes {
-            if self.etcd_notes.insert(note.clone()) {
-                self.line(&format!("etcd: {note}"));
-            }
-        }
-        for warning in &status.warnings {
-            if self.warnings.insert(warning.clone()) {
-                self.line(warning);
-            }
-        }
-        for path in &status.replaced {
-            if self.replaced.insert(path.clone()) {
-                self.line(&format!("what was replaced is kept: {}", path.display()));
-            }
-        }
+        self.report_etcd(&was.etcd.unwrap_or_default(), &status.etcd.clone().unwrap_or_default());
+        status.notes.iter().filter(|note| !was.notes.contains(note)).for_each(|note| self.line(note));
         if status.outcome == Some(BridgeOutcome::Done) {
             self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
         }
         if status.outcome.is_some() && status.connections_open > 0 {
             self.more(&over(status));
         }
-        if status.outcome.is_some() || self.step.replace(*step) == Some(*step) {
-            return;
+        if status.outcome.is_none() && (is_first || was.step != status.step) {
+            self.begins(status);
         }
-        self.line(&match step {
-            Step::Start => format!("a temporary kube-apiserver starts on {}", shown(temporary.address)),
+    }
+
+    /// Prints the step that has begun.
+    fn begins(&self, status: &BridgeStatus) {
+        self.line(&match status.step {
+            Step::Start => format!("a temporary kube-apiserver starts on {}", shown(status.temporary.address)),
             Step::Settle => "it is ready, and is watched for a while (--settle)".to_owned(),
             Step::Overlap => "new connections go to it; handshakes that began before may end".to_owned(),
             // The caller, which waited for COMMAND or for the end, prints why clients stay.
@@ -235,7 +201,7 @@ impl Watcher {
             Step::Hold => "the node's own kube-apiserver may be replaced now".to_owned(),
             Step::AwaitOwn => format!(
                 "waiting until the node's own kube-apiserver is ready at {} for a while (--settle)",
-                shown(own.address)
+                shown(status.own.address)
             ),
             Step::Restore => "what the node's own kube-apiserver is started from is put back".to_owned(),
             Step::Linger => {
@@ -243,26 +209,24 @@ impl Watcher {
             }
             Step::Drain => "the temporary one's connections end, then it does".to_owned(),
         });
-        if let Some(why) = &status.service {
-            self.more(&format!("{why}; {LOST}"));
-        }
     }
 
-    fn report_etcd(&mut self, etcd: &EtcdStatus) {
-        let is_told = std::mem::replace(&mut self.etcd_trouble, etcd.trouble.clone()) == etcd.trouble;
-        if std::mem::replace(&mut self.etcd, etcd.step) == etcd.step {
-            etcd.trouble.iter().filter(|_| !is_told).for_each(|trouble| self.line(&format!("etcd: {trouble}")));
-            return;
+    fn report_etcd(&self, was: &EtcdStatus, etcd: &EtcdStatus) {
+        if was.step != etcd.step {
+            self.line(&match etcd.step {
+                EtcdStep::Own => format!("the node's own etcd serves; {}", waited(etcd)),
+                EtcdStep::Stopping => {
+                    "the node's own etcd stops; what needs etcd waits for the temporary one".to_owned()
+                }
+                EtcdStep::Temporary => format!("a temporary etcd serves from the same data; {}", waited(etcd)),
+                EtcdStep::Returning => "the node's own etcd waits for the data; the temporary one ends".to_owned(),
+                EtcdStep::GivenBack => "the temporary etcd has ended".to_owned(),
+            });
         }
-        self.line(&match etcd.step {
-            EtcdStep::Own => format!("the node's own etcd serves; {}", waited(etcd)),
-            EtcdStep::Stopping => "the node's own etcd stops; what needs etcd waits for the temporary one".to_owned(),
-            EtcdStep::Temporary => format!("a temporary etcd serves from the same data; {}", waited(etcd)),
-            EtcdStep::Returning => "the node's own etcd waits for the data; the temporary one ends".to_owned(),
-            EtcdStep::GivenBack => "the temporary etcd has ended".to_owned(),
-        });
-        if let Some(trouble) = &etcd.trouble {
-            self.more(trouble);
+        if let Some(trouble) = &etcd.trouble
+            && was.trouble != etcd.trouble
+        {
+            self.line(&format!("etcd: {trouble}"));
         }
     }
 
@@ -287,30 +251,48 @@ impl Watcher {
         Ok(())
     }
 
-    pub(super) fn stays(&self, status: &BridgeStatus) {
+    /// Prints what came of the wait for the end.
+    pub(super) fn ended(&self, seen: WaitOutcome) {
+        match seen {
+            WaitOutcome::Over(BridgeOutcome::Done) => {}
+            WaitOutcome::Over(BridgeOutcome::Restored(why)) => {
+                self.line(&format!("the node's own kube-apiserver serves as it did before: {why}"));
+                self.logs();
+            }
+            WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
+                self.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
+                self.logs();
+            }
+            WaitOutcome::There(status) => self.stays(&status),
+            WaitOutcome::Interrupted => {
+                self.line("interrupted: the bridge goes on by itself");
+                self.more("`berth bridge status` shows its state, `berth bridge end` ends it");
+            }
+            WaitOutcome::Refused(why) => print_stderr(why),
+            WaitOutcome::Gone => self.gone(),
+        }
+    }
+
+    fn stays(&self, status: &BridgeStatus) {
         let trouble = status.trouble.as_deref().unwrap_or_default();
         self.line(&format!("{trouble}: clients stay on the bridge"));
         self.more(&format!("the node's own kube-apiserver: {}", status.own.probe));
-        self.last_lines(&status.own);
+        self.last_lines("its container", &status.own.log);
         self.more("fix it, then `berth bridge end`; `berth bridge end --now` gives clients to the node's own as it is, ready or not");
         self.more("`berth bridge restore --dry-run` shows what has changed in a static pod's files, `berth bridge restore` puts it back");
         self.logs();
     }
 
-    fn last_lines(&self, own: &OwnStatus) {
-        if !own.log.is_empty() {
-            self.more("last lines of its container:");
-            own.log.iter().for_each(|line| self.more(&format!("  {line}")));
+    pub(super) fn last_lines(&self, of: &str, lines: &[String]) {
+        if !lines.is_empty() {
+            self.more(&format!("last lines of {of}:"));
+            lines.iter().for_each(|line| self.more(&format!("  {line}")));
         }
     }
 
     pub(super) fn gone(&self) {
         self.line("the bridge has ended unexpectedly; new connections go to the port's own listener");
         self.logs();
-    }
-
-    pub(super) fn abandoned(&self, why: &str) {
-        self.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
     }
 
     pub(super) fn logs(&self) {

@@ -67,9 +67,6 @@ pub struct BridgeStatus {
     /// Why new connections go to the node's own although the bridge is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steering_error: Option<String>,
-    /// Why localhost is not covered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub localhost: Option<String>,
     /// How the bridge ended. Connections to the node's own that came through it may still be open.
     #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
     pub outcome: Option<BridgeOutcome>,
@@ -78,25 +75,13 @@ pub struct BridgeStatus {
     /// The node's etcd, where the bridge has one of its own for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdStatus>,
-    /// While the node's own may be replaced: why the Service `kubernetes` is not kept, although it should be.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub service: Option<String>,
-    /// What the operator should know of etcd's members, in sentences.
+    /// What the operator should know, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub etcd_notes: Vec<String>,
-    /// What the operator should know of what COMMAND did, in sentences.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub warnings: Vec<String>,
-    /// Where a restore keeps the files that it replaced.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub replaced: Vec<PathBuf>,
+    pub notes: Vec<String>,
     /// Connections through the bridge that are open.
     pub connections_open: u64,
     /// New connections that were steered.
     pub connections_steered: u64,
-    /// Of these, how many the temporary instance got after the node's own had been restarted and ready.
-    #[serde(default)]
-    pub connections_old: u64,
     /// Files that stay.
     pub logs: Vec<PathBuf>,
 }

@@ -1,60 +1,43 @@
-//! The bridge's daemon: it samples both instances, gets the next action from the machine, carries it out, and publishes the status.
+//! The bridge's daemon: one loop that observes both instances, asks the machine what is next, carries that out, and publishes the status.
 //!
 //! A bridge ends with this process: the kernel removes the steering, whose descriptor is here, and kills the temporary instance.
 
-use super::etcd::keeping;
-use super::etcd::temporary::revisions::Compared;
-use super::etcd::temporary::{self, EtcdDaemon};
+use super::claim::{Claim, REPORTING, SHIM, clear};
+use super::etcd::EtcdHandle;
 use super::instance::{self, Template, TemporaryProcess};
 use super::localhost::NOT_COVERED;
+use super::logs;
 use super::machine::{Action, BridgeObservation, Machine, OwnObservation, TemporaryObservation};
 use super::plan::{BridgePlan, own_source};
 use super::pod::RunningPod;
 use super::probe::{self, ProbeState};
 use super::restore::{self, Restored, SavedFile};
 use super::server::{Answer, Asking, serve};
-use super::{LOCK, logs, surroundings};
 use berth_doctor::service::{Demand, Keeping, LOST};
-use berth_node::instance::InstanceId;
 use berth_node::ipc::bridge::{
-    Ask, BridgeOutcome, BridgeStatus, Difference, EtcdStatus, EtcdStep, OwnStatus, Reply, SOCKET, Step,
-    TemporaryStatus, VERSION,
+    Ask, BridgeOutcome, BridgeStatus, Difference, OwnStatus, Reply, Step, TemporaryStatus, VERSION,
 };
 use berth_node::terms::Phase;
 use berth_options::check;
-use berth_os::file::{lock_within, private_directory};
-use berth_os::seqpacket;
 use berth_os::signals::Signals;
 use berth_shim::app::{self, Bound};
-use berth_shim::backend::probe::{Probe, ProbeConfig};
+use berth_shim::backend::probe::Probe;
 use berth_shim::config::{Config, Listen, Place, Preferred};
 use berth_shim::drain::Stop;
-use berth_shim::metrics::gauge;
 use berth_shim::shared::ShimState;
-use berth_shim::steering::{Purpose, Steering, SteeringMetrics};
-use nix::fcntl::Flock;
+use berth_shim::steering::{Purpose, Steering};
 use nix::sys::signal::Signal;
-use nix::unistd::geteuid;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::DescriptorEncoder;
 use std::collections::BTreeSet;
-use std::fmt;
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{JoinError, JoinSet};
-use tokio::time::Instant;
-
-/// Run directory of the bridge's shim, with its lease.
-const SHIM: &str = "bridge-shim";
+use tokio::task::{JoinError, JoinSet, spawn_blocking};
+use tokio::time::{Instant, sleep, timeout};
 
 /// ID of the node's own instance in the bridge's shim.
 const OWN: &str = "own";
@@ -65,14 +48,11 @@ const LEASE: Duration = Duration::from_secs(4);
 /// How long clients wait while neither instance is ready. client-go gives up a handshake after 10 s, so longer helps no client.
 const HOLD: Duration = Duration::from_secs(12);
 
-/// Longest time between two samples.
+/// Longest time between two observations.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// How old the last lines of the node's own log may be.
-const LOG_AGE: Duration = Duration::from_secs(2);
-
-/// Time between two looks at the files with keys.
-const KEYS_AGE: Duration = Duration::from_secs(2);
+/// Time between two looks at the node's files.
+const FILES: Duration = Duration::from_secs(2);
 
 /// Shortest time between two starts of the temporary instance.
 const RESTART: Duration = Duration::from_secs(1);
@@ -85,81 +65,26 @@ const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 /// When a bridge warns that it is still on: it is not meant to be permanent.
 const LONG: Duration = Duration::from_secs(30 * 60);
 
-/// How long commands that wait for the outcome may take to read it.
-const REPORTING: Duration = Duration::from_secs(2);
-
-/// A directory that no other bridge has, with its socket.
-#[derive(Debug)]
-pub struct Claim {
-    directory: PathBuf,
-    socket: OwnedFd,
-    /// Where the daemon writes what it logs.
-    pub log: File,
-    /// Locked while this is a bridge. Not empty: it has not ended well, or not yet.
-    lock: Flock<File>,
-    _alone: UnixDatagram,
-}
-
-impl Claim {
-    /// Claims a directory that the preflight accepted, and removes what a killed bridge left there.
-    ///
-    /// # Errors
-    /// Another bridge has it, or it cannot be created.
-    pub fn acquire(directory: &Path) -> Result<Self, String> {
-        let failed = |what: &'static str| {
-            let path = directory.display().to_string();
-            move |error: io::Error| format!("cannot {what} in {path}: {error}; give another directory with --state-dir")
-        };
-        private_directory(directory, geteuid().as_raw()).map_err(failed("make the bridge's directory"))?;
-        let mut options = OpenOptions::new();
-        options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let lock = options.open(directory.join(LOCK)).map_err(failed("make a file"))?;
-        // One whose outcome is known may not be gone yet.
-        let lock = lock_within(lock, REPORTING)
-            .map_err(|_| format!("another bridge is on ({}): see `berth bridge status`", directory.display()))?;
-        let alone = surroundings::alone()?;
-        clear(directory);
-        let path = directory.join(SOCKET);
-        let socket = seqpacket::listener(&path).map_err(failed("make a socket"))?;
-        fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(failed("make a socket"))?;
-        let last_failed = lock.metadata().is_ok_and(|meta| meta.len() > 0);
-        logs::begin(directory, last_failed);
-        let log = options.open(directory.join(logs::BRIDGE)).map_err(failed("make a file"))?;
-        lock.set_len(0).map_err(failed("write a file"))?;
-        Ok(Self { directory: directory.to_owned(), socket, log, lock, _alone: alone })
-    }
-}
-
-/// Removes a bridge's files here, except its logs and its lock.
-fn clear(directory: &Path) {
-    instance::clean(directory);
-    let _ = fs::remove_dir_all(directory.join(SHIM));
-    let _ = fs::remove_file(directory.join(SOCKET));
-}
-
 /// Runs the bridge to its end. To be called on the main thread of a process, in a runtime of one thread.
-pub async fn drive(mut plan: BridgePlan, mut claim: Claim) -> BridgeOutcome {
-    // A process that is killed cannot record that it failed.
-    if let Err(error) = claim.lock.write_all(b"on\n") {
-        tracing::info!(%error, "the next bridge will not keep the logs of this one if it fails");
-    }
+pub async fn drive(plan: BridgePlan, claim: Claim) -> BridgeOutcome {
+    let Claim { directory, socket, mut lock, .. } = claim;
+    lock.begin();
     let (status, _) = watch::channel(first_status(&plan));
     let (ask, asks) = mpsc::unbounded_channel();
     let (ended, has_ended) = oneshot::channel();
-    let server = tokio::spawn(serve(claim.socket, status.clone(), ask, has_ended));
-    let etcd = plan.etcd.temporary.take();
-    let outcome = match Bridge::build(Arc::new(plan), etcd, status.clone()).await {
+    let server = tokio::spawn(serve(socket, status.clone(), ask, has_ended));
+    let outcome = match Bridge::build(plan, status.clone()).await {
         Ok((bridge, bound)) => bridge.run(bound, asks).await,
         Err(why) => BridgeOutcome::NotBegun(why),
     };
     tracing::info!(?outcome, "the bridge has ended");
     if outcome == BridgeOutcome::Done {
-        let _ = claim.lock.set_len(0);
+        lock.succeed();
     }
-    clear(&claim.directory);
+    clear(&directory);
     status.send_modify(|status| status.outcome = Some(outcome.clone()));
     let _ = ended.send(());
-    let _ = tokio::time::timeout(REPORTING, server).await;
+    let _ = timeout(REPORTING, server).await;
     outcome
 }
 
@@ -170,12 +95,61 @@ fn first_status(plan: &BridgePlan) -> BridgeStatus {
         pid: std::process::id(),
         temporary: TemporaryStatus { address: Some(plan.temporary.into()), ..TemporaryStatus::default() },
         own: OwnStatus { address: Some(plan.own), ..OwnStatus::default() },
-        logs: vec![plan.options.directory.join(logs::BRIDGE), plan.options.directory.join(logs::INSTANCE)],
+        logs: vec![plan.options.directory.join(logs::BRIDGE)],
         ..BridgeStatus::default()
     }
 }
 
-type RestoreResult = Result<Vec<Difference>, String>;
+/// All that a bridge is and knows.
+struct Bridge {
+    plan: Arc<BridgePlan>,
+    machine: Machine,
+    process: TemporaryProcess,
+    shim: Shim,
+    /// The probed state of both instances.
+    temporary: watch::Receiver<ProbeState>,
+    own: watch::Receiver<ProbeState>,
+    service: Option<Keeping>,
+    etcd: EtcdHandle,
+    files: watch::Receiver<NodeFiles>,
+    /// Work with the node's files, on threads of its own: a disk may be slow.
+    work: JoinSet<FinishedWork>,
+    /// Receives the result of the restore under way.
+    wanted: Option<oneshot::Sender<Answer>>,
+    /// What the operator is told for good, in sentences.
+    notes: Vec<String>,
+    drain: Option<Drain>,
+    signalled: bool,
+    status: watch::Sender<BridgeStatus>,
+    _tasks: JoinSet<()>,
+}
+
+/// The bridge's shim, and the steering of new connections to it.
+struct Shim {
+    steering: Arc<Steering>,
+    /// Since when new connections go to the bridge.
+    steered: Option<Instant>,
+    /// The listeners, while they may be steered to; and whether they listen and are in the program's map.
+    listeners: Vec<OwnedFd>,
+    given: bool,
+    state: watch::Receiver<ShimState>,
+    /// Process of the node's own instance that the shim prefers to the temporary one.
+    preferred: watch::Sender<Option<u64>>,
+    stop: watch::Sender<Stop>,
+    is_alive: Box<dyn Fn() -> bool>,
+    open: Box<dyn Fn() -> u64>,
+}
+
+/// The end of the temporary instance and of its connections.
+struct Drain {
+    since: Instant,
+    /// When the shim's last connection had ended.
+    served: Option<Instant>,
+    /// When the temporary instance had ended.
+    gone: Option<Instant>,
+    /// The temporary instance has got SIGTERM.
+    terminated: bool,
+}
 
 /// The result of work with files.
 enum FinishedWork {
@@ -184,139 +158,75 @@ enum FinishedWork {
     Command {
         replaces: bool,
     },
-    /// The last lines of its container's log.
-    Log(Vec<String>),
-    /// Files with keys that have changed.
-    Keys(BTreeSet<PathBuf>),
 }
 
-/// The state of a bridge, except for its shim.
-struct Bridge {
-    plan: Arc<BridgePlan>,
-    machine: Machine,
-    process: TemporaryProcess,
-    steering: Arc<Steering>,
-    /// When new connections first went to the bridge, by both clocks: the system's is for others, and may be set.
-    since: Arc<OnceLock<SystemTime>>,
-    steered: Option<Instant>,
-    /// The shim's listeners, while they may be steered to.
-    listeners: Vec<OwnedFd>,
-    /// Whether they listen and are in the program's map.
-    given: bool,
-    signalled: bool,
-    /// Stops its shim.
-    stop: watch::Sender<Stop>,
-    temporary: watch::Receiver<ProbeState>,
-    own: watch::Receiver<ProbeState>,
-    /// Process of the node's own instance that the shim prefers to the temporary one.
-    preferred: watch::Sender<Option<u64>>,
-    /// Connections that the temporary instance had received when the preferred process was first ready.
-    old: Option<u64>,
-    shim: watch::Receiver<ShimState>,
-    status: watch::Sender<BridgeStatus>,
-    _asking: JoinSet<()>,
-    service: Option<Keeping>,
-    etcd: Option<keeping::Keeping>,
-    /// Reads and writes of the node's files, on threads of their own: a disk may be slow.
-    work: JoinSet<FinishedWork>,
-    /// The last lines of the own container's log, and when they are read again; none: a read is under way.
-    log: Vec<String>,
-    log_due: Option<Instant>,
-    /// When files with keys are looked at again, in the same way.
-    keys_due: Option<Instant>,
-    /// Receives the result of the restore under way.
-    wanted: Option<oneshot::Sender<Answer>>,
-    /// Of the node's etcd, where a temporary one serves while it is away; that is to know whether COMMAND may run.
-    temporary_etcd: Option<watch::Receiver<EtcdStatus>>,
-    /// What the temporary one acknowledged and the node's own has not got.
-    revisions: watch::Receiver<Compared>,
-    /// Whether this node's member answers, of each etcd that has others.
-    members: Vec<watch::Receiver<bool>>,
-    commanding: watch::Sender<bool>,
+/// What the loop does after an action.
+enum Next {
+    /// Observes again at once.
+    Observe,
+    /// Waits until something happens.
+    Wait,
+    End(BridgeOutcome),
 }
 
 impl Bridge {
-    async fn build(
-        plan: Arc<BridgePlan>,
-        etcd: Option<temporary::Plan>,
-        status: watch::Sender<BridgeStatus>,
-    ) -> Result<(Self, Bound), String> {
+    async fn build(mut plan: BridgePlan, status: watch::Sender<BridgeStatus>) -> Result<(Self, Bound), String> {
+        let etcd = std::mem::take(&mut plan.etcd);
+        let plan = Arc::new(plan);
+        let (directory, speedup) = (&plan.options.directory, plan.options.limits.speedup);
         let template =
             Template::new(&plan).map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
-        status.send_modify(|status| status.logs.extend(template.logs().into_iter().skip(1)));
+        let mut logs = template.logs();
         let mut steering = Steering::new(Purpose::Bridge, plan.port, &plan.steered, LEASE)
             .map_err(|error| format!("steering: {error}"))?;
         let localhost = plan.localhost.as_ref().map_err(String::clone).and_then(|localhost| {
             localhost.iter().try_for_each(|it| it.cover(&mut steering, plan.port)).map_err(|error| error.to_string())
         });
-        if let Err(why) = localhost {
-            tracing::warn!("localhost is not covered: {why}; {NOT_COVERED}");
-            status.send_modify(|status| status.localhost = Some(why));
-        }
-        let since = Arc::new(OnceLock::new());
-        let steering = Arc::new(steering);
-        let collectors: Vec<Box<dyn Collector>> =
-            vec![Box::new(SteeringMetrics(steering.clone())), Box::new(BridgeMetrics { since: since.clone() })];
+        let not_covered = localhost.err().map(|why| format!("localhost is not covered: {why}; {NOT_COVERED}"));
         let (preferred, process) = watch::channel(None);
-        let bound = app::build(config(&plan, process)?, collectors).await.map_err(|error| error.to_string())?;
-        let listeners = bound.listeners().map_err(|error| error.to_string())?;
-        let shim = bound.state();
-        let mut asking = JoinSet::new();
-        asking.spawn(logs::bound(plan.options.directory.clone()));
-        let speedup = plan.options.limits.speedup;
-        let (commanding, commands) = watch::channel(false);
-        let (compared, revisions) = watch::channel(Compared::default());
-        let temporary_etcd = match etcd {
-            Some(etcd) => {
-                let (to, etcd_status) = watch::channel(EtcdStatus::default());
-                asking.spawn(etcd.revisions.clone().compare(etcd_status.clone(), compared));
-                let daemon = EtcdDaemon::new(etcd, &plan.options.directory, speedup, to)?;
-                asking.spawn(daemon.run(commands));
-                status.send_modify(|status| status.logs.push(plan.options.directory.join(logs::ETCD)));
-                Some(etcd_status)
-            }
-            None => None,
+        let bound = app::build(config(&plan, process)?).await.map_err(|error| error.to_string())?;
+        let mut tasks = JoinSet::new();
+        tasks.spawn(logs::bound(directory.clone()));
+        let instances = [plan.temporary.into(), plan.own];
+        let etcd = etcd.begin(instances, directory, speedup, &mut tasks)?;
+        logs.extend(etcd.has_temporary().then(|| directory.join(logs::ETCD)));
+        status.send_modify(|status| status.logs.extend(logs));
+        let mut follow = |probe, at, port| {
+            let (to, state) = watch::channel(ProbeState::default());
+            tasks.spawn(probe::follow(probe, at, port, speedup, to));
+            state
         };
-        let members = plan.etcd.clusters.iter().map(|cluster| cluster.follow(&mut asking)).collect();
-        let probe = |config: &ProbeConfig| Probe::new(config.clone());
-        let (to, temporary) = watch::channel(ProbeState::default());
-        asking.spawn(probe::follow(probe(&plan.probe), plan.temporary.into(), None, speedup, to));
-        let (to, own) = watch::channel(ProbeState::default());
-        asking.spawn(probe::follow(
-            probe(&plan.options.probe).from(own_source(plan.own.ip())),
-            plan.own,
-            Some(plan.port),
-            speedup,
-            to,
-        ));
+        let temporary = follow(Probe::new(plan.probe.clone()), plan.temporary.into(), None);
+        let own = Probe::new(plan.own_probe.clone()).from(own_source(plan.own.ip()));
+        let own = follow(own, plan.own, Some(plan.port));
+        let (to, files) = watch::channel(NodeFiles::default());
+        tasks.spawn(follow_files(plan.clone(), own.clone(), to));
         let bridge = Self {
             machine: Machine::new(plan.options.limits, plan.options.on_failure),
             process: TemporaryProcess::new(template),
-            steering,
-            since,
-            steered: None,
-            listeners,
-            given: false,
-            signalled: false,
-            stop: watch::Sender::new(Stop::No),
+            shim: Shim {
+                steering: Arc::new(steering),
+                steered: None,
+                listeners: bound.listeners().map_err(|error| error.to_string())?,
+                given: false,
+                state: bound.state(),
+                preferred,
+                stop: watch::Sender::new(Stop::No),
+                is_alive: Box::new(bound.is_alive()),
+                open: Box::new(bound.open()),
+            },
             temporary,
             own,
-            preferred,
-            old: None,
-            shim,
-            status,
-            _asking: asking,
+            service: plan.service.clone().map(|service| service.at(instances).start()),
+            etcd,
+            files,
             work: JoinSet::new(),
-            log: Vec::new(),
-            log_due: Some(Instant::now()),
-            keys_due: Some(Instant::now()),
             wanted: None,
-            etcd: plan.etcd.start([plan.temporary.into(), plan.own]),
-            temporary_etcd,
-            revisions,
-            members,
-            commanding,
-            service: plan.service.clone().map(|service| service.at([plan.temporary.into(), plan.own]).start()),
+            notes: not_covered.into_iter().collect(),
+            drain: None,
+            signalled: false,
+            status,
+            _tasks: tasks,
             plan,
         };
         Ok((bridge, bound))
@@ -328,149 +238,180 @@ impl Bridge {
             Err(error) => return BridgeOutcome::NotBegun(format!("cannot handle signals: {error}")),
         };
         let began = Instant::now();
-        let speedup = self.plan.options.limits.speedup;
-        let (is_alive, open, served_old, mut answered) =
-            (bound.is_alive(), bound.open(), bound.own(), bound.answered());
+        let interval = self.plan.options.limits.speedup.of(INTERVAL);
         let turns = Arc::new(AtomicBool::new(true));
         let (turned, relays) = (turns.clone(), bound.is_alive());
-        let _renewal = match renew(self.steering.clone(), move || turned.swap(false, Relaxed) && relays()) {
+        let _renewal = match renew(self.shim.steering.clone(), move || turned.swap(false, Relaxed) && relays()) {
             Ok(renewal) => renewal,
             Err(error) => return BridgeOutcome::NotBegun(format!("cannot start a thread: {error}")),
         };
-        let serving = bound.run(self.stop.subscribe());
+        let mut answered = bound.answered();
+        let serving = bound.run(self.shim.stop.subscribe());
         tokio::pin!(serving);
-        let mut served: Option<Instant> = None;
-        let mut terminated = false;
-        let (mut draining, mut gone): (Option<Instant>, Option<Instant>) = (None, None);
-        let mut warned = false;
         loop {
             turns.store(true, Relaxed);
-            if self.shim.borrow().phase != Phase::Joined {
-                self.given = false;
-            }
-            if draining.is_some() && !self.process.is_running() {
-                gone.get_or_insert_with(Instant::now);
-            }
-            let seen = self.seen(served.is_some() || late(gone, speedup.of(ENDING)), is_alive());
-            if let Some(why) = self.etcd.as_ref().and_then(|etcd| etcd.state().refused) {
-                self.machine.refuse(&why);
-            }
+            let seen = self.observe();
             let action = self.machine.next(&seen, began.elapsed());
-            let preferred = self.machine.preferred();
-            self.commanding.send_replace(self.machine.command_may_run());
-            self.preferred.send_if_modified(|current| std::mem::replace(current, preferred) != preferred);
-            self.read_log(&seen);
-            self.look_at_keys();
-            self.publish(&seen, open(), served_old());
-            self.keep_service(&seen);
-            match action {
-                Action::Entered => {
-                    tracing::info!(step = %self.machine.step(), trouble = self.machine.trouble(), "step");
-                    if let Some(why) = self.unkept() {
-                        tracing::warn!("{why}; {LOST}");
-                    }
-                    continue;
-                }
-                Action::Start
-                    if self.process.started.is_none_or(|started| started.elapsed() >= speedup.of(RESTART)) =>
-                {
-                    self.process.start();
-                    continue;
-                }
-                Action::Steer => match self.steer() {
-                    Ok(()) => continue,
-                    Err(why) => {
-                        if self.machine.steering_error() != Some(&why) {
-                            tracing::warn!(
-                                "cannot steer: {why}; new connections go to the node's own listener, and it is tried again"
-                            );
-                        }
-                        self.machine.cannot_steer(&why);
-                    }
-                },
-                Action::Unsteer => {
-                    self.steering.off();
-                    tracing::info!("new connections go to the node's own listener");
-                    continue;
-                }
-                Action::Prepare => self.etcd.iter().for_each(keeping::Keeping::prepare),
-                Action::Drain if draining.is_none() => {
-                    draining = Some(Instant::now());
-                    // Other nodes may follow.
-                    self.etcd = None;
-                    self.leave_service().await;
-                    // Close our duplicates: an open listener would queue connections that nothing accepts.
-                    self.listeners.clear();
-                    self.stop.send_replace(Stop::Drain);
-                }
-                Action::Restore => {
-                    let plan = self.plan.clone();
-                    self.work.spawn_blocking(move || {
-                        FinishedWork::Restored(match before(&plan) {
-                            Ok(all) => restore::restore(&all),
-                            Err(why) => Restored { files: Err(why), kept: Vec::new() },
-                        })
-                    });
-                    continue;
-                }
-                Action::Finish(outcome) if served.is_some() => return self.judged(outcome),
-                Action::Finish(outcome) => self.publish_outcome(self.judged(outcome), open()),
-                Action::Start | Action::Drain | Action::Wait => {}
+            self.publish(&seen);
+            match self.act(action).await {
+                Next::Observe => continue,
+                Next::Wait => self.check_times(),
+                Next::End(outcome) => return outcome,
             }
-            if !warned && late(self.steered, LONG) && draining.is_none() {
-                warned = true;
-                tracing::warn!(
-                    "the bridge has been on for 30 minutes: it is for a piece of work; `berth bridge end` ends it"
-                );
-            }
-            if late(draining, LONGEST_DRAIN) && *self.stop.borrow() != Stop::Now {
-                self.stop.send_replace(Stop::Now);
-            }
-            if late(served, speedup.of(ENDING)) || (served.is_some() && late(draining, LONGEST_DRAIN)) {
-                self.process.signal(self.process.template.kill());
-            }
+            let has_served = self.drain.as_ref().is_some_and(|drain| drain.served.is_some());
+            let is_stopping = self.drain.as_ref().is_some_and(|drain| !drain.terminated);
             tokio::select! {
-                _ = &mut serving, if served.is_none() => {
-                    served = Some(Instant::now());
-                    if draining.is_none() {
-                        self.steering.off();
+                _ = &mut serving, if !has_served => {
+                    let Some(drain) = &mut self.drain else {
+                        self.shim.steering.off();
                         self.leave_service().await;
                         return BridgeOutcome::Abandoned("its shim ended".into());
-                    }
-                    if !std::mem::replace(&mut terminated, true) {
-                        self.process.signal(Signal::SIGTERM);
-                    }
+                    };
+                    drain.served = Some(Instant::now());
+                    self.terminate();
                 }
-                () = answered.wait(), if draining.is_some() && !terminated => {
-                    self.process.signal(Signal::SIGTERM);
-                    terminated = true;
-                }
+                () = answered.wait(), if is_stopping => self.terminate(),
                 () = self.process.ended() => {}
                 Some(done) = self.work.join_next() => self.done(done),
                 Some((ask, reply)) = asks.recv() => self.handle(ask, reply),
                 signal = signals.next() => self.on_signal(signal),
                 Ok(()) = self.temporary.changed() => {}
                 Ok(()) = self.own.changed() => {}
-                Ok(()) = self.shim.changed() => {}
-                () = tokio::time::sleep(speedup.of(INTERVAL)) => {}
+                Ok(()) = self.shim.state.changed() => {}
+                () = sleep(interval) => {}
             }
             self.process.reap();
         }
     }
 
-    /// Keeps the Service while new connections go to the bridge, until the node's own instance stays ready.
-    fn keep_service(&self, seen: &BridgeObservation) {
-        let on =
-            seen.steering && matches!(self.machine.step(), Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore);
-        if let Some(service) = &self.service {
-            service.demand(if on { Demand::Serving } else { Demand::Ending });
+    fn observe(&mut self) -> BridgeObservation {
+        let (temporary, own) = (self.temporary.borrow(), self.own.borrow());
+        let (running, has_joined) = (self.process.is_running(), self.shim.state.borrow().phase == Phase::Joined);
+        self.shim.given &= has_joined;
+        // An answer from before a restart is the previous process's.
+        let is_fresh = temporary.at > self.process.started;
+        // A hung relaying thread accepts connections and answers none.
+        let ready = running && is_fresh && temporary.ready && (self.shim.is_alive)() && has_joined;
+        let etcd = self.etcd.state();
+        if let Some(refused) = &etcd.refused {
+            self.machine.refuse(refused);
+        }
+        let ending = self.plan.options.limits.speedup.of(ENDING);
+        let drained = self.drain.as_mut().filter(|_| !running).is_some_and(|drain| {
+            let gone = *drain.gone.get_or_insert_with(Instant::now);
+            drain.served.is_some() || gone.elapsed() >= ending
+        });
+        BridgeObservation {
+            temporary: TemporaryObservation { running, ready, ends: self.process.ends },
+            // With the temporary etcd it would not be ready for long.
+            own: OwnObservation { process: own.listener, ready: own.ready && self.etcd.has_own() },
+            steering: self.shim.given && self.shim.steering.is_steering(),
+            prepared: etcd.prepared,
+            named: self.service.as_ref().is_none_or(|service| service.kept().is_ok()),
+            etcd: self.etcd.serves(),
+            drained,
+        }
+    }
+
+    async fn act(&mut self, action: Action) -> Next {
+        let speedup = self.plan.options.limits.speedup;
+        match action {
+            Action::Entered => {
+                tracing::info!(step = %self.machine.step(), trouble = self.machine.trouble(), "step");
+                return Next::Observe;
+            }
+            Action::Start if self.process.started.is_none_or(|at| at.elapsed() >= speedup.of(RESTART)) => {
+                self.process.start();
+                return Next::Observe;
+            }
+            Action::Steer => match self.shim.steer() {
+                Ok(()) => {
+                    tracing::info!(port = self.plan.port, "new connections go to the temporary kube-apiserver");
+                    return Next::Observe;
+                }
+                Err(why) => {
+                    if self.machine.steering_error() != Some(&why) {
+                        tracing::warn!(
+                            "cannot steer: {why}; new connections go to the node's own listener, and it is tried again"
+                        );
+                    }
+                    self.machine.cannot_steer(&why);
+                }
+            },
+            Action::Unsteer => {
+                self.shim.steering.off();
+                tracing::info!("new connections go to the node's own listener");
+                return Next::Observe;
+            }
+            Action::Prepare => self.etcd.prepare(),
+            Action::Drain if self.drain.is_none() => {
+                self.drain = Some(Drain { since: Instant::now(), served: None, gone: None, terminated: false });
+                // Other nodes may follow.
+                self.etcd.release();
+                self.leave_service().await;
+                // Close our duplicates: an open listener would queue connections that nothing accepts.
+                self.shim.listeners.clear();
+                self.shim.stop.send_replace(Stop::Drain);
+            }
+            Action::Restore => {
+                let plan = self.plan.clone();
+                self.work.spawn_blocking(move || {
+                    FinishedWork::Restored(match before(&plan) {
+                        Ok(all) => restore::restore(&all),
+                        Err(why) => Restored { files: Err(why), kept: Vec::new() },
+                    })
+                });
+                return Next::Observe;
+            }
+            Action::Finish(outcome) => {
+                let known = self.status.borrow().outcome.clone();
+                let outcome = known.unwrap_or_else(|| self.etcd.judged(outcome));
+                if self.drain.as_ref().is_some_and(|drain| drain.served.is_some()) {
+                    return Next::End(outcome);
+                }
+                self.publish_outcome(outcome);
+            }
+            Action::Start | Action::Drain | Action::Wait => {}
+        }
+        Next::Wait
+    }
+
+    /// What is due after some time.
+    fn check_times(&mut self) {
+        let late = |since: Option<Instant>, long| since.is_some_and(|since| since.elapsed() >= long);
+        match &self.drain {
+            Some(drain) => {
+                if late(Some(drain.since), LONGEST_DRAIN) && *self.shim.stop.borrow() != Stop::Now {
+                    self.shim.stop.send_replace(Stop::Now);
+                }
+                if late(drain.served, self.plan.options.limits.speedup.of(ENDING)) {
+                    self.process.signal(self.process.template.kill());
+                }
+            }
+            None if late(self.shim.steered, LONG) => {
+                self.shim.steered = None;
+                tracing::warn!(
+                    "the bridge has been on for 30 minutes: it is for a piece of work; `berth bridge end` ends it"
+                );
+            }
+            None => {}
+        }
+    }
+
+    /// Ends the temporary instance: all that it was asked is answered, or nobody asks it any more.
+    fn terminate(&mut self) {
+        if let Some(drain) = &mut self.drain
+            && !std::mem::replace(&mut drain.terminated, true)
+        {
+            self.process.signal(Signal::SIGTERM);
         }
     }
 
     /// Why the Service does not name the node although it may be needed by now.
     fn unkept(&self) -> Option<String> {
         let counts = matches!(self.machine.step(), Step::Hold | Step::AwaitOwn);
-        self.service.as_ref().filter(|_| counts).and_then(|service| service.kept().err())
+        let why = self.service.as_ref().filter(|_| counts)?.kept().err()?;
+        Some(format!("{why}; {LOST}"))
     }
 
     async fn leave_service(&mut self) {
@@ -481,10 +422,10 @@ impl Bridge {
     }
 
     /// The bridge has ended except for its connections to the node's own, which are relayed until they end. No command waits for that.
-    fn publish_outcome(&self, outcome: BridgeOutcome, connections: u64) {
+    fn publish_outcome(&self, outcome: BridgeOutcome) {
         if self.status.borrow().outcome.is_none() {
             tracing::info!(
-                connections,
+                connections = (self.shim.open)(),
                 "the bridge has ended, and relays its open connections to the node's own until they end"
             );
             instance::clean(&self.plan.options.directory);
@@ -492,170 +433,59 @@ impl Bridge {
         }
     }
 
-    fn seen(&self, served: bool, alive: bool) -> BridgeObservation {
-        let (temporary, own) = (self.temporary.borrow(), self.own.borrow());
-        let running = self.process.is_running();
-        // An answer from before a restart is the previous process's.
-        let fresh = temporary.at > self.process.started;
-        // A hung relaying thread accepts connections and answers none.
-        let ready = running && fresh && temporary.ready && alive && self.shim.borrow().phase == Phase::Joined;
-        BridgeObservation {
-            temporary: TemporaryObservation { running, ready, ends: self.process.ends },
-            // With the temporary etcd it would not be ready for long.
-            own: OwnObservation { process: own.listener, ready: own.ready && self.has_own_etcd() },
-            steering: self.given && self.steering.is_steering(),
-            prepared: self.etcd.as_ref().is_none_or(|etcd| etcd.state().prepared),
-            named: self.service.as_ref().is_none_or(|service| service.kept().is_ok()),
-            etcd: self.has_own_etcd() && self.members.iter().all(|answers| *answers.borrow()),
-            drained: served && !running,
-        }
-    }
-
-    /// A bridge under which writes were lost has not ended well.
-    fn judged(&self, outcome: BridgeOutcome) -> BridgeOutcome {
-        let Compared { missing, is_open } = self.revisions.borrow().clone();
-        match (outcome, missing) {
-            (BridgeOutcome::Done, Some(why)) => BridgeOutcome::Abandoned(why),
-            (outcome, _) => {
-                if is_open {
-                    tracing::warn!(
-                        "whether the node's own etcd has all that was written while it was away is not known: it did not answer when it \
-                         was asked for its revision"
-                    );
-                }
-                outcome
-            }
-        }
-    }
-
-    fn has_own_etcd(&self) -> bool {
-        self.temporary_etcd.as_ref().is_none_or(|etcd| etcd.borrow().step == EtcdStep::Own)
-    }
-
-    fn steer(&mut self) -> Result<(), String> {
-        for listener in &self.listeners {
-            self.steering.give_to(listener.as_fd()).map_err(|error| error.to_string())?;
-        }
-        self.given = true;
-        self.steering.on();
-        self.since.get_or_init(SystemTime::now);
-        self.steered.get_or_insert_with(Instant::now);
-        tracing::info!(port = self.plan.port, "new connections go to the temporary kube-apiserver");
-        Ok(())
-    }
-
-    /// Reads ahead why the node's own is not ready.
-    fn read_log(&mut self, seen: &BridgeObservation) {
-        if !seen.own.ready && self.log_due.is_some_and(|due| due <= Instant::now()) {
-            let plan = self.plan.clone();
-            self.log_due = None;
-            self.work.spawn_blocking(move || {
-                FinishedWork::Log(plan.pod.as_ref().map(RunningPod::last_lines).unwrap_or_default())
-            });
-        }
-    }
-
-    /// While COMMAND may change them.
-    fn look_at_keys(&mut self) {
-        let counts = matches!(self.machine.step(), Step::Hold | Step::AwaitOwn) && self.plan.pod.is_some();
-        if counts && self.keys_due.is_some_and(|due| due <= Instant::now()) {
-            let plan = self.plan.clone();
-            self.keys_due = None;
-            self.work.spawn_blocking(move || FinishedWork::Keys(changed_keys(&plan).unwrap_or_default()));
-        }
-    }
-
-    /// Says it once for each file.
-    fn note_keys(&mut self, changed: BTreeSet<PathBuf>) {
-        for path in changed {
-            let warning = format!(
-                "{} has changed: the temporary kube-apiserver has the keys from before, and while it serves it cannot read what the new \
-                 one encrypts with another key, and refuses tokens that the new one signs with it",
-                path.display()
-            );
-            self.status.send_if_modified(|status| {
-                let is_new = !status.warnings.contains(&warning);
-                if is_new {
-                    tracing::warn!("{warning}");
-                    status.warnings.push(warning);
-                }
-                is_new
-            });
-        }
-    }
-
     fn done(&mut self, done: Result<FinishedWork, JoinError>) {
         match done {
-            Ok(FinishedWork::Restored(put)) => self.restored(put),
             Ok(FinishedWork::Command { replaces }) => self.machine.command_ended(Ok(replaces)),
-            Ok(FinishedWork::Log(lines)) => (self.log, self.log_due) = (lines, Some(Instant::now() + LOG_AGE)),
-            Ok(FinishedWork::Keys(changed)) => {
-                self.keys_due = Some(Instant::now() + KEYS_AGE);
-                self.note_keys(changed);
+            Ok(FinishedWork::Restored(Restored { files, kept })) => {
+                self.notes.extend(kept.iter().map(|path| format!("what was replaced is kept: {}", path.display())));
+                self.machine.restored(files.as_ref().map(|put| restarts(&self.plan, put)).map_err(String::clone));
+                if let Some(reply) = self.wanted.take() {
+                    let _ = reply.send(files.map(|all| Some(Reply::Differences(all))));
+                }
             }
             Err(error) => tracing::warn!(%error, "a thread of the bridge failed; `berth bridge end --now` ends it"),
         }
     }
 
-    /// Handles the result of a restore.
-    fn restored(&mut self, Restored { files: put, kept }: Restored) {
-        self.status.send_modify(|status| status.replaced.extend(kept));
-        self.machine.restored(put.as_ref().map(|put| restarts(&self.plan, put)).map_err(String::clone));
-        if let Some(reply) = self.wanted.take() {
-            let _ = reply.send(put.map(|all| Some(Reply::Differences(all))));
-        }
-    }
-
     fn handle(&mut self, ask: Option<Ask>, reply: oneshot::Sender<Answer>) {
-        if ask == Some(Ask::Restore { dry_run: false }) {
-            tracing::info!("restore was requested");
-            match pod(&self.plan).and_then(|_| self.machine.restore()) {
-                Ok(()) => self.wanted = Some(reply),
-                Err(why) => drop(reply.send(Err(why))),
-            }
-            return;
+        if !matches!(ask, Some(Ask::Status | Ask::Accompany)) {
+            tracing::info!(?ask, "asked by a command; none: the process that ran COMMAND went away");
         }
-        if ask == Some(Ask::Restore { dry_run: true }) {
-            let plan = self.plan.clone();
-            tokio::task::spawn_blocking(move || {
-                reply.send(differences(&plan).map(|all| Some(Reply::Differences(all))))
-            });
-            return;
-        }
-        let _ = reply.send(self.answer(ask));
-    }
-
-    fn answer(&mut self, ask: Option<Ask>) -> Answer {
-        let Some(ask) = ask else {
-            tracing::info!("the process that ran COMMAND went away");
-            self.machine.command_abandoned("the process that ran COMMAND went away before it ended");
-            return Ok(None);
-        };
+        let plan = self.plan.clone();
         let done = match ask {
-            Ask::Status | Ask::Accompany | Ask::Restore { .. } => Ok(()),
-            Ask::Command => self.machine.command_begins(),
-            Ask::Ended { failed } => {
-                tracing::info!(failed, "COMMAND ended");
-                match failed {
-                    Some(why) => self.machine.command_ended(Err(why)),
-                    None => {
-                        let plan = self.plan.clone();
-                        self.work.spawn_blocking(move || FinishedWork::Command { replaces: is_replaced(&plan) });
-                    }
-                }
+            Some(Ask::Status | Ask::Accompany) => Ok(()),
+            Some(Ask::Command) => self.machine.command_begins(),
+            Some(Ask::Ended { failed: None }) => {
+                self.work.spawn_blocking(move || FinishedWork::Command { replaces: is_replaced(&plan) });
                 Ok(())
             }
-            Ask::End { now } => {
-                tracing::info!(now, "the end was requested");
-                self.end(now)
+            Some(Ask::Ended { failed: Some(why) }) => {
+                self.machine.command_ended(Err(why));
+                Ok(())
             }
+            None => {
+                self.machine.command_abandoned("the process that ran COMMAND went away before it ended");
+                Ok(())
+            }
+            Some(Ask::End { now }) => self.end(now),
+            Some(Ask::Restore { dry_run: true }) => {
+                spawn_blocking(move || reply.send(differences(&plan).map(|all| Some(Reply::Differences(all)))));
+                return;
+            }
+            Some(Ask::Restore { dry_run: false }) => match pod(&plan).and_then(|_| self.machine.restore()) {
+                Ok(()) => {
+                    self.wanted = Some(reply);
+                    return;
+                }
+                Err(why) => Err(why),
+            },
         };
-        done.map(|()| None)
+        let _ = reply.send(done.map(|()| None));
     }
 
     fn end(&mut self, now: bool) -> Result<(), String> {
         if now && self.machine.step() == Step::Drain {
-            self.stop.send_replace(Stop::Now);
+            self.shim.stop.send_replace(Stop::Now);
         }
         self.machine.end(now)
     }
@@ -669,13 +499,24 @@ impl Bridge {
         }
     }
 
-    fn publish(&mut self, seen: &BridgeObservation, open: u64, old: u64) {
-        let preferred = seen.own.ready && self.machine.preferred().is_some();
-        self.old = self.old.or(preferred.then_some(old));
-        let (temporary, own) = (self.temporary.borrow(), self.own.borrow());
+    /// Tells all who depend on the machine's state: the shim, what keeps etcd and the Service, and commands.
+    fn publish(&self, seen: &BridgeObservation) {
+        let (step, preferred) = (self.machine.step(), self.machine.preferred());
+        self.etcd.command_may_run(self.machine.command_may_run());
+        self.shim.preferred.send_if_modified(|known| std::mem::replace(known, preferred) != preferred);
+        // The Service is kept until the node's own instance stays ready.
+        let on = seen.steering && matches!(step, Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore);
+        if let Some(service) = &self.service {
+            service.demand(if on { Demand::Serving } else { Demand::Ending });
+        }
+        let (temporary, own, files) = (self.temporary.borrow(), self.own.borrow(), self.files.borrow());
+        let mut notes = self.notes.clone();
+        notes.extend(self.unkept().into_iter().chain(self.etcd.state().notes).chain(files.warnings()));
+        let is_wrong = self.machine.trouble().is_some() || self.machine.own_is_late();
         self.status.send_if_modified(|status| {
+            notes.iter().filter(|note| !status.notes.contains(note)).for_each(|note| tracing::warn!("{note}"));
             let now = BridgeStatus {
-                step: self.machine.step(),
+                step,
                 steering: seen.steering,
                 command: self.machine.is_commanding(),
                 trouble: self.machine.trouble().map(str::to_owned),
@@ -690,56 +531,43 @@ impl Bridge {
                 own: OwnStatus {
                     listener: seen.own.process,
                     ready: seen.own.ready,
-                    preferred,
+                    preferred: seen.own.ready && preferred.is_some(),
                     late: self.machine.own_is_late(),
                     address: status.own.address,
                     probe: own.words.clone(),
-                    log: match self.machine.trouble().is_some() || self.machine.own_is_late() {
-                        true if !seen.own.ready => self.log.clone(),
-                        _ => Vec::new(),
-                    },
+                    log: if is_wrong && !seen.own.ready { files.log.clone() } else { Vec::new() },
                 },
-                service: self.unkept(),
-                etcd: self.temporary_etcd.as_ref().map(|etcd| {
-                    let lost = self.revisions.borrow().missing.clone();
-                    let etcd = etcd.borrow().clone();
-                    EtcdStatus { trouble: lost.or(etcd.trouble), ..etcd }
-                }),
-                etcd_notes: self.etcd.as_ref().map(|etcd| etcd.state().notes).unwrap_or_default(),
-                connections_open: open,
-                connections_steered: self.steering.counters().steered,
-                connections_old: self.old.map_or(0, |before| old - before),
+                etcd: self.etcd.status(),
+                notes,
+                connections_open: (self.shim.open)(),
+                connections_steered: self.shim.steering.counters().steered,
                 ..status.clone()
             };
-            // Changed counters alone are not reported.
-            let key = |status: &BridgeStatus| {
-                let BridgeStatus { step, steering, command, trouble, temporary, own, etcd, service, .. } = status;
-                let notes = status.etcd_notes.clone();
-                let reported = (trouble.clone(), status.steering_error.clone(), service.is_some(), notes);
-                let own = (own.listener, own.ready, own.preferred, own.late);
-                let etcd = etcd.as_ref().map(|etcd| (etcd.step, etcd.trouble.clone()));
-                (*step, *steering, *command, reported, temporary.pid, temporary.ready, own, etcd)
-            };
-            let news = key(status) != key(&now);
+            let is_news = without_counters(&now) != without_counters(status);
             *status = now;
-            news
+            is_news
         });
     }
 }
 
-/// What a bridge adds to the metrics of its shim.
-#[derive(Debug)]
-struct BridgeMetrics {
-    since: Arc<OnceLock<SystemTime>>,
+/// A status without what changes all the time and is not reported by itself: counters, and the words of probes and logs.
+fn without_counters(status: &BridgeStatus) -> BridgeStatus {
+    let mut status = status.clone();
+    (status.connections_open, status.connections_steered) = (0, 0);
+    [&mut status.temporary.probe, &mut status.own.probe].into_iter().for_each(String::clear);
+    status.own.log.clear();
+    status
 }
 
-impl Collector for BridgeMetrics {
-    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(since) = self.since.get().and_then(|since| since.duration_since(UNIX_EPOCH).ok()) else {
-            return Ok(());
-        };
-        let help = "When new connections first went to the bridge, in seconds since 1970";
-        gauge(&mut to, "berth_bridge_start_time_seconds", help, since.as_secs_f64())
+impl Shim {
+    fn steer(&mut self) -> Result<(), String> {
+        for listener in &self.listeners {
+            self.steering.give_to(listener.as_fd()).map_err(|error| error.to_string())?;
+        }
+        self.given = true;
+        self.steering.on();
+        self.steered.get_or_insert_with(Instant::now);
+        Ok(())
     }
 }
 
@@ -760,8 +588,44 @@ fn renew(
     Ok(until)
 }
 
-fn late(since: Option<Instant>, long: Duration) -> bool {
-    since.is_some_and(|since| since.elapsed() >= long)
+/// What was seen of the node's files.
+#[derive(Debug, Clone, Default)]
+struct NodeFiles {
+    /// The last lines of the log of the node's own container, while that is not ready.
+    log: Vec<String>,
+    /// Files with keys that have changed.
+    keys: BTreeSet<PathBuf>,
+}
+
+impl NodeFiles {
+    fn warnings(&self) -> impl Iterator<Item = String> {
+        self.keys.iter().map(|path| {
+            format!(
+                "{} has changed: the temporary kube-apiserver has the keys from before, and while it serves it cannot read what the new \
+                 one encrypts with another key, and refuses tokens that the new one signs with it",
+                path.display()
+            )
+        })
+    }
+}
+
+/// Looks at the files of a static pod for as long as there is a receiver.
+async fn follow_files(plan: Arc<BridgePlan>, own: watch::Receiver<ProbeState>, to: watch::Sender<NodeFiles>) {
+    while plan.pod.is_some() && !to.is_closed() {
+        let (plan, is_ready) = (plan.clone(), own.borrow().ready);
+        let look = move || NodeFiles {
+            log: plan.pod.as_ref().filter(|_| !is_ready).map(RunningPod::last_lines).unwrap_or_default(),
+            keys: changed_keys(&plan).unwrap_or_default(),
+        };
+        if let Ok(files) = spawn_blocking(look).await {
+            to.send_modify(|known| {
+                known.log = files.log;
+                // A warning stays.
+                known.keys.extend(files.keys);
+            });
+        }
+        sleep(FILES).await;
+    }
 }
 
 fn pod(plan: &BridgePlan) -> Result<&RunningPod, String> {
@@ -776,7 +640,7 @@ fn changed_keys(plan: &BridgePlan) -> Result<BTreeSet<PathBuf>, String> {
     restore::changed_keys(&before(plan)?, &pod(plan)?.keys(&plan.command))
 }
 
-fn differences(plan: &BridgePlan) -> RestoreResult {
+fn differences(plan: &BridgePlan) -> Result<Vec<Difference>, String> {
     restore::differences(&before(plan)?)
 }
 
@@ -793,9 +657,8 @@ fn restarts(plan: &BridgePlan, put: &[Difference]) -> bool {
 
 /// The bridge's shim: `berth serve` with its defaults, but for what is set below.
 fn config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Config, String> {
-    let (address, probe) = (plan.own, plan.options.probe.clone());
-    let preferred =
-        Preferred { id: OWN.parse::<InstanceId>().map_err(|error| error.to_string())?, address, probe, process };
+    let id = OWN.parse().map_err(|error| format!("{OWN}: {error}"))?;
+    let preferred = Preferred { id, address: plan.own, probe: plan.own_probe.clone(), process };
     let listen = plan.listen.iter().map(|addr| Listen { addr: *addr, freebind: false }).collect();
     let place = Place { listen, instance: Some(plan.instance.clone()), run_dir: plan.options.directory.join(SHIM) };
     let defaults = check::defaults(place, plan.temporary.into()).map_err(|error| error.to_string())?;
@@ -806,7 +669,6 @@ fn config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Co
         probe_interval: plan.options.limits.speedup.of(defaults.probe_interval),
         hold: HOLD,
         drain_timeout: LONGEST_DRAIN,
-        admin: plan.options.admin,
         ..defaults
     })
 }

@@ -6,8 +6,8 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`plan`] | what the operator wants, and a bridge that can be built |
+//! | [`claim`] | the directory and the network namespace that it has alone |
 //! | [`preflight`] | whether it can be done here: all that is missing at once |
-//! | [`surroundings`] | other conditions on the node that prevent it |
 //! | [`instance`] | the temporary instance: its arguments, and what it takes from the running one |
 //! | [`etcd`] | what serves while COMMAND replaces the node's etcd |
 //! | [`pod`] | the same where the running one is in a static pod |
@@ -21,6 +21,7 @@
 //! | `server` | the socket on which it answers commands, with the messages of [`berth_node::ipc::bridge`] |
 
 pub mod cgroup;
+pub mod claim;
 pub mod drive;
 pub mod etcd;
 pub mod instance;
@@ -33,7 +34,6 @@ pub mod preflight;
 pub mod probe;
 pub mod restore;
 mod server;
-pub mod surroundings;
 
 /// Where a bridge keeps its socket and logs. Not in berth's run directory, which containers write into.
 pub const DIRECTORY: &str = "/run/berth-bridge";

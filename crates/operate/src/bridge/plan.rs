@@ -13,6 +13,7 @@ use berth_shim::backend::probe::ProbeConfig;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The kube-apiserver that runs here.
 #[derive(Debug, Clone)]
@@ -26,18 +27,15 @@ pub enum RunningInstance {
 #[derive(Debug, Clone)]
 pub struct BridgeOptions {
     pub running: RunningInstance,
-    /// Of the temporary instance and its shim, on loopback; none: a free one.
-    pub port: Option<u16>,
     pub limits: Limits,
     pub on_failure: OnFailure,
     pub etcd: EtcdMode,
-    /// How both instances are probed.
-    pub probe: ProbeConfig,
-    /// No CA was given, nor that there shall be none: it is taken from the pod's arguments.
-    pub finds_ca: bool,
+    /// With what both instances are probed; `None`: with the CA that kube-apiserver's arguments name.
+    pub probe_ca: Option<PathBuf>,
+    /// A client certificate and its key.
+    pub probe_client: Option<(PathBuf, PathBuf)>,
+    pub probe_timeout: Duration,
     pub directory: PathBuf,
-    /// Where its shim serves metrics and status.
-    pub admin: Option<SocketAddr>,
     /// An admin's kubeconfig, for the Service; none: kubeadm's, if it exists.
     pub kubeconfig: Option<PathBuf>,
 }
@@ -68,7 +66,8 @@ pub struct BridgePlan {
     pub own: SocketAddr,
     pub listen: Vec<SocketAddr>,
     pub temporary: SocketAddrV4,
-    /// How the temporary instance is probed: with copies of files, which COMMAND does not change.
+    /// How both instances are probed: the temporary one with copies of files, which COMMAND does not change.
+    pub own_probe: ProbeConfig,
     pub probe: ProbeConfig,
     /// The temporary instance's command line, and where it writes its audit log.
     pub argv: Vec<OsString>,

@@ -4,9 +4,10 @@ use super::etcd::{self, EtcdMode, EtcdPlan, temporary};
 use super::localhost::{Localhost, NOT_COVERED};
 use super::plan::{BridgeOptions, BridgePlan, RunningInstance, own_source};
 use super::pod::{self, RunningPod};
-use super::{LOCK, instance, surroundings};
+use super::{LOCK, claim, instance};
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::{ADMIN, given_or_admin};
+use berth_doctor::node;
 use berth_doctor::service::{LOST, Purpose, ServiceKeeper};
 use berth_exec::{address, args};
 use berth_manifest::command::{WATCH_GRACE, WATCH_GRACE_FLAG, audit_log, find, knows, strings};
@@ -19,10 +20,12 @@ use berth_os::proc_net::{self, ESTABLISHED, Entry, Owner};
 use berth_os::process::{HeldProcess, ProcessAttributes, raise_hard_file_limit};
 use berth_os::{netdevice, seqpacket, sock_diag, socket};
 use berth_shim::backend::health::Observation;
-use berth_shim::backend::probe::Probe;
+use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use berth_shim::{limits, steering};
+use berth_upgrade::state;
 use nix::unistd::geteuid;
 use procfs::{Current as _, Meminfo};
+use rustls::pki_types::ServerName;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -44,6 +47,14 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Draws of a port that is free on three addresses.
 const TRIES: usize = 16;
 
+/// Least that is to be free for logs, in bytes: kube-apiserver writes some 10 MB in an hour at its default verbosity, more where it
+/// audits.
+const LOGS: u64 = 64 << 20;
+
+/// What kube-apiserver answers when it is ready, and a name that its certificate has.
+const READY: &str = "/readyz";
+const NAME: &str = "kubernetes";
+
 /// The CA with which kube-apiservers dial one another.
 const PEER_CA: &str = "--peer-ca-file";
 
@@ -54,16 +65,12 @@ const SHIM: &str = "berth";
 ///
 /// # Errors
 /// All problems.
-pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal> {
+pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     let mut report = Report::default();
     let port = match &options.running {
         RunningInstance::Process { command } => Some(check(command).map_err(Refusal::usage)?),
         RunningInstance::Pod { manifest } => pod::port(manifest, &mut report),
     };
-    if port.is_some() && port == options.port {
-        let wrong = "the node's own kube-apiserver has it: give another, or none";
-        return Err(Refusal::usage(vec![format!("--port {}: {wrong}", port.unwrap_or_default())]));
-    }
     if seqpacket::dial(&options.directory.join(SOCKET)).is_ok() {
         report.error(format!(
             "another bridge is on ({}): see `berth bridge status`, and end it with `berth bridge end`",
@@ -71,21 +78,13 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
         ));
     }
     report.ok("", directory(&options.directory));
-    surroundings::logs(&options.directory, &mut report);
-    surroundings::steering(&mut report);
-    if matches!(options.running, RunningInstance::Pod { .. }) {
-        surroundings::upgrade(&mut report);
+    report.ok("", room_for_logs(&options.directory));
+    if let (RunningInstance::Pod { .. }, Some(upgrade)) =
+        (&options.running, state::interrupted(Path::new(state::DIRECTORY)))
+    {
+        report.error(format!("{upgrade}: bring it to its end with `berth upgrade` first"));
     }
-    match steering::self_test().await {
-        Err(error) => report.error(format!("steering: {error}")),
-        Ok(tried) => {
-            for (family, tried) in ["IPv4", "IPv6"].into_iter().zip(tried) {
-                if let steering::Tried::Skipped(why) = tried {
-                    report.info(format!("steering of {family} was not tried: {why}"));
-                }
-            }
-        }
-    }
+    can_steer(&mut report).await;
     let Some(port) = port else { return Err(Refusal::Unavailable(report.errors())) };
     files(port, &mut report);
     let listening = Listening::on(port, &mut report);
@@ -95,7 +94,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     };
     let addresses: Vec<_> = listening.node.iter().map(|entry| entry.local.ip()).collect();
     let addresses = answered(port, &addresses);
-    let place = report.ok("", place(options.port, addresses.iter().any(IpAddr::is_ipv6)));
+    let place = report.ok("", place(addresses.iter().any(IpAddr::is_ipv6)));
     let instance = report.ok("", InstanceId::parse(INSTANCE));
     let Some(FoundInstance { process, name, like, command, pod }) = running else {
         return Err(Refusal::Unavailable(report.errors()));
@@ -109,16 +108,12 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
     let localhost = Localhost::new(&name, own.ip(), &listening.at_localhost(&addresses)).await;
     if let Err(why) = &localhost {
         report.info(format!("localhost is not covered: {why}; {NOT_COVERED}"));
-        surroundings::clients(port, &mut report);
+        clients(port, &mut report);
     }
-    if let Some(pod) = pod.as_ref().filter(|_| options.finds_ca) {
-        options.probe.ca = pod.ca(&command);
-        if options.probe.ca.is_none() {
-            let unseen = "which CA issued the kube-apiserver's certificate cannot be seen: give --probe-ca FILE, or --probe-insecure";
-            report.error(unseen);
-        }
+    let own_probe = report.ok("", probe(&options, &command, pod.as_ref()));
+    if let Some(probe) = &own_probe {
+        report.ok("", is_ready(probe, own).await);
     }
-    probe(&options, own, own_source(own.ip()), &mut report).await;
     peer_proxy(&command).into_iter().for_each(|note| report.info(note));
     let service = service(&options, own, named, &mut report).await;
     let etcd = etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
@@ -129,7 +124,9 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
         }
         None => memory("a second kube-apiserver", &[apiserver], &mut report),
     }
-    let (Some((temporary, listen)), Some(instance), []) = (place, instance, &report.errors()[..]) else {
+    let (Some((temporary, listen)), Some(instance), Some(own_probe), []) =
+        (place, instance, own_probe, &report.errors()[..])
+    else {
         return Err(Refusal::Unavailable(report.errors()));
     };
     let (notes, steered, in_container) = (report.notes(), addresses, pod.is_some());
@@ -147,8 +144,8 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
         None => audit_log(&argv),
     };
     let probe = match &pod {
-        Some(pod) => options.probe.clone().with_files(|file| pod.copy_of(file, &options.directory)),
-        None => options.probe.clone(),
+        Some(pod) => own_probe.clone().with_files(|file| pod.copy_of(file, &options.directory)),
+        None => own_probe.clone(),
     };
     let plan = BridgePlan {
         options,
@@ -159,6 +156,7 @@ pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal
         own,
         listen,
         temporary,
+        own_probe,
         probe,
         argv,
         audit,
@@ -195,7 +193,7 @@ fn check(command: &[OsString]) -> Result<u16, Vec<String>> {
 
 /// Accepts only a bridge's directory or an empty one, since it is made private and cleared.
 fn directory(directory: &Path) -> Result<(), String> {
-    let wrong = |why: &str| Err(format!("--state-dir {}: {why}: give one that is empty, or none", directory.display()));
+    let wrong = |why: &str| Err(format!("{}: {why}: remove it, or what is in it", directory.display()));
     if let Some(open) = directory.ancestors().skip(1).find(|above| !is_closed(above)) {
         return wrong(&format!("others may write into {}, and put something else into its place", open.display()));
     }
@@ -213,6 +211,44 @@ fn is_closed(directory: &Path) -> bool {
     let Ok(meta) = fs::metadata(directory) else { return true };
     let sticky = meta.mode() & 0o1000 != 0;
     (meta.uid() == 0 || meta.uid() == geteuid().as_raw()) && (meta.mode() & 0o022 == 0 || sticky)
+}
+
+/// Checks that there is space for the logs of the bridge and its instance.
+fn room_for_logs(directory: &Path) -> Result<(), String> {
+    let Some(there) = directory.ancestors().find(|path| path.is_dir()) else { return Ok(()) };
+    let free = rustix::fs::statvfs(there).map_err(|error| format!("{}: {error}", there.display()))?;
+    let free = free.f_bavail * free.f_frsize;
+    if free >= LOGS {
+        return Ok(());
+    }
+    let [has, needs] = [free, LOGS].map(|bytes| bytes >> 20);
+    Err(format!("{} has {has} MiB free, and logs are to go there: free {needs}", there.display()))
+}
+
+/// Tries the steering, and reports programs that steer in this network namespace already: a bridge's program is attached before them.
+async fn can_steer(report: &mut Report) {
+    report.ok("", claim::elsewhere().map_or(Ok(()), Err));
+    for other in claim::attached().iter().filter(|other| !claim::is_bridges(other)) {
+        report.info(format!("{other} steers here already: while the bridge is on, the bridge's goes before"));
+    }
+    let tried = report.ok("steering: ", steering::self_test().await).into_iter().flatten();
+    for (family, tried) in ["IPv4", "IPv6"].into_iter().zip(tried) {
+        if let steering::Tried::Skipped(why) = tried {
+            report.info(format!("steering of {family} was not tried: {why}"));
+        }
+    }
+}
+
+/// Reports clients that dial localhost, where that is not covered.
+fn clients(port: u16, report: &mut Report) {
+    let all = node::Clients::gather(Path::new("/"), &[port]).uncovered(&[], &[]);
+    for client in all.into_iter().filter(|client| client.address.ip().is_loopback()) {
+        report.info(format!(
+            "{} reaches kube-apiserver at {}: let it dial an address of the \
+             node instead; a virtual IP whose holder (kube-vip, keepalived) asks there may move or vanish meanwhile",
+            client.by, client.address
+        ));
+    }
 }
 
 /// Checks that the file limit allows as many connections as the node's own instance has.
@@ -440,17 +476,39 @@ fn binds_ipv6(command: &[OsString]) -> bool {
     bind.is_some_and(|ip: IpAddr| ip.is_ipv6())
 }
 
+/// How the node's own instance is probed. Its CA is, as kubeadm has it, next to its certificate.
+fn probe(options: &BridgeOptions, command: &[OsString], pod: Option<&RunningPod>) -> Result<ProbeConfig, String> {
+    let beside = || {
+        let ca = ca_beside_certificate(command)?;
+        pod.map_or_else(|| Some(ca.to_owned()), |pod| pod.on_node(ca))
+    };
+    let unseen = "which CA issued the kube-apiserver's certificate cannot be seen: give --probe-ca FILE";
+    Ok(ProbeConfig {
+        kind: ProbeKind::Https,
+        path: READY.to_owned(),
+        ca: Some(options.probe_ca.clone().or_else(beside).ok_or(unseen)?),
+        client: options.probe_client.clone(),
+        token: None,
+        server_name: ServerName::try_from(NAME).map_err(|error| error.to_string())?,
+        timeout: options.probe_timeout,
+    })
+}
+
+fn ca_beside_certificate(command: &[OsString]) -> Option<&Path> {
+    let path = |flag| args::value(command, flag).map(Path::new);
+    let (ca, certificate) = (path("--client-ca-file")?, path("--tls-cert-file")?);
+    Some(ca).filter(|ca| ca.parent() == certificate.parent())
+}
+
 /// Probes the running instance as the bridge will.
-async fn probe(options: &BridgeOptions, own: SocketAddr, source: IpAddr, report: &mut Report) {
-    let probe = Probe::new(options.probe.clone()).from(source);
-    if let Err(why) = probe.check() {
-        report.error(why);
-        return;
-    }
+async fn is_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String> {
+    let probe = Probe::new(probe.clone()).from(own_source(own.ip()));
+    probe.check()?;
     let answer = probe.ready(own).await;
-    if answer.seen != Observation::Pass {
-        report.error(format!("the kube-apiserver that runs is not ready at {own}: {}", answer.words));
+    if answer.seen == Observation::Pass {
+        return Ok(());
     }
+    Err(format!("the kube-apiserver that runs is not ready at {own}: {}", answer.words))
 }
 
 /// The Service's keeper, if its credentials are accepted.
@@ -504,24 +562,18 @@ async fn etcd(
 }
 
 /// Addresses of loopback for the temporary instance and for the bridge's listeners, on one port.
-fn place(port: Option<u16>, ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
-    let mut why = String::new();
-    for _ in 0..TRIES {
-        match try_place(port.unwrap_or_default(), ipv6) {
-            Ok(place) => return Ok(place),
-            Err(error) => why = error,
-        }
+fn place(ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
+    let mut place = try_place(ipv6);
+    for _ in 1..TRIES {
+        place = place.or_else(|_| try_place(ipv6));
     }
-    Err(match port {
-        Some(port) => format!("--port {port} is not free on loopback: {why}"),
-        None => format!("no port is free on loopback: {why}"),
-    })
+    place.map_err(|why| format!("no port is free on loopback: {why}"))
 }
 
-fn try_place(port: u16, ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
+fn try_place(ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
     let text = |error: &dyn Display| error.to_string();
     let shim = address::random().map_err(|error| text(&error))?;
-    let reserved = TcpListener::bind((shim, port)).map_err(|error| text(&error))?;
+    let reserved = TcpListener::bind((shim, 0)).map_err(|error| text(&error))?;
     let port = reserved.local_addr().map_err(|error| text(&error))?.port();
     let mut listen = vec![SocketAddr::from((shim, port))];
     if ipv6 && TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
@@ -583,6 +635,23 @@ mod tests {
         let note = |flags: &[&str]| peer_proxy(&flags.iter().map(OsString::from).collect::<Vec<_>>());
         assert!(note(&["k", "--peer-ca-file=/ca.crt"]).unwrap().contains("503 or 404"));
         assert_eq!((note(&["k"]), note(&["k", "--peer-ca-file="])), (None, None));
+    }
+
+    #[test]
+    fn the_ca_is_the_one_beside_the_certificate() {
+        let ca = |flags: &str| {
+            let command: Vec<_> = flags.split(' ').map(OsString::from).collect();
+            ca_beside_certificate(&command).map(Path::to_owned)
+        };
+        assert_eq!(ca("k --client-ca-file=/pki/ca.crt --tls-cert-file=/pki/a.crt"), Some("/pki/ca.crt".into()));
+        assert_eq!(ca("k --client-ca-file=/pki/ca.crt --tls-cert-file=/pki/x/a.crt"), None);
+        assert_eq!(ca("k --client-ca-file=/pki/ca.crt"), None);
+    }
+
+    #[test]
+    fn logs_need_room() {
+        let few = room_for_logs(Path::new("/proc/nonexistent")).unwrap_err();
+        assert!(few.contains("/proc has 0 MiB free"), "{few}");
     }
 
     #[test]

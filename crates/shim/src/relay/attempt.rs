@@ -216,7 +216,6 @@ impl<'a> Opening<'a> {
             };
             match result {
                 AttemptResult::Answered(backend, source, exchanged) => {
-                    context.stats.own.fetch_add(u64::from(instance.own), Relaxed);
                     return Ok(Reached { backend, source, instance: instance.id, exchanged });
                 }
                 AttemptResult::ClientReset => return Err(Outcome::ClientReset),

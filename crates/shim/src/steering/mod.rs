@@ -12,19 +12,12 @@ pub use berth_os::bpf::{Attached, Counters, Purpose};
 pub use error::Error;
 pub use self_test::{Tried, self_test, self_test_by_address, self_test_of_localhost};
 
-use crate::metrics::{family, gauge};
 use berth_os::bpf::{self, Link, Slot, Steerer};
 use berth_os::{clock, socket};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::DescriptorEncoder;
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use std::fmt;
 use std::fs::File;
 use std::net::{IpAddr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Not /proc/self, which is the namespace of the process's first thread.
@@ -166,22 +159,6 @@ impl Steering {
 /// Which network namespace it is.
 fn inode(namespace: BorrowedFd<'_>) -> Option<u64> {
     socket::inode(namespace)
-}
-
-/// What a registry of metrics takes.
-#[derive(Debug)]
-pub struct SteeringMetrics(pub Arc<Steering>);
-
-impl Collector for SteeringMetrics {
-    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "1 while new connections to the port are steered to the bridge";
-        gauge(&mut to, "berth_steering_on", help, u64::from(self.0.is_steering()))?;
-        let Counters { steered, passed, failed } = self.0.counters();
-        let results = [("steered", steered), ("passed", passed), ("failed", failed)];
-        let results = results.map(|(result, count)| ([("result", result)], ConstCounter::new(count)));
-        let help = "New connections to the port that is steered, by result; passed is to the port's own listener";
-        family(&mut to, "berth_steering_connections", help, MetricType::Counter, results)
-    }
 }
 
 #[cfg(test)]

@@ -28,15 +28,20 @@ use berth_cluster::Client;
 use berth_cluster::kubeconfig::Place;
 use berth_exec::args;
 use berth_manifest::report::Report;
+use berth_node::ipc::bridge::{BridgeOutcome, EtcdStatus, EtcdStep};
+use berth_node::terms::Speedup;
 use dials::Dials;
 use gateway::Gateway;
+use keeping::{EtcdState, Keeping};
 use members::{Choice, Others};
 use servers::Urls;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use temporary::EtcdDaemon;
+use temporary::revisions::Compared;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -104,6 +109,104 @@ impl EtcdPlan {
         servers::replace(argv, &instead);
         if let Some(temporary) = &self.temporary {
             args::set(argv, servers::SERVERS, &temporary.server);
+        }
+    }
+}
+
+/// What a bridge does about etcd while it is on.
+#[derive(Debug)]
+pub struct EtcdHandle {
+    members: Option<Keeping>,
+    /// Whether this node's member answers, of each etcd that has others.
+    answers: Vec<watch::Receiver<bool>>,
+    temporary: Option<watch::Receiver<EtcdStatus>>,
+    /// Whether writes of one that served before are missing.
+    revisions: watch::Receiver<Compared>,
+    /// COMMAND runs, or may.
+    commanding: watch::Sender<bool>,
+}
+
+impl EtcdPlan {
+    /// Begins it, in these tasks. `instances` are asked for the cluster's lock.
+    ///
+    /// # Errors
+    /// The temporary etcd cannot be prepared.
+    pub fn begin(
+        mut self,
+        instances: [SocketAddr; 2],
+        directory: &Path,
+        speedup: Speedup,
+        tasks: &mut JoinSet<()>,
+    ) -> Result<EtcdHandle, String> {
+        let (commanding, commands) = watch::channel(false);
+        let (compared, revisions) = watch::channel(Compared::default());
+        let mut temporary = None;
+        if let Some(plan) = self.temporary.take() {
+            let (to, status) = watch::channel(EtcdStatus::default());
+            tasks.spawn(plan.revisions.clone().compare(status.clone(), compared));
+            tasks.spawn(EtcdDaemon::new(plan, directory, speedup, to)?.run(commands));
+            temporary = Some(status);
+        }
+        let answers = self.clusters.iter().map(|cluster| cluster.follow(tasks)).collect();
+        Ok(EtcdHandle { members: self.start(instances), answers, temporary, revisions, commanding })
+    }
+}
+
+impl EtcdHandle {
+    pub fn has_temporary(&self) -> bool {
+        self.temporary.is_some()
+    }
+
+    /// COMMAND is to begin.
+    pub fn prepare(&self) {
+        self.members.iter().for_each(Keeping::prepare);
+    }
+
+    pub fn state(&self) -> EtcdState {
+        let nothing = EtcdState { prepared: true, ..EtcdState::default() };
+        self.members.as_ref().map_or(nothing, Keeping::state)
+    }
+
+    pub fn command_may_run(&self, may_run: bool) {
+        self.commanding.send_replace(may_run);
+    }
+
+    /// Gives the cluster's lock back.
+    pub fn release(&mut self) {
+        self.members = None;
+    }
+
+    /// The temporary etcd does not serve.
+    pub fn has_own(&self) -> bool {
+        self.temporary.as_ref().is_none_or(|etcd| etcd.borrow().step == EtcdStep::Own)
+    }
+
+    /// The node's own serves, or its member of each etcd.
+    pub fn serves(&self) -> bool {
+        self.has_own() && self.answers.iter().all(|answers| *answers.borrow())
+    }
+
+    /// Of the temporary etcd, if there is one.
+    pub fn status(&self) -> Option<EtcdStatus> {
+        let status = self.temporary.as_ref()?.borrow().clone();
+        let missing = self.revisions.borrow().missing.clone();
+        Some(EtcdStatus { trouble: missing.or(status.trouble), ..status })
+    }
+
+    /// A bridge under which writes were lost has not ended well.
+    pub fn judged(&self, outcome: BridgeOutcome) -> BridgeOutcome {
+        let Compared { missing, is_open } = self.revisions.borrow().clone();
+        match (outcome, missing) {
+            (BridgeOutcome::Done, Some(why)) => BridgeOutcome::Abandoned(why),
+            (outcome, _) => {
+                if is_open {
+                    tracing::warn!(
+                        "whether the node's own etcd has all that was written while it was away is not known: it did not answer when it \
+                         was asked for its revision"
+                    );
+                }
+                outcome
+            }
         }
     }
 }

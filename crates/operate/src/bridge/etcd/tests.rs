@@ -2,9 +2,9 @@
 
 use super::keeping::Keeping;
 use super::*;
-use berth_upgrade::lock::{self, Claim, Holder, Lock};
 use berth_testing::etcd::Members;
 use berth_testing::{Objects, Server, etcd, serve_with};
+use berth_upgrade::lock::{self, Claim, Holder, Lock};
 use serde_json::json;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -76,7 +76,7 @@ fn start(plan: &EtcdPlan) -> Keeping {
 }
 
 /// The state, once it is as wanted.
-async fn state(keeping: &Keeping, wanted: impl Fn(&keeping::EtcdState) -> bool) -> keeping::EtcdState {
+async fn state(keeping: &Keeping, wanted: impl Fn(&EtcdState) -> bool) -> EtcdState {
     let come = async {
         loop {
             let state = keeping.state();

@@ -22,13 +22,13 @@ mod tests;
 pub mod tree;
 
 use super::restore::{ENCRYPTION, SavedFile};
-use berth_manifest::command::{AUDIT_LOG, audit_log};
-use berth_manifest::Manifest;
-use berth_manifest::report::Report;
-use berth_upgrade::logs;
 use berth_cluster::yaml::YamlNode;
 use berth_exec::args;
+use berth_manifest::Manifest;
+use berth_manifest::command::{AUDIT_LOG, audit_log};
+use berth_manifest::report::Report;
 use berth_os::namespaces::is_shared_with;
+use berth_upgrade::logs;
 use rustix::fs::FileType;
 use spec::Spec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -210,14 +210,6 @@ impl RunningPod {
     /// Where on the node a file of the container is.
     pub fn on_node(&self, path: &Path) -> Option<PathBuf> {
         self.spec.on_node(path).map(|(_, on_node)| on_node)
-    }
-
-    /// The CA of its certificate, on the node: as kubeadm has it, next to the certificate.
-    pub fn ca(&self, command: &[OsString]) -> Option<PathBuf> {
-        let path = |flag| args::value(command, flag).map(Path::new);
-        let (ca, certificate) = (path("--client-ca-file")?, path("--tls-cert-file")?);
-        let beside = ca.parent() == certificate.parent();
-        self.on_node(ca).filter(|_| beside)
     }
 
     /// The bridge's copy of a file of the node; that file itself, if there is none.

@@ -150,18 +150,6 @@ fn files_of_the_node_are_found_by_their_names_in_the_container() {
 }
 
 #[test]
-fn the_ca_is_the_one_beside_the_certificate() {
-    let pod = pod(&sample(), &[]);
-    let ca = |flags: &str| pod.ca(&flags.split(' ').map(OsString::from).collect::<Vec<_>>());
-    let (client, tls) =
-        ("--client-ca-file=/etc/kubernetes/pki/ca.crt", "--tls-cert-file=/etc/kubernetes/pki/apiserver.crt");
-    assert_eq!(ca(&format!("k {client} {tls}")), Some("/etc/kubernetes/pki/ca.crt".into()));
-    assert_eq!(ca(&format!("k {client} --tls-cert-file=/etc/kubernetes/x/apiserver.crt")), None);
-    assert_eq!(ca(&format!("k {client}")), None);
-    assert_eq!(ca("k --client-ca-file=/pki/ca.crt --tls-cert-file=/pki/apiserver.crt"), None, "not the node's");
-}
-
-#[test]
 fn copies_stand_for_files_of_the_node() {
     let files = [("/etc/kubernetes", "/k"), ("/etc/kubernetes/pki", "/k/pki"), ("/etc/hosts", "/etc/hosts")];
     let pod = pod(&sample(), &files);
