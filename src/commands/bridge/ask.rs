@@ -1,14 +1,14 @@
 //! Requests to a running bridge, and removal of what a killed bridge or upgrade left in the cluster.
 
-use super::watch::{WaitOutcome, Watcher, hangs, over, shown, stays, waited};
-use super::{Exit, PATIENCE, print, print_stderr, unavailable};
+use super::{Exit, exit, print, print_stderr, unavailable};
 use crate::cli::{BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs};
 use berth_cluster::kubeconfig::given_or_admin;
-use berth_doctor::service::{LOST, sweep};
-use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply};
+use berth_doctor::service::sweep;
+use berth_node::ipc::bridge::{Ask, BridgeStatus, Connection, Difference, Reply};
+use berth_operate::bridge::caller::ended;
 use berth_operate::bridge::cgroup;
 use berth_operate::bridge::claim::elsewhere;
-use berth_doctor::service::sweep;
+use berth_operate::bridge::watch::{PATIENCE, hangs, over, shown, waited};
 use berth_options::cluster::host_name;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -16,7 +16,6 @@ use tokio::time::timeout;
 
 pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     let directory = &args.dir.state_dir;
-    let mut watcher = Watcher::new(&args.dir)?;
     let client = match Connection::ask(directory, &Ask::End { now: args.now }).await {
         Ok(client) => client,
         Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
@@ -30,38 +29,42 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
             }
         },
     };
-    ended(&mut watcher, &client, args.now).await
-}
-
-/// Waits for a bridge that was asked to end, and returns its exit status.
-async fn ended(watcher: &mut Watcher, client: &Connection, now: bool) -> anyhow::Result<Exit> {
-    let seen = watcher.until(client, stays).await?;
-    let is_over = match &seen {
-        WaitOutcome::Over(BridgeOutcome::Abandoned(_)) => now,
-        seen => matches!(seen, WaitOutcome::Over(_)),
-    };
-    if !is_over {
-        watcher.ended(seen);
-    }
-    Ok(if is_over { Exit::Ok } else { Exit::Again })
+    exit(ended(directory, args.dir.json, &client, args.now).await?)
 }
 
 pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
-    let directory = &args.dir.state_dir;
-    let mut watcher = Watcher::new(&args.dir)?;
+    let (directory, json) = (&args.dir.state_dir, args.dir.json);
     let Ok(client) = Connection::ask(directory, &Ask::Restore { dry_run: args.dry_run }).await else {
         return Err(none(directory));
     };
-    if args.dry_run {
-        let Ok(reply) = timeout(PATIENCE, client.next()).await else { return Err(unavailable(hangs(&client))) };
-        match reply {
-            Some(Reply::Differences(all)) => return watcher.differences(&all).map(|()| Exit::Ok),
-            Some(Reply::Refused(why)) => print_stderr(why),
-            Some(Reply::Status(_)) | None => watcher.gone(),
-        }
-        return Ok(Exit::Again);
+    if !args.dry_run {
+        return exit(ended(directory, json, &client, false).await?);
     }
-    ended(&mut watcher, &client, false).await
+    let Ok(reply) = timeout(PATIENCE, client.next()).await else { return Err(unavailable(hangs(&client))) };
+    match reply {
+        Some(Reply::Differences(all)) if json => print(&format!("{:#}\n", serde_json::json!(all))),
+        Some(Reply::Differences(all)) => differences(&all),
+        Some(Reply::Refused(why)) => {
+            print_stderr(why);
+            Ok(Exit::Again)
+        }
+        Some(Reply::Status(_)) | None => Err(none(directory)),
+    }
+}
+
+/// Prints what a restore would put back.
+fn differences(all: &[Difference]) -> anyhow::Result<Exit> {
+    let lines = all.iter().map(|Difference { path, missing, diff, .. }| match diff {
+        Some(diff) => diff.clone(),
+        None => format!("{} {}\n", path.display(), if *missing { "is gone" } else { "has changed" }),
+    });
+    print(&lines.collect::<String>())?;
+    if all.is_empty() {
+        print_stderr("the manifest, and the files that it names, are as they were");
+    }
+    all.iter().filter_map(|difference| difference.refused.as_ref()).for_each(print_stderr);
+    print_stderr("etcd's manifest, the kubelet's configuration and what is in the cluster are never put back");
+    Ok(Exit::Ok)
 }
 
 /// Without a bridge here: removes the slice that a killed bridge or upgrade may have left in the cluster.

@@ -4,7 +4,7 @@
 
 use super::claim::{Claim, REPORTING, SHIM, clear};
 use super::etcd::EtcdHandle;
-use super::instance::{self, Template, TemporaryProcess};
+use super::instance::{self, RESTART, Template, TemporaryProcess};
 use super::localhost::NOT_COVERED;
 use super::logs;
 use super::machine::{Action, BridgeObservation, Machine, OwnObservation, TemporaryObservation};
@@ -53,9 +53,6 @@ const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Time between two looks at the node's files.
 const FILES: Duration = Duration::from_secs(2);
-
-/// Shortest time between two starts of the temporary instance.
-const RESTART: Duration = Duration::from_secs(1);
 
 /// How long the temporary instance may take to end after its last connection; how long commands that wait for the bridge then wait for
 /// its connections to the node's own; and how long both may take: kube-apiserver itself closes the rest after 60 s.
@@ -320,10 +317,7 @@ impl Bridge {
                 tracing::info!(step = %self.machine.step(), trouble = self.machine.trouble(), "step");
                 return Next::Observe;
             }
-            Action::Start if self.process.started.is_none_or(|at| at.elapsed() >= speedup.of(RESTART)) => {
-                self.process.start();
-                return Next::Observe;
-            }
+            Action::Start if self.process.start(speedup.of(RESTART)) => return Next::Observe,
             Action::Steer => match self.shim.steer() {
                 Ok(()) => {
                     tracing::info!(port = self.plan.port, "new connections go to the temporary kube-apiserver");

@@ -47,6 +47,9 @@ const PROGRAM: &str = "bridge-program";
 
 const DEBUG_SOCKET: &str = "--debug-socket-path";
 
+/// Shortest time between two starts of a temporary instance.
+pub const RESTART: Duration = Duration::from_secs(1);
+
 /// How long the temporary etcd lives without a sign of life of the bridge, which may be hung: then the node's own gets the data.
 const SIGNS: Duration = Duration::from_secs(10);
 
@@ -221,8 +224,11 @@ impl TemporaryProcess {
         self.child.as_ref().and_then(Child::id)
     }
 
-    /// As [`Template::start`]; a failure counts as an end.
-    pub fn start(&mut self) {
+    /// As [`Template::start`], if the last start is so long ago; whether it was tried. A failure counts as an end.
+    pub fn start(&mut self, pause: Duration) -> bool {
+        if self.started.is_some_and(|started| started.elapsed() < pause) {
+            return false;
+        }
         let Template { name, address, .. } = &self.template;
         self.started = Some(Instant::now());
         match self.template.start() {
@@ -235,6 +241,7 @@ impl TemporaryProcess {
                 tracing::info!(%error, "the temporary {name} cannot be started");
             }
         }
+        true
     }
 
     /// Gives a sign of life. To be called again and again by what decides: when no sign comes for 10 s, an etcd is killed.

@@ -18,8 +18,12 @@
 //! | [`cgroup`] | a cgroup of its own, where one can be created |
 //! | [`restore`] | restores the files that the node's own is started from and reads |
 //! | [`logs`] | their bound, and what is kept of a bridge that failed |
+//! | [`process`] | the daemon's process |
+//! | [`caller`] | the process that began a bridge, or that asks one |
+//! | `watch` | what it prints |
 //! | `server` | the socket on which it answers commands, with the messages of [`berth_node::ipc::bridge`] |
 
+pub mod caller;
 pub mod cgroup;
 pub mod claim;
 pub mod drive;
@@ -32,8 +36,10 @@ pub mod plan;
 pub mod pod;
 pub mod preflight;
 pub mod probe;
+pub mod process;
 pub mod restore;
 mod server;
+pub mod watch;
 
 /// Where a bridge keeps its socket and logs. Not in berth's run directory, which containers write into.
 pub const DIRECTORY: &str = "/run/berth-bridge";

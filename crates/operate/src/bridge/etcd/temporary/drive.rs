@@ -7,7 +7,7 @@ use super::machine::{
 use super::plan::{self, Plan};
 use super::rescue::{Rescued, rescue};
 use super::{probe, relay};
-use crate::bridge::instance::{Template, TemporaryProcess};
+use crate::bridge::instance::{RESTART, Template, TemporaryProcess};
 use crate::bridge::localhost::ETCD;
 use crate::bridge::logs;
 use berth_node::ipc::bridge::{EtcdStatus, EtcdStep};
@@ -29,9 +29,8 @@ use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep};
 
-/// Time between two observations, and between two starts of the temporary one.
+/// Time between two observations.
 const INTERVAL: Duration = Duration::from_millis(50);
-const RESTART: Duration = Duration::from_secs(1);
 
 /// How long the steering is good for without a renewal.
 const LEASE: Duration = Duration::from_secs(4);
@@ -341,9 +340,7 @@ impl EtcdDaemon {
         }
         match temporary {
             Process::Run if !self.process.is_running() => {
-                if self.process.started.is_none_or(|started| started.elapsed() >= RESTART) {
-                    self.process.start();
-                }
+                self.process.start(RESTART);
             }
             Process::Terminate if self.process.is_running() && !std::mem::replace(&mut self.is_ending, true) => {
                 self.process.signal(Signal::SIGTERM);

@@ -1,40 +1,42 @@
 //! Reports what a bridge does, on the terminal of the command that waits for it.
 
-use super::{PATIENCE, print, print_stderr};
-use crate::cli::BridgeDirArgs;
-use berth_node::ipc::bridge::{BridgeOutcome, BridgeStatus, Connection, Difference, EtcdStatus, EtcdStep, Reply, Step};
-use berth_operate::bridge::machine::LATE;
-use berth_upgrade::progress::Progress;
+use super::machine::LATE;
+use berth_node::ipc::bridge::{BridgeOutcome, BridgeStatus, Connection, EtcdStatus, EtcdStep, Reply, Step};
+use berth_os::plain;
 use berth_os::signals::Signals;
-use berth_upgrade::judge::{Outcome, Verdict, explain, said};
+use berth_upgrade::progress::Progress;
 use humantime::format_duration;
 use nix::sys::signal::Signal;
 use std::convert::Infallible;
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest wait for a bridge's first answer.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Signals that end the wait.
 const SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
 /// The message for a bridge that does not answer. Its steering is no longer renewed, so new connections go to the port's own listener.
-pub(super) fn hangs(client: &Connection) -> String {
+pub fn hangs(client: &Connection) -> String {
     let pid = client.peer().map_or_else(|| "the process of bridge.sock".to_owned(), |pid| pid.to_string());
     format!("the bridge does not answer within {}: it hangs; `kill -9 {pid}` ends it", format_duration(PATIENCE))
 }
 
 /// An address that every bridge has.
-pub(super) fn shown(address: Option<SocketAddr>) -> String {
+pub fn shown(address: Option<SocketAddr>) -> String {
     address.map(|address| address.to_string()).unwrap_or_default()
 }
 
 /// How long clients waited for etcd, by the last pause.
-pub(super) fn waited(etcd: &EtcdStatus) -> String {
+pub fn waited(etcd: &EtcdStatus) -> String {
     etcd.pauses.last().map_or_else(|| "nobody waited".to_owned(), |pause| format!("what needs it waited {pause} ms"))
 }
 
 /// What is left of a bridge that has ended.
-pub(super) fn over(status: &BridgeStatus) -> String {
+pub fn over(status: &BridgeStatus) -> String {
     format!(
         "the bridge has ended, and relays {} connections that were begun through it to the node's own, for 5 minutes at most: \
          `berth bridge end --now`, or the next bridge, cuts them",
@@ -70,11 +72,11 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    pub(super) fn new(args: &BridgeDirArgs) -> anyhow::Result<Self> {
+    pub(super) fn new(directory: &Path, json: bool) -> io::Result<Self> {
         Ok(Self {
             progress: Progress::default(),
-            json: args.json,
-            directory: args.state_dir.clone(),
+            json,
+            directory: directory.to_owned(),
             last: None,
             over: None,
             signals: Signals::new(&SIGNALS)?,
@@ -82,7 +84,7 @@ impl Watcher {
     }
 
     /// Discards signals that were meant for COMMAND.
-    pub(super) fn discard_signals(&mut self) -> anyhow::Result<()> {
+    pub(super) fn discard_signals(&mut self) -> io::Result<()> {
         self.signals = Signals::new(&SIGNALS)?;
         Ok(())
     }
@@ -98,40 +100,34 @@ impl Watcher {
         std::future::pending().await
     }
 
-    pub(super) async fn until(
-        &mut self,
-        client: &Connection,
-        there: impl Fn(&BridgeStatus) -> bool,
-    ) -> anyhow::Result<WaitOutcome> {
+    pub(super) async fn until(&mut self, client: &Connection, there: impl Fn(&BridgeStatus) -> bool) -> WaitOutcome {
         if let Some(outcome) = self.over.take() {
-            return Ok(WaitOutcome::Over(outcome));
+            return WaitOutcome::Over(outcome);
         }
         let mut answered = false;
         loop {
             let reply = tokio::select! {
                 reply = client.next() => reply,
                 () = tokio::time::sleep(PATIENCE), if !answered => {
-                    print_stderr(hangs(client));
-                    return Ok(WaitOutcome::Gone);
+                    Self::refused(&hangs(client));
+                    return WaitOutcome::Gone;
                 }
-                _ = self.signals.next() => return Ok(WaitOutcome::Interrupted),
+                _ = self.signals.next() => return WaitOutcome::Interrupted,
             };
             answered = true;
             let status = match reply {
                 Some(Reply::Status(status)) => status,
-                Some(Reply::Refused(why)) => return Ok(WaitOutcome::Refused(why)),
-                Some(Reply::Differences(all)) => {
-                    self.differences(&all)?;
-                    continue;
-                }
-                None => return Ok(WaitOutcome::Gone),
+                Some(Reply::Refused(why)) => return WaitOutcome::Refused(why),
+                // The notes name what was replaced.
+                Some(Reply::Differences(_)) => continue,
+                None => return WaitOutcome::Gone,
             };
             self.report(&status);
             if let Some(outcome) = status.outcome {
-                return Ok(WaitOutcome::Over(outcome));
+                return WaitOutcome::Over(outcome);
             }
             if there(&status) {
-                return Ok(WaitOutcome::There(status));
+                return WaitOutcome::There(status);
             }
         }
     }
@@ -152,7 +148,7 @@ impl Watcher {
         if self.json
             && let Ok(line) = serde_json::to_string(status)
         {
-            let _ = writeln!(std::io::stderr(), "{line}");
+            let _ = writeln!(io::stderr(), "{line}");
         }
         let last = self.last.replace(status.clone());
         let is_first = last.is_none();
@@ -230,25 +226,9 @@ impl Watcher {
         }
     }
 
-    /// Prints what is restored, on standard output.
-    pub(super) fn differences(&self, all: &[Difference]) -> anyhow::Result<()> {
-        if self.json {
-            print(&format!("{:#}\n", serde_json::json!(all)))?;
-            return Ok(());
-        }
-        let lines = all.iter().map(|Difference { path, missing, diff, .. }| match diff {
-            Some(diff) => diff.clone(),
-            None => format!("{} {}\n", path.display(), if *missing { "is gone" } else { "has changed" }),
-        });
-        print(&lines.collect::<String>())?;
-        if all.is_empty() {
-            self.line("the manifest, and the files that it names, are as they were");
-        }
-        if let Some(why) = all.iter().find_map(|difference| difference.refused.as_ref()) {
-            self.line(why);
-        }
-        self.more("etcd's manifest, the kubelet's configuration and what is in the cluster are never put back");
-        Ok(())
+    /// Prints why a bridge refuses, or does not answer: with --json, too.
+    pub(super) fn refused(why: &str) {
+        let _ = writeln!(io::stderr(), "berth: {}", plain(why.to_owned()));
     }
 
     /// Prints what came of the wait for the end.
@@ -268,7 +248,7 @@ impl Watcher {
                 self.line("interrupted: the bridge goes on by itself");
                 self.more("`berth bridge status` shows its state, `berth bridge end` ends it");
             }
-            WaitOutcome::Refused(why) => print_stderr(why),
+            WaitOutcome::Refused(why) => Self::refused(&why),
             WaitOutcome::Gone => self.gone(),
         }
     }

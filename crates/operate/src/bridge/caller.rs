@@ -1,0 +1,153 @@
+//! The process that began a bridge, or that asks one: it waits, prints what the bridge does, and runs COMMAND.
+
+use super::cgroup;
+use super::logs;
+use super::watch::{PATIENCE, WaitOutcome, Watcher, stays};
+use berth_manifest::wait::until;
+use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply, Step};
+use berth_os::signals::Signals;
+use berth_upgrade::logs::end_of;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::process::ExitStatus;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How many lines of a log are shown.
+const LINES: usize = 12;
+
+/// How the process ends that waited for a bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waited {
+    /// The bridge is on, or has ended well.
+    Well,
+    /// Clients stay on the bridge, or the node's own kube-apiserver is not what it should be.
+    Again,
+    /// COMMAND was not run.
+    NotBegun,
+    /// COMMAND failed.
+    Failed(ExitStatus),
+}
+
+/// The status of a directory's bridge, if there is one.
+pub async fn status(directory: &Path) -> Option<BridgeStatus> {
+    let client = Connection::ask(directory, &Ask::Status).await.ok()?;
+    match timeout(PATIENCE, client.next()).await {
+        Ok(Some(Reply::Status(status))) => Some(*status),
+        _ => None,
+    }
+}
+
+/// Ends the last bridge if it only relays its open connections to the node's own instance: the next COMMAND would end these anyway.
+pub(super) async fn end_last(directory: &Path) {
+    let Some(last) = status(directory).await.filter(|last| last.outcome.is_some()) else { return };
+    if Connection::ask(directory, &Ask::End { now: true }).await.is_ok() {
+        let lives = async || std::fs::read(format!("/proc/{}/cmdline", last.pid)).is_ok_and(|line| !line.is_empty());
+        until(PATIENCE, Duration::from_millis(20), lives, |lives| !lives).await;
+    }
+}
+
+/// Waits until the bridge serves, and runs COMMAND under it, if there is one. `json`: each status is printed, and no line.
+///
+/// # Errors
+/// Why the bridge refuses.
+pub async fn accompany(directory: &Path, json: bool, run: Option<&[OsString]>) -> Result<Waited, String> {
+    let mut watcher = Watcher::new(directory, json).map_err(|error| format!("cannot handle signals: {error}"))?;
+    let first = if run.is_some() { Ask::Accompany } else { Ask::Status };
+    let client = Connection::ask(directory, &first).await;
+    let client = client.map_err(|error| format!("the bridge cannot be asked: {error}"))?;
+    let status = match watcher.until(&client, |status| status.step == Step::Hold).await {
+        WaitOutcome::There(status) => status,
+        seen => return not_begun(&mut watcher, seen, directory).await,
+    };
+    if cgroup::is_shared_with(status.pid) {
+        watcher.more("it is in the cgroup of this session: what ends that ends it too (no cgroup can be made here)");
+    }
+    let Some(run) = run else {
+        watcher.more("`berth bridge status` shows its state, `berth bridge end` ends it");
+        return Ok(Waited::Well);
+    };
+    // COMMAND is not run while nothing serves in place of what it may stop. One that does not receive this is seen to be gone.
+    let _ = client.send(&Ask::Command).await;
+    let begun = watcher.until(&client, |status| status.command).await;
+    if !matches!(begun, WaitOutcome::There(_)) {
+        return not_begun(&mut watcher, begun, directory).await;
+    }
+    let ended = tokio::select! {
+        ended = command(run) => ended,
+        never = watcher.report_forever(&client) => match never {},
+    };
+    watcher.discard_signals().map_err(|error| format!("cannot handle signals: {error}"))?;
+    let (waited, failed) = match ended {
+        Ok(status) if status.success() => (Waited::Well, None),
+        Ok(status) => (Waited::Failed(status), Some(format!("COMMAND failed ({status})"))),
+        Err(error) => (Waited::NotBegun, Some(format!("COMMAND cannot be run: {error}"))),
+    };
+    watcher.line(failed.as_deref().unwrap_or("COMMAND is done"));
+    let _ = client.send(&Ask::Ended { failed }).await;
+    let seen = watcher.until(&client, stays).await;
+    let is_done = matches!(seen, WaitOutcome::Over(BridgeOutcome::Done));
+    watcher.ended(seen);
+    Ok(if waited == Waited::Well && !is_done { Waited::Again } else { waited })
+}
+
+/// COMMAND was not run: why.
+async fn not_begun(watcher: &mut Watcher, seen: WaitOutcome, directory: &Path) -> Result<Waited, String> {
+    match seen {
+        WaitOutcome::Refused(why) => return Err(why),
+        WaitOutcome::Interrupted => {
+            watcher.line("interrupted: the bridge ends, COMMAND was not run");
+            if let Ok(client) = Connection::ask(directory, &Ask::End { now: false }).await {
+                watcher.until(&client, |_| false).await;
+            }
+        }
+        WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
+            watcher.line(&format!("not begun: {why}"));
+            watcher.last_lines("the temporary kube-apiserver", &end_of(&directory.join(logs::INSTANCE), LINES));
+            watcher.logs();
+        }
+        WaitOutcome::Over(_) => watcher.line("the operator ended it before: COMMAND was not run"),
+        WaitOutcome::There(_) | WaitOutcome::Gone => watcher.gone(),
+    }
+    Ok(Waited::NotBegun)
+}
+
+/// Waits for a bridge that was asked to end, at once or not.
+///
+/// # Errors
+/// Signals cannot be handled.
+pub async fn ended(directory: &Path, json: bool, client: &Connection, now: bool) -> io::Result<Waited> {
+    let mut watcher = Watcher::new(directory, json)?;
+    let seen = watcher.until(client, stays).await;
+    let is_over = match &seen {
+        WaitOutcome::Over(BridgeOutcome::Abandoned(_)) => now,
+        seen => matches!(seen, WaitOutcome::Over(_)),
+    };
+    if is_over {
+        return Ok(Waited::Well);
+    }
+    watcher.ended(seen);
+    Ok(Waited::Again)
+}
+
+/// Runs COMMAND with this process's terminal and output. SIGTERM and SIGHUP are passed on; SIGINT and SIGQUIT of a terminal
+/// reach it anyway, and must not end this process.
+async fn command(run: &[OsString]) -> io::Result<ExitStatus> {
+    let Some((program, arguments)) = run.split_first() else { return Err(ErrorKind::InvalidInput.into()) };
+    let mut signals = Signals::new(&[Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT])?;
+    // A caller that has the variable set already must not begin another.
+    let mut child = tokio::process::Command::new(program).args(arguments).env_remove("BERTH_BRIDGE").spawn()?;
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+    let pass = |signal| pid.map(|pid| kill(Pid::from_raw(pid), signal));
+    loop {
+        tokio::select! {
+            status = child.wait() => return status,
+            signal = signals.next() => if matches!(signal, Signal::SIGTERM | Signal::SIGHUP) {
+                pass(signal);
+            }
+        }
+    }
+}
