@@ -70,7 +70,7 @@ pub struct ShimArgs {
     #[arg(long, env = "BERTH_MAX_CONNECTIONS", value_name = "N", help_heading = CONNECTIONS)]
     pub max_connections: Option<String>,
     /// Most new connections at once that an instance has not answered with a first byte, which is about the TLS handshakes
-    /// that it computes: auto (twice the CPUs at least, more while it answers fast), a number, or off. Further clients wait
+    /// that it computes: auto (16 for each CPU), a number, or off. Further clients wait
     /// for their turn, each source in a queue of its own
     #[arg(long, env = "BERTH_MAX_OPENINGS", default_value = "auto", value_name = "auto|N|off", help_heading = CONNECTIONS)]
     pub max_openings: String,

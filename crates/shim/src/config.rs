@@ -74,7 +74,7 @@ pub struct Preferred {
 /// How many TLS handshakes an instance may have in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MaxOpenings {
-    /// As many as it answers fast.
+    /// 16 for each CPU.
     #[default]
     Auto,
     /// At most this number.

@@ -1,15 +1,14 @@
 //! Limits the TLS handshakes in flight: an instance's work for a new connection is mostly its handshake.
 //!
 //! A handshake is in flight from the time that a client's ClientHello is sent to an instance until the instance's first
-//! byte, and has a `HandshakeSlot` meanwhile. The `limiter` decides how many there may be; other clients wait in the `queue`, with what
-//! they sent. Normally none waits, and the gate costs two short locks per connection. Many clients come at once after a switch or an
+//! byte, and has a `HandshakeSlot` meanwhile. There may be [`PER_CPU`] of them for each CPU; other clients wait in the `queue`,
+//! with what they sent. Normally none waits, and the gate costs two short locks per connection. Many clients come at once after a switch or an
 //! outage, or from one client in a loop; then handshakes are computed for clients that still wait for them, and sources take turns.
 //!
 //! The gate is before the attempt and not before accept(2): the accept queue is one FIFO, in which the kubelet would queue behind
 //! all other clients. A client that sends its ClientHello slowly, or never, waits before the gate, where it costs an instance
 //! nothing.
 
-mod limiter;
 mod metrics;
 mod queue;
 mod source;
@@ -19,14 +18,12 @@ use berth_node::ipc::wire::{GateStatus, LongestQueue};
 use berth_node::terms::shortened;
 use berth_os::process;
 use ipnet::IpNet;
-use limiter::Limiter;
 use metrics::GateCounters;
 use queue::{Class, LONGEST_WAIT, Queue, Room, Ticket};
 use source::First;
 use std::cmp::Reverse;
 use std::collections::{HashMap, hash_map};
 use std::net::IpAddr;
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -47,10 +44,11 @@ const SOURCE_SHARE: usize = 2;
 /// Room of a queue: the clients of some thousand nodes. A ClientHello is 0.3 to 2 KB, which is kept in memory.
 const ROOM: Room = Room { clients: 16_384, bytes: 64 << 20 };
 
-/// An instance without a new client for this long is gone, or may well ramp up again.
-const FORGOTTEN: Duration = Duration::from_secs(600);
+/// Handshakes that an instance may have in flight for each CPU of the node: enough that no CPU waits for one, and few enough that
+/// a client whose turn it is has its answer soon (docs/gate.md, "Measured").
+const PER_CPU: usize = 16;
 
-/// A bound also grows with time: how often waiting clients are let in because of that.
+/// Time between two checks whether the node's own addresses are to be listed again.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Why a client that waited gets no slot.
@@ -79,9 +77,8 @@ impl Refused {
 /// The gate of a shim.
 #[derive(Debug)]
 pub struct Gate {
-    /// Handshakes that an instance may have in flight, where that is configured.
-    fixed: Option<NonZeroUsize>,
-    cpus: usize,
+    /// Handshakes that an instance may have in flight.
+    bound: usize,
     first: First,
     /// By the epoch of the instance.
     instances: Mutex<HashMap<u64, InstanceGate>>,
@@ -91,10 +88,7 @@ pub struct Gate {
 /// The gate before one instance.
 #[derive(Debug)]
 struct InstanceGate {
-    limiter: Limiter,
     queue: Queue,
-    /// Last arrival of a client.
-    used: Instant,
     /// Handshakes, and those of each source.
     in_flight: usize,
     of_source: HashMap<Source, usize>,
@@ -110,13 +104,13 @@ pub(crate) enum Entry {
 impl Gate {
     /// The gate, unless it is off; these clients go first.
     pub fn new(most: MaxOpenings, first: Vec<IpNet>) -> Option<Arc<Self>> {
-        let fixed = match most {
+        let bound = match most {
             MaxOpenings::Off => return None,
-            MaxOpenings::Auto => None,
-            MaxOpenings::Fixed(most) => Some(most),
+            MaxOpenings::Auto => PER_CPU * process::cpus(),
+            MaxOpenings::Fixed(most) => most.get(),
         };
-        let (first, cpus) = (First::new(first), process::cpus());
-        Some(Arc::new(Self { fixed, cpus, first, instances: Mutex::default(), counters: GateCounters::new() }))
+        let first = First::new(first);
+        Some(Arc::new(Self { bound, first, instances: Mutex::default(), counters: GateCounters::new() }))
     }
 
     /// Deadline for the ClientHello of a client that comes now.
@@ -130,16 +124,14 @@ impl Gate {
         let mut instances = self.instances();
         if !instances.contains_key(&to) {
             // State of instances that are gone.
-            instances.retain(|_, instance| !instance.is_idle() || now < instance.used + FORGOTTEN);
+            instances.retain(|_, instance| !instance.is_idle());
         }
-        let instance = instances.entry(to).or_insert_with(|| InstanceGate::new(self.cpus, now));
-        instance.used = now;
+        let instance = instances.entry(to).or_insert_with(InstanceGate::new);
         self.admit(instance, now);
         // After this, no waiting client could have a free slot.
-        let bound = instance.bound(self.fixed, now);
-        if instance.may_open(&source, bound) {
+        if instance.may_open(&source, self.bound) {
             instance.open(source);
-            return Entry::Open(HandshakeSlot { gate: self.clone(), to, source, began: now, took: None });
+            return Entry::Open(HandshakeSlot { gate: self.clone(), to, source, began: now });
         }
         let (ticket, rejected) = instance.queue.push((source, self.first.contains(client)), bytes, since, now);
         let (admit, admitted) = oneshot::channel();
@@ -151,10 +143,9 @@ impl Gate {
 
     /// Gives slots to the next clients of the queue.
     fn admit(&self, instance: &mut InstanceGate, now: Instant) {
-        let bound = instance.bound(self.fixed, now);
-        while !instance.queue.is_empty() && instance.in_flight < bound {
+        while !instance.queue.is_empty() && instance.in_flight < self.bound {
             let of_source = &instance.of_source;
-            let may = |source: &Source| of_source.get(source).is_none_or(|handshakes| *handshakes < share(bound));
+            let may = |source: &Source| of_source.get(source).is_none_or(|handshakes| *handshakes < share(self.bound));
             let Some(next) = instance.queue.next(now, may) else { break };
             self.counters.waited(next.class, now.saturating_duration_since(next.since));
             if instance.waiting.remove(&next.ticket).is_some_and(|admit| admit.send(()).is_ok()) {
@@ -173,26 +164,25 @@ impl Gate {
             .any(|instance| instance.queue.reject().is_some_and(|ticket| instance.waiting.remove(&ticket).is_some()))
     }
 
-    /// Gives slots to waiting clients as bounds grow with time, and renews what is known of the node's addresses, until dropped.
+    /// Renews what is known of the node's own addresses, until it is dropped.
     pub(crate) async fn keep(&self) {
         let mut ticks = tokio::time::interval(TICK);
         loop {
             ticks.tick().await;
             self.first.renew();
-            self.instances().values_mut().for_each(|instance| self.admit(instance, Instant::now()));
         }
     }
 
     /// Over all instances.
     pub(crate) fn status(&self) -> GateStatus {
-        let (mut instances, now) = (self.instances(), Instant::now());
+        let instances = self.instances();
         let mut status = GateStatus::default();
         let newest = instances.keys().max().copied();
         // Those of instances that are gone have no handshakes in flight.
-        let instances = instances.iter_mut().filter(|(of, instance)| Some(**of) == newest || !instance.is_idle());
+        let instances = instances.iter().filter(|(of, instance)| Some(**of) == newest || !instance.is_idle());
         for (_, instance) in instances {
             status.openings += instance.in_flight as u64;
-            status.limit += instance.bound(self.fixed, now) as u64;
+            status.limit += self.bound as u64;
             status.waiting += instance.queue.len() as u64;
             let longest = instance.queue.longest().map(|(clients, source)| (clients as u64, source));
             if let Some((clients, source)) =
@@ -219,19 +209,8 @@ fn share(bound: usize) -> usize {
 }
 
 impl InstanceGate {
-    fn new(cpus: usize, now: Instant) -> Self {
-        Self {
-            limiter: Limiter::new(cpus, now),
-            queue: Queue::new(ROOM),
-            used: now,
-            in_flight: 0,
-            of_source: HashMap::new(),
-            waiting: HashMap::new(),
-        }
-    }
-
-    fn bound(&mut self, fixed: Option<NonZeroUsize>, now: Instant) -> usize {
-        fixed.map_or_else(|| self.limiter.bound(now), NonZeroUsize::get)
+    fn new() -> Self {
+        Self { queue: Queue::new(ROOM), in_flight: 0, of_source: HashMap::new(), waiting: HashMap::new() }
     }
 
     fn is_idle(&self) -> bool {
@@ -269,8 +248,6 @@ pub(crate) struct HandshakeSlot {
     to: u64,
     source: Source,
     began: Instant,
-    /// For an instance that answered, or took too long.
-    took: Option<Duration>,
 }
 
 impl HandshakeSlot {
@@ -280,24 +257,16 @@ impl HandshakeSlot {
     }
 
     /// The instance's first byte has come, or is overdue.
-    pub(crate) fn end(mut self) {
-        let took = self.began.elapsed();
-        self.gate.counters.answered(took);
-        self.took = Some(took);
+    pub(crate) fn end(self) {
+        self.gate.counters.answered(self.began.elapsed());
     }
 }
 
 impl Drop for HandshakeSlot {
     fn drop(&mut self) {
         if let Some(instance) = self.gate.instances().get_mut(&self.to) {
-            let now = Instant::now();
-            if let Some(took) = self.took {
-                let bound = instance.bound(self.gate.fixed, now);
-                let reached = !instance.may_open(&self.source, bound);
-                instance.limiter.record(took, instance.in_flight + instance.queue.len(), reached, now);
-            }
             instance.close(self.source);
-            self.gate.admit(instance, now);
+            self.gate.admit(instance, Instant::now());
         }
     }
 }
@@ -323,7 +292,7 @@ impl Waiting {
         match timeout_at(expires, &mut self.admitted).await {
             Ok(Ok(())) => {
                 let began = Instant::now();
-                Ok(HandshakeSlot { gate: self.gate.clone(), to: self.to, source: self.source, began, took: None })
+                Ok(HandshakeSlot { gate: self.gate.clone(), to: self.to, source: self.source, began })
             }
             Ok(Err(_)) if Instant::now() < expires => Err(Refused::Full),
             Ok(Err(_)) | Err(_) => Err(Refused::Expired),

@@ -5,6 +5,7 @@ use super::*;
 use proptest::prelude::*;
 use std::future::poll_fn;
 use std::net::Ipv4Addr;
+use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::task::Poll;
 
