@@ -1,8 +1,8 @@
 //! Answers of etcd's JSON gateway, whatever answers at its port: a list of members, and statuses, one a line.
 #![no_main]
 
-use berth_operate::bridge::etcd::members::Choice;
-use berth_operate::bridge::etcd::types::{Answer, MemberList, Sample, Status, alarms};
+use berth_bridge::etcd::members::Choice;
+use berth_bridge::etcd::types::{Answer, MemberList, Sample, Status, alarms};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -1,10 +1,10 @@
 //! `berth bridge`.
 
+use berth_bridge::DIRECTORY;
+use berth_bridge::etcd::EtcdMode;
+use berth_bridge::machine::OnFailure;
+use berth_bridge::pod::MANIFEST;
 use berth_node::terms::Speedup;
-use berth_operate::bridge::DIRECTORY;
-use berth_operate::bridge::etcd::EtcdMode;
-use berth_operate::bridge::machine::OnFailure;
-use berth_operate::bridge::pod::MANIFEST;
 use clap::{Args, Subcommand};
 use humantime::parse_duration;
 use std::ffi::OsString;

@@ -2,9 +2,9 @@
 
 use crate::grant::on_a_node;
 use crate::support::eventually;
+use berth_bridge::etcd::gateway::Gateway;
+use berth_bridge::etcd::{EtcdPlan, examine};
 use berth_manifest::report::Report;
-use berth_operate::bridge::etcd::gateway::Gateway;
-use berth_operate::bridge::etcd::{EtcdPlan, examine};
 use berth_testing::{authority, issue};
 use libtest_mimic::Failed;
 use std::ffi::OsString;

@@ -2,13 +2,13 @@
 
 use super::{Exit, exit, print, print_stderr, unavailable};
 use crate::cli::{BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs};
+use berth_bridge::caller::ended;
+use berth_bridge::cgroup;
+use berth_bridge::claim::elsewhere;
+use berth_bridge::watch::{PATIENCE, hangs, over, shown, waited};
 use berth_cluster::kubeconfig::given_or_admin;
 use berth_doctor::service::sweep;
 use berth_node::ipc::bridge::{Ask, BridgeStatus, Connection, Difference, Reply};
-use berth_operate::bridge::caller::ended;
-use berth_operate::bridge::cgroup;
-use berth_operate::bridge::claim::elsewhere;
-use berth_operate::bridge::watch::{PATIENCE, hangs, over, shown, waited};
 use berth_options::cluster::host_name;
 use std::io::ErrorKind;
 use std::path::Path;

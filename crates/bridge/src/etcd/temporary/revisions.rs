@@ -1,7 +1,7 @@
 //! Whether who serves etcd's data goes on from what was served before: the revision may not be lower. Where COMMAND copied or moved the data
 //! while "etcd is stopped", or put a backup in its place, writes are missing.
 
-use crate::bridge::etcd::gateway::Gateway;
+use crate::etcd::gateway::Gateway;
 use berth_node::ipc::bridge::{EtcdStatus, EtcdStep};
 use std::time::Duration;
 use tokio::sync::watch;

@@ -23,6 +23,10 @@
 //! | `watch` | what it prints |
 //! | `server` | the socket on which it answers commands, with the messages of [`berth_node::ipc::bridge`] |
 
+#![forbid(unsafe_code)]
+// They panic where a pipe is closed or a disk is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod caller;
 pub mod cgroup;
 pub mod claim;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::bridge::etcd::types::Status;
+use crate::etcd::types::Status;
 use proptest::prelude::*;
 
 fn member(id: u64) -> Member {

@@ -3,9 +3,9 @@
 use super::spec::Changes;
 use super::tree::{self, Mounted};
 use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, RunningPod, copy};
-use crate::bridge::cgroup;
-use crate::bridge::localhost::TEMPORARY;
-use crate::bridge::localhost::temporary_name;
+use crate::cgroup;
+use crate::localhost::TEMPORARY;
+use crate::localhost::temporary_name;
 use berth_os::file::{found, make_private};
 use berth_os::namespaces::{Enclosure, SignReader, in_own_processes, tmpfs, unmount};
 use berth_os::process::ProcessAttributes;
@@ -161,7 +161,7 @@ pub fn clean(directory: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bridge::localhost::{OWN, TEMPORARY};
+    use crate::localhost::{OWN, TEMPORARY};
     use std::os::unix::fs::symlink;
 
     #[test]

@@ -7,9 +7,9 @@ use super::machine::{
 use super::plan::{self, Plan};
 use super::rescue::{Rescued, rescue};
 use super::{probe, relay};
-use crate::bridge::instance::{RESTART, Template, TemporaryProcess};
-use crate::bridge::localhost::ETCD;
-use crate::bridge::logs;
+use crate::instance::{RESTART, Template, TemporaryProcess};
+use crate::localhost::ETCD;
+use crate::logs;
 use berth_node::ipc::bridge::{EtcdStatus, EtcdStep};
 use berth_node::terms::Speedup;
 use berth_os::file::make_private;
