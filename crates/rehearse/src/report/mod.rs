@@ -1,7 +1,7 @@
 //! What a rehearsal leaves behind: a file for programs and a page for people.
 //!
 //! * [`environment`]: the machine, and the versions of the programs.
-//! * `page`: from the data to one HTML page that needs neither a network nor a script; pure. Its two drawings are in `plot`, on `svg`'s scales.
+//! * `page`: from the data to one HTML page that needs neither a network nor a script; pure. Its two drawings are in `plot`.
 //! * [`format`](mod@format): numbers for people.
 //!
 //! Here: a report from the runs of a rehearsal, and the files, written whole or not at all.
@@ -10,7 +10,6 @@ pub mod environment;
 pub mod format;
 mod page;
 mod plot;
-pub mod svg;
 
 use crate::Rehearsed;
 use crate::data::{self, Report};

@@ -5,7 +5,6 @@
 
 use super::format;
 use super::page::escape;
-use super::svg::{Scale, nice_step, ticks};
 use crate::data::{Instance, Mark, MarkKind, Ran};
 use std::fmt::Write;
 
@@ -57,8 +56,10 @@ impl Frame {
         }
     }
 
+    /// The place of a moment; the nearer edge for one that is beyond.
     fn x(&self, ms: f64) -> f64 {
-        Scale::linear((self.from, self.to), (LEFT, self.right)).at(ms)
+        let share = (ms - self.from) / (self.to - self.from);
+        LEFT + share.clamp(0.0, 1.0) * (self.right - LEFT)
     }
 
     /// Where a step of a run's timeline begins.
@@ -132,12 +133,13 @@ fn usual_most(ran: &Ran) -> f64 {
 
 /// Answered requests a second by instance, one upon the other; below, a row for each kind of loss.
 pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
-    let values = ticks(frame.most, 4);
-    let (bottom, most) = (TITLE + PLOT, values.last().copied().unwrap_or(1.0));
-    let y = Scale::linear((0.0, most), (bottom, TITLE));
+    let bottom = TITLE + PLOT;
+    let step = nice_step(frame.most, 4);
+    let most = (frame.most / step).ceil() * step;
+    let y = |rate: f64| bottom - (rate / most).min(1.0) * PLOT;
     let mut body = String::new();
-    for value in &values {
-        let (at, number) = (y.at(*value), format::count(*value as u64));
+    for value in (0..=(most / step) as u64).map(|n| n as f64 * step) {
+        let (at, number) = (y(value), format::count(value as u64));
         let _ = write!(body, "<path class=\"grid\" d=\"M{LEFT},{at:.1}H{}\"/>", frame.right);
         let _ = write!(
             body,
@@ -154,10 +156,10 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
         let above: Vec<f64> = below.iter().zip(counts).map(|(below, count)| below + rate(ran, *count)).collect();
         let mut path = format!("M{:.1},{bottom}", frame.step(ran, 0));
         for (step, rate) in above.iter().enumerate() {
-            let _ = write!(path, "V{:.1}H{:.1}", y.at(*rate), frame.step(ran, step + 1));
+            let _ = write!(path, "V{:.1}H{:.1}", y(*rate), frame.step(ran, step + 1));
         }
         for (step, rate) in below.iter().enumerate().rev() {
-            let _ = write!(path, "V{:.1}H{:.1}", y.at(*rate), frame.step(ran, step));
+            let _ = write!(path, "V{:.1}H{:.1}", y(*rate), frame.step(ran, step));
         }
         let _ =
             write!(body, "<path class=\"{}\" d=\"{path}Z\"><title>{}</title></path>", look(ran, name), escape(name));
@@ -281,9 +283,21 @@ fn place(labels: &[(f64, f64)]) -> Vec<(f64, usize)> {
     places
 }
 
+/// 1, 2 or 5 times a power of ten, never below 1: `wanted` of them are about the whole span.
+fn nice_step(span: f64, wanted: u32) -> f64 {
+    let rough = (span / f64::from(wanted)).max(1.0);
+    let power = 10_f64.powf(rough.log10().floor());
+    [1.0, 2.0, 5.0].map(|n| n * power).into_iter().find(|step| *step >= rough * 0.999).unwrap_or(10.0 * power)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_are_round() {
+        assert_eq!([187.0, 0.0, 3.0, 30.0].map(|span| nice_step(span, 4)), [50.0, 1.0, 1.0, 10.0]);
+    }
 
     #[test]
     fn labels_of_close_marks_are_in_rows_with_the_first_lowest() {
