@@ -180,7 +180,7 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
     let apart = [("ended by the instance", &timeline.ended_by_instance), ("allowed by a promise", &timeline.allowed)];
     let apart = apart.into_iter().map(|(name, counts)| ("apart", name, counts));
     let rows = lost.chain(apart).map(|(class, name, counts)| (class, name, counts, counts.iter().sum::<u64>()));
-    let (mut top, mut seen) = (bottom + 4.0, Vec::new());
+    let (mut top, mut seen) = (bottom + 10.0, Vec::new());
     for (class, name, counts, sum) in rows.filter(|(.., sum)| *sum > 0) {
         seen.push(format!("{} {name}", format::count(sum)));
         let _ = write!(
@@ -257,11 +257,15 @@ pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
 /// From when to when an instance ran, which may have been started again. No end: it was not seen.
 fn lives(marks: &[&Mark]) -> Vec<(f64, Option<f64>)> {
     let mut lives: Vec<(f64, Option<f64>)> = Vec::new();
-    for Mark { at_ms, what, .. } in marks {
-        match what {
-            MarkKind::Started => lives.push((*at_ms as f64, None)),
-            MarkKind::Exited => lives.last_mut().into_iter().for_each(|(_, to)| *to = Some(*at_ms as f64)),
-            _ => {}
+    for Mark { at_ms, what, .. } in
+        marks.iter().filter(|mark| matches!(mark.what, MarkKind::Started | MarkKind::Exited))
+    {
+        // What is started again had ended, even if that was not seen.
+        if let Some((_, to)) = lives.last_mut() {
+            to.get_or_insert(*at_ms as f64);
+        }
+        if *what == MarkKind::Started {
+            lives.push((*at_ms as f64, None));
         }
     }
     lives
