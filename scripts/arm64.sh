@@ -93,7 +93,7 @@ step_units() { tests --workspace --exclude berth-fuzz --lib; }
 step_integration() { RUST_TEST_THREADS=1 tests --test integration -- relay:: handover::; }
 
 # 20 a second are the fewest that a rehearsal takes.
-step_rehearse() { "$berth" rehearse --compare berth --rate 20 --clients 2 --watches 2; }
+step_rehearse() { "$berth" rehearse --compare berth --rate 20 --watches 2; }
 
 # tests OPTION... [-- NAME...]: of cargo test, in a network namespace of their own with few sockets in TIME_WAIT: without
 # sock_diag(7), shims read the list of all sockets again and again.

@@ -236,14 +236,18 @@ fn program(paths: &str, name: &str) -> Result<String, String> {
     path.map(str::to_owned).ok_or(format!("scripts/kube-apiserver.sh says no {name}"))
 }
 
+/// The command of a kube-apiserver that ends its watches when it stops.
+fn ends_watches(kube_apiserver: &str) -> String {
+    format!("{kube_apiserver} --shutdown-watch-termination-grace-period=10s")
+}
+
 /// From one minor version to the next in a network namespace: nothing is lost, and the connections that
 /// count as those of a version are answered by it.
 fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
     let Binaries { old, new, etcd } = binaries;
     let output = Command::new(env!("CARGO_BIN_EXE_berth"))
-        .args(["rehearse", "--verbose", "--netns", "--rate=100", "--clients=8", "--watches=200", "--compare=berth"])
-        .arg("--shutdown-watch-termination-grace-period=10s")
-        .args(["--old", &old.path, "--new", &new.path, "--etcd", etcd])
+        .args(["rehearse", "--verbose", "--netns", "--rate=100", "--watches=200", "--compare=berth"])
+        .args(["--old", &ends_watches(&old.path), "--new", &ends_watches(&new.path), "--etcd", etcd])
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("cannot run berth rehearse: {error}"))?;

@@ -27,6 +27,8 @@ use operate::UPGRADE_STATUS;
 pub use operate::{DoctorArgs, InjectArgs, JudgeArgs, ManifestArgs, UpgradeArgs};
 #[cfg(feature = "rehearse")]
 pub use rehearse::{RehearseArgs, StandInArgs};
+#[cfg(any(feature = "operate", feature = "rehearse"))]
+use std::time::Duration;
 
 /// Two kube-apiservers share one node and one secure port, so that an upgrade loses nothing.
 #[derive(Debug, Parser)]
@@ -47,6 +49,17 @@ pub struct Cli {
     pub log: LogArgs,
     #[command(subcommand)]
     pub command: Command,
+}
+
+#[cfg(any(feature = "operate", feature = "rehearse"))]
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "give a number with a unit, such as 8s, 500ms or 1m30s".to_owned())
+}
+
+/// At least one second.
+#[cfg(any(feature = "operate", feature = "rehearse"))]
+fn seconds(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|time| if time.as_secs() > 0 { Ok(time) } else { Err("at least 1s".to_owned()) })
 }
 
 /// Help names an option's environment variable but not its value, which may be secret and differs for each reader.

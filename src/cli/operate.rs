@@ -1,5 +1,6 @@
 //! `berth inject`, `eject`, `doctor` and `upgrade`.
 
+use super::{duration, seconds};
 use berth_manifest::inject::Sidecar;
 use berth_node::terms::Speedup;
 use berth_options::place::ADDRESSES;
@@ -225,12 +226,3 @@ pub struct JudgeArgs {
 
 /// Parts of new connections, in thousandths.
 type Parts = Vec<u16>;
-
-fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|_| "give a number with a unit, such as 8s, 500ms or 1m30s".to_owned())
-}
-
-/// At least one.
-fn seconds(text: &str) -> Result<Duration, String> {
-    duration(text).and_then(|time| if time.as_secs() > 0 { Ok(time) } else { Err("at least 1s".to_owned()) })
-}

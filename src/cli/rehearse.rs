@@ -1,11 +1,16 @@
 //! `berth rehearse`.
 
+use super::{duration, seconds};
 use berth_node::terms::Speedup;
-use berth_options::shim::direct_modes;
-use berth_rehearse::plan::choice::{Topology, compared_names, fault_names, via_names};
-use berth_shim::config::DirectMode;
-use clap::Args;
+use berth_rehearse::apiserver::Apiserver;
+use berth_rehearse::fault::Fault;
+use berth_rehearse::plan::choice::{Topology, Via, via_names};
+use berth_rehearse::plan::{RATE, STORM, UPGRADES, WATCHES};
+use clap::builder::RangedI64ValueParser;
+use clap::{Args, value_parser};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
 const REHEARSED: &str = "What is rehearsed";
 
@@ -22,11 +27,11 @@ const OUTPUT: &str = "Output";
 pub struct RehearseArgs {
     /// Command of the apiserver that is replaced, split as a shell does it; missing flags are
     /// added. `stand-in FLAGS`: the simulated apiserver that is part of berth
-    #[arg(long, env = "BERTH_REHEARSE_OLD", default_value = "stand-in", value_name = "CMD", help_heading = REHEARSED)]
-    pub old: String,
+    #[arg(long, env = "BERTH_REHEARSE_OLD", default_value = "stand-in", value_name = "CMD", value_parser = Apiserver::parse, help_heading = REHEARSED)]
+    pub old: Apiserver,
     /// Command of the one that replaces it
-    #[arg(long, env = "BERTH_REHEARSE_NEW", default_value = "stand-in", value_name = "CMD", help_heading = REHEARSED)]
-    pub new: String,
+    #[arg(long, env = "BERTH_REHEARSE_NEW", default_value = "stand-in", value_name = "CMD", value_parser = Apiserver::parse, help_heading = REHEARSED)]
+    pub new: Apiserver,
     /// The etcd that real apiservers get, if their commands name none [default: the one in PATH]
     #[arg(long, env = "BERTH_REHEARSE_ETCD", value_name = "PATH", help_heading = REHEARSED)]
     pub etcd: Option<PathBuf>,
@@ -39,71 +44,47 @@ pub struct RehearseArgs {
     /// Which processes an instance has, and which of them gets SIGTERM when
     #[arg(long, env = "BERTH_REHEARSE_TOPOLOGY", default_value = "sidecar", value_name = "TOPOLOGY", value_enum, help_heading = REHEARSED)]
     pub topology: Topology,
-    /// In calm, let the kernel steer new connections to the apiserver itself, in a network namespace of the rehearsal's own
-    #[arg(long, env = "BERTH_REHEARSE_DIRECT", default_value = "off", value_name = "WHEN", value_parser = direct_modes(), help_heading = REHEARSED)]
-    pub direct: DirectMode,
     /// Consecutive upgrades, from old to new and back
-    #[arg(long, env = "BERTH_REHEARSE_UPGRADES", default_value = "1", value_name = "N", help_heading = REHEARSED)]
-    pub upgrades: String,
+    #[arg(long, env = "BERTH_REHEARSE_UPGRADES", default_value = "1", value_name = "N", value_parser = within(UPGRADES), help_heading = REHEARSED)]
+    pub upgrades: u32,
     /// Upgrades go on for this long instead, back and forth, each with one fault that --seed draws (of those of --fault, else of all);
     /// and no shim that lives through them may use more and more memory, descriptors or threads
-    #[arg(long = "for", env = "BERTH_REHEARSE_FOR", value_name = "DURATION", conflicts_with = "upgrades", help_heading = REHEARSED)]
-    pub lasts: Option<String>,
+    #[arg(long = "for", env = "BERTH_REHEARSE_FOR", value_name = "DURATION", value_parser = seconds, conflicts_with = "upgrades", help_heading = REHEARSED)]
+    pub lasts: Option<Duration>,
     /// Faults to inject during the upgrades, separated by commas; several run one after the other
-    #[arg(long, env = "BERTH_REHEARSE_FAULT", default_value = "none", value_name = "LIST", value_delimiter = ',', value_parser = fault_names(), help_heading = REHEARSED)]
-    pub fault: Vec<String>,
+    #[arg(long, env = "BERTH_REHEARSE_FAULT", value_name = "LIST", value_delimiter = ',', value_enum, help_heading = REHEARSED)]
+    pub fault: Vec<Fault>,
     /// How long the load lasts before an upgrade, while both serve, and after it, each
-    #[arg(long, env = "BERTH_REHEARSE_PHASE", default_value = "3s", value_name = "DURATION", help_heading = TIMES)]
-    pub phase: String,
+    #[arg(long, env = "BERTH_REHEARSE_PHASE", default_value = "3s", value_name = "DURATION", value_parser = seconds, help_heading = TIMES)]
+    pub phase: Duration,
     /// How long both serve before the old one goes, as `berth upgrade --settle` [default: --phase]
-    #[arg(long, env = "BERTH_REHEARSE_SETTLE", value_name = "DURATION", help_heading = TIMES)]
-    pub settle: Option<String>,
+    #[arg(long, env = "BERTH_REHEARSE_SETTLE", value_name = "DURATION", value_parser = seconds, help_heading = TIMES)]
+    pub settle: Option<Duration>,
     /// How long a simulated apiserver that replaces another listens before it is ready: a real one takes 8 to 10 s
-    #[arg(long, env = "BERTH_REHEARSE_START_DELAY", default_value = "8s", value_name = "DURATION", help_heading = TIMES)]
-    pub start_delay: String,
-    /// Time from SIGTERM to SIGKILL, as a pod's or a unit's [default: 30s beyond the shutdown delay]
-    #[arg(long, env = "BERTH_REHEARSE_STOP_GRACE", value_name = "DURATION", help_heading = TIMES)]
-    pub stop_grace: Option<String>,
-    /// The shims' --hold: how long a client waits while no apiserver is ready
-    #[arg(long, env = "BERTH_REHEARSE_HOLD", default_value = "8s", value_name = "DURATION", help_heading = TIMES)]
-    pub hold: String,
+    #[arg(long, env = "BERTH_REHEARSE_START_DELAY", default_value = "8s", value_name = "DURATION", value_parser = duration, help_heading = TIMES)]
+    pub start_delay: Duration,
     /// Divide the times that no option of shims, bridges and faults sets
     #[arg(long, hide = true, default_value_t)]
     pub speedup: Speedup,
-    /// kube-apiserver's flag of that name: time between SIGTERM and the end of listening
-    #[arg(long, env = "BERTH_REHEARSE_SHUTDOWN_DELAY_DURATION", default_value = "0s", value_name = "DURATION", help_heading = TIMES)]
-    pub shutdown_delay_duration: String,
-    /// kube-apiserver's flag of that name: answer 429 while draining, and listen until then
-    #[arg(long, env = "BERTH_REHEARSE_SHUTDOWN_SEND_RETRY_AFTER", help_heading = TIMES)]
-    pub shutdown_send_retry_after: bool,
-    /// kube-apiserver's flag of that name: time over which watches are ended
-    #[arg(long, env = "BERTH_REHEARSE_SHUTDOWN_WATCH_TERMINATION_GRACE_PERIOD", default_value = "0s", value_name = "DURATION", help_heading = TIMES)]
-    pub shutdown_watch_termination_grace_period: String,
     /// New TLS connections a second
-    #[arg(long, env = "BERTH_REHEARSE_RATE", default_value = "100", value_name = "N", help_heading = LOAD)]
-    pub rate: String,
-    /// Clients that keep their connection
-    #[arg(long, env = "BERTH_REHEARSE_CLIENTS", default_value = "8", value_name = "N", help_heading = LOAD)]
-    pub clients: String,
+    #[arg(long, env = "BERTH_REHEARSE_RATE", default_value = "100", value_name = "N", value_parser = within(RATE), help_heading = LOAD)]
+    pub rate: u32,
     /// Watches of ConfigMaps
-    #[arg(long, env = "BERTH_REHEARSE_WATCHES", default_value = "8", value_name = "N", help_heading = LOAD)]
-    pub watches: String,
-    /// Clients that read a large answer slowly
-    #[arg(long, env = "BERTH_REHEARSE_SLOW_READERS", default_value = "0", value_name = "N", help_heading = LOAD)]
-    pub slow_readers: String,
+    #[arg(long, env = "BERTH_REHEARSE_WATCHES", default_value = "8", value_name = "N", value_parser = within(WATCHES), help_heading = LOAD)]
+    pub watches: u32,
     /// Clients that all connect at one moment after the first switch, each from an address of its own, and retry until they are
     /// served
-    #[arg(long, env = "BERTH_REHEARSE_STORM", default_value = "0", value_name = "N", help_heading = LOAD)]
-    pub storm: String,
+    #[arg(long, env = "BERTH_REHEARSE_STORM", default_value = "0", value_name = "N", value_parser = within(STORM), help_heading = LOAD)]
+    pub storm: u32,
     /// Seed of the clients' random choices, to repeat a run [default: a random one, which is printed]
     #[arg(long, env = "BERTH_REHEARSE_SEED", value_name = "N", help_heading = LOAD)]
-    pub seed: Option<String>,
+    pub seed: Option<u64>,
     /// What clients go through
     #[arg(long, env = "BERTH_REHEARSE_VIA", default_value = "berth", value_name = "VIA", value_parser = via_names(), help_heading = COMPARISON)]
-    pub via: String,
+    pub via: Via,
     /// Rehearse through each of these, one after the other, and at last through --via, whose result is the exit status
-    #[arg(long, env = "BERTH_REHEARSE_COMPARE", default_value = "none", value_name = "LIST", value_parser = compared_names(), value_delimiter = ',', help_heading = COMPARISON)]
-    pub compare: Vec<String>,
+    #[arg(long, env = "BERTH_REHEARSE_COMPARE", default_value = "none", value_name = "LIST", value_delimiter = ',', value_enum, help_heading = COMPARISON)]
+    pub compare: Vec<Via>,
     /// Print all figures, not only those that matter most
     #[arg(long, short, env = "BERTH_REHEARSE_VERBOSE", help_heading = OUTPUT)]
     pub verbose: bool,
@@ -113,6 +94,11 @@ pub struct RehearseArgs {
     /// Write a report for a browser here, as HTML
     #[arg(long, env = "BERTH_REHEARSE_REPORT", value_name = "FILE", help_heading = OUTPUT)]
     pub report: Option<PathBuf>,
+}
+
+/// A whole number in a range.
+fn within(range: RangeInclusive<u32>) -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(i64::from(*range.start())..=i64::from(*range.end()))
 }
 
 /// Arguments of the simulated apiserver.

@@ -3,22 +3,21 @@
 use super::{Exit, block_on, mistaken, print, print_stderr, unavailable};
 use crate::cli::{RehearseArgs, StandInArgs};
 use berth_options::check::Mistakes;
+use berth_rehearse::address::NETNS;
 use berth_rehearse::data::{Run, Verdict};
 use berth_rehearse::plan::Plan;
 use berth_rehearse::report;
 use berth_rehearse::stage::Error;
-use berth_rehearse::{Aborted, Rehearsed, direct, rehearse, simulated, table};
-use berth_shim::config::DirectMode;
+use berth_rehearse::{Aborted, Rehearsed, netns, rehearse, simulated, table};
 
 mod check;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     let plan = check::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
     let mut plan = plan.map_err(mistaken)?;
-    // Before there is any other thread.
-    direct::enter(&mut plan).map_err(unavailable)?;
-    if plan.direct != DirectMode::Off {
-        block_on(direct::settle(&mut plan))?.map_err(unavailable)?;
+    if plan.netns {
+        // Before there is any other thread.
+        netns::enter(*NETNS.ip()).map_err(unavailable)?;
     }
     let outcome = block_on(async {
         plan.ask_versions().await?;
@@ -94,10 +93,9 @@ fn raise_file_limit(plan: &Plan) -> Result<(), Mistakes> {
     let load = &plan.load;
     match berth_os::process::raise_file_limit() {
         Ok(limit) if limit < load.descriptors() => Err(Mistakes(vec![format!(
-            "--rate {}, --clients {}, --watches {} and --storm {} may need {} open files, and the limit is {limit}: \
+            "--rate {}, --watches {} and --storm {} may need {} open files, and the limit is {limit}: \
              raise it (ulimit -n) or give less",
             load.rate,
-            load.clients,
             load.watches,
             load.storm,
             load.descriptors()

@@ -25,8 +25,6 @@ mod rehearse;
 #[cfg(all(feature = "operate", feature = "rehearse"))]
 mod rehearse_bridge;
 #[cfg(feature = "rehearse")]
-mod rehearse_direct;
-#[cfg(feature = "rehearse")]
 mod rehearse_load;
 #[cfg(feature = "rehearse")]
 mod rehearse_simulated;

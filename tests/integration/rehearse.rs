@@ -348,14 +348,16 @@ fn one_that_is_killed_takes_its_children_along_and_the_next_removes_its_files() 
 #[test]
 fn all_mistakes_are_reported_at_once() {
     let tmp = in_memory();
-    let output = rehearse(
-        tmp.path(),
-        &["--rate=0", "--clients=x", "--watches=-1", "--storm=20001", "--shutdown-delay-duration=soon"],
-    )
-    .output();
-    let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), said.lines().count()), (Some(64), 5), "{said}");
+    let mistakes = |args: &[&str]| {
+        let output = rehearse(tmp.path(), args).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = mistakes(&["--berth=/nonexistent", "--etcd=/nonexistent", "--json=/nonexistent/a"]);
+    assert_eq!((code, said.lines().count()), (Some(64), 3), "{said}");
+    for wrong in ["--rate=0", "--watches=-1", "--storm=20001", "--for=soon", "--old=", "--fault=hang,other"] {
+        let (code, said) = mistakes(&[wrong]);
+        assert!(code == Some(64) && said.contains(wrong.split_once('=').unwrap().0), "{wrong}: {said}");
+    }
 }
 
 #[test]

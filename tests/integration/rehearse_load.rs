@@ -3,13 +3,12 @@
 
 use crate::support::in_memory;
 use berth_rehearse::data::{MarkKind, Ran, Value, Verdict};
-use berth_rehearse::event::{Answer, Attempt, ConnectionKind, Dialed, Event, EventKind, Failure, Signed, StreamKind};
+use berth_rehearse::event::{Answer, Attempt, ConnectionKind, Event, EventKind, Failure, Signed, StreamKind};
 use berth_rehearse::judges::judge;
 use berth_rehearse::load::{Anonymous, Closed, Instances, Joined, Load, Target};
 use berth_rehearse::log::{Recorder, attempts};
 use berth_rehearse::plan::{LoadPlan, Plan};
 use berth_rehearse::record::Record;
-use berth_rehearse::stamp::Stamp;
 use berth_rehearse::store::Store;
 use berth_rehearse::verdict::{Loss, NEW, OLD};
 use berth_rehearse::{address, certs, store_server};
@@ -88,17 +87,9 @@ struct Plot {
 impl Plot {
     fn relay(relay: Relay) -> Self {
         // Little load: what is tested is whether a loss is seen, and the tests run side by side.
-        // A client that misses something for good waits for it after the end; at half a MiB a second a slow reader takes two seconds.
-        let (catch_up, bytes_a_second) = (Duration::from_secs(2), 512 << 10);
-        let load = LoadPlan {
-            rate: 60,
-            clients: CLIENTS,
-            watches: WATCHES,
-            seed: 7,
-            catch_up,
-            bytes_a_second,
-            ..LoadPlan::default()
-        };
+        // A client that misses something for good waits for it after the end.
+        let catch_up = Duration::from_secs(2);
+        let load = LoadPlan { rate: 60, clients: CLIENTS, watches: WATCHES, seed: 7, catch_up, ..LoadPlan::default() };
         Self { relay, feed: Feed::Everything, load, history: 10_000 }
     }
 
@@ -301,22 +292,6 @@ impl Scene {
         kept && followers().all(|follower| self.answers(&follower, OLD) > 1)
     }
 
-    /// Whether a slow reader has just begun to read an answer.
-    fn reads(&self) -> bool {
-        self.recorder.read(|log| {
-            let good = |a: &&Attempt| a.stream.starts_with("slow-") && matches!(a.answer, Answer::Good { .. });
-            let begun: Vec<_> = attempts(log).filter(good).collect();
-            let ended = log.iter().filter(|event| match &event.what {
-                EventKind::SlowRead => true,
-                EventKind::StreamEnd(Dialed::Front, end) => end.what == StreamKind::Slow,
-                _ => false,
-            });
-            let ended = ended.count();
-            let just_now = |last: &&Attempt| Stamp::now().0 - last.done.0 < 500_000_000;
-            begun.len() == ended + 1 && begun.last().is_some_and(just_now)
-        })
-    }
-
     /// New connections that an instance has served.
     fn served(&self, name: &str) -> usize {
         let by = |a: &&Attempt| {
@@ -401,8 +376,6 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     // All see a dozen writes, and until the thirteenth one, those that the plots are about were seen.
     let open = written();
     until(|| written() >= 13.max(open + 12)).await;
-    let slow = plot.load.slow_readers;
-    until(|| slow == 0 || scene.reads()).await;
     match plot.relay {
         Relay::Good => {}
         Relay::Cuts => proxy.cut.notify_waiters(),
@@ -449,11 +422,10 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     // Old has changes since new began.
     let begun = written();
     until(|| written() > begun + 1).await;
-    until(|| slow == 0 || scene.reads()).await;
     *proxy.backend.lock().unwrap() = backend;
     // A request on a connection that old has just got would be rejected, which is allowed, or reset in old's queue, which a
     // relay without replay cannot fix.
-    until(|| proxy.young.load(SeqCst) == 0 && proxy.on.lock().unwrap()[&its] <= (STREAMS + slow) as usize).await;
+    until(|| proxy.young.load(SeqCst) == 0 && proxy.on.lock().unwrap()[&its] <= STREAMS as usize).await;
     // On a busy machine, what the relay did and what old does must be farther apart than clients are behind: an instance that reports nothing is
     // believed to have ended what ended at about the time of its stop.
     until(|| done.elapsed() > LAG + 2 * scene.behind()).await;
@@ -612,24 +584,6 @@ async fn a_client_that_was_away_for_too_long_lists_again_and_has_all() {
     for loss in [Loss::EventMissed, Loss::EventDuplicated, Loss::BadStatus] {
         assert!(lost(&ran, loss) == 0, "{ran:#?}");
     }
-}
-
-#[tokio::test]
-async fn a_slow_reader_gets_all_even_if_its_instance_is_stopped_meanwhile() {
-    let mut plot = Plot::relay(Relay::Good);
-    plot.load.slow_readers = 1;
-    let (record, plan) = upgrade(plot).await;
-    let ran = judge(&record, &plan, None);
-    assert!(ran.verdict == Verdict::Held && figure(&ran, "large answers read slowly") > 0, "{ran:#?}");
-}
-
-#[tokio::test]
-async fn a_slow_reader_that_is_cut_is_seen() {
-    let mut plot = Plot::relay(Relay::Cuts);
-    plot.load.slow_readers = 1;
-    let (record, plan) = upgrade(plot).await;
-    assert!(record.ends.iter().any(|end| end.what == StreamKind::Slow), "{:#?}", record.ends);
-    assert_eq!(lost(&judge(&record, &plan, None), Loss::StreamEnded), 15);
 }
 
 /// What became of connections to a server, after eight of them.

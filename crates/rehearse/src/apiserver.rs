@@ -41,17 +41,6 @@ impl Default for Apiserver {
     }
 }
 
-/// kube-apiserver's flags `--shutdown-…`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Shutdown {
-    /// `--shutdown-delay-duration`
-    pub delay: Duration,
-    /// `--shutdown-send-retry-after`
-    pub send_retry_after: bool,
-    /// `--shutdown-watch-termination-grace-period`
-    pub watch_grace: Duration,
-}
-
 impl Apiserver {
     /// Splits a command as a shell does it; nothing is expanded.
     pub fn parse(text: &str) -> Result<Self, String> {
@@ -88,6 +77,13 @@ impl Apiserver {
         let (Self::Simulated { flags } | Self::Command { flags, .. }) = self;
         let off = values(flags, "anonymous-auth").last().is_some_and(|value| args::parse_bool(&value) == Some(false));
         off || has(flags, "authentication-config")
+    }
+
+    /// Its `--shutdown-delay-duration`. Zero if there is none.
+    pub fn shutdown_delay(&self) -> Duration {
+        let (Self::Simulated { flags } | Self::Command { flags, .. }) = self;
+        let given = values(flags, "shutdown-delay-duration").last();
+        given.and_then(|text| humantime::parse_duration(&text).ok()).unwrap_or_default()
     }
 
     /// Whether it is berth's own.

@@ -154,17 +154,9 @@ impl Certs {
         if self.cert_file(instance).exists() {
             return Ok(());
         }
-        self.issue_for(instance, &KeyPair::generate()?)
-    }
-
-    /// The same for a key that is there, in PEM: one of RSA costs an instance more than those that are made here.
-    pub fn issue_with(&self, instance: &str, key: &str) -> Result<(), Error> {
-        self.issue_for(instance, &KeyPair::from_pem(key)?)
-    }
-
-    fn issue_for(&self, instance: &str, key: &KeyPair) -> Result<(), Error> {
+        let key = KeyPair::generate()?;
         let serving = params(&self.subjects, ExtendedKeyUsagePurpose::ServerAuth, instance)?;
-        let cert = serving.signed_by(key, &self.issuer)?;
+        let cert = serving.signed_by(&key, &self.issuer)?;
         write(&self.key_file(instance), &key.serialize_pem())?;
         write(&self.cert_file(instance), &cert.pem())?;
         self.names.add(cert.into(), instance);

@@ -7,7 +7,6 @@ use super::fault::{Fault, Standby};
 use super::gate::GateMetrics;
 use super::loss::Loss;
 use super::stamp::Stamp;
-use berth_node::ipc::wire::DirectStatus;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,8 +33,6 @@ pub enum EventKind {
     Attempt(Dialed, Attempt),
     /// A connection ended without its client wanting that.
     StreamEnd(Dialed, StreamEnd),
-    /// A large answer was read slowly to its end.
-    SlowRead,
     /// The clients were this far behind their timetable, farther than before.
     Behind(Duration),
     /// A timer of the clients was this late, by [`LATE`](super::plan::LATE) at least.
@@ -71,8 +68,6 @@ pub enum EventKind {
     FaultStep(usize, FaultStep),
     /// The Service `kubernetes` was polled. True if it named an address.
     Service(bool),
-    /// The shims were asked for their direct path, by their names.
-    Steering(Vec<(String, DirectStatus)>),
     /// The shims were asked for the metrics of their gates, by their sockets.
     Gates(Vec<(PathBuf, GateMetrics)>),
     /// What a shim uses, after a round.
@@ -242,8 +237,6 @@ pub enum StreamKind {
     /// One request after the other.
     Kept,
     Watch,
-    /// A large answer that is read slowly.
-    Slow,
 }
 
 /// HTTP version of a connection.

@@ -57,26 +57,19 @@ impl InstanceSpec {
     fn defaults(&self, setting: &StageSetting) -> Vec<(&'static str, OsString)> {
         let path = |path: &Path| path.as_os_str().to_owned();
         let millis = |time: Duration| OsString::from(format!("{}ms", time.as_millis()));
-        let shutdown = &setting.shutdown;
         let mut flags = vec![
             ("tls-cert-file", path(&setting.certs.cert_file(&self.name))),
             ("tls-private-key-file", path(&setting.certs.key_file(&self.name))),
             ("client-ca-file", path(&setting.certs.ca_file)),
             ("audit-log-path", path(&setting.dir.join(format!("audit-{}.log", self.name)))),
-            ("shutdown-delay-duration", millis(shutdown.delay)),
         ];
-        if shutdown.send_retry_after {
-            flags.push(("shutdown-send-retry-after", "true".into()));
-        }
-        // A bridge would set it for a simulated one, too, which knows no least rate.
-        if !shutdown.watch_grace.is_zero() || matches!(self.apiserver, Apiserver::Simulated { .. }) {
-            flags.push(("shutdown-watch-termination-grace-period", millis(shutdown.watch_grace)));
-        }
         match self.apiserver {
             Apiserver::Simulated { .. } => {
                 let mut store = OsString::from("unix://");
                 store.push(setting.store());
                 flags.push(("etcd-servers", store));
+                // A bridge would set it otherwise, and a simulated apiserver knows no least rate.
+                flags.push(("shutdown-watch-termination-grace-period", "0s".into()));
                 flags.push(("stand-in-name", (&self.name).into()));
                 flags.push(("stand-in-version", (&self.version).into()));
                 flags.push(("stand-in-start-delay", millis(self.start_delay)));

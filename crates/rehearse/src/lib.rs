@@ -13,7 +13,7 @@
 //! * [`load`]: clients through the berth that never retry.
 //! * [`event`]: what clients, instances and the script see; [`log`]: these, appended and never changed; [`record`]: the same, sorted
 //!   after the run by what they are about.
-//! * `monitor`: requests in addition to the load; [`direct`]: how many connections go past the shims; [`gate`]: the metrics of their gates.
+//! * `monitor`: requests in addition to the load; [`gate`]: the metrics of their gates.
 //! * [`netns`]: a network namespace for all of this.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
 //! * [`judges`], a file each: from the record to the [`data`], which is the JSON and has a version. A figure is a row there. `verdict` is what a run
@@ -31,7 +31,6 @@ pub mod apiserver;
 pub mod certs;
 mod context;
 pub mod data;
-pub mod direct;
 mod etcd;
 pub mod event;
 pub mod fault;

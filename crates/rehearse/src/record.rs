@@ -214,7 +214,7 @@ mod tests {
             ("control-old-2", control("control-old-2", refused)),
             ("", EventKind::Behind(Duration::from_millis(7))),
             ("", EventKind::Late(Duration::from_nanos(3))),
-            ("slow-0", EventKind::SlowRead),
+            ("", EventKind::Note("worth knowing".into())),
             ("", EventKind::LoadEnded),
         ]);
         let streams = |attempts: &[Attempt]| attempts.iter().map(|a| a.stream.clone()).collect::<Vec<_>>();

@@ -1,12 +1,10 @@
 //! What the processes of a rehearsal need to know of it.
 
-use super::apiserver::Shutdown;
 use super::certs::Certs;
 use berth_node::terms::Speedup;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A bridge's directory, in that of a run.
 pub(crate) const BRIDGE: &str = "bridge";
@@ -24,12 +22,6 @@ pub(crate) struct StageSetting {
     pub(crate) etcd: Option<String>,
     /// The shims' probes show a certificate: an apiserver refuses, or may refuse, clients without one.
     pub(crate) probe_with_certificate: bool,
-    /// kube-apiserver's flags for its shutdown.
-    pub(crate) shutdown: Shutdown,
-    /// The shims have a direct path.
-    pub(crate) direct: bool,
-    /// The shims' `--hold`.
-    pub(crate) hold: Duration,
     /// The shims' and bridges' `--speedup`.
     pub(crate) speedup: Speedup,
     /// The library by which the shims' clock can jump.

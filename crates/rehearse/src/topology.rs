@@ -237,11 +237,8 @@ fn speedup(setting: &StageSetting) -> Option<OsString> {
 /// Options of a shim.
 fn shim(setting: &StageSetting) -> Vec<OsString> {
     let mut options = probe(setting);
-    options.extend([format!("--hold={}ms", setting.hold.as_millis()).into(), "--log-format=json".into()]);
+    options.push("--log-format=json".into());
     options.extend(speedup(setting));
-    if setting.direct {
-        options.push("--direct=on".into());
-    }
     options
 }
 

@@ -71,9 +71,9 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// What an instance that stops treats alike. A large answer is one that is under way, as a watch is.
+/// What an instance that stops treats alike.
 fn kind(end: &StreamEnd) -> (bool, Protocol) {
-    (matches!(end.what, StreamKind::Watch | StreamKind::Slow), end.protocol)
+    (end.what == StreamKind::Watch, end.protocol)
 }
 
 #[cfg(test)]
@@ -117,9 +117,7 @@ mod tests {
         // 50 ms before is the same moment.
         assert!([1150, 1200, 5000].iter().all(|at| by_instance(&end(StreamKind::Kept, *at))));
         assert!(!by_instance(&end(StreamKind::Kept, 1149)));
-        for what in [StreamKind::Watch, StreamKind::Slow] {
-            assert!(by_instance(&end(what, 2000)) && !by_instance(&end(what, 1500)));
-        }
+        assert!(by_instance(&end(StreamKind::Watch, 2000)) && !by_instance(&end(StreamKind::Watch, 1500)));
         // Of another kind.
         assert!(!by_instance(&StreamEnd { protocol: Protocol::Http1, ..end(StreamKind::Kept, 1300) }));
         assert!(!by_instance(&StreamEnd { instance: "new".into(), ..end(StreamKind::Kept, 1300) }));

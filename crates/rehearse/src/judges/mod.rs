@@ -13,7 +13,6 @@ mod losses;
 mod marks;
 mod requests;
 mod service;
-mod steering;
 mod storm;
 mod timeline;
 mod watches;
@@ -27,7 +26,7 @@ use std::time::Duration;
 use timeline::Steps;
 
 /// In the order of their figures. What is lost is excused by promises, so that these come before it.
-const JUDGES: [fn(&Case<'_>, &mut Ran); 12] = [
+const JUDGES: [fn(&Case<'_>, &mut Ran); 11] = [
     faults::judge,
     losses::judge,
     requests::judge,
@@ -36,7 +35,6 @@ const JUDGES: [fn(&Case<'_>, &mut Ran); 12] = [
     service::judge,
     storm::judge,
     gate::judge,
-    steering::judge,
     growth::judge,
     marks::judge,
     timeline::judge,

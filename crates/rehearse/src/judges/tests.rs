@@ -10,7 +10,6 @@ use crate::loss::Loss;
 use crate::plan::LoadPlan;
 use crate::record::Player;
 use crate::verdict::{NEW, OLD};
-use berth_node::ipc::wire::DirectStatus;
 
 fn judge(record: &Record, plan: &Plan) -> Ran {
     super::judge(record, plan, None)
@@ -111,19 +110,6 @@ fn a_storm_is_judged_by_whether_it_came_and_which_clients_were_served() {
     assert!(ran.verdict == Verdict::Broken, "{ran:#?}");
     assert_eq!(with(&[served(), local, served()]).objections.len(), 1);
     assert_eq!(judge(&good(), &plan).objections, ["there was no storm"]);
-}
-
-#[test]
-fn a_direct_path_that_was_never_used_proves_nothing() {
-    let with = |steered: u64| {
-        let sample = |opened| {
-            let shims = vec![("old".to_owned(), DirectStatus { opened, ..DirectStatus::default() })];
-            Event { at: Stamp(opened), subject: String::new(), what: EventKind::Steering(shims) }
-        };
-        judge(&Record { events: vec![sample(7), sample(7 + steered)], ..good() }, &plan())
-    };
-    assert!(with(1).verdict == Verdict::Held);
-    assert_eq!(with(0).objections, ["nothing was steered: the direct path was never used"]);
 }
 
 /// The temporary instance of a bridge takes over at 1000 ms, new at 2000 ms; this is ready at 1500 ms.

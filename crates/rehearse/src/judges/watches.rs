@@ -2,7 +2,7 @@
 
 use super::Case;
 use crate::data::{Ran, Value};
-use crate::event::{EventKind, Informer, WatchSum};
+use crate::event::{Informer, WatchSum};
 use crate::loss::Loss;
 use crate::record::Record;
 use crate::report::format::count;
@@ -27,13 +27,8 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         count(both(|w| w.expired, |i| i.expired))
     );
     ran.add("relists", Value::Count(both(|w| w.relists, |i| i.relists))).note(words);
-    let slow_reads = record.events.iter().filter(|event| event.what == EventKind::SlowRead).count() as u64;
-    ran.add("large answers read slowly", Value::Count(slow_reads));
     if watches.len() < plan.load.watches as usize {
         ran.object(format!("only {} of {} watches came to their end", watches.len(), plan.load.watches));
-    }
-    if plan.load.slow_readers > 0 && slow_reads == 0 {
-        ran.doubt("no slow reader came to the end of an answer".into());
     }
     if !watches.iter().any(|w| w.events.values().filter(|events| **events > 0).count() > 1) {
         ran.doubt("no watch saw events from more than one instance".into());

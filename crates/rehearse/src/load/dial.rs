@@ -45,7 +45,6 @@ pub struct Target {
     names: Names,
     http1: TlsConnector,
     http2: TlsConnector,
-    buffer: Option<usize>,
     source: Option<IpAddr>,
     agent: String,
 }
@@ -74,7 +73,6 @@ impl Target {
             names,
             http1: connector(b"http/1.1"),
             http2: connector(b"h2"),
-            buffer: None,
             source: None,
             agent: USER_AGENT.to_owned(),
         }
@@ -97,11 +95,6 @@ impl Target {
         targets
     }
 
-    /// With buffers so small that the sender blocks when nothing is read.
-    pub(super) fn receiving(&self, buffer: usize) -> Self {
-        Self { buffer: Some(buffer), ..self.clone() }
-    }
-
     /// From an address of its own, under a name of its own.
     pub(super) fn from(&self, source: IpAddr, agent: String) -> Self {
         Self { source: Some(source), agent, ..self.clone() }
@@ -113,9 +106,6 @@ impl Target {
             let socket = if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
             // So that an idle connection ends, too, when its peer is gone without a FIN.
             SockRef::from(&socket).set_tcp_keepalive(&KEEPALIVE)?;
-            if let Some(size) = self.buffer {
-                socket.set_recv_buffer_size(u32::try_from(size).unwrap_or(u32::MAX))?;
-            }
             if let Some(source) = self.source {
                 socket.bind((source, 0).into())?;
             }
@@ -150,11 +140,7 @@ impl Target {
         let over = CancellationToken::new();
         let (sender, driver) = match protocol {
             Protocol::Http1 => {
-                let mut http1 = http1::Builder::new();
-                if let Some(size) = self.buffer {
-                    http1.max_buf_size(size);
-                }
-                let (sender, connection) = http1.handshake(io).await.map_err(|e| http_failure(&e))?;
+                let (sender, connection) = http1::handshake(io).await.map_err(|e| http_failure(&e))?;
                 (Sender::Http1(sender), tokio::spawn(drive(connection, over.clone())))
             }
             Protocol::Http2 => {

@@ -4,7 +4,7 @@
 //! other request and hides none (no coordinated omission). What is asked for when follows from one
 //! seed (`timetable`). All clients only log what they saw:
 //!
-//! * `fresh` opens new connections, `kept` keeps them, `slow` reads large answers slowly.
+//! * `fresh` opens new connections, `kept` keeps them.
 //! * `watch` counts what `writer` writes, `informer` keeps a copy of it, or of what no client writes; all `follow`.
 //! * `storm` are many that come at one moment, and retry.
 //! * `anonymous` is `fresh` alone, and `known` all of them, against another apiserver, for scripts that have one;
@@ -30,7 +30,6 @@ mod known;
 mod objects;
 mod observe;
 mod sequence;
-mod slow;
 mod storm;
 mod timer;
 mod timetable;
@@ -172,7 +171,7 @@ async fn run(
 ) -> Result<(), String> {
     let seed = Seed(plan.seed);
     let mut writer = Writer::new(client.clone(), client.tag.clone(), instances.clone());
-    writer.stock(plan.slow_readers > 0).await?;
+    writer.stock().await?;
 
     let (goal_sender, goal) = channel::channel(None::<Arc<Goal>>);
     let mut timer = JoinSet::new();
@@ -197,9 +196,6 @@ async fn run(
     }
     for index in 0..u64::from(plan.clients) {
         timed.spawn(kept::run(client.clone(), seed, index));
-    }
-    for index in 0..u64::from(plan.slow_readers) {
-        timed.spawn(slow::run(client.clone(), seed, index, plan.bytes_a_second));
     }
     timed.spawn(fresh::run(client.clone(), seed, plan.rate));
     let writer = tokio::spawn(writer.run());

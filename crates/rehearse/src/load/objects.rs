@@ -18,15 +18,8 @@ pub(super) const MADE: &str = "kube-public";
 /// What clients get and list: written before the load, and not changed.
 pub(super) const READ: &str = "kube-node-lease";
 
-/// What slow readers list.
-pub(super) const LARGE: &str = "kube-system";
-
 /// Objects in [`READ`]: a list is longer than one packet.
 const READ_OBJECTS: u64 = 20;
-
-/// Objects in [`LARGE`], and how large each is: 1 MiB in all.
-const LARGE_OBJECTS: u64 = 16;
-const LARGE_SIZE: usize = 64 << 10;
 
 /// Field of an object's data with the number of the write.
 const SEQUENCE: &str = "sequence";
@@ -118,12 +111,8 @@ impl Tag {
     }
 
     /// What must be there before the load: creates.
-    pub(super) fn stock(&self, large: bool) -> Vec<Request> {
-        let read = (0..READ_OBJECTS).map(|n| create(READ, &self.read(n), "hello", "world"));
-        let text = "0123456789abcdef".repeat(LARGE_SIZE / 16);
-        let count = if large { LARGE_OBJECTS } else { 0 };
-        let large = (0..count).map(|n| create(LARGE, &format!("{}-large-{n}", self.0), "text", &text));
-        read.chain(large).collect()
+    pub(super) fn stock(&self) -> Vec<Request> {
+        (0..READ_OBJECTS).map(|n| create(READ, &self.read(n), "hello", "world")).collect()
     }
 
     fn read(&self, number: u64) -> String {

@@ -76,9 +76,9 @@ impl Writer {
     }
 
     /// Writes what must be there before the load.
-    pub(super) async fn stock(&mut self, large: bool) -> Result<(), String> {
+    pub(super) async fn stock(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + PATIENCE;
-        for request in self.tag.stock(large) {
+        for request in self.tag.stock() {
             let made = tokio::time::timeout_at(deadline, self.done(&request, StatusCode::CONFLICT)).await;
             made.map_err(|_| format!("cannot write the objects of the rehearsal: {}", self.why))?;
         }

@@ -2,26 +2,15 @@
 
 use crate::fault::Fault;
 use clap::ValueEnum;
-use clap::builder::{PossibleValue, PossibleValuesParser};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What `--fault` takes: the names of [`Fault`]s, and `none`.
-pub fn fault_names() -> PossibleValuesParser {
-    let faults = Fault::value_variants().iter().filter_map(Fault::to_possible_value);
-    let none = PossibleValue::new("none").help("Nothing goes wrong");
-    PossibleValuesParser::new(std::iter::once(none).chain(faults))
-}
-
-/// What `--compare` takes: the names of [`Via`]s.
-pub fn compared_names() -> PossibleValuesParser {
-    PossibleValuesParser::new(Via::value_variants().iter().filter_map(Via::to_possible_value))
-}
-
-/// What `--via` takes: the same, but for port sharing, which is only compared with.
-pub fn via_names() -> PossibleValuesParser {
+/// What `--via` takes: all but port sharing, which is only compared with.
+pub fn via_names() -> impl TypedValueParser<Value = Via> {
     let decides = Via::value_variants().iter().filter(|via| **via != Via::PortSharing);
-    PossibleValuesParser::new(decides.filter_map(Via::to_possible_value))
+    let names = PossibleValuesParser::new(decides.filter_map(Via::to_possible_value));
+    names.try_map(|name| Via::from_str(&name, false))
 }
 
 /// The way from clients to instances.

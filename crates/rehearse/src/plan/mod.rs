@@ -2,11 +2,10 @@
 
 pub mod choice;
 
-use super::apiserver::{Apiserver, Shutdown};
+use super::apiserver::Apiserver;
 use super::fault::Fault;
 use berth_node::terms::Speedup;
 use berth_options::check::{Checks, Mistakes};
-use berth_shim::config::DirectMode;
 use clap::ValueEnum;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -26,24 +25,12 @@ pub const LATE: Duration = Duration::from_millis(500);
 /// timetable.
 pub const RATE: RangeInclusive<u32> = 20..=1000;
 
-/// Clients with a kept connection: one each of HTTP/1.1 and HTTP/2 at least.
-pub const CLIENTS: RangeInclusive<u32> = 2..=200;
-
 pub const WATCHES: RangeInclusive<u32> = 1..=500;
-
-/// Clients that read a large answer slowly.
-pub const SLOW_READERS: RangeInclusive<u32> = 0..=100;
 
 /// Clients of a storm: with more, one process that computes all of their handshakes is what is slow.
 pub const STORM: RangeInclusive<u32> = 0..=20_000;
 
 pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
-
-/// Shortest phase of the load: in less, nothing is seen.
-pub const SHORTEST_PHASE: Duration = Duration::from_secs(1);
-
-/// Longest `--shutdown-delay-duration`: production uses seconds to a minute.
-pub const LONGEST_DELAY: Duration = Duration::from_secs(60);
 
 /// Time between two requests of a kept connection.
 pub const PACE: Duration = Duration::from_millis(100);
@@ -69,10 +56,6 @@ pub struct Plan {
     pub berth: Option<PathBuf>,
     /// In a network namespace of its own.
     pub netns: bool,
-    /// Whether the shims have a direct path; `auto` only until it was tried.
-    pub direct: DirectMode,
-    /// Why they have none although `auto` would.
-    pub no_direct: Option<String>,
     /// Which processes an instance has.
     pub topology: Topology,
     /// From old to new and back, in [`UPGRADES`].
@@ -81,8 +64,6 @@ pub struct Plan {
     pub lasts: Option<Duration>,
     /// What goes wrong meanwhile, in this order.
     pub faults: BTreeSet<Fault>,
-    /// kube-apiserver's flags for its shutdown.
-    pub shutdown: Shutdown,
     /// How long each phase lasts.
     pub timing: Timing,
     /// What concerns clients.
@@ -116,8 +97,6 @@ pub struct Timing {
     pub ready_within: Duration,
     /// Time from SIGTERM to SIGKILL, as in a pod or a systemd unit.
     pub grace: Duration,
-    /// The shims' `--hold`.
-    pub hold: Duration,
     /// What divides the times of shims and bridges that no option sets.
     pub speedup: Speedup,
 }
@@ -127,35 +106,21 @@ pub struct Timing {
 pub struct LoadPlan {
     /// New TLS connections a second, in [`RATE`].
     pub rate: u32,
-    /// Clients with a kept connection, in [`CLIENTS`].
+    /// Clients with a kept connection: one each of HTTP/1.1 and HTTP/2 at least.
     pub clients: u32,
     /// Watches, in [`WATCHES`].
     pub watches: u32,
-    /// Clients that read a large answer slowly, in [`SLOW_READERS`].
-    pub slow_readers: u32,
     /// Clients that come at one moment after the first switch, in [`STORM`].
     pub storm: u32,
     /// What is random in the clients follows from it.
     pub seed: u64,
     /// After this long without anything new, at the end, the last writes do not arrive at a watch any more.
     pub catch_up: Duration,
-    /// How fast slow readers read. By default an answer of 1 MiB takes about ten seconds, less than kube-apiserver allows a
-    /// request, and than a pod gets to end.
-    pub bytes_a_second: u32,
 }
 
 impl Default for LoadPlan {
     fn default() -> Self {
-        Self {
-            rate: 100,
-            clients: 8,
-            watches: 8,
-            slow_readers: 0,
-            storm: 0,
-            seed: 0,
-            catch_up: Duration::from_secs(5),
-            bytes_a_second: 100 * 1024,
-        }
+        Self { rate: 100, clients: 8, watches: 8, storm: 0, seed: 0, catch_up: Duration::from_secs(5) }
     }
 }
 
@@ -169,7 +134,6 @@ impl Default for Timing {
             failing: Duration::from_secs(4),
             ready_within: Duration::from_secs(20),
             grace: GRACE,
-            hold: Duration::from_secs(8),
             speedup: Speedup::NONE,
         }
     }
@@ -194,13 +158,10 @@ impl Default for Plan {
             etcd: None,
             berth: None,
             netns: false,
-            direct: DirectMode::Off,
-            no_direct: None,
             topology: Topology::Sidecar,
             upgrades: 1,
             lasts: None,
             faults: BTreeSet::new(),
-            shutdown: Shutdown::default(),
             timing: Timing::default(),
             load: LoadPlan::default(),
             via: Via::Berth,
@@ -251,11 +212,6 @@ impl Plan {
         }
     }
 
-    /// Goes on without a direct path, for this reason.
-    pub fn without_direct(&mut self, why: &str) {
-        (self.direct, self.no_direct) = (DirectMode::Off, Some(format!("--direct auto: no direct path: {why}")));
-    }
-
     /// Asks both commands for their version, which shows whether they can be started at all.
     pub async fn ask_versions(&mut self) -> Result<(), Mistakes> {
         let mut checks = Checks::default();
@@ -269,20 +225,10 @@ impl Plan {
                 *version = reported;
             }
         }
-        let direct = self.direct == DirectMode::On;
-        let needed = [
-            (direct, "serve", "--direct", "its serve has no --direct; give a newer one, or --direct off"),
-            (
-                self.topology == Topology::Bridge,
-                "bridge",
-                "--settle",
-                "it has no bridge, which --topology bridge needs; give a newer one",
-            ),
-        ];
-        for (_, command, option, why) in needed.into_iter().filter(|(needed, ..)| *needed) {
-            let Some(berth) = &self.berth else { break };
-            let help = tokio::process::Command::new(berth).args([command, "--help"]).output().await;
-            if !help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains(option)) {
+        if let Some(berth) = self.berth.as_ref().filter(|_| self.topology == Topology::Bridge) {
+            let help = tokio::process::Command::new(berth).args(["bridge", "--help"]).output().await;
+            if !help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--settle")) {
+                let why = "it has no bridge, which --topology bridge needs; give a newer one";
                 checks.wrong(format!("--berth {}: {why}", berth.display()));
             }
         }
@@ -295,7 +241,7 @@ impl LoadPlan {
     /// connection for [`UNANSWERED`], the store's sockets come on top.
     pub fn descriptors(&self) -> u64 {
         let fresh = u64::from(self.rate) * UNANSWERED.as_secs();
-        let others = 2 * u64::from(self.clients) + 3 * u64::from(self.watches + self.slow_readers) + 128;
+        let others = 2 * u64::from(self.clients) + 3 * u64::from(self.watches) + 128;
         fresh + u64::from(self.storm) + others
     }
 }

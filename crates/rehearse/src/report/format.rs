@@ -38,11 +38,6 @@ pub(crate) fn moment(ms: i64) -> String {
     format!("{sign}{}.{:02} s", count(ms / 1000), ms % 1000 / 10)
 }
 
-/// A part of a whole.
-pub(crate) fn percent(share: f64) -> String {
-    format!("{:.0} %", share * 100.0)
-}
-
 /// A size of memory.
 pub fn bytes(bytes: u64) -> String {
     let gib = bytes as f64 / f64::from(1 << 30);

@@ -5,7 +5,6 @@ mod bridge;
 mod harm;
 
 use super::context::Context;
-use super::direct;
 use super::event::{Answer, Attempt, Event, EventKind, Failure};
 use super::fault::Fault;
 use super::instance::InstanceSpec;
@@ -68,12 +67,6 @@ pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(),
     if !plan.old.is_simulated() {
         grant(play.stage.setting.address, &play.stage.setting.certs).await.map_err(Error::Unavailable)?;
     }
-    if play.stage.setting.direct {
-        if !direct::calm(&play.stage.setting).await {
-            context.trouble("no shim steered before the load began".into());
-        }
-        background.spawn(direct::watch(play.stage.setting.clone(), Arc::clone(recorder)));
-    }
     watch_gates(context, &play.stage.setting, &mut background);
     let load = start_load(context, play.stage).await?;
     let mut old = old;
@@ -106,9 +99,6 @@ pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(),
 async fn start_load(context: &Context<'_>, stage: &Stage) -> Result<Load, Error> {
     let Context { plan, ref recorder, .. } = *context;
     let load = &plan.load;
-    if let Some(why) = &plan.no_direct {
-        context.log_note(why);
-    }
     context.print(&format!(
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed

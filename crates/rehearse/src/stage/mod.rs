@@ -11,7 +11,7 @@ mod process;
 pub(crate) use bridge::Status;
 pub(crate) use directory::sweep;
 pub(crate) use footprint::has_faketime;
-pub(crate) use probe::{of_shims, watch_gates};
+pub(crate) use probe::watch_gates;
 
 use super::address::{NETNS, free_address};
 use super::apiserver::this;
@@ -28,7 +28,6 @@ use super::plan::Via;
 use super::setting::StageSetting;
 use super::topology::{Layout, NODE, ProcessSpec, Role};
 use berth_os::proc_net;
-use berth_shim::config::DirectMode;
 use directory::Directory;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -130,9 +129,6 @@ impl Stage {
             certs: Arc::new(certs::make(dir.path(), &[address.ip()])?),
             etcd: etcd.map(|etcd| etcd.url()),
             probe_with_certificate: plan.old.wants_certificates() || plan.new.wants_certificates(),
-            shutdown: plan.shutdown,
-            direct: plan.direct == DirectMode::On && via == Via::Berth,
-            hold: plan.timing.hold,
             speedup: plan.timing.speedup,
             faketime: plan.clock_jumps().then(footprint::faketime).flatten(),
         };
