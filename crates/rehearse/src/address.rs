@@ -50,7 +50,6 @@ pub(crate) fn source(dialled: IpAddr, client: u32) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_exec::address::is_usable;
 
     #[test]
     fn no_two_clients_of_a_storm_share_an_address() {
@@ -66,16 +65,6 @@ mod tests {
                 source(dialled, last).to_string().starts_with(end)
                     && source(dialled, last) != source(dialled, last - 1)
             );
-        }
-    }
-
-    #[test]
-    fn addresses_are_where_they_should_be() {
-        for _ in 0..50 {
-            let address = free_address().unwrap();
-            let IpAddr::V4(ip) = address.ip() else { panic!("{address}") };
-            assert!(is_usable(ip), "{address}");
-            assert!((10_000..30_000).contains(&address.port()), "{address}");
         }
     }
 }

@@ -72,33 +72,3 @@ fn set_up(address: Ipv4Addr) -> io::Result<()> {
     netdevice::set(STORM_ALIAS, InterfaceSetting::Address(Ipv4Addr::from_bits(storm.to_bits() + 1)))?;
     netdevice::set(STORM_ALIAS, InterfaceSetting::Netmask(Ipv4Addr::new(255, 255, 0, 0)))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use berth_testing::namespace::refused;
-    use std::net::{TcpListener, TcpStream};
-    use std::thread;
-
-    /// What a thread unshares is its own; its descendants share it.
-    #[test]
-    fn a_namespace_has_the_address_and_nothing_else() {
-        let outside = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = outside.local_addr().unwrap().port();
-        // One thread among others can have no user namespace: this needs the privilege.
-        if let Err(error) = thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join().unwrap() {
-            return refused(&format!("no network namespace can be had: {error}"));
-        }
-        let inside = thread::spawn(move || {
-            let address = Ipv4Addr::new(10, 123, 0, 5);
-            enter(address).unwrap();
-            let listener = TcpListener::bind((address, 6443)).unwrap();
-            TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            TcpListener::bind("127.8.9.10:6443").unwrap();
-            assert!(TcpListener::bind("10.123.0.6:6443").is_err());
-            assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
-        });
-        inside.join().unwrap();
-        TcpStream::connect(("127.0.0.1", port)).unwrap();
-    }
-}

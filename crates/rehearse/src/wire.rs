@@ -135,29 +135,3 @@ pub(crate) async fn read<T: DeserializeOwned>(from: &mut (impl AsyncBufRead + Un
     }
     Ok(Some(serde_json::from_slice(&line)?))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn lines_come_back_and_cut_ones_do_not() {
-        let calls = [
-            Call::Hello { version: VERSION, instance: "old".into() },
-            Call::Watch { after: 7 },
-            Call::Mark { mark: MarkKind::Ready, at: Stamp(9) },
-        ];
-        let mut bytes = Vec::new();
-        for call in &calls {
-            write(&mut bytes, call).await.unwrap();
-        }
-        let mut from = &bytes[..];
-        for call in calls {
-            assert_eq!(read::<Call>(&mut from).await.unwrap(), Some(call));
-        }
-        assert_eq!(read::<Call>(&mut from).await.unwrap(), None);
-        for bad in [&b"{\"call\":\"list\""[..], b"nonsense\n", b"{\"call\":\"fly\"}\n", b"\n", b"\xff\n"] {
-            assert!(read::<Call>(&mut &bad[..]).await.is_err());
-        }
-    }
-}

@@ -165,33 +165,3 @@ fn create(namespace: &str, name: &str, field: &str, value: &str) -> Request {
     });
     Request { method: Method::POST, path: maps(namespace), body: object.to_string() }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_numbered_objects_have_a_number() {
-        let read = |text: &str| serde_json::from_str::<Object<'_>>(text).map(|object| object.sequence()).unwrap();
-        assert_eq!(read(r#"{"metadata": {"name": "a"}, "data": {"sequence": "7"}}"#), Some(7));
-        assert_eq!(read(r#"{"metadata": {"name": "a"}, "data": {"hello": "w\u00f6rld", "sequence": "x"}}"#), None);
-        assert_eq!(read(r#"{"metadata": {}}"#), None);
-    }
-
-    #[test]
-    fn events_of_all_kinds_are_read() {
-        for line in [
-            r#"{"type":"BOOKMARK","object":{"kind":"ConfigMap","metadata":{"resourceVersion":"12","creationTimestamp":null}}}"#,
-            r#"{"type":"ERROR","object":{"kind":"Status","metadata":{},"status":"Failure","code":410}}"#,
-        ] {
-            serde_json::from_str::<Event<'_>>(line).unwrap();
-        }
-    }
-
-    #[test]
-    fn names_of_other_rehearsals_are_distinguished() {
-        let (tag, other) = (Tag("rehearsal-1".into()), Tag("rehearsal-12".into()));
-        assert!(tag.is_on(&tag.write(3)) && tag.is_on(&tag.made("new-1", 0)) && !tag.is_on(&other.write(3)));
-        assert_ne!(tag.made("kept-1-2", 3), tag.made("kept-1-2", 4));
-    }
-}

@@ -265,25 +265,12 @@ fn duration(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     fn parse(args: &[&str]) -> Result<Flags, String> {
         Flags::parse(&args.iter().map(ToString::to_string).collect::<Vec<_>>())
     }
 
     const NEEDED: [&str; 3] = ["--etcd-servers=unix:///s", "--tls-cert-file=c", "--tls-private-key-file=k"];
-
-    #[test]
-    fn both_forms_underscores_and_the_last_wins() {
-        let mut args = NEEDED.to_vec();
-        args.extend(["--secure_port", "1", "--secure-port=7443", "--bind-address", "127.1.2.3"]);
-        args.extend(["--shutdown-send-retry-after", "--shutdown_delay_duration=1m1.5s", "--stand-in-name", "--x"]);
-        let flags = parse(&args).unwrap();
-        assert_eq!((flags.secure_port, flags.bind_address), (7443, "127.1.2.3".parse().unwrap()));
-        assert!(flags.shutdown_send_retry_after);
-        assert_eq!(flags.shutdown_delay_duration, Duration::from_millis(61_500));
-        assert_eq!((flags.store(), flags.name.as_str()), (Path::new("/s"), "--x"));
-    }
 
     #[test]
     fn the_temporary_instance_of_a_bridge_has_a_name_of_its_own() {
@@ -295,48 +282,5 @@ mod tests {
             (name("--bind-address=0.0.0.0"), name("--bind-address=127.1.2.3")),
             ("old".into(), "old-bridge".into())
         );
-    }
-
-    #[test]
-    fn mistakes_in_kube_apiservers_words() {
-        let errors: Vec<String> = [
-            &["--no-such_flag=1"][..],
-            &["--no-such-flag"],
-            &["--secure-port"],
-            &["--secure-port=x"],
-            &["--shutdown-delay-duration=5"],
-            &["--shutdown-delay-duration=5y"],
-            &["--shutdown-send-retry-after=maybe"],
-            &["--bind-address=here"],
-            &["-x"],
-            &["--=1"],
-            &["--", "serve"],
-            &["--etcd-servers=https://e:2379"],
-            &[],
-        ]
-        .map(|args| parse(args).unwrap_err())
-        .into();
-        insta::assert_snapshot!(errors.join("\n"), @r#"
-        unknown flag: --no-such_flag
-        unknown flag: --no-such-flag
-        flag needs an argument: --secure-port
-        invalid argument "x" for "--secure-port" flag: strconv.ParseInt: parsing "x": not a port between 1 and 65535
-        invalid argument "5" for "--shutdown-delay-duration" flag: time: missing unit in duration "5"
-        invalid argument "5y" for "--shutdown-delay-duration" flag: time: unknown unit "y" in duration "5y"
-        invalid argument "maybe" for "--shutdown-send-retry-after" flag: strconv.ParseBool: parsing "maybe": invalid syntax
-        invalid argument "here" for "--bind-address" flag: failed to parse IP: "here"
-        unknown shorthand flag: 'x' in -x
-        bad flag syntax: --=1
-        "kube-apiserver" does not take any arguments, got ["serve"]
-        [--etcd-servers of a simulated apiserver must be unix:///PATH, the socket of a rehearsal's store, --tls-cert-file and --tls-private-key-file must be specified: a simulated apiserver makes none]
-        [--etcd-servers must be specified, --tls-cert-file and --tls-private-key-file must be specified: a simulated apiserver makes none]
-        "#);
-    }
-
-    proptest! {
-        #[test]
-        fn milliseconds_come_back(ms in 0_u64..10_000_000) {
-            prop_assert_eq!(duration(&format!("{ms}ms")), Ok(Duration::from_millis(ms)));
-        }
     }
 }

@@ -164,35 +164,3 @@ fn is_subdomain(name: &str) -> bool {
     };
     name.len() <= 253 && name.split('.').all(label)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn rejected(body: &str) -> u16 {
-        admit(serde_json::from_str(body).unwrap_or_default(), "n").unwrap_err().0.as_u16()
-    }
-
-    #[test]
-    fn what_is_left_out_is_filled_in() {
-        let (object, name) = admit(json!({"metadata": {"name": "a.b-c"}, "data": {"k": "v"}}), "n").unwrap();
-        assert_eq!(
-            (name.as_str(), &object["kind"], &object["metadata"]["namespace"]),
-            ("a.b-c", &json!("ConfigMap"), &json!("n"))
-        );
-    }
-
-    #[test]
-    fn what_is_wrong_is_not_taken() {
-        assert_eq!(rejected("k8s\0\n"), 400);
-        assert_eq!(rejected("[]"), 400);
-        assert_eq!(rejected(r#"{"kind":"Secret","metadata":{"name":"a"}}"#), 400);
-        assert_eq!(rejected(r#"{"metadata":{"name":"a","namespace":"other"}}"#), 400);
-        assert_eq!(rejected(r#"{"metadata":{"name":"a"},"data":{"k":1}}"#), 400);
-        assert_eq!(rejected(r#"{"metadata":7}"#), 422);
-        assert_eq!(rejected("{}"), 422);
-        for name in ["", "A", "-a", "a-", "a..b", "a/b"] {
-            assert_eq!(rejected(&json!({"metadata": {"name": name}}).to_string()), 422, "{name}");
-        }
-    }
-}

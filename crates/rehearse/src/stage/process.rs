@@ -176,27 +176,6 @@ fn readable(line: &str) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn json_logs_are_shown_as_text() {
-        let line = r#"{"timestamp":"t","level":"WARN","message":"cannot bind","port":7,"target":"berth"}"#;
-        assert_eq!(readable(line), "WARN cannot bind port=7");
-        assert_eq!(readable("Error: unknown flag: --x"), "Error: unknown flag: --x");
-        assert_eq!(readable("[1]"), "[1]");
-        let etcd = r#"{"level":"fatal","ts":"t","caller":"main.go:2","msg":"no such directory","dir":"x"}"#;
-        assert_eq!(readable(etcd), "fatal no such directory dir=\"x\"");
-    }
-
-    #[test]
-    fn what_only_informs_is_distinguished_from_errors() {
-        for line in ["I1121 14:48:01.5 1 x.go:2] y", "W1121 x", r#"{"level":"info","msg":"x"}"#, r#"{"level":"INFO"}"#]
-        {
-            assert!(informs(line), "{line}");
-        }
-        for line in ["E1121 14:48:01.5 1 x.go:2] y", "Error: unknown flag", "In 1999", r#"{"level":"ERROR"}"#, ""] {
-            assert!(!informs(line), "{line}");
-        }
-    }
-
     #[tokio::test]
     async fn errors_stay_in_the_log_and_so_does_the_last_line() {
         let lines: String = (0..40).map(|n| format!("{}1121 {n}\n", if n == 3 { 'E' } else { 'I' })).collect();
