@@ -1,16 +1,14 @@
 //! An apiserver's stand-in that a test binary can be itself: it gives back what it gets; after SIGTERM, SIGINT, SIGHUP or SIGQUIT
 //! it listens no more, and ends when its last connection has ended.
 
+use crate::support::tls;
 use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio_rustls::TlsAcceptor;
 
 /// The flags that the stand-in was started with. Set: this process is one.
 const FLAGS: &str = "STAND_IN_FLAGS";
@@ -53,13 +51,14 @@ fn process() {
                 _ = hup.recv() => break "SIGHUP",
                 _ = quit.recv() => break "SIGQUIT",
                 Ok((mut stream, _)) = listener.accept() => {
-                    let api = api.clone();
+                    if let Some(api) = api.clone() {
+                        let stream = stream.into_std().unwrap();
+                        stream.set_nonblocking(false).unwrap();
+                        // A probe says nothing, and a client that goes away early does not matter.
+                        connections.spawn_blocking(move || drop(tls::answer(&api.tls, stream, |path| api.answer(path))));
+                        continue;
+                    }
                     connections.spawn(async move {
-                        if let Some(api) = api {
-                            // A probe says nothing, and a client that goes away early does not matter.
-                            let _ = api.serve(stream).await;
-                            return;
-                        }
                         let mut buffer = [0; 1024];
                         while let Ok(length @ 1..) = stream.read(&mut buffer).await {
                             stream.write_all(&buffer[..length]).await.unwrap();
@@ -84,7 +83,7 @@ fn process() {
 }
 
 struct Api {
-    tls: TlsAcceptor,
+    tls: Arc<ServerConfig>,
     emulates: String,
     broken: bool,
     requests: AtomicU32,
@@ -92,38 +91,18 @@ struct Api {
 
 impl Api {
     fn new(directory: &Path) -> Self {
-        let file = |name: &str| -> PathBuf { directory.join(name) };
-        let chain = vec![CertificateDer::from_pem_file(file("kube.crt")).unwrap()];
-        let key = PrivateKeyDer::from_pem_file(file("kube.key")).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let config = builder.with_no_client_auth().with_single_cert(chain, key).unwrap();
+        let file = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
         Self {
-            tls: TlsAcceptor::from(Arc::new(config)),
+            tls: tls::server_config(&file("kube.crt"), &file("kube.key")),
             emulates: std::env::var(EMULATES).unwrap(),
             broken: std::env::var_os(BROKEN).is_some(),
             requests: AtomicU32::new(0),
         }
     }
 
-    async fn serve(&self, stream: TcpStream) -> std::io::Result<()> {
-        let mut tls = self.tls.accept(stream).await?;
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            head.push(tls.read_u8().await?);
-        }
-        let head = String::from_utf8_lossy(&head);
-        let path = head.split([' ', '?']).nth(1).unwrap_or_default();
-        let (status, body) = self.answer(path.strip_prefix("/k").unwrap_or(path));
-        let length = body.len();
-        let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
-        tls.write_all(answer.as_bytes()).await?;
-        tls.shutdown().await
-    }
-
     fn answer(&self, path: &str) -> (&'static str, String) {
         let code = if self.broken { 500 } else { 200 };
-        match path {
+        match path.strip_prefix("/k").unwrap_or(path) {
             "/metrics" => ("200 OK", self.metrics(code)),
             "/api/v1" => ("200 OK", r#"{"kind": "APIResourceList", "resources": []}"#.to_owned()),
             "/api/v1/pods" => {

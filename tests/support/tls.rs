@@ -1,7 +1,8 @@
 //! A small HTTPS server in an apiserver's place, its CA, and a client.
 
 use super::net::{Backend, PROBES, fresh_ip};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use berth_testing::{authority, issue};
+use rcgen::{CertifiedIssuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
@@ -14,9 +15,7 @@ pub(crate) struct Ca(CertifiedIssuer<'static, KeyPair>);
 
 impl Ca {
     pub(crate) fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+        Self(authority())
     }
 
     pub(crate) fn pem(&self) -> String {
@@ -24,14 +23,8 @@ impl Ca {
     }
 
     fn server_config(&self) -> Arc<ServerConfig> {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(vec!["kubernetes".to_owned()]).unwrap();
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let certificate = params.signed_by(&key, &self.0).unwrap();
-        let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        Arc::new(builder.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], key).unwrap())
+        let (certificate, key) = issue(&self.0, &["kubernetes"]);
+        server_config(&certificate, &key)
     }
 
     /// Asks for a path and gives the whole answer.
@@ -39,6 +32,15 @@ impl Ca {
     pub(crate) fn get(&self, stream: TcpStream, path: &str) -> String {
         get(self.0.der(), stream, path)
     }
+}
+
+/// Of an apiserver with this certificate and key.
+pub(crate) fn server_config(certificate: &str, key: &str) -> Arc<ServerConfig> {
+    let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    Arc::new(builder.with_no_client_auth().with_single_cert(chain, key).unwrap())
 }
 
 /// Asks an apiserver whose certificate a CA signed, and gives the whole answer.
@@ -86,7 +88,7 @@ impl Api {
         let address = Backend::at(address).serve(move |stream| {
             let status = *now.lock().unwrap();
             // A client that goes away early does not matter to the test.
-            let _ = answer(&config, stream, status, body);
+            let _ = answer(&config, stream, |_| (status, body.to_owned()));
         });
         Self { address, status }
     }
@@ -99,7 +101,7 @@ impl Api {
         let address = Backend::new().serve(move |stream| {
             if stream.peer_addr().is_ok_and(|peer| peer.ip() == PROBES) {
                 let status = *now.lock().unwrap();
-                let _ = answer(&config, stream, status, VERSION);
+                let _ = answer(&config, stream, |_| (status, VERSION.to_owned()));
             } else {
                 let _ = give.send(stream);
             }
@@ -118,7 +120,12 @@ impl Api {
     }
 }
 
-fn answer(config: &Arc<ServerConfig>, stream: TcpStream, status: &str, body: &str) -> std::io::Result<()> {
+/// Answers one request; its path has this status and body.
+pub(crate) fn answer(
+    config: &Arc<ServerConfig>,
+    stream: TcpStream,
+    of: impl FnOnce(&str) -> (&'static str, String),
+) -> std::io::Result<()> {
     let mut tls = StreamOwned::new(ServerConnection::new(config.clone()).unwrap(), stream);
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -126,6 +133,8 @@ fn answer(config: &Arc<ServerConfig>, stream: TcpStream, status: &str, body: &st
         tls.read_exact(&mut byte)?;
         head.push(byte[0]);
     }
+    let head = String::from_utf8_lossy(&head);
+    let (status, body) = of(head.split([' ', '?']).nth(1).unwrap_or_default());
     let length = body.len();
     tls.write_all(
         format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").as_bytes(),

@@ -1,81 +1,20 @@
 //! Tests of one question, against a small HTTPS server; in a file of their own for its length.
 
 use super::*;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig};
+use berth_testing::{answer, authority, issue, serve_as};
+use rcgen::{CertifiedIssuer, KeyPair};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio_rustls::TlsAcceptor;
 
-struct Ca(CertifiedIssuer<'static, KeyPair>);
-
-impl Ca {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    /// A certificate and its key in PEM form.
-    fn issue(&self, name: &str) -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
-    }
-
-    fn acceptor(&self, name: &str) -> TlsAcceptor {
-        let (certificate, key) = self.issue(name);
-        let mut roots = RootCertStore::empty();
-        roots.add(self.0.der().clone()).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let clients = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone());
-        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let config = builder.with_client_cert_verifier(clients.allow_unauthenticated().build().unwrap());
-        let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
-        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
-        TlsAcceptor::from(Arc::new(config.with_single_cert(chain, key).unwrap()))
-    }
-}
-
-/// What a server was asked: the request's head, and the client's certificate.
-type Asked = (String, Option<CertificateDer<'static>>);
+type Ca = CertifiedIssuer<'static, KeyPair>;
 
 /// Answers every request with the same bytes; with none, it is silent.
-async fn serve(acceptor: TlsAcceptor, answer: &str) -> (SocketAddr, mpsc::UnboundedReceiver<Asked>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let (to, asked) = mpsc::unbounded_channel();
+async fn serve(ca: &Ca, answer: &str) -> (SocketAddr, mpsc::UnboundedReceiver<(String, usize)>) {
     let answer = answer.to_owned();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let Ok(mut tls) = acceptor.accept(stream).await else { continue };
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                match tls.read_u8().await {
-                    Ok(byte) => head.push(byte),
-                    Err(_) => break,
-                }
-            }
-            let certificate = tls.get_ref().1.peer_certificates().map(|chain| chain[0].clone().into_owned());
-            let _ = to.send((String::from_utf8(head).unwrap(), certificate));
-            if answer.is_empty() {
-                std::future::pending::<()>().await;
-            }
-            // The client may close before the whole answer is written.
-            let _ = tls.write_all(answer.as_bytes()).await;
-            let _ = tls.shutdown().await;
-        }
-    });
-    (address, asked)
-}
-
-fn status(status: &str, body: &str) -> String {
-    format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+    let server = serve_as(ca, ([127, 0, 0, 1], 0).into(), "kubernetes", move |_| answer.clone()).await;
+    (server.access.server.strip_prefix("https://").unwrap().parse().unwrap(), server.asked)
 }
 
 /// A directory with the probe's files.
@@ -97,7 +36,7 @@ impl Files {
             timeout: Duration::from_secs(20),
         };
         let files = Self { temp, config };
-        files.write("ca.crt", &ca.0.pem());
+        files.write("ca.crt", &ca.pem());
         files
     }
 
@@ -135,13 +74,13 @@ fn assert_failed(answer: &Answer, result: &str, parts: &[&str]) {
 
 #[tokio::test]
 async fn asks_as_it_should_and_takes_200() {
-    let ca = Ca::new();
-    let (address, mut asked) = serve(ca.acceptor("kubernetes"), &status("200 OK", "ok")).await;
+    let ca = authority();
+    let (address, mut asked) = serve(&ca, &answer("200 OK", "ok")).await;
     let files = Files::new(&ca).with_token(" secret\n");
-    let answer = files.probe().ready(address).await;
-    assert_eq!((answer.seen, answer.result), (Observation::Pass, "ok"), "{}", answer.words);
-    let (head, certificate) = asked.recv().await.unwrap();
-    assert!(head.starts_with("GET /readyz HTTP/1.1\r\n") && certificate.is_none(), "{head}");
+    let ready = files.probe().ready(address).await;
+    assert_eq!((ready.seen, ready.result), (Observation::Pass, "ok"), "{}", ready.words);
+    let (head, certificates) = asked.recv().await.unwrap();
+    assert!(head.starts_with("GET /readyz HTTP/1.1\r\n") && certificates == 0, "{head}");
     for part in ["host: kubernetes\r\n", "authorization: Bearer secret\r\n", "user-agent: berth-probe/"] {
         assert!(head.contains(part), "{part} in {head}");
     }
@@ -151,44 +90,44 @@ async fn asks_as_it_should_and_takes_200() {
 
 #[tokio::test]
 async fn refused_credentials_name_the_option_that_mends_it() {
-    let ca = Ca::new();
+    let ca = authority();
     for (code, result) in [("401 Unauthorized", "unauthorized"), ("403 Forbidden", "forbidden")] {
-        let (address, _asked) = serve(ca.acceptor("kubernetes"), &status(code, "")).await;
+        let (address, _asked) = serve(&ca, &answer(code, "")).await;
         let none = Files::new(&ca).probe().ready(address).await;
         assert_failed(&none, result, &["alive", &code[..3], "/readyz", "--probe-cert", "--probe-token-file"]);
         let token = Files::new(&ca).with_token("x").probe().ready(address).await;
         assert_failed(&token, result, &["alive", "the token of --probe-token-file"]);
-        let client = Files::new(&ca).with_client(&ca.issue("probe")).probe().ready(address).await;
+        let client = Files::new(&ca).with_client(&issue(&ca, &["probe"])).probe().ready(address).await;
         assert_failed(&client, result, &["alive", "the user of --probe-cert"]);
     }
 }
 
 #[tokio::test]
 async fn other_answers_are_not_ready() {
-    let ca = Ca::new();
+    let ca = authority();
     let checks = "[+]ping ok\n[-]etcd failed: reason withheld\n[+]log ok\nreadyz check failed\n";
     let answers = [
-        (status("500 Internal Server Error", checks), "status", "500 for /readyz: [-]etcd failed: reason withheld"),
-        (status("429 Too Many Requests", ""), "status", "429 for /readyz"),
-        (status("302 Found", ""), "status", "302 for /readyz"),
-        (status("204 No Content", ""), "status", "204 for /readyz"),
+        (answer("500 Internal Server Error", checks), "status", "500 for /readyz: [-]etcd failed: reason withheld"),
+        (answer("429 Too Many Requests", ""), "status", "429 for /readyz"),
+        (answer("302 Found", ""), "status", "302 for /readyz"),
+        (answer("204 No Content", ""), "status", "204 for /readyz"),
         // More than is read, and without an end.
         (format!("HTTP/1.1 503 No\r\n\r\n{}", "x".repeat(1 << 20)), "status", "503 for /readyz"),
         ("SSH-2.0-OpenSSH\r\n".to_owned(), "http", "no HTTP answer"),
         ("HTTP/1.1 ".to_owned(), "http", "no HTTP answer"),
     ];
     for (bytes, result, words) in answers {
-        let (address, _asked) = serve(ca.acceptor("kubernetes"), &bytes).await;
+        let (address, _asked) = serve(&ca, &bytes).await;
         assert_failed(&Files::new(&ca).probe().ready(address).await, result, &[words]);
     }
 }
 
 #[tokio::test]
 async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
-    let ca = Ca::new();
+    let ca = authority();
     let mut files = Files::new(&ca);
     files.config.timeout = Duration::from_millis(100);
-    let (silent_in_http, _asked) = serve(ca.acceptor("kubernetes"), "").await;
+    let (silent_in_http, _asked) = serve(&ca, "").await;
     // Never accepted: the connection stands and nothing is sent.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent_in_tls = listener.local_addr().unwrap();
@@ -211,8 +150,8 @@ async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
 
 #[tokio::test]
 async fn a_certificate_that_does_not_fit_names_the_option_that_mends_it() {
-    let (ca, other) = (Ca::new(), Ca::new());
-    let (address, _asked) = serve(ca.acceptor("kubernetes"), &status("200 OK", "")).await;
+    let (ca, other) = (authority(), authority());
+    let (address, _asked) = serve(&ca, &answer("200 OK", "")).await;
     assert_failed(&Files::new(&other).probe().ready(address).await, "tls", &["--probe-ca"]);
     let mut files = Files::new(&ca);
     files.config.server_name = ServerName::try_from("example.com").unwrap();
@@ -232,27 +171,28 @@ async fn a_certificate_that_does_not_fit_names_the_option_that_mends_it() {
 
 #[tokio::test]
 async fn certificates_and_tokens_are_read_again_when_they_change() {
-    let (old, new) = (Ca::new(), Ca::new());
-    let files = Files::new(&old).with_token("one").with_client(&old.issue("probe-one"));
+    let (old, new) = (authority(), authority());
+    let files = Files::new(&old).with_token("one").with_client(&issue(&old, &["probe-one"]));
     let probe = files.probe();
-    let (at_old, mut asked_old) = serve(old.acceptor("kubernetes"), &status("200 OK", "")).await;
-    let (at_new, mut asked_new) = serve(new.acceptor("kubernetes"), &status("200 OK", "")).await;
+    let (at_old, mut asked_old) = serve(&old, &answer("200 OK", "")).await;
+    let (at_new, mut asked_new) = serve(&new, &answer("200 OK", "")).await;
     assert_eq!(probe.ready(at_old).await.seen, Observation::Pass);
-    let (head, first) = asked_old.recv().await.unwrap();
-    assert!(head.contains("Bearer one\r\n") && first.is_some());
+    let (head, certificates) = asked_old.recv().await.unwrap();
+    assert!(head.contains("Bearer one\r\n") && certificates == 1);
     assert_failed(&probe.ready(at_new).await, "tls", &["--probe-ca"]);
 
     // Both CAs, as in a rotation.
-    files.write("ca.crt", &format!("{}{}", old.0.pem(), new.0.pem()));
-    let (certificate, key) = new.issue("probe-two");
+    files.write("ca.crt", &format!("{}{}", old.pem(), new.pem()));
+    let (certificate, key) = issue(&new, &["probe-two"]);
     // A moment in which they do not fit together costs one answer and no more.
     files.write("client.crt", &certificate);
     assert_failed(&probe.ready(at_new).await, "config", &["--probe-key", "--probe-cert"]);
     files.write("client.key", &key);
     files.write("token", "two\n");
     assert_eq!(probe.ready(at_new).await.seen, Observation::Pass);
-    let (head, second) = asked_new.recv().await.unwrap();
-    assert!(head.contains("Bearer two\r\n") && second.is_some() && second != first);
+    // The new CA's server takes no certificate of the old one.
+    let (head, certificates) = asked_new.recv().await.unwrap();
+    assert!(head.contains("Bearer two\r\n") && certificates == 1);
 
     files.write("token", "\n");
     assert_failed(&probe.ready(at_new).await, "config", &["--probe-token-file", "is empty"]);
@@ -262,20 +202,20 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
 
 #[tokio::test]
 async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
-    let (old, new) = (Ca::new(), Ca::new());
+    let (old, new) = (authority(), authority());
     let mut files = Files::new(&old);
-    let (at_old, _asked_old) = serve(old.acceptor("kubernetes"), &status("200 OK", "")).await;
-    let (at_new, _asked_new) = serve(new.acceptor("kubernetes"), &status("200 OK", "")).await;
+    let (at_old, _asked_old) = serve(&old, &answer("200 OK", "")).await;
+    let (at_new, _asked_new) = serve(&new, &answer("200 OK", "")).await;
     // What a mount of the file shows: the same file, whatever has its name.
     let path = files.temp.path().join("ca.crt");
     let mounted = File::open(&path).unwrap();
     files.config.ca = Some(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&mounted)).into());
     let probe = files.probe();
-    let both = format!("{}{}", old.0.pem(), new.0.pem());
+    let both = format!("{}{}", old.pem(), new.pem());
     assert_failed(&probe.ready(at_new).await, "tls", &["--probe-ca must hold"]);
     files.write("ca.crt", &both);
     assert_eq!(probe.ready(at_new).await.seen, Observation::Pass);
-    files.write("ca.crt", &old.0.pem());
+    files.write("ca.crt", &old.pem());
     files.write("ca.crt.new", &both);
     std::fs::rename(files.temp.path().join("ca.crt.new"), &path).unwrap();
     assert_eq!(probe.ready(at_old).await.seen, Observation::Pass);
@@ -284,11 +224,11 @@ async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
 
 #[test]
 fn files_that_do_not_hold_what_they_should_are_told_at_start() {
-    let ca = Ca::new();
-    let credentials = ca.issue("probe");
+    let ca = authority();
+    let credentials = issue(&ca, &["probe"]);
     let files = || Files::new(&ca).with_client(&credentials).with_token("x");
     assert_eq!(files().probe().check(), Ok(()));
-    let other_key = ca.issue("probe").1;
+    let other_key = issue(&ca, &["probe"]).1;
     let broken = [
         ("ca.crt", "", "--probe-ca"),
         ("ca.crt", credentials.1.as_str(), "--probe-ca"),
