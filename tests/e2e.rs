@@ -60,10 +60,7 @@ fn main() -> ExitCode {
             Ok(_) => run(script, arguments).map(|()| Completion::Completed),
         })
     };
-    let rehearsal = Trial::ignorable_test("rehearsal_with_two_real_versions", || match binaries() {
-        Err(why) => Ok(Completion::ignored_with(why)),
-        Ok(binaries) => rehearsal(&binaries).map(|()| Completion::Completed),
-    });
+    let rehearsal = real("rehearsal_with_two_real_versions", binaries, |binaries| rehearsal(&binaries));
     let mut trials = vec![Trial::ignorable_test("direct_path_to_a_real_kube_apiserver", || match obstacle_to_direct()
         .or_else(|| binaries().err())
     {
@@ -71,39 +68,31 @@ fn main() -> ExitCode {
         None => run("scripts/direct.sh", &[]).map(|()| Completion::Completed),
     })];
     #[cfg(feature = "operate")]
-    trials.push(Trial::ignorable_test("members_of_a_real_etcd", || match newest() {
-        Err(why) => Ok(Completion::ignored_with(why)),
-        Ok((_, etcd)) => etcd_members::members_of_a_real_etcd(&etcd).map(|()| Completion::Completed),
+    trials.push(real("members_of_a_real_etcd", newest, |(_, etcd)| etcd_members::members_of_a_real_etcd(&etcd)));
+    #[cfg(feature = "operate")]
+    trials.push(real("rbac_of_a_real_kube_apiserver", binaries, |binaries| {
+        grant::grant(&binaries.new.path, &binaries.etcd)
     }));
     #[cfg(feature = "operate")]
-    trials.push(Trial::ignorable_test("rbac_of_a_real_kube_apiserver", || match binaries() {
-        Err(why) => Ok(Completion::ignored_with(why)),
-        Ok(binaries) => grant::grant(&binaries.new.path, &binaries.etcd).map(|()| Completion::Completed),
+    trials.push(real("lock_of_a_real_cluster", binaries, |binaries| {
+        lock::lock_of_a_cluster(&binaries.new.path, &binaries.etcd)
     }));
     #[cfg(feature = "operate")]
-    trials.push(Trial::ignorable_test("lock_of_a_real_cluster", || match binaries() {
-        Err(why) => Ok(Completion::ignored_with(why)),
-        Ok(binaries) => lock::lock_of_a_cluster(&binaries.new.path, &binaries.etcd).map(|()| Completion::Completed),
+    trials.push(real("the_old_release_reads_what_one_stores_that_emulates_it", binaries, |binaries| {
+        emulation::goes_back(&binaries)
     }));
     #[cfg(feature = "operate")]
-    trials.push(Trial::ignorable_test("the_old_release_reads_what_one_stores_that_emulates_it", || match binaries() {
-        Err(why) => Ok(Completion::ignored_with(why)),
-        Ok(binaries) => emulation::goes_back(&binaries).map(|()| Completion::Completed),
-    }));
+    trials.push(real(
+        "etcd_is_replaced_under_a_bridge",
+        || obstacle_to_direct().map_or_else(newest, Err),
+        |(new, etcd)| etcd::replaced(&new.path, &etcd),
+    ));
     #[cfg(feature = "operate")]
-    trials.push(Trial::ignorable_test("etcd_is_replaced_under_a_bridge", || {
-        match obstacle_to_direct().map_or_else(newest, Err) {
-            Err(why) => Ok(Completion::ignored_with(why)),
-            Ok((new, etcd)) => etcd::replaced(&new.path, &etcd).map(|()| Completion::Completed),
-        }
-    }));
-    #[cfg(feature = "operate")]
-    trials.push(Trial::ignorable_test("bridges_of_nodes_of_ipv6", || {
-        match obstacle_to_direct().map_or_else(newest, Err) {
-            Err(why) => Ok(Completion::ignored_with(why)),
-            Ok((new, etcd)) => ipv6::bridges(&new.path, &etcd).map(|()| Completion::Completed),
-        }
-    }));
+    trials.push(real(
+        "bridges_of_nodes_of_ipv6",
+        || obstacle_to_direct().map_or_else(newest, Err),
+        |(new, etcd)| ipv6::bridges(&new.path, &etcd),
+    ));
     if cfg!(feature = "operate") {
         trials.push(scripted("manifests_for_a_real_kubeadm_and_kube_apiserver", "scripts/manifests.sh", &[]));
         trials.push(scripted("the_service_kubernetes_never_empties", "scripts/service.sh", &["nft"]));
@@ -117,17 +106,28 @@ fn main() -> ExitCode {
         trials.push(rehearsal);
     }
     #[cfg(all(feature = "operate", feature = "rehearse"))]
-    trials.push(Trial::ignorable_test("a_node_without_a_compiler_installs_a_release", || {
-        match obstacle_of_machine(install::TOOLS).map_or_else(install::release, Err) {
-            Err(why) => Ok(Completion::ignored_with(why)),
-            Ok(release) => install::on_a_node_without_a_compiler(&release).map(|()| Completion::Completed),
-        }
-    }));
+    trials.push(real(
+        "a_node_without_a_compiler_installs_a_release",
+        || obstacle_of_machine(install::TOOLS).map_or_else(install::release, Err),
+        |release| install::on_a_node_without_a_compiler(&release),
+    ));
     if !arguments.ignored && !arguments.include_ignored {
         println!("with real programs, some minutes each: cargo test --test e2e -- --ignored");
     }
     let asked_for = |trial: Trial| trial.with_kind("real").with_ignored_flag(true);
     libtest_mimic::run(&arguments, trials.into_iter().map(asked_for).collect()).exit_code()
+}
+
+/// A test with what it needs, or ignored where that cannot be had.
+fn real<T>(
+    name: &str,
+    needs: impl FnOnce() -> Result<T, String> + Send + 'static,
+    test: impl FnOnce(T) -> Result<(), Failed> + Send + 'static,
+) -> Trial {
+    Trial::ignorable_test(name, move || match needs() {
+        Err(why) => Ok(Completion::ignored_with(why)),
+        Ok(it) => test(it).map(|()| Completion::Completed),
+    })
 }
 
 fn run(script: &str, arguments: &[&str]) -> Result<(), Failed> {

@@ -34,23 +34,3 @@ fn copy(to: &Path) -> io::Result<()> {
         file.set_permissions(Permissions::from_mode(0o755))
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-    use std::os::unix::fs::MetadataExt;
-
-    #[test]
-    fn a_copy_is_the_program_and_replaces_what_was_there() {
-        let temp = tempfile::tempdir().unwrap();
-        let to = temp.path().join("berth");
-        fs::write(&to, "old").unwrap();
-        fs::write(temp.path().join(format!(".berth.{}", std::process::id())), "half").unwrap();
-        copy(&to).unwrap();
-        assert_eq!(fs::read(&to).unwrap(), fs::read("/proc/self/exe").unwrap());
-        assert_eq!(fs::metadata(&to).unwrap().mode() & 0o7777, 0o755);
-        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
-        assert!(copy(&temp.path().join("none/berth")).is_err());
-    }
-}

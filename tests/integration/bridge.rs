@@ -1276,21 +1276,6 @@ fn of_an_etcd_of_several_members_the_temporary_one_uses_the_others() {
     });
 }
 
-#[test]
-fn command_does_not_begin_when_too_few_members_of_etcd_are_left() {
-    on_any_node_of(ETCD, |node| {
-        let members = etcd_of(node);
-        let before = node.own_pid();
-        let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
-        bridge.logs("a temporary kube-apiserver starts");
-        members.lock().unwrap().stopped.push(2);
-        bridge.ends(69);
-        assert!(bridge.log().contains("not begun: etcd: member cp-2 (2) cannot be used"), "{}", bridge.log());
-        assert_eq!(node.own_pid(), before);
-        node.answers();
-    });
-}
-
 /// The same command, started by another.
 fn by(starter: &[&str], command: &Command) -> Command {
     let mut by = Command::new(starter[0]);

@@ -72,23 +72,6 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_direct_path_is_there_when_it_is_asked_for() {
-    let node = Node::new();
-    let lines = |text: &str| text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect::<Vec<_>>();
-    let plain = node.berth("inject", &[]).out;
-    assert_eq!(node.berth("inject", &["--direct", "off"]).out, plain);
-    for (mode, said) in [("auto", "auto"), ("on", "\"on\"")] {
-        let mut direct = lines(&node.berth("inject", &["--direct", mode]).out);
-        direct.retain(|line| !lines(&plain).contains(line));
-        let value = format!("      value: {said}");
-        let wanted = ["    - name: BERTH_DIRECT", &value, "        add:", "        - BPF", "        - NET_ADMIN"];
-        assert_eq!(direct, wanted);
-    }
-    let refused = node.berth("inject", &["--direct", "maybe"]);
-    assert!(refused.status == Some(64) && refused.err.contains("off, auto, on"), "{}", refused.err);
-}
-
-#[test]
 fn without_write_nothing_is_written() {
     let node = Node::new();
     let printed = node.berth("inject", &[]);
@@ -244,7 +227,8 @@ fn copy_self_leaves_a_program_that_runs() {
     let (copy, run_dir) = (temp.path().join("berth"), temp.path().join("run/berth"));
     for _ in 0..2 {
         let done = run(berth().arg("copy-self").arg(&copy).arg("--run-dir").arg(&run_dir));
-        assert_eq!(done.status, Some(0), "{}", done.err);
+        assert_eq!((done.status, names(temp.path())), (Some(0), vec!["berth".into(), "run".into()]), "{}", done.err);
+        assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o7777, 0o755);
     }
     assert!(run(Command::new(&copy).arg("--version")).out.starts_with("berth "));
     assert_eq!(fs::metadata(&run_dir).unwrap().permissions().mode() & 0o7777, 0o700);

@@ -2,18 +2,14 @@
 //! needs no port, else this test binary itself ([`stand_in`]).
 
 use crate::stand_in::STAND_IN;
-use crate::support::net::{
-    client_hello, connect, connect_from, expect_end, expect_reset, free_address, fresh_ip, listening, ping, read,
-};
+use crate::support::net::{client_hello, connect, expect_end, expect_reset, free_address, listening, ping, read};
 use crate::support::process::{Running, berth, ends, gone, output_of};
 use crate::support::{MOMENT, eventually};
-use berth_os::process;
-use berth_os::socket;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -320,64 +316,4 @@ fn a_child_that_ends_by_itself() {
     run.ends(128 + Signal::SIGKILL as i32);
     let (_, out, _) = output_of(&mut berth(["status", "--run-dir", &node.run_dir()]));
     assert!(out.contains("the apiserver ended: signal: 9"), "{out}");
-}
-
-/// The samples of `berth_backend_connect_seconds_bucket` so far: the upper ends in microseconds, and how many are below.
-fn connects(admin: SocketAddr) -> Vec<(f64, u64)> {
-    let mut stream = connect(admin);
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: berth\r\nConnection: close\r\n\r\n").unwrap();
-    let mut page = String::new();
-    stream.read_to_string(&mut page).unwrap();
-    let bucket = |line: &str| {
-        let rest = line.strip_prefix("berth_backend_connect_seconds_bucket{")?;
-        let end = rest.split("le=\"").nth(1)?.split('"').next()?;
-        let end = if end == "+Inf" { f64::INFINITY } else { end.parse::<f64>().ok()? * 1e6 };
-        Some((end, rest.rsplit(' ').next()?.parse().ok()?))
-    };
-    page.lines().filter_map(bucket).collect()
-}
-
-/// All clients behind one NAT or load balancer: the apiserver's port is reached from one source address, and Linux
-/// looks for a free port among the odd ones only when no even one is left.
-#[test]
-#[ignore = "15,000 connections through three processes: cargo test --test integration -- --ignored --nocapture fifteen_thousand"]
-fn fifteen_thousand_backend_connections_from_one_source() {
-    // As the shim makes them, without its descriptors: then all fit into a limit of 20,000.
-    const DIRECT: usize = 10_000;
-    const CONNECTIONS: usize = 15_000;
-    const STEP: usize = 500;
-    let limit = process::raise_file_limit().unwrap();
-    if limit < CONNECTIONS as u64 + 1_000 {
-        return eprintln!("left out: {limit} open files are too few for {CONNECTIONS} connections");
-    }
-    let node = Node::new();
-    let admin = free_address();
-    let (run, _) = node.joined(&["--admin", &admin.to_string(), "--drain-timeout", "100ms"]);
-    let line = run.logs("becoming the apiserver");
-    let instance: SocketAddr = line.split("address=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
-    let source = fresh_ip();
-    let mut kept: Vec<_> = (0..DIRECT)
-        .map(|_| {
-            let mut connection = socket::connect(instance, Some(source.into())).unwrap();
-            connection.set_nonblocking(false).unwrap();
-            ping(&mut connection, &client_hello(100));
-            connection
-        })
-        .collect();
-    let mut medians = Vec::new();
-    let mut before = connects(admin);
-    while kept.len() < CONNECTIONS {
-        for _ in 0..STEP {
-            let mut client = connect_from(source.into(), node.listen);
-            ping(&mut client, &client_hello(100));
-            kept.push(client);
-        }
-        let now = connects(admin);
-        let below: Vec<_> = now.iter().zip(&before).map(|((end, now), (_, before))| (*end, now - before)).collect();
-        let median = below.iter().find(|(_, below)| *below * 2 >= STEP as u64).unwrap().0;
-        println!("{:6} connections: half of the last {STEP} connects took less than {median:.0} µs", kept.len());
-        medians.push(median);
-        before = now;
-    }
-    assert!(medians.iter().all(|median| *median <= 100.0), "{medians:?}");
 }

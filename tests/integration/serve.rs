@@ -1,7 +1,7 @@
 //! The life of `berth serve`, and of the commands that ask it, with the real binary.
 
 use crate::support::net::{
-    Backend, client_hello, connect, echo, expect_reset, expect_silence, free_address, listening, ping, read,
+    Backend, client_hello, connect, echo, expect_reset, expect_silence, free_address, listening, ping, read, served,
 };
 use crate::support::process::{Running, berth, ends, output_of};
 use crate::support::shim::Shim;
@@ -664,7 +664,7 @@ fn a_log_without_a_reader_delays_no_client() {
         let mut shim = Killed(command.stderr(Stdio::piped()).spawn().unwrap());
         eventually("a listener", || (!listening(node.listen).is_empty()).then_some(()));
         for _ in 0..CLIENTS {
-            ping(&mut connect(node.listen), &client_hello(100));
+            served(node.listen);
         }
         (shim.0.stderr.take().unwrap(), shim)
     };

@@ -3,7 +3,7 @@
 use super::node::{Echo, Node};
 use crate::support::MOMENT;
 use crate::support::eventually;
-use crate::support::net::{Backend, client_hello, connect, free_address, ping, read};
+use crate::support::net::{Backend, client_hello, connect, free_address, ping, read, served};
 use berth_node::terms::Phase;
 use berth_os::seqpacket;
 use nix::sys::signal::Signal;
@@ -30,7 +30,7 @@ fn drain_leaves_and_keeps_streams() {
     });
     assert_eq!(a.status().state, Phase::Left, "it returned when the handover was done");
     let before = b.status().connections_total;
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
     assert_eq!(b.status().connections_total, before + 1);
     ping(&mut stream, b"still there");
     let (code, out, _) = drain(&["--wait-streams", "0s"]);
@@ -67,7 +67,7 @@ fn a_shim_that_hung_when_it_was_asked_to_leave_serves_on_if_it_is_the_last() {
     assert_eq!(reply, r#""alone""#, "{}", a.running.log());
     assert_eq!(a.status().state, Phase::Joined);
     assert_eq!(a.counted("left", "ok"), 0, "{}", a.running.log());
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_drained_shim_joins_again_when_its_apiserver_was_restarted_in_place() {
     let _new = node.record("a", again.address);
     a.until_joined();
     b.leave();
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
 }
 
 #[test]
@@ -109,13 +109,13 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     });
     drop(never);
     shim.until("it is gone", |status| status.instances.len() == 1);
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
     let _second = node.record("new", new.address);
     shim.until("both are known", |status| status.instances.len() == 2);
     drop((old, first));
     eventually("the new one serves alone", || (shim.status().instances.len() == 1).then_some(()));
     for _ in 0..20 {
-        ping(&mut connect(node.listen), &client_hello(64));
+        served(node.listen);
     }
     assert!(shim.status().ready().is_ok());
     shim.leave();

@@ -1,9 +1,9 @@
 //! A sibling that crashes or hangs.
 
 use super::load::{self, Load};
-use super::node::{Echo, LEASE, Node, Shim, number};
+use super::node::{Echo, LEASE, Node, Shim, know_one_another, number};
 use crate::support::eventually;
-use crate::support::net::{client_hello, connect, ping, queued_at, read};
+use crate::support::net::{client_hello, connect, ping, queued_at, read, served};
 use berth_node::terms::Phase;
 use nix::sys::signal::Signal;
 use std::io::{Read, Write};
@@ -17,8 +17,7 @@ fn two(node: &Node, instance: SocketAddr, leases: [&str; 2], options: &[&str]) -
     let [listener] = node.listeners()[..] else { panic!("one shim, and {:?}", node.listeners()) };
     let b = join("b", leases[1]);
     eventually("two listeners", || (node.listeners().len() == 2).then_some(()));
-    a.until_counted("guard", 1);
-    b.until_counted("guard", 1);
+    know_one_another(&a, &b);
     (a, b, listener)
 }
 
@@ -37,8 +36,8 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
         let (node, instance) = (Node::new(), Echo::new());
         // The lease must not run out: it is the end of the process that hands over.
         let (mut a, b, listener) = two(&node, instance.address, [LEASE; 2], &[]);
-        let mut served: Vec<_> = (0..16).map(|_| connect(node.listen)).collect();
-        for client in &mut served {
+        let mut kept: Vec<_> = (0..16).map(|_| connect(node.listen)).collect();
+        for client in &mut kept {
             ping(client, &client_hello(64));
         }
         let accepted = a.status().connections_open;
@@ -56,10 +55,10 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
         let fails = |client: &mut TcpStream| {
             client.write_all(&client_hello(64)).is_err() || client.read_exact(&mut [0; 64]).is_err()
         };
-        let lost = served.iter_mut().filter_map(|client| fails(client).then_some(())).count() as u64;
+        let lost = kept.iter_mut().filter_map(|client| fails(client).then_some(())).count() as u64;
         assert!(lost <= accepted, "{lost} lost, {accepted} accepted");
         for _ in 0..50 {
-            ping(&mut connect(node.listen), &client_hello(64));
+            served(node.listen);
         }
         queued_in_all += queued;
         lost_in_all += lost;
@@ -110,7 +109,7 @@ fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
 #[track_caller]
 fn flows(node: &Node, number: usize) {
     for _ in 0..number {
-        ping(&mut connect(node.listen), &client_hello(64));
+        served(node.listen);
     }
 }
 

@@ -1,7 +1,7 @@
 //! A peer on the shim's socket that sends invalid messages.
 
 use super::node::{Echo, Node, Shim};
-use crate::support::net::{client_hello, connect, fresh_ip, ping};
+use crate::support::net::{fresh_ip, served};
 use crate::support::{eventually, skipped};
 use berth_os::{seqpacket, socket};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -67,7 +67,7 @@ fn refused(node: &Node, shim: &Shim, line: &str, message: &str, descriptors: &[B
     assert!(told.contains("WARN"), "{told}");
     peer.receives_the_end();
     drop(peer);
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
     eventually("as many descriptors as before", || (shim.descriptors() <= before).then_some(()));
 }
 
@@ -75,7 +75,7 @@ fn refused(node: &Node, shim: &Shim, line: &str, message: &str, descriptors: &[B
 fn a_peer_that_lies_is_refused() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &[]);
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
     eventually("a connection that ended", || (shim.status().connections_open == 0).then_some(()));
 
     let peer = Peer::dial(&shim.path);
@@ -141,7 +141,7 @@ fn a_listener_of_another_address_is_not_taken() {
     peer.receives_the_end();
     drop(peer);
     eventually("as many descriptors as before", || (shim.descriptors() <= before).then_some(()));
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
 }
 
 #[test]
@@ -154,13 +154,13 @@ fn a_silent_peer_holds_nothing_up() {
     shim.running.logs("sent no request: connection closed");
     let joined = Peer::joined(&shim.path, u64::MAX);
     for _ in 0..20 {
-        ping(&mut connect(node.listen), &client_hello(64));
+        served(node.listen);
     }
     shim.running.logs("a sibling is connected and sends no updates");
     // A sibling that sends nothing keeps no shim from joining or leaving for longer than a lease.
     let next = node.joined("b", instance.address, &[]);
     shim.leave();
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
     drop((silent, joined));
     eventually("few more descriptors than before", || (next.descriptors() <= before + 8).then_some(()));
 }
@@ -182,6 +182,6 @@ fn a_sibling_of_another_uid_is_refused() {
         peer.receives_the_end();
     }
     shim.running.logs("a sibling of another uid was refused");
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
     shim.leave();
 }

@@ -1,7 +1,7 @@
 //! Whose the listeners are, what their connections inherit, and when they are announced.
 
-use super::node::{ACCEPTS, Echo, Node};
-use crate::support::net::{client_hello, connect, free_address, ping};
+use super::node::{ACCEPTS, Echo, Node, know_one_another};
+use crate::support::net::{client_hello, connect, free_address, ping, served};
 use crate::support::process::{Running, berth};
 use crate::support::{MOMENT, eventually, skipped};
 use berth_node::terms::{InstanceHealth, Phase};
@@ -43,13 +43,13 @@ fn another_user_cannot_take_a_port_without_a_listener() {
     }
     let instance = Echo::at(address);
     shim.until_joined();
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
     drop(instance);
     shim.until("refusing", |status| status.state == Phase::Refusing);
     stranger_fails(node.listen).unwrap();
     let _instance = Echo::at(address);
     shim.until_joined();
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
 }
 
 /// The keepalive timers of the established connections of a local address, in seconds; none where there is none. No
@@ -116,10 +116,7 @@ fn a_shim_has_left_when_its_accept_loops_have_ended() {
     let (node, instance) = (Node::new(), Echo::new());
     // The lease must not run out: what is tested is a leave, not a hang.
     let options = ["--lease", "10m", "--threads", "1"];
-    let a = node.joined("a", instance.address, &options);
-    let b = node.joined("b", instance.address, &options);
-    a.until_counted("guard", 1);
-    b.until_counted("guard", 1);
+    let (a, b) = node.pair([instance.address, instance.address], &options);
     let stopped = a.stop(ACCEPTS);
     let drained = node.asked(&["drain", "--instance", "a"]);
     assert_eq!(drained.0, Some(0), "{drained:?}");
@@ -153,7 +150,7 @@ fn a_shim_accepts_when_its_accept_loop_runs() {
     }
     drop(stopped);
     shim.until_joined();
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
 }
 
 /// Nothing may wait for ever for a thread that is blocked: neither the deadline of the drain nor the end.
@@ -165,8 +162,7 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     let mut client = connect(node.listen);
     ping(&mut client, &client_hello(64));
     let b = node.joined("b", second.address, &[]);
-    a.until_counted("guard", 1);
-    b.until_counted("guard", 1);
+    know_one_another(&a, &b);
     let stopped = a.stop(ACCEPTS);
     a.until("blocked", |status| status.blocked);
     let ready = node.asked(&["ready", "--timeout", "30s", "--instance", "a"]);
@@ -182,33 +178,6 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     assert!(a.running.ended().code().is_some(), "{}", a.running.log());
 }
 
-/// Each try that fails costs system calls, and reading every socket of the host, on the thread that keeps the lease.
-#[test]
-fn a_port_that_another_holds_is_tried_four_times_a_second() {
-    const TRIES: u32 = 5;
-    let (node, first) = (Node::new(), Echo::new());
-    let a = node.launch("a", &[]);
-    let old = node.record("a", first.address);
-    a.until_joined();
-    assert_eq!(node.asked(&["drain", "--instance", "a"]).0, Some(0));
-    a.until("left", |status| status.state == Phase::Left);
-    let plain = std::net::TcpListener::bind(node.listen).unwrap();
-    drop((first, old));
-    a.until("its instance is gone", |status| status.instances.iter().all(|instance| !instance.own));
-    let again = Echo::new();
-    let _new = node.record("a", again.address);
-    eventually("a try", || (a.counted("listen", "failed") > 0).then_some(()));
-    let (began, before) = (Instant::now(), a.counted("listen", "failed"));
-    eventually("more tries", || (a.counted("listen", "failed") >= before + u64::from(TRIES)).then_some(()));
-    let took = began.elapsed();
-    assert!(took >= (TRIES - 1) * Duration::from_millis(250), "{TRIES} tries in {took:?}");
-    drop(plain);
-    a.until_joined();
-    let log = a.running.log();
-    assert_eq!(log.matches("cannot listen, trying again").count(), 1, "{log}");
-    assert!(log.contains(&format!("pid {}", std::process::id())), "{log}");
-}
-
 /// Its own socket was never listened on: it took an orphan into use. Its successor needs the port.
 #[test]
 fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {
@@ -216,8 +185,7 @@ fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {
     let mut shim = node.joined("a", instance.address, &[]);
     for id in ["b", "c"] {
         let next = node.joined(id, instance.address, &[]);
-        shim.until_counted("guard", 1);
-        next.until_counted("guard", 1);
+        know_one_another(&shim, &next);
         shim.leave();
         shim = next;
     }

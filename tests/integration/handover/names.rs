@@ -3,7 +3,7 @@
 use super::liars::Peer;
 use super::load;
 use super::node::{Echo, Node};
-use crate::support::net::{client_hello, connect, ping};
+use crate::support::net::served;
 use crate::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
@@ -98,16 +98,13 @@ fn a_connection_that_ends_is_made_again_while_the_sibling_lives() {
     // It may come itself as well. It is not dialled meanwhile: its lease is not renewed since its end.
     let peer = Peer::joined(&shim.path, u64::MAX);
     assert!(gets_guards(&peer, &node));
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
 }
 
 #[test]
 fn a_process_with_a_connected_siblings_name_is_refused() {
     let (node, instance) = (Node::new(), Echo::new());
-    let a = node.joined("a", instance.address, &[]);
-    let b = node.joined("b", instance.address, &[]);
-    a.until_counted("guard", 1);
-    b.until_counted("guard", 1);
+    let (a, b) = node.pair([instance.address, instance.address], &[]);
     let berth = node.berth();
     let holder = |id: &str| lease::read(&berth, &InstanceId::parse(id).unwrap()).unwrap().unwrap().holder_identity.0;
     for (name, why) in [(holder("b"), "connected already"), (holder("a"), "this shim's own")] {

@@ -210,6 +210,13 @@ impl Node {
         shim
     }
 
+    /// Two shims with these options that are joined and know one another, one for each of these instances.
+    pub(crate) fn pair(&self, backends: [SocketAddr; 2], options: &[&str]) -> (Shim, Shim) {
+        let (a, b) = (self.joined("a", backends[0], options), self.joined("b", backends[1], options));
+        know_one_another(&a, &b);
+        (a, b)
+    }
+
     /// Exit status, output and log of a command that asks its shims: again while one does not answer within the second
     /// that a command waits for it, as happens on a machine with much to do.
     #[track_caller]
@@ -321,6 +328,13 @@ impl Shim {
         self.running.ends(0);
         self.running.log()
     }
+}
+
+/// Waits until each has the other's guard.
+#[track_caller]
+pub(crate) fn know_one_another(a: &Shim, b: &Shim) {
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
 }
 
 /// An instance: gives back what comes. Dropping it resets its connections and closes its listener.

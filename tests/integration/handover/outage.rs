@@ -1,8 +1,8 @@
 //! Instances that go away, one of two or the only one.
 
 use super::load;
-use super::node::{Echo, Node, Shim};
-use crate::support::net::{client_hello, connect, free_address, fresh_ip, ping, read};
+use super::node::{Echo, Node, Shim, know_one_another};
+use crate::support::net::{client_hello, connect, free_address, fresh_ip, read, served};
 use crate::support::process::ends;
 use crate::support::{PATIENCE, eventually};
 use berth_node::terms::Phase;
@@ -37,8 +37,7 @@ fn a_sibling_loses_its_instance(recorded: bool) {
         shim
     };
     let (a, b) = (join("a", &first), join("b", &second));
-    a.until_counted("guard", 1);
-    b.until_counted("guard", 1);
+    know_one_another(&a, &b);
     let load = load::start(node.listen, 32, Duration::from_millis(100));
     load.more(200);
     drop(second);
@@ -135,6 +134,6 @@ fn beyond_the_hold_clients_are_refused_at_once() {
     a.until_joined();
     eventually("listening again", || (!node.listeners().is_empty()).then_some(()));
     for _ in 0..50 {
-        ping(&mut connect(node.listen), &client_hello(64));
+        served(node.listen);
     }
 }

@@ -1,6 +1,6 @@
 //! A connection that a leaving shim cannot serve any more goes to its sibling as a socket.
 
-use super::node::{Echo, Node, Shim};
+use super::node::{Echo, Node, Shim, know_one_another};
 use crate::support::eventually;
 use crate::support::net::{Backend, client_hello, connect, ping, queued_at, read};
 use crate::support::process::BERTH;
@@ -19,8 +19,7 @@ fn what_was_accepted_after_sigterm_outlives_the_shim() {
     let options = ["--probe-interval", "1h", "--max-openings", "off", "--hold", "60s"];
     let mut a = node.joined("a", first.address(), &options);
     let b = node.joined("b", second.address, &options);
-    a.until_counted("guard", 1);
-    b.until_counted("guard", 1);
+    know_one_another(&a, &b);
     // As long as B sends nothing, A goes on accepting.
     b.freeze();
     a.running.signal(Signal::SIGTERM);
@@ -102,8 +101,7 @@ pub(crate) fn many_at_once([program_a, program_b]: [&Path; 2]) {
     let a = node.joined("a", first.address(), &of_a);
     node.install(program_b);
     let b = node.joined("b", second.address, &options);
-    a.until_counted("guard", 1);
-    b.until_counted("guard", 1);
+    know_one_another(&a, &b);
     let clients = clients(&node, &a, CLIENTS, 50);
     drop(first);
     all_outlive(a, clients, CLIENTS);
@@ -118,8 +116,7 @@ fn a_shim_that_waited_in_vain_serves_the_client_alone() {
     let a = node.joined("a", first.address, &["--hold", "1s"]);
     let [listener] = node.listeners()[..] else { panic!("one shim, and {:?}", node.listeners()) };
     let b = node.joined("b", second.address, &[]);
-    a.until_counted("guard", 1);
-    b.until_counted("guard", 1);
+    know_one_another(&a, &b);
     b.freeze();
     drop(first);
     let before = a.status().connections_total;
@@ -157,8 +154,7 @@ fn a_sibling_that_is_full_takes_no_connection() {
     let options = ["--hold", "60s", "--max-openings", "off"];
     let a = node.joined("a", first.address(), &[&options[..], &["--probe-interval", "1h"]].concat());
     let b = node.joined("b", second.address, &[&options[..], &["--max-connections", "5"]].concat());
-    a.until_counted("guard", 1);
-    b.until_counted("guard", 1);
+    know_one_another(&a, &b);
     let mut clients = Vec::new();
     let of_a = eventually("clients of both, and B is full", || {
         let (of_a, of_b) = (a.status().connections_open, b.status().connections_open);
@@ -197,8 +193,7 @@ fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
         &[&options[..], &["--probe-interval", "1h", "--drain-timeout", "1s"]].concat(),
     );
     let b = node.joined("b", second.address, &options);
-    a.until_counted("guard", 1);
-    b.until_counted("guard", 1);
+    know_one_another(&a, &b);
     let clients = clients(&node, &a, CLIENTS, 10);
     b.freeze();
     drop(first);
@@ -220,8 +215,7 @@ fn a_sibling_whose_lease_ran_out_is_waited_for_no_more() {
     let options = ["--hold", "1h", "--max-openings", "off"];
     let a = node.joined("a", first.address(), &[&options[..], &["--probe-interval", "1h", "--lease", "6s"]].concat());
     let b = node.joined("b", second.address, &[&options[..], &["--lease", "6s"]].concat());
-    a.until_counted("guard", 1);
-    b.until_counted("guard", 1);
+    know_one_another(&a, &b);
     let _clients = clients(&node, &a, 40, 10);
     let accepted = a.status().connections_total;
     b.freeze();

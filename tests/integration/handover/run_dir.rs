@@ -1,8 +1,8 @@
 //! A run directory that is removed, replaced or closed while shims use it.
 
 use super::load;
-use super::node::{Echo, LEASE, Node, Shim};
-use crate::support::net::{client_hello, connect, ping};
+use super::node::{Echo, LEASE, Node, Shim, know_one_another};
+use crate::support::net::served;
 use crate::support::process::Running;
 use crate::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
@@ -21,7 +21,7 @@ const HOLD: &str = "300ms";
 fn serves_on(node: &Node) {
     let until = Instant::now() + Duration::from_millis(1500);
     while Instant::now() < until {
-        ping(&mut connect(node.listen), &client_hello(64));
+        served(node.listen);
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -105,8 +105,7 @@ fn siblings_hand_over_in_a_run_directory_that_was_removed() {
     let (_process_b, _echo_b) = node.exec("b");
     let b = node.launch("b", &options);
     b.until_joined();
-    a.until_counted("guard", 1);
-    b.until_counted("guard", 1);
+    know_one_another(&a, &b);
     let load = load::start(node.listen, 16, Duration::from_millis(100));
     load.more(100);
     remove(&node);
@@ -142,7 +141,7 @@ fn a_record_that_cannot_be_read_for_a_while_is_alive() {
     shim.running.logs("a.json is ignored: it cannot be opened");
     serves_on(&node);
     fs::set_permissions(&record, fs::Permissions::from_mode(0o600)).unwrap();
-    ping(&mut connect(node.listen), &client_hello(64));
+    served(node.listen);
     assert!(!shim.running.log().contains("gone instance=a"), "{}", shim.running.log());
     shim.leave();
 }

@@ -135,21 +135,12 @@ fn each_instance_gets_its_share() {
     let again = pair.clients(&many.new);
     assert!(again.new.len() + many.declined + again.declined >= many.new.len(), "{again:?}");
 
-    pair.put_all(50);
-    let one = pair.clients(&[fresh_ip(); CONNECTIONS]);
-    assert!(AT_5_PERCENT.contains(&one.on_new_side), "{:?}", one.of);
-    assert!(pair.shims.iter().all(|shim| shim.status().share.unwrap().by_connection > 100), "{:?}", one.of);
-
     pair.put_all(0);
     let none = pair.clients(&fresh(200));
     assert_eq!((none.on_new_side, none.new.len()), (0, none.of[1][2]), "{none:?}");
     pair.put_all(1000);
     let all = pair.clients(&fresh(200));
     assert_eq!((all.on_new_side, all.new.len()), (200, 200 - all.of[0][2]), "{all:?}");
-    // Unless it is asked for, clients of the node are not on the new side.
-    pair.put(1000, false, 600_000);
-    let local = pair.clients(&fresh(100));
-    assert_eq!((local.on_new_side, local.new.len()), (0, local.of[1][2]), "{local:?}");
 }
 
 #[test]

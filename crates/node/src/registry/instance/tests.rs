@@ -144,6 +144,7 @@ fn prune_waits_for_no_claim() {
     assert!(matches!(lock_names(&berth.instances(), Duration::ZERO), Err(ClaimError::Busy { .. })));
 }
 
+/// What any file may be that others write is tested with leases; here what only a record may be, and who claims in its place.
 #[test]
 fn hostile_files_are_reported_and_ignored() {
     let (_temp, berth) = berth();
@@ -151,21 +152,13 @@ fn hostile_files_are_reported_and_ignored() {
     let path = |name: &str| berth.instances().join(name);
     let good = fs::read_to_string(path("good.json")).unwrap();
     fs::write(path("torn.json"), &good[..good.len() / 2]).unwrap();
-    fs::write(path("empty.json"), "").unwrap();
     fs::write(path("other.json"), &good).unwrap();
     fs::write(path("later.json"), r#"{"version": 2}"#).unwrap();
     fs::write(path("away.json"), good.replace("good", "away").replace("127.1.2.1", "10.0.0.9")).unwrap();
     fs::write(path("six.json"), good.replace("good", "six").replace("127.1.2.1", "[::1]")).unwrap();
-    fs::write(path("huge.json"), vec![b' '; 70_000]).unwrap();
-    fs::write(path("readme.txt"), "").unwrap();
     fs::create_dir(path("folder.json")).unwrap();
     symlink(path("good.json"), path("link.json")).unwrap();
     nix::unistd::mkfifo(&path("fifo.json"), nix::sys::stat::Mode::S_IRUSR).unwrap();
-    let foreign = nix::unistd::geteuid().is_root();
-    if foreign {
-        fs::write(path("foreign.json"), good.replace("good", "foreign")).unwrap();
-        std::os::unix::fs::chown(path("foreign.json"), Some(65534), None).unwrap();
-    }
     let listing = list(&berth).unwrap();
     assert_eq!(listing.found.len(), 1);
     let reasons: Vec<_> = listing
@@ -173,22 +166,16 @@ fn hostile_files_are_reported_and_ignored() {
         .iter()
         .map(|problem| format!("{}: {}", problem.path.file_name().unwrap().display(), problem.reason))
         .collect();
-    let mut expected = vec![
+    let expected = [
         ("away.json", "10.0.0.9:6443"),
-        ("empty.json", "not a record"),
         ("fifo.json", "no regular file"),
         ("folder.json", "no regular file"),
-        ("huge.json", "70000 bytes"),
         ("later.json", "format 2"),
         ("link.json", "symbolic link"),
         ("other.json", "about the instance good"),
-        ("readme.txt", "name"),
         ("six.json", "[::1]"),
         ("torn.json", "not a record"),
     ];
-    if foreign {
-        expected.insert(4, ("foreign.json", "uid 65534"));
-    }
     assert_eq!(reasons.len(), expected.len(), "{reasons:#?}");
     for (reason, (name, part)) in reasons.iter().zip(expected) {
         assert!(reason.starts_with(name) && reason.contains(part), "{reason}");
