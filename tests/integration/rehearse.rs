@@ -114,7 +114,7 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
     }
     assert!(!said.contains("bad-flag at bad-flag"), "{said}");
     // The kept connections and watches that were on the shim, and no more but what it had just accepted.
-    let allowed = said.lines().find_map(|line| line.strip_prefix("  kill-shim")).unwrap();
+    let allowed = said.lines().find_map(|line| line.strip_prefix("  allowed: ")).unwrap();
     assert!(allowed.contains(" streams") && !allowed.contains("refused"), "{said}");
 }
 

@@ -165,7 +165,10 @@ mod tests {
         let args: Vec<String> = wrong.iter().map(|(option, value)| format!("{option}={value}")).collect();
         let errors = typed(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap_err().0;
         for (option, _) in wrong {
-            let found: Vec<_> = errors.iter().filter(|e| e.starts_with(option) && !e.contains("yet")).collect();
+            let of_option = |error: &&String| {
+                error.strip_prefix(option).is_some_and(|rest| rest.starts_with(": ") || rest.starts_with(" /"))
+            };
+            let found: Vec<_> = errors.iter().filter(of_option).collect();
             assert!(found.len() == 1 && found[0].contains("give"), "{option}: {errors:#?}");
         }
     }
