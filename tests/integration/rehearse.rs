@@ -121,10 +121,16 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
 /// Each round has a fault that the seed draws, and the descriptors of the shim that stays are compared.
 #[test]
 fn rounds_go_on_for_a_while() {
-    let args =
-        ["--topology=node", "--for=20s", "--fault=hang,no-descriptors", "--seed=3", "--speedup=5", "--start-delay=0s"];
+    let args = [
+        "--topology=node",
+        "--for=20s",
+        "--fault=hang,crash-after-ready",
+        "--seed=3",
+        "--speedup=5",
+        "--start-delay=0s",
+    ];
     let Some(said) = held(&args) else { return };
-    assert!(said.contains("hang at ") && said.contains("no-descriptors at "), "{said}");
+    assert!(said.contains("hang at ") && said.contains("crash-after-ready at "), "{said}");
     assert!(said.contains("verdict: nothing was lost"), "{said}");
 }
 
