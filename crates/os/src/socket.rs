@@ -145,12 +145,14 @@ pub fn connect(to: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> 
 }
 
 /// Sets `TCP_NODELAY` and keepalive, so that a dead peer is not held for ever. From a listener, accepted sockets inherit both.
-/// `TCP_USER_TIMEOUT` stays off: it would cut a reader that pauses for that long (`kubectl logs -f | less`).
+/// `TCP_USER_TIMEOUT` is turned off, since a listener may come from a version that had set it: it would cut a reader that pauses for that
+/// long (`kubectl logs -f | less`).
 pub fn set_options(socket: BorrowedFd<'_>) -> io::Result<()> {
     let socket = SockRef::from(&socket);
     socket.set_tcp_nodelay(true)?;
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
-    socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES))
+    socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES))?;
+    socket.set_tcp_user_timeout(None)
 }
 
 /// Lets a bind to a source address leave the port open until connect, so that the 28,000 ephemeral
@@ -490,5 +492,14 @@ mod tests {
             mark_listener(listener.as_fd()).unwrap();
             assert!(is_marked());
         }
+    }
+
+    #[test]
+    fn a_listener_of_an_earlier_version_keeps_no_user_timeout() {
+        let socket = bind("127.3.7.4:0".parse().unwrap(), false).unwrap();
+        let options = SockRef::from(&socket);
+        options.set_tcp_user_timeout(Some(Duration::from_secs(5))).unwrap();
+        set_options(socket.as_fd()).unwrap();
+        assert_eq!((options.keepalive().unwrap(), options.tcp_user_timeout().unwrap()), (true, None));
     }
 }

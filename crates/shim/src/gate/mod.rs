@@ -1,7 +1,7 @@
 //! Limits the TLS handshakes in flight: an instance's work for a new connection is mostly its handshake.
 //!
 //! A handshake is in flight from the time that a client's ClientHello is sent to an instance until the instance's first
-//! byte, and has a `HandshakeSlot` meanwhile. There may be [`PER_CPU`] of them for each CPU; other clients wait in the `queue`,
+//! byte, and has a `HandshakeSlot` meanwhile. There may be `PER_CPU` of them for each CPU; other clients wait in the `queue`,
 //! with what they sent. Normally none waits, and the gate costs two short locks per connection. Many clients come at once after a switch or an
 //! outage, or from one client in a loop; then handshakes are computed for clients that still wait for them, and sources take turns.
 //!

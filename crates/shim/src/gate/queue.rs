@@ -8,6 +8,7 @@
 
 use super::source::Source;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -87,6 +88,8 @@ pub(super) struct Next {
 #[derive(Debug, Default)]
 struct SourceQueue {
     places: BTreeSet<Place>,
+    /// Random order among queues of the same length, drawn each time that the source comes, so that no address is always the first to go.
+    any: u64,
     /// The queue with the smallest number of its class is next.
     turn: u64,
 }
@@ -99,7 +102,8 @@ pub(super) struct Queue {
     queues: HashMap<Key, SourceQueue>,
     turns: BTreeMap<(Class, u64), Source>,
     /// Of the other classes, and of the first: sorted by length, the longest last.
-    lengths: [BTreeSet<(usize, Key)>; 2],
+    lengths: [BTreeSet<(usize, u64, Key)>; 2],
+    random: RandomState,
     /// Those that are not late yet, and those that are.
     ages: [BTreeSet<Place>; 2],
     /// Of each class, how many.
@@ -118,6 +122,7 @@ impl Queue {
             queues: HashMap::new(),
             turns: BTreeMap::new(),
             lengths: [BTreeSet::new(), BTreeSet::new()],
+            random: RandomState::new(),
             ages: [BTreeSet::new(), BTreeSet::new()],
             waiting: [0; 3],
             turn: 1,
@@ -148,7 +153,7 @@ impl Queue {
     /// Length and source of the longest queue.
     pub(super) fn longest(&self) -> Option<(usize, Source)> {
         let longest = self.lengths.iter().filter_map(BTreeSet::last).max();
-        longest.map(|(length, (_, source))| (*length, *source))
+        longest.map(|(length, _, (_, source))| (*length, *source))
     }
 
     /// Queues a client that waits `since` then; gives the clients that are rejected for it, which may include itself.
@@ -181,7 +186,7 @@ impl Queue {
     }
 
     fn reject_of(&mut self, is_first: bool) -> Option<Ticket> {
-        let (_, key) = self.lengths[usize::from(is_first)].last()?;
+        let (.., key) = self.lengths[usize::from(is_first)].last()?;
         let (_, newest) = *self.queues.get(key)?.places.last()?;
         self.remove(newest);
         Some(newest)
@@ -235,26 +240,27 @@ impl Queue {
         let queue = self.queues.entry(key).or_default();
         if queue.places.is_empty() {
             queue.turn = self.next_turn;
+            queue.any = self.random.hash_one(queue.turn);
             self.next_turn += 1;
             self.turns.insert((key.0, queue.turn), key.1);
         }
         let lengths = &mut self.lengths[usize::from(key.0 == Class::First)];
-        lengths.remove(&(queue.places.len(), key));
+        lengths.remove(&(queue.places.len(), queue.any, key));
         queue.places.insert(place);
-        lengths.insert((queue.places.len(), key));
+        lengths.insert((queue.places.len(), queue.any, key));
     }
 
     fn leave(&mut self, key: Key, place: Place) {
         let Some(queue) = self.queues.get_mut(&key) else { return };
         self.waiting[key.0 as usize] -= 1;
         let lengths = &mut self.lengths[usize::from(key.0 == Class::First)];
-        lengths.remove(&(queue.places.len(), key));
+        lengths.remove(&(queue.places.len(), queue.any, key));
         queue.places.remove(&place);
         if queue.places.is_empty() {
             self.turns.remove(&(key.0, queue.turn));
             self.queues.remove(&key);
         } else {
-            lengths.insert((queue.places.len(), key));
+            lengths.insert((queue.places.len(), queue.any, key));
         }
     }
 }
