@@ -3,6 +3,7 @@
 use berth_bridge::DIRECTORY;
 use berth_bridge::etcd::EtcdMode;
 use berth_bridge::machine::OnFailure;
+use berth_bridge::plan::ServerName;
 use berth_bridge::pod::MANIFEST;
 use berth_node::terms::Speedup;
 use clap::{Args, Subcommand};
@@ -97,6 +98,9 @@ pub struct BridgeStartArgs {
     /// PEM file with the key of --probe-cert
     #[arg(long, env = "BERTH_PROBE_KEY", value_name = "FILE", value_parser = absolute, requires = "probe_cert")]
     pub probe_key: Option<PathBuf>,
+    /// Name that kube-apiserver's certificate must carry
+    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", default_value = "kubernetes", value_name = "NAME", value_parser = server_name)]
+    pub probe_server_name: ServerName<'static>,
     /// How long an answer to a probe may take
     #[arg(long, hide = true, default_value = "2s", value_parser = parse_duration)]
     pub probe_timeout: Duration,
@@ -121,6 +125,10 @@ fn words(text: &str) -> Result<Words, shell_words::ParseError> {
 /// The daemon has another working directory.
 fn absolute(path: &str) -> io::Result<PathBuf> {
     std::path::absolute(path)
+}
+
+fn server_name(text: &str) -> Result<ServerName<'static>, String> {
+    ServerName::try_from(text.to_owned()).map_err(|_| "give a DNS name or IP address from the certificate".into())
 }
 
 fn ready_timeout(text: &str) -> Result<Duration, String> {

@@ -10,6 +10,7 @@ use berth_doctor::service::ServiceKeeper;
 use berth_node::instance::InstanceId;
 use berth_os::process::{HeldProcess, ProcessAttributes};
 use berth_shim::backend::probe::ProbeConfig;
+pub use rustls::pki_types::ServerName;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
@@ -34,6 +35,7 @@ pub struct BridgeOptions {
     pub probe_ca: Option<PathBuf>,
     /// A client certificate and its key.
     pub probe_client: Option<(PathBuf, PathBuf)>,
+    pub probe_server_name: ServerName<'static>,
     pub probe_timeout: Duration,
     pub directory: PathBuf,
     /// An admin's kubeconfig, for the Service; none: kubeadm's, if it exists.

@@ -25,7 +25,6 @@ use berth_shim::{limits, steering};
 use berth_upgrade::state;
 use nix::unistd::geteuid;
 use procfs::{Current as _, Meminfo};
-use rustls::pki_types::ServerName;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -51,9 +50,8 @@ const TRIES: usize = 16;
 /// audits.
 const LOGS: u64 = 64 << 20;
 
-/// What kube-apiserver answers when it is ready, and a name that its certificate has.
+/// What kube-apiserver answers when it is ready.
 const READY: &str = "/readyz";
-const NAME: &str = "kubernetes";
 
 /// The CA with which kube-apiservers dial one another.
 const PEER_CA: &str = "--peer-ca-file";
@@ -489,7 +487,7 @@ fn probe(options: &BridgeOptions, command: &[OsString], pod: Option<&RunningPod>
         ca: Some(options.probe_ca.clone().or_else(beside).ok_or(unseen)?),
         client: options.probe_client.clone(),
         token: None,
-        server_name: ServerName::try_from(NAME).map_err(|error| error.to_string())?,
+        server_name: options.probe_server_name.clone(),
         timeout: options.probe_timeout,
     })
 }

@@ -121,6 +121,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
         etcd: args.etcd,
         probe_ca: args.probe_ca.clone(),
         probe_client: args.probe_cert.clone().zip(args.probe_key.clone()),
+        probe_server_name: args.probe_server_name.clone(),
         probe_timeout: args.probe_timeout,
         directory: args.dir.state_dir.clone(),
         kubeconfig: args.kubeconfig.clone(),
