@@ -118,7 +118,7 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
     assert!(allowed.contains(" streams") && !allowed.contains("refused"), "{said}");
 }
 
-/// Each round has a fault that the seed draws, and the descriptors of the shim that stays are compared.
+/// Each round has a fault that the seed draws.
 #[test]
 fn rounds_go_on_for_a_while() {
     let args = [

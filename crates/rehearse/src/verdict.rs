@@ -40,7 +40,8 @@ impl Ran {
         match self.verdict {
             Verdict::Held if self.allowed() > 0 => "nothing was lost but what faults may cost, every promise held",
             Verdict::Held => "nothing was lost",
-            Verdict::Unproven | Verdict::Wrong => "nothing was seen to be lost, but the run proves nothing",
+            Verdict::Unproven => "nothing was seen to be lost, but the run proves nothing",
+            Verdict::Wrong => "nothing was seen to be lost, but a process did not do what it should",
             Verdict::TooBusy => "this machine was too busy to tell",
             Verdict::Broken => "a promise was broken",
             Verdict::Lost => "something was lost",

@@ -36,6 +36,9 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
             shims.entry((subject, footprint.pid)).or_default().push(footprint);
         }
     }
+    if !shims.is_empty() && shims.values().all(|footprints| footprints.len() < FEWEST) {
+        ran.notes.push(format!("no shim lived through {FEWEST} rounds: whether one grows was not judged"));
+    }
     for ((shim, _), footprints) in shims.iter().filter(|(_, footprints)| footprints.len() >= FEWEST) {
         for Series { name, of, most, step } in SERIES {
             let values: Vec<f64> = footprints[footprints.len() / WARM_UP..].iter().map(|f| of(f) as f64).collect();

@@ -3,8 +3,8 @@ mod run;
 use super::*;
 use crate::data::{Losses, MarkKind, Value};
 use crate::event::{
-    Answer, Attempt, ConnectionKind, EndReport, EndedBy, Event, EventKind, Failure, Informer, Protocol, Signed,
-    StreamEnd, StreamKind, WatchSum,
+    Answer, Attempt, ConnectionKind, EndReport, EndedBy, Event, EventKind, Failure, Footprint, Informer, Protocol,
+    Signed, StreamEnd, StreamKind, WatchSum,
 };
 use crate::loss::Loss;
 use crate::plan::LoadPlan;
@@ -399,4 +399,17 @@ fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
     let mut few = good();
     few.attempts.truncate(30);
     assert_eq!(judge(&few, &plan()).verdict, Verdict::Unproven);
+}
+
+#[test]
+fn a_shim_that_has_more_threads_from_round_to_round_is_wrong() {
+    let with = |more: u64| {
+        let footprint = |n: u64| Event {
+            at: Stamp(n),
+            subject: "node".into(),
+            what: EventKind::Footprint(Footprint { pid: 7, memory_kib: 3000, descriptors: 30, threads: 4 + n * more }),
+        };
+        judge(&Record { events: (0..12).map(footprint).collect(), ..good() }, &plan()).verdict
+    };
+    assert_eq!((with(0), with(1)), (Verdict::Held, Verdict::Wrong));
 }

@@ -205,7 +205,9 @@ impl Plan {
 
     /// The faults of which each round has one.
     pub(crate) fn drawn(&self) -> Vec<Fault> {
-        let has_place = |fault: &Fault| self.misplaced(*fault).next().is_none();
+        // A shim for all rounds, of which is seen whether it grows, lives through them.
+        let is_kept = |fault: &Fault| self.topology == Topology::Node && *fault == Fault::KillShim;
+        let has_place = |fault: &Fault| self.misplaced(*fault).next().is_none() && !is_kept(fault);
         match self.faults.is_empty() {
             true => Fault::value_variants().iter().copied().filter(has_place).collect(),
             false => self.faults.iter().copied().collect(),
