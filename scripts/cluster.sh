@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/cluster.sh [--check] [--keep] [--nodes N] [--vip] [--rate N] [--together] [--bridge BERTH]
+# usage: scripts/cluster.sh [--check] [--keep] [--nodes N] [--rate N] [--together] [--bridge BERTH]
 #                           [SCENARIO...] [-- COMMAND...]
 #
 # Runs `kubeadm init` of the version before the newest in network, mount, PID and UTS namespaces of its own,

@@ -311,8 +311,8 @@ fn a_pod_in_an_empty_root() {
     (pod.uid, pod.capabilities) = (UID, Vec::new());
     pod.volumes = vec![(run, RUN, "rw"), (pki.clone(), PKI, "ro")];
     pod.env = ["BERTH_INSTANCE=a".into(), format!("BERTH_LISTEN={listen}"), format!("BERTH_RUN_DIR={RUN}")].into();
-    pod.env.extend([format!("BERTH_PROBE_CA={}", within(&certs.ca_file)), "BERTH_PROBE_INTERVAL=50ms".into()]);
-    let mut shim = pod.run("shim", &["serve"]);
+    pod.env.extend([format!("BERTH_PROBE_CA={}", within(&certs.ca_file))]);
+    let mut shim = pod.run("shim", &["serve", "--probe-interval=50ms"]);
     shim.runc.logs("waiting for the instance's record");
     for (key, value) in [("CapEff", "0000000000000000"), ("CapBnd", "0000000000000000"), ("NoNewPrivs", "1")] {
         assert_eq!(shim.status(key), value, "{key}");

@@ -19,7 +19,6 @@ next_instance() {
 # A kube-apiserver that is no instance of the berth, and does not write its address.
 start_observer() {
     ip -n "$node" addr add $OBSERVER_IP/24 dev host
-    # Some tokens of the test have wrong claims, so they are signed here.
     openssl genrsa -out "$work/sa.key" 2048 2>/dev/null
     openssl pkey -in "$work/sa.key" -pubout -out "$work/sa.pub"
     run_observer

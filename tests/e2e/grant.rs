@@ -323,6 +323,9 @@ async fn rules(client: &Client, namespace: &str) -> Result<BTreeSet<String>, Fai
     let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}});
     let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
     let answer = client.post(path, &review).await.map_err(|error| error.to_string())?;
+    if answer["status"]["incomplete"] == true {
+        return Err("the list of rules is incomplete".into());
+    }
     let rule = |rule: &Value| {
         let list = |name: &str| {
             let list = rule[name].as_array().into_iter().flatten().filter_map(Value::as_str);

@@ -12,12 +12,12 @@ fn a_rehearsal_leaves_data_and_a_page() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
     command.args(["rehearse", "--phase=1s", "--seed=7", "--watches=3", "--compare=berth", "--start-delay=0s"]);
     command.arg(format!("--json={}", json.display())).arg(format!("--report={}", html.display()));
-    command.env("TMPDIR", dir.path()).env("BERTH_REHEARSE_CLIENTS", "4").stdin(Stdio::null());
+    command.env("TMPDIR", dir.path()).env("BERTH_REHEARSE_RATE", "40").stdin(Stdio::null());
     let status = rehearsed(&mut command).unwrap().status;
 
     let report: Report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!((report.version, report.aborted), (VERSION, None));
-    assert!(report.command.starts_with("env BERTH_REHEARSE_CLIENTS=4 berth rehearse --phase=1s --seed=7 "));
+    assert!(report.command.starts_with("env BERTH_REHEARSE_RATE=40 berth rehearse --phase=1s --seed=7 "));
     let [run] = report.runs.as_slice() else { panic!("{:#?}", report.runs) };
     let RunOutcome::Ran(ran) = &run.outcome else { panic!("{run:#?}") };
     assert_eq!(ran.verdict == Verdict::Held, status.success(), "{ran:#?}");

@@ -99,7 +99,7 @@ async fn not_begun(watcher: &mut Watcher, seen: WaitOutcome, directory: &Path) -
     match seen {
         WaitOutcome::Refused(why) => return Err(why),
         WaitOutcome::Interrupted => {
-            watcher.line("interrupted: the bridge ends, COMMAND was not run");
+            watcher.line("interrupted: COMMAND was not run; the bridge is asked to end");
             if let Ok(client) = Connection::ask(directory, &Ask::End { now: false }).await {
                 watcher.until(&client, |_| false).await;
             }

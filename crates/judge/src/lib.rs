@@ -1,5 +1,5 @@
 //! The judge of an upgrade: samples of the old and the new kube-apiserver in, a verdict out. No I/O, and time is passed
-//! in, so that one piece of code judges a rehearsal, an upgrade and a simulation.
+//! in, so that one piece of code judges an upgrade and a simulation.
 //!
 //! Data flows from a page of metrics ([`metrics`], [`histogram`]) to what it says of an instance ([`signals`]), from two
 //! samples of each to what came between them (`history`), and from both instances at the same time ([`judge`]) through

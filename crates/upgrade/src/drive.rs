@@ -600,7 +600,7 @@ fn describe(
             let else_back = if target == Version::Old { "" } else { ", else the old manifest comes back there" };
             (5, format!("write {canonical} with the {manifest} manifest; ready and joined within {ready}{else_back}"))
         }
-        Step::SettleCanonical => (6, format!("watch it for {settle}; the same")),
+        Step::SettleCanonical => (6, format!("watch it for {settle}")),
         Step::JudgeCanonical => (6, judged("the temporary one, which behaves as the old one's release")),
         Step::StopTemporary => (
             7,

@@ -20,7 +20,7 @@ const HUNG: Duration = Duration::from_secs(10);
 
 /// How long a change of hands takes, and how much longer for each GiB of the database: 602 MiB took 1.8 s, 2.6 GiB 12.7 s (two processors,
 /// all of it in memory).
-const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_secs(2);
 const PAUSE_PER_GIB: Duration = Duration::from_secs(5);
 
 /// How much longer than [`HUNG`] it may take to open its database, for each GiB.
