@@ -28,8 +28,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// COMMAND: it reads its exit status from the FIFO and ends.
-const COMMAND: &str = "read -r status < \"$0\" && exit \"$status\"";
+/// COMMAND: it reads its exit status from the FIFO and ends. To open a FIFO for reading waits for a writer, for ever where the rehearsal was
+/// killed before; so COMMAND is a writer itself until it has opened the FIFO, and then reads the end of the file.
+const COMMAND: &str = "exec 3<>\"$0\" <\"$0\" 3>&- && read -r status && exit \"$status\"";
 
 /// Its own log, and the temporary instance's; and how many of their lines are shown when it fails.
 const LOGS: [&str; 2] = ["bridge.log", "kube-apiserver.log"];
@@ -333,6 +334,19 @@ mod tests {
             assert_eq!(changes(&before, &now), marks, "{now:?}");
             before = now;
         }
+    }
+
+    #[test]
+    fn a_command_whose_rehearsal_is_gone_before_it_reads_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("command");
+        mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+        let mut child = Command::new("sh").args(["-c", COMMAND]).arg(&fifo).stdin(Stdio::null()).spawn().unwrap();
+        let held = HeldProcess::of(child.id().try_into().unwrap()).unwrap();
+        if !held.ends_within(GOING).unwrap() {
+            held.kill().unwrap();
+        }
+        assert_eq!(child.wait().unwrap().code(), Some(1));
     }
 
     #[test]
