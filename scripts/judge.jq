@@ -30,12 +30,6 @@ def silence($from; $to):
         | .last = ($request | ended))
     | [.longest, if .last then $to - .last else 0 end] | max;
 
-# From the first request that was lost to the next that was answered after the last lost one. Lines are in the order of their ends.
-def gap($from; $to):
-    during($from; $to + 1) | map(select(good | not).began) as $lost
-    | (map(select(good and .began > ($lost[-1] // 0)).began) | min // $to) as $back
-    | "\($back - ($lost[0] // $back) | seconds) s, \($lost | length) connections lost";
-
 # What kind of loss a reason is, of tls-load or of kubectl.
 def kind:
     if test("refused") then "refused"
