@@ -1,5 +1,5 @@
-//! A simulated apiserver alone, as a process: the faults that a judge must find, and its phases on SIGTERM. All else of it is tested by
-//! the rehearsals that use it.
+//! A simulated apiserver alone, as a process: the faults that a judge must find, and its phases on SIGTERM. The rehearsals
+//! that use a simulated apiserver test the rest.
 
 use berth_rehearse::data::MarkKind;
 use berth_rehearse::event::{EndedBy, EventKind, STREAM_HEADER};

@@ -21,13 +21,13 @@ const OOM_SCORE: i16 = -998;
 
 /// Which process this is.
 pub enum Half {
-    /// The bridge's own, which writes here when it begins.
+    /// The bridge's own process, which writes to this socket when the bridge begins.
     Bridge(UnixStream),
-    /// The one that began it.
+    /// The process that began the bridge.
     Caller(Bridge),
 }
 
-/// A bridge's process, which writes when it begins.
+/// A bridge's process, which writes when the bridge begins.
 pub struct Bridge {
     pid: Pid,
     begins: UnixStream,

@@ -7,7 +7,7 @@
 //! What `berth inject` would change in a manifest is checked by its own rules ([`berth_manifest::inject::judge`]), so that each rule
 //! exists once.
 //!
-//! [`service`] is the EndpointSlice of a bridge or an upgrade in the Service `kubernetes`: [`cluster`] finds what they left.
+//! [`service`] is the EndpointSlice of a bridge or an upgrade in the Service `kubernetes`; [`cluster`] finds a slice that a bridge or an upgrade has left.
 
 #![forbid(unsafe_code)]
 // They panic where a pipe is closed or a disk is full.

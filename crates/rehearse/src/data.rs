@@ -311,7 +311,7 @@ impl Ran {
 }
 
 impl Row {
-    /// Makes it one of those that matter most.
+    /// Marks the row as a main figure, which every table shows.
     pub(crate) fn main(&mut self) -> &mut Self {
         self.main = true;
         self

@@ -55,7 +55,8 @@ pub enum EventKind {
         /// More of it in words, such as an exit status; may be empty.
         text: String,
     },
-    /// The instance takes part. True for those that take over from one another; false for a version that must never serve.
+    /// The instance takes part. True for the old and the new instance, of which one takes over from the other; false for a version that must
+    /// never serve.
     Player(bool),
     /// The instance has the version that it should have.
     Version(String),
@@ -298,7 +299,7 @@ pub struct WatchSum {
     /// When it noticed what it never saw ([`Loss::EventMissed`]) or saw again or too late ([`Loss::EventDuplicated`]), and how
     /// many writes.
     pub flaws: Vec<(Stamp, Loss, u64)>,
-    /// Times that it listed again.
+    /// How often the client listed again.
     pub relists: u64,
     /// Times that it got 410: its revision was older than what the instance knew.
     pub expired: u64,
@@ -327,7 +328,7 @@ pub struct Informer {
     pub stale: u64,
     /// Objects of which it saw an event twice.
     pub duplicated: u64,
-    /// Times that it listed again.
+    /// How often the client listed again.
     pub relists: u64,
     /// Times that it got 410: its revision was older than what the instance knew.
     pub expired: u64,

@@ -44,7 +44,7 @@ impl InstanceSpec {
         command
     }
 
-    /// Flag by which it fails.
+    /// The flag with which the instance fails on purpose.
     fn spoil(&self) -> Option<OsString> {
         match (self.fault?, self.apiserver.is_simulated()) {
             (Fault::BadFlag, _) => Some("--no-such-flag".into()),

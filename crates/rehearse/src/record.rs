@@ -52,7 +52,7 @@ pub struct Player {
     pub name: String,
     /// Its `/version`, once it is known.
     pub version: Option<String>,
-    /// True for those that take over from one another; false for a version that must never serve.
+    /// True for the old and the new instance, of which one takes over from the other; false for a version that must never serve.
     pub serves: bool,
 }
 

@@ -324,7 +324,7 @@ impl Bound {
         &self.shared.config.place.run_dir
     }
 
-    /// Its state, as it changes.
+    /// A receiver of the shim's state, for each change.
     pub fn state(&self) -> watch::Receiver<ShimState> {
         self.shared.state.subscribe()
     }

@@ -77,7 +77,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Changes the state, and notifies those that follow it if it is another one now. Returns whether it is.
+    /// Changes the state, notifies its receivers if the state is different now, and returns whether the state is different.
     pub(crate) fn update(&self, change: impl FnOnce(&mut ShimState)) -> bool {
         self.state.send_if_modified(|state| {
             let before = state.clone();

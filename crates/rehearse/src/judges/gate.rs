@@ -1,4 +1,4 @@
-//! The gates of the shims: the clients that waited there.
+//! The gates of the shims: how many clients waited at a gate.
 
 use super::Case;
 use crate::data::{Ran, Value};

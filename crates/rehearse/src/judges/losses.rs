@@ -69,7 +69,7 @@ struct Losses<'a, 'r> {
     reported: HashMap<&'a str, u32>,
     /// Which instance answered on a stream.
     served_by: HashMap<&'a str, &'a str>,
-    /// Streams that their instance ended.
+    /// Number of streams that were ended by the instance that served them.
     ended: u64,
     /// Requests that were found to be rejected.
     rejected: u64,

@@ -1,5 +1,5 @@
-//! Judges, a file each. A judge reads the record, and adds its part to the [data](crate::data) of the run: its figures, its objections,
-//! what was lost. Pure.
+//! Judges, a file each. A judge reads the record, and adds rows of figures, objections and losses to the [data](crate::data) of the run.
+//! Pure.
 //!
 //! A new figure is a row that a judge adds: the table, the page and the JSON show it. `ends` decides which end ended a stream.
 
