@@ -10,8 +10,8 @@
 # In namespaces of its own, with the data in memory. What is done beside the bridge is in tests/etcd-history.
 # Needs root, ip, unshare, setpriv, timeout, cargo, Go and the binaries of scripts/kube-apiserver.sh.
 #
-#   --short            the control, then as many changes of hands as there is time for: at most 90 s in all; without kubeadm's
-#                      backup, which is copied back 15 s after etcd was stopped
+#   --short            the control, then as many changes of hands as fit into what the control leaves of 90 s, and into 48 s at
+#                      least; without kubeadm's backup, which is copied back 15 s after etcd was stopped
 #   --pause MIB        without the control and without faults, with a database of this size: how long clients wait
 #   --changes N        changes of hands: from own etcd to the temporary one, and back (500)
 #   --each N           how many of them with one data directory (50)
@@ -26,8 +26,9 @@
 # shellcheck source=scripts/etcd/stage.sh
 . "$(dirname "${BASH_SOURCE[0]}")/etcd/stage.sh"
 
-# Seconds of the short form, and of a change of hands where much of what is done to it hangs for 12 s.
-readonly SHORT=90 CHANGE=8
+# Seconds of the short form, the least of its changes of hands, the most of the control (chance decides how many of its 20 changes
+# of hands it needs), and a change of hands where much of what is done to it hangs for 12 s.
+readonly SHORT=90 LEAST=48 CONTROL=300 CHANGE=8
 
 main() {
     short=false keep=false check=false changes=500 each=50 seed='' pause='' etcd=()
@@ -39,20 +40,19 @@ main() {
     local options=() status=0 left
     if $short; then
         ((${#etcd[@]})) || etcd=(3.6)
-        # What the control needs in the end is not known yet.
         SECONDS=0
     fi
     ((${#etcd[@]})) || etcd=(3.6 3.5)
     readarray -t options < <(etcd_options "${etcd[@]}")
     say "seed $seed"
     if $short; then
-        history control $((SHORT / 2)) -size 256 "${options[@]}" || status=1
-        left=$((SHORT - SECONDS))
+        history control $CONTROL -size 256 "${options[@]}" || status=1
+        left=$((SHORT - SECONDS > LEAST ? SHORT - SECONDS : LEAST))
         history history $left -size 16 -changes "$changes" -each "$changes" -backups none -limit $((left - 35))s "${options[@]}" || status=1
     elif [[ $pause ]]; then
         history history $((300 + changes * (CHANGE + pause / 50))) -all -calm -size "$pause" -changes "$changes" -each "$changes" "${options[@]}" || status=1
     else
-        history control 300 -size 256 "${options[@]}" || status=1
+        history control $CONTROL -size 256 "${options[@]}" || status=1
         history history $((300 + changes * CHANGE)) -all -limit $((60 + changes * CHANGE))s -size 64 -changes "$changes" -each "$each" "${options[@]}" || status=1
     fi
     ((!status)) || keep=true
