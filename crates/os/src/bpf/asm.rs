@@ -200,9 +200,7 @@ impl Assembler {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    pub(in crate::bpf) mod interpreter;
-
+mod tests {
     use super::Reg::*;
     use super::*;
 

@@ -29,15 +29,6 @@ pub(super) struct State {
     pub(super) failed: AtomicU64,
 }
 
-#[cfg(test)]
-impl State {
-    /// The fields in their order in memory.
-    pub(super) fn all(&self) -> [&AtomicU64; 6] {
-        let Self { on, until, namespace, steered, passed, failed } = self;
-        [on, until, namespace, steered, passed, failed]
-    }
-}
-
 /// What a program returns so that the kernel goes on: `SK_PASS`, and for connect(2) the permission to connect.
 const PASS: i32 = 1;
 

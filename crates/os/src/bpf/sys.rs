@@ -196,20 +196,6 @@ impl<T> SharedValue<T> {
     }
 }
 
-#[cfg(test)]
-impl<T> SharedValue<T> {
-    /// For a program that the kernel does not take.
-    ///
-    /// # Safety
-    /// As [`Self::new`].
-    pub(super) unsafe fn unshared() -> Self {
-        let memory = rustix::fs::memfd_create(c"berth", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&memory, Self::BYTES.get() as u64).unwrap();
-        // SAFETY: the caller's promise.
-        unsafe { Self::of(memory) }.unwrap()
-    }
-}
-
 impl<T> AsFd for SharedValue<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.map.as_fd()

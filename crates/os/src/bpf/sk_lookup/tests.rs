@@ -1,5 +1,4 @@
 use super::*;
-use crate::bpf::asm::tests::interpreter;
 use crate::bpf::attached;
 use crate::bpf::sys::test_run::{Lookup, run};
 use crate::{clock, netdevice, socket};
@@ -7,10 +6,8 @@ use berth_testing::namespace;
 use nix::sched::{CloneFlags, unshare};
 use proptest::prelude::*;
 use socket2::{Domain, Protocol, Socket, Type};
-use std::cell::Cell;
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::ops::Deref;
 
 const PORT: u16 = 6443;
 
@@ -27,55 +24,6 @@ fn in_a_namespace(test: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// A program that the kernel runs, or where it takes none, an interpreter of the same instructions: for tests of what it decides, which need
-/// no namespace.
-struct Decides {
-    steerer: Steerer,
-    interpreted: Option<Interpreted>,
-}
-
-struct Interpreted {
-    program: Vec<Instruction>,
-    listeners: Cell<[Option<u64>; 2]>,
-}
-
-impl Decides {
-    fn load(purpose: Purpose, addresses: &[IpAddr]) -> Self {
-        match Steerer::load(purpose, PORT, addresses) {
-            // What the verifier finds is wrong with the program, not missing here.
-            Err(refused) if refused.step != Step::Assemble && refused.log.is_empty() => {
-                Self::interpreted(purpose, addresses).unwrap()
-            }
-            loaded => Self { steerer: loaded.unwrap(), interpreted: None },
-        }
-    }
-
-    fn interpreted(purpose: Purpose, addresses: &[IpAddr]) -> io::Result<Self> {
-        let none = || File::open("/dev/null").map(OwnedFd::from);
-        let (program_fd, listeners) = (none()?, none()?);
-        // SAFETY: it is made of atomics only.
-        let state: SharedValue<State> = unsafe { SharedValue::unshared() };
-        let program = program(purpose, PORT, addresses, listeners.as_fd(), state.as_fd())?;
-        let interpreted = Some(Interpreted { program, listeners: Cell::default() });
-        Ok(Self { steerer: Steerer { program: program_fd, listeners, state }, interpreted })
-    }
-
-    fn run(&self, lookup: &Lookup) -> Option<u64> {
-        match &self.interpreted {
-            Some(it) => interpreter::run(&it.program, lookup, &self.state, it.listeners.get()),
-            None => run(self.program.as_fd(), lookup).unwrap(),
-        }
-    }
-}
-
-impl Deref for Decides {
-    type Target = Steerer;
-
-    fn deref(&self) -> &Steerer {
-        &self.steerer
-    }
-}
-
 /// A listener of each family, in its slot. (Of IPv6 none where the kernel has no IPv6.)
 struct Listeners {
     ipv4: TcpListener,
@@ -88,10 +36,7 @@ impl Listeners {
         Self { ipv4: any(Ipv4Addr::UNSPECIFIED.into()).unwrap(), ipv6: any(Ipv6Addr::UNSPECIFIED.into()).ok() }
     }
 
-    fn put(&self, steerer: &Decides) {
-        if let Some(it) = &steerer.interpreted {
-            return it.listeners.set([ip("0.0.0.0"), ip("::")].map(|of| self.cookie(of)));
-        }
+    fn put(&self, steerer: &Steerer) {
         steerer.set_listener(Slot::Ipv4, self.ipv4.as_fd()).unwrap();
         if let Some(ipv6) = &self.ipv6 {
             steerer.set_listener(Slot::Ipv6, ipv6.as_fd()).unwrap();
@@ -121,11 +66,12 @@ fn connection(from: IpAddr, to: SocketAddr) -> Lookup {
 }
 
 /// Loaded, on, and good for ever.
-fn steering(addresses: &[IpAddr], listeners: &Listeners) -> Decides {
-    on(Decides::load(Purpose::Bridge, addresses), listeners)
+fn steering(addresses: &[IpAddr], listeners: &Listeners) -> Steerer {
+    steering_for(Purpose::Bridge, addresses, listeners)
 }
 
-fn on(steerer: Decides, listeners: &Listeners) -> Decides {
+fn steering_for(purpose: Purpose, addresses: &[IpAddr], listeners: &Listeners) -> Steerer {
+    let steerer = Steerer::load(purpose, PORT, addresses).unwrap();
     listeners.put(&steerer);
     steerer.steer_until(Duration::MAX);
     steerer.switch(true);
@@ -136,8 +82,8 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn asked(steerer: &Decides, from: &str, to: &str) -> Option<u64> {
-    steerer.run(&connection(ip(from), to.parse().unwrap()))
+fn asked(steerer: &Steerer, from: &str, to: &str) -> Option<u64> {
+    run(steerer.program.as_fd(), &connection(ip(from), to.parse().unwrap())).unwrap()
 }
 
 fn counted(steerer: &Steerer) -> (u64, u64, u64) {
@@ -147,57 +93,65 @@ fn counted(steerer: &Steerer) -> (u64, u64, u64) {
 
 #[test]
 fn it_steers_only_while_it_is_on_and_its_time_lasts() {
-    let listeners = Listeners::new();
-    let steerer = Decides::load(Purpose::Bridge, &[]);
-    listeners.put(&steerer);
-    let client = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
-    assert_eq!((client(), counted(&steerer)), (None, (0, 1, 0)), "it begins off");
-    steerer.switch(true);
-    assert_eq!((client(), counted(&steerer)), (None, (0, 2, 0)), "and has no time");
-    let now = clock::monotonic().unwrap();
-    steerer.steer_until(now + Duration::from_secs(600));
-    assert_eq!((client(), counted(&steerer)), (listeners.cookie(ip("10.0.0.5")), (1, 2, 0)));
-    steerer.steer_until(now);
-    assert_eq!((client(), counted(&steerer)), (None, (1, 3, 0)), "it has expired");
-    steerer.steer_until(Duration::MAX);
-    steerer.switch(false);
-    assert_eq!((client(), counted(&steerer)), (None, (1, 4, 0)));
+    in_a_namespace(|| {
+        let listeners = Listeners::new();
+        let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap();
+        listeners.put(&steerer);
+        let client = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
+        assert_eq!((client(), counted(&steerer)), (None, (0, 1, 0)), "it begins off");
+        steerer.switch(true);
+        assert_eq!((client(), counted(&steerer)), (None, (0, 2, 0)), "and has no time");
+        let now = clock::monotonic().unwrap();
+        steerer.steer_until(now + Duration::from_secs(600));
+        assert_eq!((client(), counted(&steerer)), (listeners.cookie(ip("10.0.0.5")), (1, 2, 0)));
+        steerer.steer_until(now);
+        assert_eq!((client(), counted(&steerer)), (None, (1, 3, 0)), "it has expired");
+        steerer.steer_until(Duration::MAX);
+        steerer.switch(false);
+        assert_eq!((client(), counted(&steerer)), (None, (1, 4, 0)));
+    });
 }
 
 #[test]
 fn what_comes_from_the_address_itself_is_steered_for_etcd_alone() {
-    let listeners = Listeners::new();
-    let steerer = on(Decides::load(Purpose::Etcd, &[ip("127.0.0.1")]), &listeners);
-    assert_eq!(asked(&steerer, "127.0.0.1", "127.0.0.1:6443"), listeners.cookie(ip("127.0.0.1")));
-    for (from, to) in [("127.9.9.9", "127.0.0.1:6443"), ("10.0.0.9", "10.0.0.5:6443"), ("::1", "[::1]:6443")] {
-        assert_eq!(asked(&steerer, from, to), None, "{from} to {to}");
-    }
-    assert_eq!(counted(&steerer), (1, 0, 0));
+    in_a_namespace(|| {
+        let listeners = Listeners::new();
+        let steerer = steering_for(Purpose::Etcd, &[ip("127.0.0.1")], &listeners);
+        assert_eq!(asked(&steerer, "127.0.0.1", "127.0.0.1:6443"), listeners.cookie(ip("127.0.0.1")));
+        for (from, to) in [("127.9.9.9", "127.0.0.1:6443"), ("10.0.0.9", "10.0.0.5:6443"), ("::1", "[::1]:6443")] {
+            assert_eq!(asked(&steerer, from, to), None, "{from} to {to}");
+        }
+        assert_eq!(counted(&steerer), (1, 0, 0));
+    });
 }
 
 #[test]
 fn what_is_none_of_its_business_is_not_counted() {
-    let listeners = Listeners::new();
-    let steerer = steering(&[ip("10.0.0.5"), ip("fd00::5")], &listeners);
-    for (from, to) in [
-        ("10.0.0.9", "10.0.0.5:6444"),
-        ("10.0.0.9", "10.0.0.6:6443"),
-        ("127.0.0.1", "10.0.0.5:6443"),
-        ("127.255.255.255", "10.0.0.5:6443"),
-        ("fd00::9", "[fd00::6]:6443"),
-        ("fd00::9", "[fd00::5]:443"),
-        ("::1", "[fd00::5]:6443"),
-    ] {
-        assert_eq!(asked(&steerer, from, to), None, "{from} to {to}");
-    }
-    let udp =
-        Lookup { protocol: libc::IPPROTO_UDP as u32, ..connection(ip("10.0.0.9"), "10.0.0.5:6443".parse().unwrap()) };
-    assert_eq!(steerer.run(&udp), None);
-    assert_eq!(counted(&steerer), (0, 0, 0));
-    for near in ["126.0.0.1", "128.0.0.1", "1.0.0.127"] {
-        assert_eq!(asked(&steerer, near, "10.0.0.5:6443"), listeners.cookie(ip(near)), "{near} is no loopback");
-    }
-    assert_eq!(counted(&steerer), (3, 0, 0));
+    in_a_namespace(|| {
+        let listeners = Listeners::new();
+        let steerer = steering(&[ip("10.0.0.5"), ip("fd00::5")], &listeners);
+        for (from, to) in [
+            ("10.0.0.9", "10.0.0.5:6444"),
+            ("10.0.0.9", "10.0.0.6:6443"),
+            ("127.0.0.1", "10.0.0.5:6443"),
+            ("127.255.255.255", "10.0.0.5:6443"),
+            ("fd00::9", "[fd00::6]:6443"),
+            ("fd00::9", "[fd00::5]:443"),
+            ("::1", "[fd00::5]:6443"),
+        ] {
+            assert_eq!(asked(&steerer, from, to), None, "{from} to {to}");
+        }
+        let udp = Lookup {
+            protocol: libc::IPPROTO_UDP as u32,
+            ..connection(ip("10.0.0.9"), "10.0.0.5:6443".parse().unwrap())
+        };
+        assert_eq!(run(steerer.program.as_fd(), &udp).unwrap(), None);
+        assert_eq!(counted(&steerer), (0, 0, 0));
+        for near in ["126.0.0.1", "128.0.0.1", "1.0.0.127"] {
+            assert_eq!(asked(&steerer, near, "10.0.0.5:6443"), listeners.cookie(ip(near)), "{near} is no loopback");
+        }
+        assert_eq!(counted(&steerer), (3, 0, 0));
+    });
 }
 
 #[test]
@@ -250,7 +204,7 @@ fn a_listener_is_found_by_its_address_and_no_other_is() {
         // No command does it: a child has duplicates of other tests' listeners until execve.
         let up = || netdevice::set("lo", netdevice::InterfaceSetting::Up).unwrap();
         up();
-        let steerer = Decides::load(Purpose::Bridge, &[]);
+        let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap();
         steerer.steer_until(Duration::MAX);
         steerer.switch(true);
         let find = |address| steerer.set_listener_at(Slot::Ipv4, at(address));
@@ -315,32 +269,30 @@ fn is_steered(addresses: &[IpAddr], from: IpAddr, to: SocketAddr) -> bool {
 
 #[test]
 fn what_is_steered_is_what_the_model_says() {
-    let listeners = Listeners::new();
-    let port = prop_oneof![8 => Just(PORT), 1 => Just(PORT.swap_bytes()), 1 => any::<u16>()];
-    let connections = prop::collection::vec((address(), address(), port), 1..20);
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    });
-    let strategy = (prop::collection::vec(address(), 0..5), connections);
-    let outcome = runner.run(&strategy, |(addresses, connections)| {
-        let steerer = steering(&addresses, &listeners);
-        // The interpreter is as the kernel.
-        let interpreted = on(Decides::interpreted(Purpose::Bridge, &addresses).unwrap(), &listeners);
-        for (from, to, port) in connections {
-            if from.is_ipv4() != to.is_ipv4() || (from.is_ipv6() && listeners.ipv6.is_none()) {
-                continue;
+    in_a_namespace(|| {
+        let listeners = Listeners::new();
+        let port = prop_oneof![8 => Just(PORT), 1 => Just(PORT.swap_bytes()), 1 => any::<u16>()];
+        let connections = prop::collection::vec((address(), address(), port), 1..20);
+        let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        });
+        let strategy = (prop::collection::vec(address(), 0..5), connections);
+        let outcome = runner.run(&strategy, |(addresses, connections)| {
+            let steerer = steering(&addresses, &listeners);
+            for (from, to, port) in connections {
+                if from.is_ipv4() != to.is_ipv4() || (from.is_ipv6() && listeners.ipv6.is_none()) {
+                    continue;
+                }
+                let to = SocketAddr::new(to, port);
+                let chosen = run(steerer.program.as_fd(), &connection(from, to)).unwrap();
+                let expected = if is_steered(&addresses, from, to) { listeners.cookie(to.ip()) } else { None };
+                prop_assert_eq!(chosen, expected, "{:?}: {} to {}", addresses, from, to);
             }
-            let to = SocketAddr::new(to, port);
-            let chosen = steerer.run(&connection(from, to));
-            let expected = if is_steered(&addresses, from, to) { listeners.cookie(to.ip()) } else { None };
-            prop_assert_eq!(chosen, expected, "{:?}: {} to {}", addresses, from, to);
-            prop_assert_eq!(interpreted.run(&connection(from, to)), expected, "{:?}: {} to {}", addresses, from, to);
-        }
-        prop_assert_eq!(counted(&interpreted), counted(&steerer));
-        Ok(())
+            Ok(())
+        });
+        outcome.unwrap_or_else(|failure| panic!("{failure}"));
     });
-    outcome.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 #[test]
@@ -359,18 +311,17 @@ fn nothing_is_attached_when_a_link_is_dropped_of_which_there_is_a_duplicate() {
 
 #[test]
 fn many_addresses_fit_until_a_jump_is_too_long() {
-    let many = |count: u16| -> Vec<IpAddr> {
-        (0..count).map(|n| Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 1, n]).into()).collect()
-    };
-    let listeners = Listeners::new();
-    let steerer = steering(&many(1000), &listeners);
-    assert_eq!(asked(&steerer, "fd00::9", "[fd00::1:3e7]:6443"), listeners.cookie(ip("::")));
-    assert_eq!(asked(&steerer, "fd00::9", "[fd00::1:3e8]:6443"), None);
-    if steerer.interpreted.is_none() {
+    in_a_namespace(|| {
+        let many = |count: u16| -> Vec<IpAddr> {
+            (0..count).map(|n| Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 1, n]).into()).collect()
+        };
+        let listeners = Listeners::new();
+        let steerer = steering(&many(1000), &listeners);
+        assert_eq!(asked(&steerer, "fd00::9", "[fd00::1:3e7]:6443"), listeners.cookie(ip("::")));
+        assert_eq!(asked(&steerer, "fd00::9", "[fd00::1:3e8]:6443"), None);
         let refused = Steerer::load(Purpose::Bridge, PORT, &many(5000)).unwrap_err();
         assert_eq!(refused.step, Step::Assemble);
-    }
-    assert!(Decides::interpreted(Purpose::Bridge, &many(5000)).is_err());
+    });
 }
 
 #[test]

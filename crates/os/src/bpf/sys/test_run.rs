@@ -24,14 +24,6 @@ pub(crate) struct Lookup {
     pub(crate) padding: u32,
 }
 
-impl Lookup {
-    /// As the program reads it.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: it holds numbers only, without padding, and outlives what is returned.
-        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
-    }
-}
-
 /// Runs a program as the kernel would for a new connection (Linux 5.13). The cookie of the socket that it chooses; none
 /// if it passes.
 pub(crate) fn run(program: BorrowedFd<'_>, lookup: &Lookup) -> io::Result<Option<u64>> {
