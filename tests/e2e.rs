@@ -1,7 +1,8 @@
 //! Upgrades of real kube-apiservers behind this build of berth: `berth rehearse` from one minor version to the next. And
 //! `scripts/manifests.sh`: a real kubeadm and kube-apiserver that take what `berth inject` writes and the Helm chart installs. And
-//! `scripts/cluster.sh`: a whole cluster of kubeadm's that is upgraded under `berth bridge`, by `berth upgrade`, and without. And etcd under a bridge, `berth grant` and the lock of
-//! `berth upgrade`, and bridges of nodes of IPv6 (`e2e/`). And `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances
+//! `scripts/cluster.sh`: a whole cluster of kubeadm's that is upgraded under `berth bridge`, by `berth upgrade`, and without. And the members
+//! of an etcd, `berth grant`, the lock of `berth upgrade`, and bridges of nodes of IPv6 (`e2e/`). And `scripts/service.sh`: the Service
+//! `kubernetes` through a real kube-proxy, while instances
 //! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and which clients are relayed.
 //! And the files of a release on a node without a compiler.
 //!
@@ -9,12 +10,6 @@
 //! cannot be run (they need root, some tools, and binaries that are there already) they count as ignored and print why. Rust's own
 //! harness can decide that only at compile time, so this one has its own.
 
-#[cfg(feature = "operate")]
-#[path = "e2e/emulation.rs"]
-mod emulation;
-#[cfg(feature = "operate")]
-#[path = "e2e/etcd.rs"]
-mod etcd;
 #[cfg(feature = "operate")]
 #[path = "e2e/etcd_members.rs"]
 mod etcd_members;
@@ -77,16 +72,6 @@ fn main() -> ExitCode {
     trials.push(real("lock_of_a_real_cluster", binaries, |binaries| {
         lock::lock_of_a_cluster(&binaries.new.path, &binaries.etcd)
     }));
-    #[cfg(feature = "operate")]
-    trials.push(real("the_old_release_reads_what_one_stores_that_emulates_it", binaries, |binaries| {
-        emulation::goes_back(&binaries)
-    }));
-    #[cfg(feature = "operate")]
-    trials.push(real(
-        "etcd_is_replaced_under_a_bridge",
-        || obstacle_to_direct().map_or_else(newest, Err),
-        |(new, etcd)| etcd::replaced(&new.path, &etcd),
-    ));
     #[cfg(feature = "operate")]
     trials.push(real(
         "bridges_of_nodes_of_ipv6",

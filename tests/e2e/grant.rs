@@ -81,14 +81,13 @@ pub(crate) struct Cluster {
     /// What the apiserver is started with, for a shell.
     pub(crate) command: String,
     apiserver: Option<Running>,
-    etcd_command: Vec<String>,
-    pub(crate) etcd: Option<Running>,
+    etcd: Running,
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("etcd: {}", self.etcd.as_ref().map(Running::log).unwrap_or_default());
+            println!("etcd: {}", self.etcd.log());
         }
     }
 }
@@ -125,8 +124,7 @@ impl Cluster {
         };
         let (certificate, key) = issued("server", "kubernetes")?;
         let (etcd_certificate, etcd_key) = issued("etcd", &ip.to_string())?;
-        let etcd_command = vec![
-            etcd.to_owned(),
+        let etcd = Running::start(Command::new(etcd).args([
             "--name=grant".into(),
             flag("data-dir", &dir.join("etcd")),
             format!("--listen-client-urls={store}"),
@@ -140,7 +138,7 @@ impl Cluster {
             "--client-cert-auth".into(),
             "--unsafe-no-fsync".into(),
             "--log-level=warn".into(),
-        ];
+        ]));
         let own = [
             apiserver.to_owned(),
             format!("--etcd-servers={store}"),
@@ -165,8 +163,7 @@ impl Cluster {
             ca.display()
         );
         let admin = file("admin.conf", &admin)?;
-        let mut cluster = Self { address, admin, command, apiserver: None, etcd_command, etcd: None };
-        cluster.start_etcd();
+        let mut cluster = Self { address, admin, command, apiserver: None, etcd };
         cluster.start_apiserver();
         Ok(cluster)
     }
@@ -174,18 +171,6 @@ impl Cluster {
     pub(crate) fn start_apiserver(&mut self) {
         let words: Vec<_> = self.command.split(' ').collect();
         self.apiserver = Some(Running::start(Command::new(words[0]).args(&words[1..])));
-    }
-
-    pub(crate) fn start_etcd(&mut self) {
-        let (program, arguments) = self.etcd_command.split_first().unwrap();
-        self.etcd = Some(Running::start(Command::new(program).args(arguments)));
-    }
-
-    /// Sends its etcd a signal and waits for its end.
-    pub(crate) fn stop_etcd(&mut self, signal: Signal) {
-        let Some(mut etcd) = self.etcd.take() else { return };
-        etcd.signal(signal);
-        etcd.ended();
     }
 
     /// As the kubelet stops it.
