@@ -16,12 +16,8 @@ def seconds: (. / 1e5 | round) as $tenths | "\($tenths / 10 | floor).\($tenths %
 # Requests that began in a period: their number, how many were not answered well, and the longest in microseconds.
 def window($from; $to): during($from; $to) | "\(length) \(map(select(good | not)) | length) \(map(.took) | max // 0)";
 
-# Requests a second: their mean, and the least in any second but the first and the last, which are no whole ones.
-def pace:
-    map(.began) | if length < 2 then "0 0" else
-        ((length - 1) * 1e6 / ([1, max - min] | max) | round) as $mean
-        | "\($mean) \(group_by(. / 1e6 | floor) | map(length) | .[1:-1] | min // 0)"
-    end;
+# Requests a second.
+def pace: map(.began) | if length < 2 then 0 else (length - 1) * 1e6 / ([1, max - min] | max) | round end;
 
 # The longest time without a good answer, in microseconds.
 def silence($from; $to):

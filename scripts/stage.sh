@@ -196,7 +196,7 @@ by_jq() { jq -nRrc -L "$root/scripts" "include \"judge\"; lines | $1" "${@:2}"; 
 # window FROM TO [LOAD]: of the connections that began in it: number, lost, longest in microseconds
 window() { by_jq "window($1; $2)" "$work/${3:-load}.out"; }
 
-# pace: new connections a second, and in the second in which the fewest began, but for the first and the last one
+# pace: new connections a second
 pace() { by_jq pace "$work/load.out"; }
 
 lost() { cut -d' ' -f2 <<<"$1"; }
