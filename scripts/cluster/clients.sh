@@ -21,6 +21,8 @@ declare -A WORDS=(
 readonly LOOPS=(kubectl election) STREAMS=(logs exec port-forward)
 # Of the one that is known by a certificate, through the Service; its streams' names begin with them.
 readonly KINDS=(new kept watch informer quiet)
+# Its watches, informers and quiet informers.
+readonly FOLLOWERS=10
 
 start_clients() {
     local way name namespace server source
@@ -151,14 +153,17 @@ stream() {
 flows() { [[ -e $work/$1.flows ]]; }
 
 end_clients() {
-    local way name
+    local name
     for name in "${STREAMS[@]}"; do await 30 "kubectl $name once more" flows "$name"; done
     now 'at[end]'
     for name in "${LOOPS[@]}" "${STREAMS[@]}"; do unset "needed[$name]"; done
     touch "$work/over"
     for name in "${CONTROLS[@]}"; do touch "$work/$name/over"; done
-    stop kinds 60
-    for way in "${WAYS[@]}"; do stop "${way%% *}" 30; done
+    # One that ended with an error has lost nothing that could be counted.
+    for name in kinds "${WAYS[@]%% *}"; do
+        stop "$name" 60
+        expect "exit status of the clients: $name" "${exits[$name]}" -eq 0 "$name.log"
+    done
     for name in "${LOOPS[@]}"; do await 30 "$name to end" has_ended "$name"; done
 }
 
@@ -184,6 +189,9 @@ count_lost() {
         began_in_vain "$name" | awk '{ print "[" $1 ", " $3 "]" }' >"$work/$name.lost"
         row "${WORDS[$name]}" "$(away "$name")"
     done
+    for name in new kept; do
+        expect "answers to ${WORDS[$name]}" "$(by_jq "during($from; ${at[end]}) | map(select(good)) | length" "$work/$name.out")" -ge 100 kinds.log
+    done
     for name in kept watch informer quiet; do row "${WORDS[$name]}" "$(by_jq "ends($from)" "$work/$name.out")"; done
     row "slow, ended by kube-apiserver" "$(by_jq 'map(select(.outcome == "slow")) | length' "$work/new.out")"
     # They are read back at the end.
@@ -191,8 +199,9 @@ count_lost() {
     expect "acknowledged writes that are gone" "$(grep -E 'objects (are not there|could not be listed)' "$work/kinds.log" || :)" == ""
     # What a watch missed is lost by whoever lost it, at no time that could be known.
     by_jq '.[] | range((.missed // 0) + (.twice // 0)) | [0, 0]' "$work/kinds.out" >"$work/events.lost"
-    row "${WORDS[events]}" "$(by_jq 'map(select(.outcome == "whole" or .outcome == "flawed"))
-        | "\(map(select(.outcome == "whole")) | length | pad(8)) of \(length) whole, \(map(.lists) | add) lists again"' "$work/kinds.out")"
+    by_jq 'map(select(.lists))[]' "$work/kinds.out" >"$work/followers.out"
+    expect "watches and informers that were there at the end" "$(answers followers)" -eq $FOLLOWERS kinds.log
+    row "${WORDS[events]}" "$(by_jq '"\(map(select(.outcome == "whole")) | length | pad(8)) of \(length) whole, \(map(.lists) | add) lists again"' "$work/followers.out")"
     for name in "${!WORDS[@]}"; do lost[$name]=$(wc -l <"$work/$name.lost"); done
 }
 
