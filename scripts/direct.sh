@@ -15,7 +15,7 @@
 #   --keep     keep the directory with the logs, and print where it is; failures keep it too
 #
 # Variables:
-#   BERTH      the berth to test; built with cargo if not given, for speed as a release
+#   BERTH      the berth to test; built with cargo if not given, for speed by scripts/static.sh
 
 export TZ=UTC
 
@@ -31,7 +31,7 @@ readonly SHORT=(sources upgrade) PARTS=(sources upgrade killed speed)
 
 main() {
     local part
-    keep=false rate=$LEAST_RATE given=${BERTH:-}
+    keep=false rate=$LEAST_RATE
     parse_options keep "ARGUMENT=$(one_of "${PARTS[@]}")" -- "$@"
     ((${#arguments[@]})) || arguments=("${SHORT[@]}")
     # All the time that it may take, in seconds.
@@ -54,6 +54,7 @@ main() {
     need_tools ip nft openssl jq curl "${CARGO:=cargo}"
     need_versions
     NEW_KUBE_APISERVER=$KUBE_APISERVER
+    [[ " ${arguments[*]} " != *\ speed\ * ]] || need_shipped
     need_program BERTH berth debug
     need_clients
     set_stage

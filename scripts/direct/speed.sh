@@ -13,11 +13,14 @@ readonly REQUESTS=(
 )
 declare -A WAY_IP=([none]=$OBSERVER_IP [relayed]=$RELAYED_IP [direct]=$STEERED_IP [haproxy]=$HAPROXY_IP)
 
+# The berth that ships, and clients of the same profile: their own cost must not be what is measured.
+need_shipped() {
+    [[ ${BERTH:-} ]] || BERTH=$("$root/scripts/static.sh")/berth
+    TLS_LOAD=$("$root/scripts/static.sh" --package berth-bench --bin tls-load)/tls-load
+}
+
 part_speed() {
     local ways=(none relayed direct) way round turn request
-    BERTH=$given TLS_LOAD=''
-    need_program BERTH berth
-    need_clients
     # The instance has no address of 127.0.0.0/8: so that it can be dialled without berth, too.
     need_observer
     stop observer 30
