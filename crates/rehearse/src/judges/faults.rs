@@ -172,19 +172,26 @@ impl Check<'_> {
         let Some(over) = over else { return };
         let meanwhile = || self.record.attempts.iter().filter(|a| a.due >= at && a.due < over);
         let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
+        self.seen.push(format!("it lasted {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
         let (jitter, hung) = (JITTER + self.slack, over.since(at));
+        if fault == Fault::ClockJump {
+            let waited = meanwhile().filter(|a| a.done > a.due.plus(jitter) && !self.busy.explains(a)).count();
+            if waited > 0 {
+                self.broken.push(format!("{waited} requests waited for more than {jitter:.1?}"));
+            }
+            return;
+        }
         // A kept connection has its requests one after the other, and those that become due meanwhile.
         let kept = jitter + hung;
         let patience = |a: &Attempt| if a.kind == ConnectionKind::New { jitter } else { kept };
         let late = meanwhile().filter(|a| a.done > over.plus(patience(a)) && !self.busy.explains(a)).count();
-        self.seen.push(format!("it lasted {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
         if late > 0 {
             self.broken.push(format!(
                 "{late} requests waited on after it was over: new connections for more than {jitter:.1?}, kept ones for more than {kept:.1?}"
             ));
         }
         let passed = match fault {
-            Fault::NoDescriptors | Fault::ClockJump => return,
+            Fault::NoDescriptors => return,
             _ if standby == Standby::Nothing => return,
             Fault::Hang => noticed,
             _ => Some(at.plus(LEASE + TAKE_OVER + self.slack)),
@@ -371,6 +378,20 @@ mod tests {
             broken.iter().any(|line| line.contains("waited on"))
         };
         assert!(!late(11_001) && !late(20_000) && late(22_001));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_clock_that_jumped() {
+        let waited = |kind, late: &[(u64, u64)]| {
+            let attempts = vec![Attempt { kind, ..attempt(2_000, 8_000, true) }, attempt(3_000, 5_900, true)];
+            broken(injected(Fault::ClockJump), |r| {
+                (r.attempts, r.late) = (attempts, late.iter().map(|(from, to)| (ms(*from), ms(*to))).collect());
+            })
+        };
+        for kind in [ConnectionKind::New, ConnectionKind::Kept] {
+            assert_eq!(waited(kind, &[]), ["1 requests waited for more than 3.0s"]);
+            assert_eq!(waited(kind, &[(2_000, 6_000)]), [""; 0], "this machine was busy");
+        }
     }
 
     #[test]
