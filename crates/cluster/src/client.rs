@@ -2,7 +2,7 @@
 //!
 //! Small on purpose. berth needs few objects of a cluster, so there are no types for them here, and each
 //! request has its own connection: through the berth it reaches an instance that is in the group now, and
-//! delays the end of none. Changes are followed by [`crate::watch`].
+//! delays the end of none.
 
 use crate::http;
 use crate::kubeconfig::{Access, KubeconfigError, Mistake, Place, Token};
@@ -19,6 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -105,14 +106,14 @@ enum Bearer {
     File(Arc<Path>),
 }
 
-pub(crate) struct Ask<'a> {
-    pub(crate) method: Method,
-    pub(crate) path: &'a str,
-    pub(crate) body: Option<(&'a str, &'a Value)>,
+struct Ask<'a> {
+    method: Method,
+    path: &'a str,
+    body: Option<(&'a str, &'a Value)>,
 }
 
 impl<'a> Ask<'a> {
-    pub(crate) fn get(path: &'a str) -> Self {
+    fn get(path: &'a str) -> Self {
         Self { method: Method::GET, path, body: None }
     }
 
@@ -259,7 +260,7 @@ impl Client {
 
     /// Whether the apiserver reports that it is ready.
     pub async fn ready(&self) -> bool {
-        let answer = tokio::time::timeout(self.patience, self.exchange(Ask::get("/readyz"), BODY_LIMIT)).await;
+        let answer = timeout(self.patience, self.exchange(Ask::get("/readyz"), BODY_LIMIT)).await;
         matches!(answer, Ok(Ok((StatusCode::OK, _))))
     }
 
@@ -271,7 +272,10 @@ impl Client {
 
     async fn body(&self, ask: Ask<'_>, limit: usize) -> Result<Bytes, Error> {
         let (method, path) = (ask.method.clone(), ask.path);
-        let (status, body) = self.in_time(self.exchange(ask, limit)).await?;
+        let answer = timeout(self.patience, self.exchange(ask, limit)).await;
+        let answer =
+            answer.unwrap_or_else(|_| Err(format!("no answer in {}", humantime::format_duration(self.patience))));
+        let (status, body) = answer.map_err(|why| self.unreachable(why))?;
         if status.is_success() { Ok(body) } else { Err(self.refused(status, method, path, &body)) }
     }
 
@@ -280,26 +284,18 @@ impl Client {
         json.ok_or_else(|| self.unreachable(format!("its response to {method} {path} is no JSON")))
     }
 
-    pub(crate) fn unreachable(&self, why: String) -> Error {
+    fn unreachable(&self, why: String) -> Error {
         Error::Unreachable { server: self.server.clone(), why }
     }
 
     /// With the apiserver's message: from an object of kind Status, or a line of text.
-    pub(crate) fn refused(&self, status: StatusCode, method: Method, path: &str, body: &[u8]) -> Error {
+    fn refused(&self, status: StatusCode, method: Method, path: &str, body: &[u8]) -> Error {
         let json = serde_json::from_slice::<Value>(body).ok();
         let message = json.as_ref().and_then(|json| json["message"].as_str()).map(ToOwned::to_owned);
         let message = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
         // It becomes one line of a log or of a command's output.
         let message = message.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(MESSAGE_LIMIT).collect();
         Error::Status { server: self.server.clone(), status, method, path: path.to_owned(), message }
-    }
-
-    /// The result, or that there was none in time.
-    pub(crate) async fn in_time<T>(&self, answer: impl Future<Output = Result<T, String>>) -> Result<T, Error> {
-        let answer = tokio::time::timeout(self.patience, answer).await;
-        answer
-            .unwrap_or_else(|_| Err(format!("no answer in {}", humantime::format_duration(self.patience))))
-            .map_err(|why| self.unreachable(why))
     }
 
     async fn exchange(&self, ask: Ask<'_>, limit: usize) -> Result<(StatusCode, Bytes), String> {
@@ -310,13 +306,13 @@ impl Client {
     }
 
     /// A connection to the first that answers in TLS. No address has all of the patience while there is another.
-    pub(crate) async fn connect(&self) -> Result<TlsStream<TcpStream>, String> {
+    async fn connect(&self) -> Result<TlsStream<TcpStream>, String> {
         let Some((last, first)) = self.dial.split_last() else {
             return self.handshake(TcpStream::connect((self.host.as_str(), self.port)).await).await;
         };
         for address in first {
             let dialled = async { self.handshake(http::connect(None, *address).await).await };
-            if let Ok(Ok(stream)) = tokio::time::timeout(self.patience / 4, dialled).await {
+            if let Ok(Ok(stream)) = timeout(self.patience / 4, dialled).await {
                 return Ok(stream);
             }
         }
@@ -329,7 +325,7 @@ impl Client {
         stream.map_err(|error| format!("TLS handshake failed: {error}"))
     }
 
-    pub(crate) async fn request(&self, ask: Ask<'_>) -> Result<Request<Full<Bytes>>, String> {
+    async fn request(&self, ask: Ask<'_>) -> Result<Request<Full<Bytes>>, String> {
         let Ask { method, path, body } = ask;
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         let mut request = Request::builder()

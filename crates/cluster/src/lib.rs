@@ -9,7 +9,6 @@ pub mod kubeconfig;
 pub mod lease;
 pub mod service;
 pub mod tls;
-pub mod watch;
 pub mod yaml;
 
 pub use client::{Client, Error};

@@ -6,15 +6,18 @@
 
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 pub const SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
 
 /// The slices of the namespace.
 pub const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
 
-/// The slice that kube-apiserver writes, as a list of one: so that RBAC can allow it by its name.
-pub const RECONCILED: &str =
-    "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?fieldSelector=metadata.name%3Dkubernetes";
+/// The slice that kube-apiserver writes.
+pub const RECONCILED: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
+
+/// Time between two reads of it: as often as a leader election of Kubernetes renews.
+pub const LOOK: Duration = Duration::from_secs(2);
 
 /// All slices of the Service.
 pub const OF_SERVICE: &str =

@@ -1,9 +1,8 @@
 //! The client against a small HTTPS server.
 
 use berth_cluster::kubeconfig::Token;
-use berth_cluster::watch::follow;
 use berth_cluster::{Access, Client};
-use berth_testing::{answer, read_slowly, serve, serve_with, still_time};
+use berth_testing::{answer, read_slowly, serve, serve_with};
 use hyper::StatusCode;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -115,66 +114,6 @@ async fn apply_and_delete_say_what_they_mean() {
     client.delete_read("/api/v1/x", &json!({"metadata": {"uid": "u", "resourceVersion": "7"}})).await.unwrap();
     let (request, _) = server.asked.recv().await.unwrap();
     assert!(request.starts_with("DELETE ") && request.contains(r#""resourceVersion":"7""#), "{request}");
-}
-
-/// The list, what is watched from there on, the same again from where a watch ended, and all anew when that is forgotten.
-#[tokio::test]
-async fn a_list_is_followed_through_watches_that_end() {
-    let object = |name: &str, version: u32| json!({"metadata": {"name": name, "resourceVersion": version.to_string()}});
-    let event = |kind: &str, object| json!({"type": kind, "object": object}).to_string() + "\n";
-    let list = move |names: &[&str], version: u32| {
-        let items: Vec<_> = names.iter().map(|name| object(name, 1)).collect();
-        answer("200 OK", &json!({"metadata": {"resourceVersion": version.to_string()}, "items": items}).to_string())
-    };
-    let mut lists = 0;
-    let mut server = serve_with(move |request| {
-        let watched = |version: &str| request.contains(&format!("resourceVersion={version} "));
-        if !request.contains("watch=true") {
-            lists += 1;
-            return if lists == 1 { list(&["a"], 3) } else { list(&["z"], 20) };
-        }
-        match () {
-            () if watched("3") => {
-                answer("200 OK", &(event("ADDED", object("b", 4)) + &event("BOOKMARK", object("", 9))))
-            }
-            () if watched("9") => answer("200 OK", &event("DELETED", object("a", 10))),
-            () if watched("10") => answer("200 OK", &event("ERROR", json!({"code": 410, "message": "too old"}))),
-            () if watched("20") => answer("403 Forbidden", "no watch"),
-            () => answer("200 OK", ""),
-        }
-    })
-    .await;
-    let client = Client::new(&server.access).unwrap();
-    // Of the time only the pauses after failures pass: each ends at once.
-    tokio::time::pause();
-    let _still = still_time();
-    let next = || tokio::time::advance(Duration::from_secs(60));
-    let (to, mut results) = tokio::sync::mpsc::unbounded_channel();
-    let following = follow(
-        || async { Ok(client.clone()) },
-        "/l?x=y",
-        |seen| {
-            let seen = seen.map(|objects| objects.keys().cloned().collect::<Vec<_>>().join(","));
-            let _ = to.send(seen.map_err(ToString::to_string));
-        },
-    );
-    let look = async {
-        for expected in ["a", "a,b", "b"] {
-            assert_eq!(results.recv().await.unwrap().unwrap(), expected);
-        }
-        assert!(results.recv().await.unwrap().unwrap_err().ends_with("too old"));
-        next().await;
-        // A list that may not be watched is not published: it would be a failure that comes and goes.
-        assert!(results.recv().await.unwrap().unwrap_err().ends_with("no watch"));
-        next().await;
-        assert!(results.recv().await.unwrap().is_err());
-    };
-    tokio::select! {
-        () = following => {}
-        () = look => {}
-    }
-    let (request, _) = server.asked.recv().await.unwrap();
-    assert!(request.starts_with("GET /k/l?x=y "), "{request}");
 }
 
 /// A shim probes on the thread that asks.

@@ -8,8 +8,7 @@
 //! renewal: the next bridge or upgrade removes it, and any `berth bridge end`. An upgrade that is resumed soon takes over its own.
 
 use berth_cluster::client::found;
-use berth_cluster::service::{self, Family, MANAGER};
-use berth_cluster::watch::{Objects, follow, pauses};
+use berth_cluster::service::{self, Family, LOOK, MANAGER, RECONCILED};
 use berth_cluster::{Client, Error};
 use berth_keeper::slice::{Rule, Sight, Want};
 use berth_manifest::wait::until;
@@ -20,14 +19,11 @@ use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 /// Longest time that a request may take: then another instance is asked.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Longest time between two applies: another client may have removed the slice.
-const REAPPLY: Duration = Duration::from_secs(10);
 
 /// What happens under a bridge where the Service cannot be kept.
 pub const LOST: &str = "the Service kubernetes is not kept: on the only control-plane node, pods lose it while COMMAND restarts kube-apiserver";
@@ -156,7 +152,7 @@ impl ServiceKeeper {
         self
     }
 
-    /// Whether it may be read and watched, and the slice written, which counts only in a family that the Service has: nothing is.
+    /// Whether it may be read, and the slice written, which counts only in a family that the Service has: nothing is.
     ///
     /// # Errors
     /// It may not, or the cluster does not answer.
@@ -173,12 +169,7 @@ impl ServiceKeeper {
         }
         let slice = self.slice().await.map_err(text)?;
         self.client.try_apply(&service::slice_path(&self.name()), MANAGER, &slice).await.map_err(text)?;
-        let (to, mut seen) = watch::channel(Err(UNKNOWN.into()));
-        tokio::select! {
-            () = self.clone().follow(to) => {}
-            _ = seen.changed() => {}
-        }
-        seen.borrow().clone().map(drop)
+        self.named().await.map(drop).map_err(text)
     }
 
     /// Whether kube-apiserver names the node. If not, that may be the gap of a stop a moment ago: it gets a round's time, and so does an
@@ -187,10 +178,7 @@ impl ServiceKeeper {
     /// # Errors
     /// It cannot be asked.
     pub async fn names_node(&self) -> Result<bool, Error> {
-        let ask = async || {
-            let slice = found(self.client.get(&service::slice_path("kubernetes")).await);
-            slice.map(|slice| slice.is_some_and(|slice| self.is_in(service::addresses(&slice))))
-        };
+        let ask = async || self.named().await.map(|named| named.contains(&self.address.ip()));
         let counts = |named: &Result<bool, Error>| match named {
             Ok(named) => *named,
             Err(error) => error.status().is_some(),
@@ -198,8 +186,10 @@ impl ServiceKeeper {
         until(ROUND, AGAIN, ask, counts).await
     }
 
-    fn is_in(&self, mut addresses: impl Iterator<Item = IpAddr>) -> bool {
-        addresses.any(|ip| ip == self.address.ip())
+    /// The addresses in kube-apiserver's own slice.
+    async fn named(&self) -> Result<Vec<IpAddr>, Error> {
+        let slice = found(self.client.get(RECONCILED).await)?.unwrap_or_default();
+        Ok(service::addresses(&slice).collect())
     }
 
     /// Keeps a slice by what is demanded; there is none before an instance serves.
@@ -212,25 +202,27 @@ impl ServiceKeeper {
 
     /// Until the sender of `demanded` is dropped: then the slice is removed in any case.
     async fn keep(self, mut demanded: watch::Receiver<Demand>, state: watch::Sender<SliceState>) {
-        let (to, mut seen) = watch::channel(Err(UNKNOWN.into()));
-        let mut following = JoinSet::new();
         let mut rule = Rule::default();
-        let mut pauses = pauses();
+        // It is not looked at before an instance serves.
+        let mut looks = false;
         // What was asked for may have been done although no answer came; in an upgrade that is resumed, before.
         let (mut there, mut tried) = (false, self.purpose == Purpose::Upgrade);
         let mut trouble = None;
         loop {
             let demand = *demanded.borrow_and_update();
-            if demand == Demand::Serving && following.is_empty() {
+            if demand == Demand::Serving && !looks {
                 // A resumed upgrade goes on with its own.
                 let own = Some(&*self.node).filter(|_| self.purpose == Purpose::Bridge);
                 if let Err(error) = sweep(&self.client, own).await {
                     tracing::info!(%error, "what earlier commands left in the Service kubernetes was not looked for");
                 }
-                following.spawn(self.clone().follow(to.clone()));
+                looks = true;
             }
-            let addresses: Result<Vec<IpAddr>, String> = seen.borrow_and_update().clone();
-            let named = addresses.as_ref().is_ok_and(|all| self.is_in(all.iter().copied()));
+            let addresses = match looks {
+                true => self.named().await.map_err(|error| error.to_string()),
+                false => Err(UNKNOWN.into()),
+            };
+            let named = addresses.as_ref().is_ok_and(|all| all.contains(&self.address.ip()));
             let others = addresses.as_ref().ok().map(|all| all.iter().any(|ip| *ip != self.address.ip()));
             let phase = match demand {
                 // Where no other node is named, the Service would be empty: that one sample was bad is no reason.
@@ -255,19 +247,18 @@ impl ServiceKeeper {
             };
             let is = match (&brought, addresses) {
                 (Err(error), _) => Err(error.to_string()),
-                // A watch that begins again takes nothing back.
+                // A read that fails later takes nothing back.
                 (Ok(_), Err(why)) if state.borrow().is_err() => Err(why),
                 (Ok(is), _) => Ok(*is),
             };
             state.send_modify(|state| *state = is);
-            let pause = match brought {
+            match brought {
                 Ok(is) => {
                     if std::mem::replace(&mut there, is) != is {
                         let what = if is { "is in" } else { "is out of" };
                         tracing::info!(slice = self.name(), address = %self.address, "the slice {what} the Service kubernetes");
                     }
-                    (pauses, trouble) = (berth_cluster::watch::pauses(), None);
-                    REAPPLY
+                    trouble = None;
                 }
                 Err(error) => {
                     let why = error.to_string();
@@ -276,28 +267,16 @@ impl ServiceKeeper {
                         tracing::warn!(%error, "the Service kubernetes cannot be kept");
                         trouble = Some(why);
                     }
-                    pauses.next().unwrap_or(REAPPLY)
                 }
-            };
+            }
             tokio::select! {
                 changed = demanded.changed() => if changed.is_err() { break },
-                Ok(()) = seen.changed() => {}
-                () = sleep(pause) => {}
+                () = sleep(LOOK) => {}
             }
         }
         if tried && let Err(error) = remove(&self.client, &self.name()).await {
             tracing::warn!(%error, slice = self.name(), "the slice stays in the Service kubernetes: remove it");
         }
-    }
-
-    /// Publishes the addresses of kube-apiserver's own slice, or why they are not known.
-    async fn follow(self, to: watch::Sender<Result<Vec<IpAddr>, String>>) {
-        let publish = |objects: Result<&Objects, &Error>| {
-            let reconciled = objects.map(|objects| objects.get("kubernetes").cloned().unwrap_or_default());
-            let addresses = reconciled.map(|slice| service::addresses(&slice).collect());
-            let _ = to.send_replace(addresses.map_err(ToString::to_string));
-        };
-        follow(|| async { Ok(self.client.clone()) }, service::RECONCILED, publish).await;
     }
 
     fn name(&self) -> String {
@@ -415,7 +394,7 @@ mod tests {
     ) -> (Objects, ServiceKeeper, UnboundedReceiver<(String, usize)>) {
         let objects = Objects::default();
         let reconciled = json!({"metadata": {"name": "kubernetes"}, "endpoints": [{"addresses": named}]});
-        let items: Vec<_> = items.into_iter().chain([reconciled]).collect();
+        objects.set(RECONCILED, Some(reconciled));
         objects.set(service::SLICES, Some(json!({"items": items})));
         objects.set(service::SERVICE, Some(json!({"spec": {"ports": [{"name": "https"}]}})));
         let answers = objects.clone();
@@ -534,17 +513,17 @@ mod tests {
 
     /// Then the rule changes nothing, and the operator has to know why.
     #[tokio::test]
-    async fn a_watch_that_is_refused_is_told() {
+    async fn a_read_that_is_refused_is_told() {
         let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
-        let server = serve_with(move |request| match request.contains("watch=true") {
-            true => berth_testing::answer("403 Forbidden", r#"{"message": "may not watch endpointslices"}"#),
+        let server = serve_with(move |request| match request.contains(RECONCILED) {
+            true => berth_testing::answer("403 Forbidden", r#"{"message": "may not get endpointslices"}"#),
             false => objects.answer(request),
         });
         let kept = ServiceKeeper { client: Client::new(&server.await.access).unwrap(), ..kept };
-        assert!(kept.check().await.unwrap_err().contains("may not watch endpointslices"));
+        assert!(kept.check().await.unwrap_err().contains("may not get endpointslices"));
         let mut keeping = kept.start();
         keeping.demand(Demand::Serving);
-        let refused = |kept: &SliceState| kept.as_ref().is_err_and(|why| why.contains("may not watch endpointslices"));
+        let refused = |kept: &SliceState| kept.as_ref().is_err_and(|why| why.contains("may not get endpointslices"));
         keeping.kept.wait_for(refused).await.unwrap();
     }
 
@@ -567,7 +546,7 @@ mod tests {
         let (on, is_on) = watch::channel(Demand::Serving);
         let (state, mut is) = watch::channel(Err(UNKNOWN.into()));
         let keeping = tokio::spawn(kept.keep(is_on, state));
-        while !asked.recv().await.unwrap().0.contains("watch=") {}
+        while !asked.recv().await.unwrap().0.contains(RECONCILED) {}
         is.wait_for(SliceState::is_ok).await.unwrap();
         drop(on);
         keeping.await.unwrap();

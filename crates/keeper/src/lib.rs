@@ -126,7 +126,7 @@ pub struct RepresentedInstance {
 /// The requests that are counted.
 pub const REQUESTS: [&str; 8] = [
     "read_service",
-    "watch_slice",
+    "read_slice",
     "apply_slice",
     "delete_slice",
     "list_leases",

@@ -58,11 +58,6 @@ impl Rule {
     fn lasted(&self, now: Duration) -> bool {
         self.others_since.is_some_and(|since| now >= since + OTHERS)
     }
-
-    /// When it must be evaluated again without an event.
-    pub fn wake(&self, now: Duration) -> Option<Duration> {
-        self.others_since.map(|since| since + OTHERS).filter(|at| *at > now)
-    }
 }
 
 #[cfg(test)]
@@ -82,10 +77,8 @@ mod tests {
         let named = Sight { others: Some(true), ..CALM };
         assert_eq!(rule.decide(seconds(0), CALM), Want::Present);
         assert_eq!(rule.decide(seconds(10), named), Want::AsItIs);
-        assert_eq!(rule.wake(seconds(10)), Some(seconds(40)));
         assert_eq!(rule.decide(seconds(39), named), Want::AsItIs);
         assert_eq!(rule.decide(seconds(40), named), Want::Absent);
-        assert_eq!(rule.wake(seconds(40)), None);
         assert_eq!(rule.decide(seconds(41), CALM), Want::Present);
         // From the start.
         assert_eq!(rule.decide(seconds(50), named), Want::AsItIs);
@@ -99,7 +92,7 @@ mod tests {
         }
         assert_eq!(rule.decide(seconds(0), Sight { others: Some(true), ..CALM }), Want::AsItIs);
         assert_eq!(rule.decide(seconds(60), Sight { others: None, ..CALM }), Want::AsItIs);
-        // What was not watched does not count.
+        // What was not read does not count.
         assert_eq!(rule.decide(seconds(61), Sight { others: Some(true), ..CALM }), Want::AsItIs);
     }
 

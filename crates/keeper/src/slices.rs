@@ -3,11 +3,9 @@
 use crate::api::Api;
 use crate::slice::{Rule, Sight, Want};
 use crate::{Facts, jittered, node_address};
-use backon::ExponentialBackoff;
+use berth_cluster::client;
 use berth_cluster::lease::RENEWAL;
-use berth_cluster::service::{self, Family, MANAGER, Service};
-use berth_cluster::watch::{Objects, follow, pauses};
-use berth_cluster::{Error, client};
+use berth_cluster::service::{self, Family, LOOK, MANAGER, Service};
 use berth_node::terms::Phase;
 use berth_os::clock;
 use serde_json::Value;
@@ -15,7 +13,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tokio_util::task::AbortOnDropHandle;
 
 #[derive(Debug)]
 pub(crate) struct Slices {
@@ -40,12 +37,6 @@ struct Slice {
     made: Option<(bool, Instant)>,
 }
 
-/// Follows kube-apiserver's own slice, from an instance; both end with it.
-struct Following {
-    from: Option<SocketAddr>,
-    _task: AbortOnDropHandle<()>,
-}
-
 impl Slices {
     /// For a shim at these addresses.
     pub(crate) fn new(api: Arc<Api>, node: &str, addresses: &[SocketAddr], out: watch::Sender<bool>) -> Self {
@@ -67,9 +58,6 @@ impl Slices {
             self.out.send_replace(true);
             return;
         }
-        let (to, mut seen) = watch::channel(None);
-        let mut following: Option<Following> = None;
-        let mut backoff = pauses();
         let mut before = Facts::default();
         loop {
             let now = facts.borrow_and_update().clone();
@@ -77,55 +65,49 @@ impl Slices {
                 // A request of a sibling that goes may come late, and take out what is in again.
                 self.slices.iter_mut().for_each(|slice| slice.made = None);
             }
-            // Only then something is decided by it. And through the berth a watch may come to this very shim, which waits
-            // for its connections to end.
-            let from = self.api.own();
-            if now.phase != Phase::Joined {
-                following = None;
-                to.send_replace(None);
-            } else if following.as_ref().is_none_or(|following| following.from != from) {
-                let task = AbortOnDropHandle::new(tokio::spawn(follow_reconciled(self.api.clone(), to.clone())));
-                following = Some(Following { from, _task: task });
-            }
-            let reconciled = seen.borrow_and_update().clone();
             let gone = *going.borrow_and_update();
             before = now;
-            let wake = tokio::select! {
-                wake = self.bring(reconciled.as_ref(), &before, gone, &mut backoff) => wake,
+            tokio::select! {
+                () = self.bring(&before, gone) => {}
                 // What is under way may hang, and can be repeated.
                 changed = going.changed() => if changed.is_ok() { continue } else { return },
-            };
+            }
             tokio::select! {
-                changed = seen.changed() => if changed.is_err() { return },
                 changed = facts.changed() => if changed.is_err() { return },
                 changed = going.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep_until(wake) => {}
+                () = tokio::time::sleep(jittered(LOOK)) => {}
             }
         }
     }
 
-    /// Brings each slice into its wanted state. Returns the latest time for the next round.
-    async fn bring(
-        &mut self,
-        reconciled: Option<&Value>,
-        facts: &Facts,
-        going: bool,
-        backoff: &mut ExponentialBackoff,
-    ) -> Instant {
-        let now = Instant::now();
-        if self.service.is_none() && facts.phase == Phase::Joined {
-            let object = self.api.ask("read_service", "kubernetes", async |client| client.get(service::SERVICE).await);
-            self.service = object.await.as_ref().map(Service::parse);
+    /// kube-apiserver's own slice, null if there is none; `None` if it cannot be read.
+    async fn reconciled(&self) -> Option<Value> {
+        let read = self
+            .api
+            .ask("read_slice", "kubernetes", async |client| client::found(client.get(service::RECONCILED).await));
+        read.await.map(Option::unwrap_or_default)
+    }
+
+    /// Brings each slice into its wanted state.
+    async fn bring(&mut self, facts: &Facts, going: bool) {
+        // A shim that has not joined decides nothing by what it reads.
+        let mut reconciled = None;
+        if facts.phase == Phase::Joined {
+            reconciled = self.reconciled().await;
+            if self.service.is_none() {
+                let read =
+                    self.api.ask("read_service", "kubernetes", async |client| client.get(service::SERVICE).await);
+                self.service = read.await.as_ref().map(Service::parse);
+            }
         }
         let time = clock::boottime().unwrap_or_default();
         let own: Vec<_> = self.addresses.iter().map(SocketAddr::ip).collect();
         let others = |slice: &Value| service::addresses(slice).filter(|ip| !own.contains(ip)).collect::<Vec<_>>();
-        let others = reconciled.map(others);
-        self.port = reconciled.and_then(|slice| service::ports(slice).next()).or(self.port);
+        let others = reconciled.as_ref().map(others);
+        self.port = reconciled.as_ref().and_then(|slice| service::ports(slice).next()).or(self.port);
         if let (Some(others), Some(port)) = (&others, self.port) {
             self.api.set_others(others.iter().map(|ip| SocketAddr::new(*ip, port)).collect());
         }
-        let (mut wake, mut failed) = (now + jittered(RENEWAL), facts.phase == Phase::Joined && self.service.is_none());
         for slice in &mut self.slices {
             let family = Family::of(slice.address.ip());
             let others = others.as_ref().map(|others| others.iter().any(|ip| Family::of(*ip) == family));
@@ -134,33 +116,17 @@ impl Slices {
             let service = self.service.as_ref().filter(|service| service.families.contains(&family));
             // Another berth of the node may be the one that the Service names.
             let service = service.filter(|_| self.port.is_none_or(|port| port == slice.address.port()));
-            failed |= match want {
-                Want::AsItIs => false,
-                Want::Absent => !slice.remove(&self.api).await,
-                Want::Present => service.is_some() && !slice.apply(&self.api, &self.node, service).await,
-            };
-            wake = slice.rule.wake(time).map_or(wake, |at| wake.min(now + at.saturating_sub(time)));
+            match (want, service) {
+                (Want::Absent, _) => slice.remove(&self.api).await,
+                (Want::Present, Some(service)) => slice.apply(&self.api, &self.node, service).await,
+                (Want::Present, None) | (Want::AsItIs, _) => {}
+            }
         }
         let names = self.slices.iter().filter(|slice| slice.is_in()).map(|slice| slice.name.clone()).collect();
         self.api.update_status(|status| status.slices = names);
         let out = self.slices.iter().all(|slice| matches!(slice.made, Some((false, _))));
         self.out.send_if_modified(|now| std::mem::replace(now, out) != out);
-        if failed {
-            return Instant::now() + backoff.next().unwrap_or(RENEWAL);
-        }
-        *backoff = pauses();
-        wake
     }
-}
-
-/// Publishes kube-apiserver's own slice, and `None` while that is not known.
-async fn follow_reconciled(api: Arc<Api>, to: watch::Sender<Option<Value>>) {
-    let publish = |objects: Result<&Objects, &Error>| {
-        api.record("watch_slice", "kubernetes", objects.err());
-        let slice = objects.ok().map(|objects| objects.get("kubernetes").cloned().unwrap_or_default());
-        to.send_replace(slice);
-    };
-    follow(|| api.client(), service::RECONCILED, publish).await;
 }
 
 /// Whether a slice is not in the Service.
@@ -174,33 +140,23 @@ impl Slice {
         matches!(self.made, Some((true, _)))
     }
 
-    /// Whether it is there.
-    async fn apply(&mut self, api: &Api, node: &str, service: Option<&Service>) -> bool {
+    async fn apply(&mut self, api: &Api, node: &str, service: &Service) {
         // It may have been removed; an apply that changes nothing is no write in etcd.
         if matches!(self.made, Some((true, at)) if at.elapsed() < RENEWAL) {
-            return true;
+            return;
         }
-        let port_name = service.map_or("https", |service| &service.port_name);
-        let object = service::slice(node, self.address, port_name);
+        let object = service::slice(node, self.address, &service.port_name);
         let path = service::slice_path(&self.name);
         let applied = api.ask("apply_slice", &self.name, async |client| client.apply(&path, MANAGER, &object).await);
-        let applied = applied.await.is_some();
-        if applied {
+        if applied.await.is_some() {
             self.set(true);
         }
-        applied
     }
 
-    /// Whether it is not there.
-    async fn remove(&mut self, api: &Api) -> bool {
-        if matches!(self.made, Some((false, _))) {
-            return true;
-        }
-        let removed = remove_slice(api, &self.name).await;
-        if removed {
+    async fn remove(&mut self, api: &Api) {
+        if !matches!(self.made, Some((false, _))) && remove_slice(api, &self.name).await {
             self.set(false);
         }
-        removed
     }
 
     fn set(&mut self, present: bool) {

@@ -45,8 +45,7 @@ pub async fn serve(answer: String) -> Server {
     serve_with(move |_| answer.clone()).await
 }
 
-/// Answers each request, given as text, with bytes; with none, it is silent. A watch goes on after them. No request waits for another's
-/// connection.
+/// Answers each request, given as text, with bytes; with none, it is silent. No request waits for another's connection.
 ///
 /// # Panics
 /// Where it cannot be set up: a test fails then.
@@ -115,10 +114,10 @@ pub async fn serve_as(
                 }
                 let certificates = tls.get_ref().1.peer_certificates().map_or(0, <[_]>::len);
                 let answer = answer.lock().unwrap()(&request);
-                let goes_on = answer.is_empty() || is_watch(&request);
+                let is_silent = answer.is_empty();
                 let _ = asks.send((request, certificates));
                 let _ = tls.write_all(answer.as_bytes()).await;
-                if goes_on {
+                if is_silent {
                     std::future::pending::<()>().await;
                 }
                 let _ = tls.shutdown().await;
@@ -153,22 +152,6 @@ fn body(head: &str) -> usize {
         name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
     });
     length.unwrap_or_default()
-}
-
-/// Time that passes for tokio only by `tokio::time::advance`: with a clock that is only paused, a timer could come before the answer
-/// of a socket. To be called where that is paused; it stands until what is returned is dropped.
-#[must_use]
-pub fn still_time() -> impl Drop {
-    struct Still(Option<std::sync::mpsc::Sender<()>>);
-    impl Drop for Still {
-        fn drop(&mut self) {
-            drop(self.0.take());
-        }
-    }
-    let (until, dropped) = std::sync::mpsc::channel::<()>();
-    // Time does not advance by itself while a blocking task runs.
-    tokio::task::spawn_blocking(move || dropped.recv());
-    Still(Some(until))
 }
 
 /// What `read` gives where the file that it reads, of this text, is on a slow disk for once: nothing is there before another task on this
@@ -206,12 +189,8 @@ pub fn answer(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
-fn is_watch(request: &str) -> bool {
-    request.lines().next().is_some_and(|line| line.contains("watch=true"))
-}
-
 /// Objects by their paths, as an apiserver keeps them: POST makes one, PUT replaces the one that was read, DELETE removes
-/// the one that was. A watch sees no change.
+/// the one that was.
 #[derive(Debug, Clone, Default)]
 pub struct Objects {
     all: Arc<Mutex<BTreeMap<String, Value>>>,
@@ -243,9 +222,6 @@ impl Objects {
     pub fn answer(&self, request: &str) -> String {
         let mut words = request.split(' ');
         let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        if is_watch(request) {
-            return "HTTP/1.1 200 OK\r\n\r\n".to_owned();
-        }
         let path = path.strip_prefix("/k").unwrap_or(path).split('?').next().unwrap_or_default();
         let body = request.split_once("\r\n\r\n").map_or("", |(_, body)| body);
         let body: Value = serde_json::from_str(body).unwrap_or_default();

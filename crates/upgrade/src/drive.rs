@@ -406,7 +406,7 @@ impl Driver<'_> {
         if since.elapsed() >= UNKEPT && !std::mem::replace(&mut self.warned_unkept, true) {
             self.progress.line(&format!("warning: the Service kubernetes cannot be kept: {why}"));
             self.progress.more(
-                "it may be without this node for up to 10 s whenever an instance stops; let the user of --kubeconfig get, list, watch, \
+                "it may be without this node for up to 10 s whenever an instance stops; let the user of --kubeconfig get, list, \
                  create, patch and delete EndpointSlices in the namespace default, and see that its server answers",
             );
         }

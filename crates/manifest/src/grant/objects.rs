@@ -10,8 +10,7 @@
 //! | RoleBinding `berth-NODE` | `default` | a node |
 //!
 //! A node removes the slice of another that is gone, so the Role in `default` names those of all nodes. Names bind `create`
-//! too, because a slice is only made by server-side apply, a request with the name in its path; and `list` and `watch`,
-//! because they come with a field selector for the name.
+//! too, because a slice is only made by server-side apply, a request with the name in its path.
 
 use berth_cluster::service::{Family, slice_name};
 use berth_cluster::yaml::{YamlNode, parse};
@@ -189,10 +188,10 @@ mod tests {
     #[test]
     fn every_request_is_tried_by_its_name() {
         let said: Vec<_> = requests("cp-1").iter().map(ToString::to_string).collect();
-        assert_eq!(said.len(), 14, "{said:#?}");
+        assert_eq!(said.len(), 13, "{said:#?}");
         for request in [
             "get services/kubernetes in default",
-            "watch endpointslices.discovery.k8s.io/kubernetes in default",
+            "get endpointslices.discovery.k8s.io/kubernetes in default",
             "create endpointslices.discovery.k8s.io/berth-cp-1-ipv6 in default",
             "list leases.coordination.k8s.io in berth-system",
             "create serviceaccounts/berth-cp-1/token in berth-system",

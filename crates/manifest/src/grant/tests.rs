@@ -54,7 +54,7 @@ async fn objects_then_the_token_then_every_verb_with_it() {
         (granted.service_account.as_str(), granted.expires.as_str()),
         ("berth-system/berth-cp-1", "2100-01-01T00:00:00Z")
     );
-    assert_eq!(granted.may.len(), 14);
+    assert_eq!(granted.may.len(), 13);
     assert_eq!(std::fs::read_to_string(temp.path().join("cluster/token")).unwrap(), "n3w");
     let asked = asked(&mut server);
     let lines: Vec<_> = asked.iter().map(|request| request.lines().next().unwrap().replace(" HTTP/1.1", "")).collect();
@@ -73,7 +73,7 @@ async fn objects_then_the_token_then_every_verb_with_it() {
     assert!(asked[6].contains("berth-cp-1-ipv4") && asked[6].contains("berth-cp-2-ipv6"), "{}", asked[6]);
     assert!(asked[7].contains("2592000"), "{}", asked[7]);
     // With the new token, where the shims will ask, and without the administrator's.
-    assert_eq!(lines.len(), 8 + 14);
+    assert_eq!(lines.len(), 8 + 13);
     for review in &asked[8..] {
         assert!(review.starts_with(&format!("POST {REVIEWS}")) && review.contains("Bearer n3w\r\n"), "{review}");
     }
@@ -153,7 +153,7 @@ async fn what_is_not_known_yet_is_asked_again_and_what_is_refused_is_named() {
     })
     .await;
     granted(&server, temp.path()).await.unwrap();
-    assert_eq!(*seen.lock().unwrap(), 14 + 2);
+    assert_eq!(*seen.lock().unwrap(), 13 + 2);
     let server = apiserver(|request| {
         let denied = request.contains(REVIEWS) && request.contains("leases") && request.contains("delete");
         denied.then(|| answer("200 OK", r#"{"status":{"allowed":false,"reason":"webhook"}}"#))
