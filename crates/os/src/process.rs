@@ -531,31 +531,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_goes_on_when_the_one_that_stopped_it_has_ended() {
-        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = i32::try_from(child.id()).unwrap();
-        let until = |wanted: bool| {
-            while is_stopped(pid).unwrap() != wanted {
-                std::thread::yield_now();
-            }
-        };
-        let held = HeldProcess::of(pid).unwrap();
-        let paused = held.pause(Duration::from_secs(60)).unwrap();
-        until(true);
-        drop(paused);
-        until(false);
-        // The kernel closes the pipe of a process that has ended.
-        let mut guard = guard(pid).unwrap();
-        kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
-        until(true);
-        drop(guard.stdin.take());
-        until(false);
-        guard.wait().unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
-    #[test]
     fn what_may_be_another_processs_is_not_taken() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
@@ -591,14 +566,24 @@ mod tests {
     fn a_process_is_paused_with_all_its_threads_and_goes_on() {
         let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
         let held = HeldProcess::of(i32::try_from(child.id()).unwrap()).unwrap();
+        let until = |stopped: bool| {
+            let end = Instant::now() + Duration::from_secs(60);
+            while is_stopped(held.pid).unwrap() != stopped {
+                assert!(Instant::now() < end, "stopped: {stopped}");
+                std::thread::sleep(PAUSE);
+            }
+        };
         let paused = held.pause(Duration::from_secs(60)).unwrap();
         assert!(is_stopped(held.pid).unwrap());
         drop(paused);
-        let until = Instant::now() + Duration::from_secs(60);
-        while is_stopped(held.pid).unwrap() {
-            assert!(Instant::now() < until, "it goes on");
-            std::thread::sleep(PAUSE);
-        }
+        until(false);
+        // Where the one that stopped it has ended, the kernel closes the guard's pipe.
+        let mut guard = guard(held.pid).unwrap();
+        kill(Pid::from_raw(held.pid), Signal::SIGSTOP).unwrap();
+        until(true);
+        drop(guard.stdin.take());
+        until(false);
+        guard.wait().unwrap();
         // One that is stopped can be killed.
         let paused = held.pause(Duration::from_secs(60)).unwrap();
         held.kill().unwrap();
@@ -607,7 +592,7 @@ mod tests {
         assert!(held.pause(Duration::ZERO).is_err());
     }
 
-    /// In the environment of this test's own binary where that is to have another limit.
+    /// In the environment of the process that may have another limit.
     const LIMITED: &str = "BERTH_TEST_LOCKED_MEMORY";
 
     #[test]
@@ -621,10 +606,6 @@ mod tests {
             assert!(!raise_locked_memory(), "there is no more to be had");
             return;
         }
-        let name = "process::tests::the_limit_of_locked_memory_is_raised_as_far_as_it_may_be";
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        let output = child.args(["--exact", name]).env(LIMITED, "").output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        berth_testing::namespace::again_with(LIMITED);
     }
 }

@@ -656,15 +656,6 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let _ = parse(&bytes);
-            let _ = parse(&message(SOCK_DIAG_BY_FAMILY.into(), 0, &bytes));
-            let attributes = [&[libc::AF_INET as u8; 72], &bytes[..]].concat();
-            let _ = parse(&message(SOCK_DIAG_BY_FAMILY.into(), 0, &attributes));
-            let _ = parse(&message(libc::NLMSG_ERROR, 0, &bytes));
-        }
-
-        #[test]
         fn no_changed_byte_panics(
             sockets in prop::collection::vec(any_entry(), 0..4),
             changes in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 1..8),
