@@ -149,46 +149,32 @@ fn ask(to: &str) -> String {
 const NODE: [&str; 3] = ["10.77.0.1", "10.77.0.2", "fd77::1"];
 
 #[test]
-fn a_steered_connection_arrives_until_the_holder_is_dropped() {
-    on_a_node(|| {
-        let _old = Server::new("old", "[::]:6443");
-        let shim = Shim::new("shim");
-        assert_eq!(NODE.map(ask), ["old"; 3]);
-        let steering = shim.steer(&[]);
-        assert_eq!(NODE.map(ask), ["shim"; 3]);
-        let Counters { steered, passed, failed } = steering.counters();
-        assert_eq!((steered, passed, failed), (3, 0, 0));
-        drop(steering);
-        assert_eq!(NODE.map(ask), ["old"; 3]);
-        assert!(bpf::attached(File::open(NAMESPACE).unwrap().as_fd()).unwrap().is_empty());
-    });
-}
-
-#[test]
-fn it_passes_while_it_is_off_or_was_not_renewed() {
+fn it_steers_while_it_is_on_and_renewed_until_the_holder_is_dropped() {
     on_a_node(|| {
         let _old = Server::new("old", "[::]:6443");
         let shim = Shim::new("shim");
         let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap();
         shim.take(&steering);
-        assert_eq!(NODE.map(ask), ["old"; 3]);
-        assert!(!steering.is_steering());
+        let arrive_at = |name, steers| {
+            assert_eq!(NODE.map(ask), [name; 3]);
+            assert_eq!(steering.is_steering(), steers);
+        };
+        arrive_at("old", false);
         steering.on();
-        assert_eq!(NODE.map(ask), ["shim"; 3]);
-        assert!(steering.is_steering());
+        arrive_at("shim", true);
         steering.off();
-        assert_eq!(NODE.map(ask), ["old"; 3]);
-        assert!(!steering.is_steering());
+        arrive_at("old", false);
         steering.on();
         // Its holder hung.
         steering.program.steer_until(clock::monotonic().unwrap());
-        assert_eq!(NODE.map(ask), ["old"; 3]);
-        assert!(!steering.is_steering());
+        arrive_at("old", false);
         let Counters { steered, passed, failed } = steering.counters();
         assert_eq!((steered, passed, failed), (3, 9, 0));
         steering.renew();
-        assert_eq!(NODE.map(ask), ["shim"; 3]);
-        assert!(steering.is_steering());
+        arrive_at("shim", true);
+        drop(steering);
+        assert_eq!(NODE.map(ask), ["old"; 3]);
+        assert!(bpf::attached(File::open(NAMESPACE).unwrap().as_fd()).unwrap().is_empty());
     });
 }
 
