@@ -1,5 +1,6 @@
 //! A shim in this process: the library, on a thread of its own, on port 0.
 
+use super::net::Backend;
 use super::{PATIENCE, eventually, net};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::{self, wire};
@@ -12,7 +13,7 @@ use berth_shim::config::Config;
 use berth_shim::drain::Stop;
 use berth_shim::shared::ShimState;
 use clap::Parser;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -77,6 +78,15 @@ impl Shim {
         let shim = Self::launch("127.0.0.1:0", backend, threads, options);
         shim.until_phase(Phase::Joined);
         shim
+    }
+
+    /// A shim of the first of two instances, with the second as a sibling's: both are ready.
+    #[track_caller]
+    pub(crate) fn start_of_two([own, other]: [&Backend; 2], threads: &str, options: &[&str]) -> (Self, InstanceClaim) {
+        let shim = Self::start(own.address(), threads, options);
+        let record = shim.sibling("other", other.address());
+        shim.until_health(other.address(), "ready");
+        (shim, record)
     }
 
     /// A shim that listens when it is time. By default one TCP probe at the
@@ -176,6 +186,14 @@ impl Shim {
     #[track_caller]
     pub(crate) fn client(&self) -> TcpStream {
         net::connect(self.address)
+    }
+
+    /// A client that has said this.
+    #[track_caller]
+    pub(crate) fn client_with(&self, text: &[u8]) -> TcpStream {
+        let mut client = self.client();
+        client.write_all(text).unwrap();
+        client
     }
 
     pub(crate) fn request(&self, stop: Stop) {

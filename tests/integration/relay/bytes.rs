@@ -1,5 +1,6 @@
 //! What goes in comes out: complete, in order, once, whatever the pace.
 
+use super::{answered, expect_answer, pair};
 use crate::support::net::{Backend, Pattern, client_hello, echo, expect_end, ping, read};
 use crate::support::shim::{Shim, THREADS};
 use std::io::Write;
@@ -63,8 +64,7 @@ fn the_client_is_done_first() {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
         for request in [client_hello(300), b"GET".to_vec(), Vec::new()] {
-            let mut client = shim.client();
-            client.write_all(&request).unwrap();
+            let mut client = shim.client_with(&request);
             client.shutdown(Shutdown::Write).unwrap();
             let mut instance = backend.accept();
             assert_eq!(read(&mut instance, request.len()), request);
@@ -85,13 +85,8 @@ fn the_instance_is_done_first() {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
         for request in [client_hello(300), b"GET".to_vec()] {
-            let mut client = shim.client();
-            client.write_all(&request).unwrap();
-            let mut instance = backend.accept();
-            assert_eq!(read(&mut instance, request.len()), request);
-            instance.write_all(b"answer").unwrap();
+            let (mut client, mut instance) = answered(&shim, &backend, &request);
             instance.shutdown(Shutdown::Write).unwrap();
-            assert_eq!(read(&mut client, 6), b"answer");
             expect_end(&mut client);
             let sending = thread::spawn(move || Pattern(3).send(&mut client, 10 * MB));
             Pattern(3).receive(&mut instance, 10 * MB);
@@ -109,15 +104,12 @@ fn an_answer_and_both_ends_at_once() {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
         for request in [client_hello(300), b"GET".to_vec()].iter().cycle().take(100) {
-            let mut client = shim.client();
-            client.write_all(request).unwrap();
-            let mut instance = backend.accept();
-            read(&mut instance, request.len());
+            let (mut client, mut instance) = pair(&shim, &backend, request);
             client.shutdown(Shutdown::Write).unwrap();
             instance.write_all(b"answer").unwrap();
             expect_end(&mut instance);
             drop(instance);
-            assert_eq!(read(&mut client, 6), b"answer");
+            expect_answer(&mut client);
             expect_end(&mut client);
         }
     }
@@ -169,12 +161,7 @@ fn a_reader_that_pauses_gets_every_byte() {
     let mut writers = Vec::new();
     // One that pauses before a download, one before an upload, and one that neither sends nor gets anything.
     for upload in [false, true] {
-        let mut client = shim.client();
-        client.write_all(&client_hello(10)).unwrap();
-        let mut instance = backend.accept();
-        read(&mut instance, 10);
-        instance.write_all(b"!").unwrap();
-        read(&mut client, 1);
+        let (client, instance) = answered(&shim, &backend, &client_hello(10));
         let (mut from, to) = if upload { (client, instance) } else { (instance, client) };
         writers.push(thread::spawn(move || {
             Pattern(4).send(&mut from, 100 * MB);
@@ -183,8 +170,7 @@ fn a_reader_that_pauses_gets_every_byte() {
         }));
         readers.push(to);
     }
-    let mut idle = shim.client();
-    idle.write_all(b"idle").unwrap();
+    let mut idle = shim.client_with(b"idle");
     let idle_instance = backend.accept();
 
     thread::sleep(PAUSE);

@@ -1,5 +1,6 @@
 //! The ends see what the other end did: FIN for FIN, RST for RST.
 
+use super::{answered, pair};
 use crate::support::MOMENT;
 use crate::support::net::{
     Backend, Pattern, client_hello, expect_end, expect_error, expect_reset, expect_silence, fill, read, reset,
@@ -7,29 +8,12 @@ use crate::support::net::{
 use crate::support::shim::{Shim, THREADS};
 use berth_shim::drain::Stop;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::thread;
 
 /// What a client sends first: something that may be replayed, and something that may not.
 fn requests() -> [Vec<u8>; 2] {
     [client_hello(300), b"GET /".to_vec()]
-}
-
-/// A client and the instance's end of its connection, which has read the request.
-fn pair(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream) {
-    let mut client = shim.client();
-    client.write_all(request).unwrap();
-    let mut instance = backend.accept();
-    assert_eq!(read(&mut instance, request.len()), request);
-    (client, instance)
-}
-
-/// The same, and the instance has answered.
-fn answered(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream) {
-    let (mut client, mut instance) = pair(shim, backend, request);
-    instance.write_all(b"answer").unwrap();
-    assert_eq!(read(&mut client, 6), b"answer");
-    (client, instance)
 }
 
 /// All at once, for they mostly wait, each with a shim of its own.
@@ -71,8 +55,7 @@ fn the_client_resets_after_the_answer() {
 #[test]
 fn the_instance_resets_at_accept() {
     each(|shim, backend, request| {
-        let mut client = shim.client();
-        client.write_all(request).unwrap();
+        let mut client = shim.client_with(request);
         reset(backend.accept());
         let mut attempts = 1;
         client.set_read_timeout(Some(MOMENT)).unwrap();

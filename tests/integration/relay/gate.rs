@@ -1,5 +1,6 @@
 //! Which clients are queued, and which are not.
 
+use super::expect_answer;
 use crate::support::net::{Backend, client_hello, connect_from, echo, expect_silence, fresh_ip, ping, read, reset};
 use crate::support::shim::{Shim, THREADS, with_threads};
 use crate::support::{PATIENCE, eventually};
@@ -10,9 +11,7 @@ use std::time::Duration;
 
 /// A client from an address of its own that has sent its ClientHello.
 fn client(shim: &Shim) -> TcpStream {
-    let mut client = connect_from(fresh_ip().into(), shim.address);
-    client.write_all(&client_hello(300)).unwrap();
-    client
+    shim.client_with(&client_hello(300))
 }
 
 fn until_waiting(shim: &Shim, clients: u64) {
@@ -43,7 +42,7 @@ fn openings_are_bounded_and_the_others_have_their_turn() {
         }
         kept.extend(opened.into_iter().map(answer));
         for mut client in clients {
-            assert_eq!(read(&mut client, 6), b"answer");
+            expect_answer(&mut client);
         }
         assert_eq!(shim.status().gate.unwrap().openings, 0);
     }
@@ -66,7 +65,7 @@ fn one_source_leaves_a_slot_for_another() {
         let _greedy = backend.accept();
         let mut other = client(&shim);
         let _other = answer(backend.accept());
-        assert_eq!(read(&mut other, 6), b"answer");
+        expect_answer(&mut other);
         let status = shim.status().gate.unwrap();
         assert_eq!((status.openings, status.waiting, status.longest.unwrap().clients), (1, 4, 4));
     }
@@ -85,9 +84,9 @@ fn a_client_that_has_left_costs_the_instance_nothing() {
         reset(was_reset);
         until_waiting(&shim, 1);
         let _first = answer(opened);
-        assert_eq!(read(&mut first, 6), b"answer");
+        expect_answer(&mut first);
         let _stays = answer(backend.accept());
-        assert_eq!(read(&mut stays, 6), b"answer");
+        expect_answer(&mut stays);
         assert_eq!(backend.waiting().len(), 0, "no attempt for those that left");
     }
 }
@@ -103,7 +102,7 @@ fn a_client_that_sends_little_holds_no_slot() {
         slow.write_all(&hello[..200]).unwrap();
         let mut other = client(&shim);
         let _other = answer(backend.accept());
-        assert_eq!(read(&mut other, 6), b"answer");
+        expect_answer(&mut other);
 
         // After 5 s they have backend connections, and hold no slot.
         let attempts = [backend.accept(), backend.accept()];
@@ -153,11 +152,11 @@ fn the_first_class_makes_no_room_within_its_share() {
         let mut in_the_backlog = client(&shim);
         let attempts = [(); 3].map(|()| answer(backend.accept()));
         for client in &mut clients {
-            assert_eq!(read(client, 6), b"answer");
+            expect_answer(client);
         }
         drop((clients, attempts));
         let _leg = answer(backend.accept());
-        assert_eq!(read(&mut in_the_backlog, 6), b"answer");
+        expect_answer(&mut in_the_backlog);
         assert_eq!(shim.metric("berth_gate_dropped_total"), 0, "none for want of room");
     }
 }
@@ -167,9 +166,7 @@ fn the_first_class_makes_no_room_within_its_share() {
 fn a_queued_client_moves_to_the_next_instance() {
     for threads in THREADS {
         let (old, new) = (Backend::new(), Backend::new());
-        let shim = Shim::start(old.address(), threads, &["--max-openings", "1"]);
-        let _record = shim.sibling("next", new.address());
-        shim.until_health(new.address(), "ready");
+        let (shim, _record) = Shim::start_of_two([&old, &new], threads, &["--max-openings", "1"]);
         let (mut opened, mut waits) = (client(&shim), client(&shim));
         until_waiting(&shim, 1);
         let attempt = old.accept();
@@ -177,7 +174,7 @@ fn a_queued_client_moves_to_the_next_instance() {
         reset(attempt);
         let _legs = [answer(new.accept()), answer(new.accept())];
         for client in [&mut opened, &mut waits] {
-            assert_eq!(read(client, 6), b"answer");
+            expect_answer(client);
         }
     }
 }
@@ -201,7 +198,7 @@ fn a_client_that_was_held_has_its_turn() {
         let mut kept: Vec<_> = opened.drain(..).map(answer).collect();
         kept.extend((0..3).map(|_| answer(backend.accept())));
         for client in &mut clients {
-            assert_eq!(read(client, 6), b"answer");
+            expect_answer(client);
         }
     }
 }
@@ -211,9 +208,8 @@ fn a_client_that_was_held_has_its_turn() {
 fn a_queued_client_does_not_stay_with_an_instance_that_leaves() {
     for threads in THREADS {
         let (own, other) = (Backend::new(), Backend::new());
-        let shim = Shim::start(own.address(), threads, &["--max-openings", "1", "--drain-timeout", "60s"]);
-        let _record = shim.sibling("other", other.address());
-        shim.until_health(other.address(), "ready");
+        let (shim, _record) =
+            Shim::start_of_two([&own, &other], threads, &["--max-openings", "1", "--drain-timeout", "60s"]);
         let (mut opened, mut waits) = (client(&shim), client(&shim));
         let attempt = own.accept();
         until_waiting(&shim, 1);
@@ -221,7 +217,7 @@ fn a_queued_client_does_not_stay_with_an_instance_that_leaves() {
         let _other = answer(other.accept());
         let _own = answer(attempt);
         for client in [&mut opened, &mut waits] {
-            assert_eq!(read(client, 6), b"answer");
+            expect_answer(client);
         }
     }
 }
@@ -238,17 +234,11 @@ fn a_client_that_sends_a_part_holds_no_slot() {
             [&[0x16, 3, 1, 0x40, 0, 1, 0, 0, 0], &[0x16, 3, 1, 0, 1, 2], &[0x16, 3, 1, 0, 1, 1, 21, 3, 1, 0, 2, 1, 90]];
         let long = client_hello(60_000);
         let said = short.into_iter().chain([&long[..16 * 1024]]);
-        let clients: Vec<_> = said
-            .map(|said| {
-                let mut client = shim.client();
-                client.write_all(said).unwrap();
-                client
-            })
-            .collect();
+        let clients: Vec<_> = said.map(|said| shim.client_with(said)).collect();
         let _legs: Vec<_> = clients.iter().map(|_| backend.accept()).collect();
         let mut other = client(&shim);
         let _other = answer(backend.accept());
-        assert_eq!(read(&mut other, 6), b"answer");
+        expect_answer(&mut other);
         assert_eq!(shim.status().gate.unwrap().openings, 0);
     }
 }
@@ -266,7 +256,7 @@ fn a_client_that_sends_more_than_is_kept_holds_a_slot_until_the_answer() {
         let _next = client(&shim);
         until_waiting(&shim, 1);
         attempt.write_all(b"answer").unwrap();
-        assert_eq!(read(&mut talker, 6), b"answer");
+        expect_answer(&mut talker);
         let _answered = answer(backend.accept());
     }
 }

@@ -5,3 +5,29 @@ mod ends;
 mod gate;
 mod limits;
 mod opening;
+
+use crate::support::net::{Backend, read};
+use crate::support::shim::Shim;
+use std::io::Write;
+use std::net::TcpStream;
+
+/// A client and the instance's end of its connection, which has read the request.
+fn pair(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream) {
+    let client = shim.client_with(request);
+    let mut instance = backend.accept();
+    assert_eq!(read(&mut instance, request.len()), request);
+    (client, instance)
+}
+
+/// The same, and the instance has answered.
+fn answered(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream) {
+    let (mut client, mut instance) = pair(shim, backend, request);
+    instance.write_all(b"answer").unwrap();
+    expect_answer(&mut client);
+    (client, instance)
+}
+
+#[track_caller]
+fn expect_answer(client: &mut TcpStream) {
+    assert_eq!(read(client, 6), b"answer");
+}

@@ -1,5 +1,6 @@
 //! Nothing is lost before the backend's first byte, and fail open.
 
+use super::expect_answer;
 use crate::support::net::{
     Backend, client_hello, connect_from, echo, expect_end, expect_no_service, expect_reset, expect_silence, fresh_ip,
     ping, queued, read, reset, unread,
@@ -30,19 +31,10 @@ fn what_waits_at_a_closing_backend_is_served_by_the_next() {
     const CLIENTS: usize = 20;
     for threads in THREADS {
         let (old, new) = (Backend::new(), Backend::new());
-        let shim = Shim::start(old.address(), threads, &[]);
-        let _record = shim.sibling("next", new.address());
-        shim.until_health(new.address(), "ready");
+        let (shim, _record) = Shim::start_of_two([&old, &new], threads, &[]);
 
         let client_hellos: Vec<_> = (0..CLIENTS).map(|n| client_hello(200 + n)).collect();
-        let mut clients: Vec<_> = client_hellos
-            .iter()
-            .map(|client_hello| {
-                let mut client = shim.client();
-                client.write_all(client_hello).unwrap();
-                client
-            })
-            .collect();
+        let mut clients: Vec<_> = client_hellos.iter().map(|client_hello| shim.client_with(client_hello)).collect();
         let sent: usize = client_hellos.iter().map(Vec::len).sum();
         eventually("every ClientHello is in the old backend's queue", || {
             (queued(old.address()) >= CLIENTS as u64 && unread(old.address()) == sent as u64).then_some(())
@@ -56,7 +48,7 @@ fn what_waits_at_a_closing_backend_is_served_by_the_next() {
             })
             .collect();
         for client in &mut clients {
-            assert_eq!(read(client, 6), b"answer");
+            expect_answer(client);
         }
         drop(clients);
         let mut said: Vec<_> = served.into_iter().map(|served| served.join().unwrap()).collect();
@@ -71,9 +63,7 @@ fn what_waits_at_a_closing_backend_is_served_by_the_next() {
 fn what_is_not_tls_is_not_replayed() {
     for threads in THREADS {
         let (old, new) = (Backend::new(), Backend::new());
-        let shim = Shim::start(old.address(), threads, &[]);
-        let _record = shim.sibling("next", new.address());
-        shim.until_health(new.address(), "ready");
+        let (shim, _record) = Shim::start_of_two([&old, &new], threads, &[]);
         let mut clients: Vec<_> = (0..5).map(|_| shim.client()).collect();
         for client in &mut clients {
             client.write_all(b"POST /once").unwrap();
@@ -85,8 +75,7 @@ fn what_is_not_tls_is_not_replayed() {
         }
         assert_eq!(new.waiting().len(), 0);
         // What was never sent anywhere may go to the next.
-        let mut client = shim.client();
-        client.write_all(b"POST /once").unwrap();
+        let _client = shim.client_with(b"POST /once");
         assert_eq!(read(&mut new.accept(), 10), b"POST /once");
     }
 }
@@ -96,9 +85,7 @@ fn what_is_not_tls_is_not_replayed() {
 fn a_silent_client_is_served_when_it_speaks() {
     for threads in THREADS {
         let (old, new) = (Backend::new(), Backend::new());
-        let shim = Shim::start(old.address(), threads, &[]);
-        let _record = shim.sibling("next", new.address());
-        shim.until_health(new.address(), "ready");
+        let (shim, _record) = Shim::start_of_two([&old, &new], threads, &[]);
         let mut clients = [shim.client(), shim.client()];
         let attempts = clients.each_ref().map(|_| old.accept());
         drop(old);
@@ -112,7 +99,7 @@ fn a_silent_client_is_served_when_it_speaks() {
             let mut attempt = new.accept();
             assert_eq!(read(&mut attempt, 15), b"what is not TLS");
             attempt.write_all(b"answer").unwrap();
-            assert_eq!(read(client, 6), b"answer");
+            expect_answer(client);
         }
     }
 }
@@ -154,9 +141,7 @@ fn connect_and_close_makes_one_attempt() {
 fn an_attempt_that_was_waited_for_in_vain_is_the_last() {
     for threads in THREADS {
         let (own, other) = (Backend::new(), Backend::new());
-        let shim = Shim::start(own.address(), threads, &["--hold", "1s"]);
-        let _record = shim.sibling("other", other.address());
-        shim.until_health(other.address(), "ready");
+        let (shim, _record) = Shim::start_of_two([&own, &other], threads, &["--hold", "1s"]);
         let mut silent = shim.client();
         drop(own.accept());
         expect_end(&mut silent);
@@ -179,7 +164,7 @@ fn a_hello_in_pieces() {
         reset(instance);
         let next = backend.accept();
         let served = thread::spawn(move || answer_hello(next, 1000));
-        assert_eq!(read(&mut client, 6), b"answer");
+        expect_answer(&mut client);
         client.write_all(b"more").unwrap();
         drop(client);
         assert!(served.join().unwrap() == [&client_hello[..], b"more"].concat(), "all again, once, then what follows");
@@ -196,19 +181,17 @@ fn a_hello_larger_than_what_is_kept() {
         let shim = Shim::start(backend.address(), threads, &[]);
         for large in [20_000, LARGE] {
             let client_hello = client_hello(large);
-            let mut client = shim.client();
-            client.write_all(&client_hello).unwrap();
+            let mut client = shim.client_with(&client_hello);
             let mut instance = backend.accept();
             assert!(
                 read(&mut instance, large) == client_hello,
                 "the instance has the whole of it before it sends a byte"
             );
             instance.write_all(b"answer").unwrap();
-            assert_eq!(read(&mut client, 6), b"answer");
+            expect_answer(&mut client);
         }
         let client_hello = client_hello(LARGE);
-        let mut client = shim.client();
-        client.write_all(&client_hello[..KEPT]).unwrap();
+        let mut client = shim.client_with(&client_hello[..KEPT]);
         let mut instance = backend.accept();
         assert!(read(&mut instance, KEPT) == client_hello[..KEPT]);
         expect_silence(&mut instance);
@@ -231,14 +214,7 @@ fn a_refused_client_is_held_until_its_instance_is_back() {
         let shim = Shim::start(address, threads, &[&OFTEN[..], &["--hold", "60s"]].concat());
         drop(backend);
         let requests = [client_hello(300), b"GET /".to_vec(), Vec::new()];
-        let mut clients: Vec<_> = requests
-            .iter()
-            .map(|request| {
-                let mut client = shim.client();
-                client.write_all(request).unwrap();
-                client
-            })
-            .collect();
+        let mut clients: Vec<_> = requests.iter().map(|request| shim.client_with(request)).collect();
         shim.until("three clients are held", |status| status.held == 3);
         shim.until_health(address, "unready");
         Backend::at(address).serve(echo);
@@ -273,11 +249,7 @@ fn beyond_hold_a_client_is_reset_and_the_next_is_refused() {
         let shim = Shim::start(backend.address(), threads, &["--hold", "2s"]);
         drop(backend);
         let began = Instant::now();
-        let mut clients = [client_hello(300), b"GET /".to_vec(), Vec::new()].map(|request| {
-            let mut client = shim.client();
-            client.write_all(&request).unwrap();
-            client
-        });
+        let mut clients = [client_hello(300), b"GET /".to_vec(), Vec::new()].map(|request| shim.client_with(&request));
         for client in &mut clients {
             expect_reset(client);
         }
@@ -297,8 +269,7 @@ fn a_held_client_that_gives_up_frees_its_place() {
         drop(backend);
         for request in [client_hello(300), b"GET /".to_vec(), Vec::new(), client_hello(40_000)] {
             for by_reset in [false, true] {
-                let mut client = shim.client();
-                client.write_all(&request).unwrap();
+                let client = shim.client_with(&request);
                 shim.until("a client is held", |status| status.held == 1);
                 let unread = request.len() > 16 * 1024;
                 if by_reset || request.starts_with(b"G") || unread {
