@@ -86,20 +86,6 @@ mod tests {
                 prop_assert_eq!(health.health(), by_definition(since_refusal, rise, fall), "after {:?}", &history[..=end]);
             }
         }
-
-        #[test]
-        fn never_ready_without_rise_consecutive_passes(rise in 1u32..5, history in prop::collection::vec(seen(), 0..60)) {
-            let mut health = HealthTracker::new(rise, 3);
-            let mut was = InstanceHealth::Unready;
-            for (i, seen) in history.iter().enumerate() {
-                let now = health.observe(*seen);
-                if was != InstanceHealth::Ready && now == InstanceHealth::Ready {
-                    let rise = rise as usize;
-                    prop_assert!(i + 1 >= rise && history[i + 1 - rise..=i].iter().all(|s| *s == Observation::Pass));
-                }
-                was = now;
-            }
-        }
     }
 
     /// Ready iff the last `rise` consecutive passes are younger than the last `fall` consecutive fails.
