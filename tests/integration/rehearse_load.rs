@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -28,7 +28,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 /// Far beyond what anything here takes.
-const BOUND: Duration = Duration::from_secs(120);
+pub(crate) const BOUND: Duration = Duration::from_secs(120);
 
 /// More than a judge allows between two clients that see the same.
 const LAG: Duration = Duration::from_millis(100);
@@ -78,10 +78,10 @@ impl Plot {
 
 struct Proxy {
     backend: Mutex<SocketAddr>,
-    /// Connections without a byte from the backend.
-    young: AtomicUsize,
-    /// Connections to each backend.
-    on: Mutex<BTreeMap<SocketAddr, usize>>,
+    /// Connections without a byte from the backend: each has a clone.
+    young: Arc<()>,
+    /// Connections to each backend, the same way.
+    on: Mutex<BTreeMap<SocketAddr, Arc<()>>>,
     closes: AtomicBool,
     garbles: AtomicBool,
     half_close: Notify,
@@ -107,10 +107,18 @@ impl Proxy {
         }
     }
 
+    fn young(&self) -> usize {
+        Arc::strong_count(&self.young) - 1
+    }
+
+    fn on(&self, backend: SocketAddr) -> usize {
+        Arc::strong_count(&self.on.lock().unwrap()[&backend]) - 1
+    }
+
     async fn relay(&self, client: &mut TcpStream) {
-        let young = Young::new(&self.young);
+        let young = self.young.clone();
         let backend = *self.backend.lock().unwrap();
-        let _on = On::new(&self.on, backend);
+        let _on = self.on.lock().unwrap().entry(backend).or_default().clone();
         if self.garbles.load(SeqCst) {
             let _ = client.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").await;
         }
@@ -151,38 +159,6 @@ impl Proxy {
             let _ = to_client.shutdown().await;
         };
         tokio::join!(up, down);
-    }
-}
-
-/// Counts, also when its task is aborted.
-struct Young<'a>(&'a AtomicUsize);
-
-impl<'a> Young<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, SeqCst);
-        Self(count)
-    }
-}
-
-impl Drop for Young<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
-    }
-}
-
-/// Counts, also when its task is aborted.
-struct On<'a>(&'a Mutex<BTreeMap<SocketAddr, usize>>, SocketAddr);
-
-impl<'a> On<'a> {
-    fn new(on: &'a Mutex<BTreeMap<SocketAddr, usize>>, backend: SocketAddr) -> Self {
-        *on.lock().unwrap().entry(backend).or_default() += 1;
-        Self(on, backend)
-    }
-}
-
-impl Drop for On<'_> {
-    fn drop(&mut self) {
-        *self.0.lock().unwrap().get_mut(&self.1).unwrap() -= 1;
     }
 }
 
@@ -342,7 +318,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     let (old, backend) = scene.start(OLD).await;
     let proxy = Arc::new(Proxy {
         backend: Mutex::new(backend),
-        young: AtomicUsize::new(0),
+        young: Arc::default(),
         on: Mutex::default(),
         closes: AtomicBool::new(false),
         garbles: AtomicBool::new(false),
@@ -385,7 +361,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
             until(|| scene.failed(|failure| matches!(failure, Failure::X509(_)))).await;
             *proxy.backend.lock().unwrap() = backend;
             // No other client is to see its end.
-            until(|| proxy.on.lock().unwrap()[&its] == 0).await;
+            until(|| proxy.on(its) == 0).await;
             stop(stranger).await;
             listening.abort();
             until(|| scene.failed(|failure| *failure == Failure::Refused)).await;
@@ -410,7 +386,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     *proxy.backend.lock().unwrap() = backend;
     // A request on a connection that old has just got would be rejected, which is allowed, or reset in old's queue, which a
     // relay without replay cannot fix.
-    until(|| proxy.young.load(SeqCst) == 0 && proxy.on.lock().unwrap()[&its] <= STREAMS as usize).await;
+    until(|| proxy.young() == 0 && proxy.on(its) <= STREAMS as usize).await;
     // On a busy machine, what the relay did and what old does must be farther apart than clients are behind: an instance that reports nothing is
     // believed to have ended what ended at about the time of its stop.
     until(|| done.elapsed() > LAG + 2 * scene.behind()).await;

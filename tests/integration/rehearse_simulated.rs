@@ -1,7 +1,7 @@
 //! A simulated apiserver alone, as a process, after SIGTERM. That it ends idle connections and watches, and reports that it did, is in
 //! `rehearse_load.rs`.
 
-use crate::rehearse_load::{ends, simulated, terminate, until};
+use crate::rehearse_load::{BOUND, ends, simulated, terminate, until};
 use berth_rehearse::data::MarkKind;
 use berth_rehearse::log::Recorder;
 use berth_rehearse::store::Store;
@@ -79,8 +79,8 @@ impl Client {
     async fn reads(&mut self, wanted: &str) {
         let mut read = Vec::new();
         while !String::from_utf8_lossy(&read).contains(wanted) {
-            let more = self.0.read_buf(&mut read).await.unwrap();
-            assert!(more > 0, "no {wanted:?} in {}", String::from_utf8_lossy(&read));
+            let more = tokio::time::timeout(BOUND, self.0.read_buf(&mut read)).await;
+            assert!(matches!(more, Ok(Ok(1..))), "{more:?}: no {wanted:?} in {}", String::from_utf8_lossy(&read));
         }
     }
 }

@@ -11,15 +11,28 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::path::Path;
 
+/// Two shims of these programs that know one another, with options of each and how long they hold clients. The instance of A takes
+/// connections and never answers; B's gives back what comes.
+fn pair(
+    [program_a, program_b]: [impl AsRef<Path>; 2],
+    hold: &str,
+    of_a: &[&str],
+    of_b: &[&str],
+) -> (Node, (Backend, Echo), Shim, Shim) {
+    let (node, first, second) = (Node::new(), Backend::new(), Echo::new());
+    SockRef::from(&first.0).listen(4096).unwrap();
+    let options = ["--hold", hold, "--max-openings", "off"];
+    node.install(program_a.as_ref());
+    let a = node.joined("a", first.address(), &[&options[..], &["--probe-interval", "1h"], of_a].concat());
+    node.install(program_b.as_ref());
+    let b = node.joined("b", second.address, &[&options[..], of_b].concat());
+    know_one_another(&a, &b);
+    (node, (first, second), a, b)
+}
+
 #[test]
 fn what_was_accepted_after_sigterm_outlives_the_shim() {
-    let (node, second) = (Node::new(), Echo::new());
-    // It takes connections and never answers.
-    let first = Backend::new();
-    let options = ["--probe-interval", "1h", "--max-openings", "off", "--hold", "60s"];
-    let mut a = node.joined("a", first.address(), &options);
-    let b = node.joined("b", second.address, &options);
-    know_one_another(&a, &b);
+    let (node, (first, _second), mut a, b) = pair([BERTH; 2], "60s", &[], &[]);
     // As long as B sends nothing, A goes on accepting.
     b.freeze();
     a.running.signal(Signal::SIGTERM);
@@ -84,24 +97,14 @@ fn all_outlive(mut a: Shim, mut clients: Vec<TcpStream>, passes: u64) {
 /// ends with the shim that leaves.
 #[test]
 fn many_at_once_outlive_the_shim() {
-    many_at_once([Path::new(BERTH); 2]);
+    many_at_once([BERTH; 2]);
 }
 
 /// The shims of these two programs.
 #[track_caller]
-pub(crate) fn many_at_once([program_a, program_b]: [&Path; 2]) {
+pub(crate) fn many_at_once(programs: [impl AsRef<Path>; 2]) {
     const CLIENTS: u64 = 300;
-    let (node, second) = (Node::new(), Echo::new());
-    // It takes connections and never answers.
-    let first = Backend::new();
-    SockRef::from(&first.0).listen(4096).unwrap();
-    let options = ["--hold", "60s", "--max-openings", "off"];
-    let of_a = [&options[..], &["--probe-interval", "1h", "--drain-timeout", "1s"]].concat();
-    node.install(program_a);
-    let a = node.joined("a", first.address(), &of_a);
-    node.install(program_b);
-    let b = node.joined("b", second.address, &options);
-    know_one_another(&a, &b);
+    let (node, (first, _second), a, _b) = pair(programs, "60s", &["--drain-timeout", "1s"], &[]);
     let clients = clients(&node, &a, CLIENTS, 50);
     drop(first);
     all_outlive(a, clients, CLIENTS);
@@ -148,13 +151,7 @@ fn a_shim_that_waited_in_vain_serves_the_client_alone() {
 #[test]
 fn a_sibling_that_is_full_takes_no_connection() {
     const MOST: u64 = 5;
-    let (node, second) = (Node::new(), Echo::new());
-    // It takes connections and never answers.
-    let first = Backend::new();
-    let options = ["--hold", "60s", "--max-openings", "off"];
-    let a = node.joined("a", first.address(), &[&options[..], &["--probe-interval", "1h"]].concat());
-    let b = node.joined("b", second.address, &[&options[..], &["--max-connections", "5"]].concat());
-    know_one_another(&a, &b);
+    let (node, (first, _second), a, b) = pair([BERTH; 2], "60s", &[], &["--max-connections", "5"]);
     let mut clients = Vec::new();
     let of_a = eventually("clients of both, and B is full", || {
         let (of_a, of_b) = (a.status().connections_open, b.status().connections_open);
@@ -183,17 +180,7 @@ fn a_sibling_that_is_full_takes_no_connection() {
 #[test]
 fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
     const CLIENTS: u64 = 60;
-    let (node, second) = (Node::new(), Echo::new());
-    // It takes connections and never answers.
-    let first = Backend::new();
-    let options = ["--hold", "60s", "--max-openings", "off"];
-    let a = node.joined(
-        "a",
-        first.address(),
-        &[&options[..], &["--probe-interval", "1h", "--drain-timeout", "1s"]].concat(),
-    );
-    let b = node.joined("b", second.address, &options);
-    know_one_another(&a, &b);
+    let (node, (first, _second), a, b) = pair([BERTH; 2], "60s", &["--drain-timeout", "1s"], &[]);
     let clients = clients(&node, &a, CLIENTS, 10);
     b.freeze();
     drop(first);
@@ -209,13 +196,8 @@ fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
 /// One that stands still for longer is not: its clients are served by its instance as soon as its lease has run out.
 #[test]
 fn a_sibling_whose_lease_ran_out_is_waited_for_no_more() {
-    let (node, second) = (Node::new(), Echo::new());
-    let first = Backend::new();
     // Held for so long, no client would be served in the time of this test.
-    let options = ["--hold", "1h", "--max-openings", "off"];
-    let a = node.joined("a", first.address(), &[&options[..], &["--probe-interval", "1h", "--lease", "6s"]].concat());
-    let b = node.joined("b", second.address, &[&options[..], &["--lease", "6s"]].concat());
-    know_one_another(&a, &b);
+    let (node, (first, _second), a, b) = pair([BERTH; 2], "1h", &["--lease", "6s"], &["--lease", "6s"]);
     let _clients = clients(&node, &a, 40, 10);
     let accepted = a.status().connections_total;
     b.freeze();
