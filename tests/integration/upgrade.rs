@@ -4,7 +4,8 @@
 
 use crate::stand_in::{API, BROKEN, EMULATES, STAND_IN};
 use crate::support::cluster::Cluster;
-use crate::support::net::{client_hello, connect, free_address, ping};
+use crate::support::load::{self, Load};
+use crate::support::net::free_address;
 use crate::support::process::{Running, berth, ends, output_of};
 use crate::support::{eventually, in_memory};
 use berth_cluster::service::slice_path;
@@ -19,7 +20,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -324,42 +325,9 @@ fn serving() -> (Node, Kubelet) {
     (node, kubelet)
 }
 
-/// Connects and asks all the time.
-struct Load {
-    stop: Arc<AtomicBool>,
-    asked: Arc<AtomicU32>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Load {
-    fn start(to: SocketAddr) -> Self {
-        // It panics if there is no answer.
-        Self::asking(move || ping(&mut connect(to), &client_hello(64)))
-    }
-
-    fn asking(ask: impl Fn() + Send + 'static) -> Self {
-        let (stop, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
-        let (told, count) = (stop.clone(), asked.clone());
-        let thread = std::thread::spawn(move || {
-            while !told.load(Ordering::Relaxed) {
-                ask();
-                count.fetch_add(1, Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(2));
-            }
-        });
-        Self { stop, asked, thread: Some(thread) }
-    }
-
-    /// Nothing was lost.
-    #[track_caller]
-    fn end(mut self) {
-        let thread = self.thread.take().unwrap();
-        eventually("the load is one", || {
-            (thread.is_finished() || self.asked.load(Ordering::Relaxed) > 50).then_some(())
-        });
-        self.stop.store(true, Ordering::Relaxed);
-        thread.join().expect("a client got no answer");
-    }
+/// A client that connects, again and again, and never retries.
+fn load(node: &Node) -> Load {
+    load::start(node.listen, 1, Duration::from_millis(2))
 }
 
 #[test]
@@ -396,20 +364,20 @@ fn an_upgrade_and_a_restart_lose_nothing() {
     assert!(!node.path("kept").exists(), "a dry run touches nothing");
     node.is_whole("v1");
 
-    let load = Load::start(node.listen);
+    let load = load(&node);
     ends(&mut node.upgrade_to("v2", &[]), 0, &["no --kubeconfig"]);
     node.is_whole("v2");
     assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
     ends(&mut node.upgrade(&[]), 0, &["rolling restart"]);
     node.is_whole("v2");
     assert_eq!(node.befores().len(), 1, "a restart leaves nothing to go back to");
-    load.end();
+    load.lost_nothing();
 }
 
 #[test]
 fn a_new_version_that_fails_goes_and_the_reason_is_printed() {
     let (node, _kubelet) = serving();
-    let load = Load::start(node.listen);
+    let load = load(&node);
     ends(&mut node.upgrade_to("refuses", &[]), 1, &["Error: unknown flag: --no-such-flag", "rolled back"]);
     node.is_whole("v1");
     let hangs = node.new_manifest("hangs");
@@ -420,7 +388,7 @@ fn a_new_version_that_fails_goes_and_the_reason_is_printed() {
         assert!(log.contains(&format!("it was not ready in {seconds}s")), "{log}");
         node.is_whole("v1");
         if log.contains("nothing listens on 127.") {
-            return load.end();
+            return load.lost_nothing();
         }
     }
     panic!("why it is not ready is not told");
@@ -465,21 +433,21 @@ fn a_resumed_upgrade_has_the_kubeconfig_that_it_was_begun_with() {
 #[test]
 fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
     let (node, _kubelet) = serving();
-    let load = Load::start(node.listen);
+    let load = load(&node);
     ends(
         &mut node.upgrade_to("half", &[]),
         1,
         &["failed: the instance of the canonical file", "Error: no disk", "5/8", "7/8", "rolled back"],
     );
     node.is_whole("v1");
-    load.end();
+    load.lost_nothing();
 }
 
 /// Killed in each step, the same command brings it to its end.
 #[test]
 fn killed_at_each_step_the_same_command_goes_on() {
     let (node, kubelet) = serving();
-    let load = Load::start(node.listen);
+    let load = load(&node);
     // What keeps it in each step: the kubelet, or how long it settles.
     let steps = [
         (2, Lags::Starting(Kind::Temporary), "300ms"),
@@ -508,7 +476,7 @@ fn killed_at_each_step_the_same_command_goes_on() {
         ends(&mut node.upgrade(&[]), 0, &["is under way (step ", "it goes on to the new manifest"]);
         node.is_whole(tag);
     }
-    load.end();
+    load.lost_nothing();
 }
 
 /// An operator who has to rescue a node in the middle of an upgrade finds the manifest that was there, and `eject` does not put
@@ -545,7 +513,7 @@ fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
 #[test]
 fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
     let (node, kubelet) = serving();
-    let load = Load::start(node.listen);
+    let load = load(&node);
     // The signal comes within the step: that settles for long, or waits for the kubelet.
     let back = (3, "1h", Lags::Not, "going back", 1, "v1");
     let on = (5, "300ms", Lags::Starting(Kind::Canonical), "the old instance has left already", 0, "v2");
@@ -559,7 +527,7 @@ fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
         upgrade.ends(code);
         node.is_whole(tag);
     }
-    load.end();
+    load.lost_nothing();
 }
 
 /// Else nothing would keep another node from being upgraded meanwhile, although a cluster was named that could.

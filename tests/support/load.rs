@@ -1,12 +1,13 @@
 //! Clients that connect, again and again, and never retry.
 
-use super::net::fresh_ip;
+use super::net::{client_hello, fresh_ip};
 use super::{eventually, too_busy};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::runtime::Builder;
 use tokio::sync::watch;
@@ -162,6 +163,13 @@ impl Load {
         });
     }
 
+    /// Ends it after some more. None may have been lost.
+    #[track_caller]
+    pub(crate) fn lost_nothing(self) {
+        self.more(50);
+        self.end().nothing_lost("");
+    }
+
     /// Begins no more, and waits for those that were begun.
     pub(crate) fn end(mut self) -> Record {
         self.finish();
@@ -252,6 +260,20 @@ pub(crate) async fn connect(source: Ipv4Addr, to: SocketAddr) -> Result<TcpStrea
     let socket = TcpSocket::new_v4().map_err(failed("no socket"))?;
     socket.bind((source, 0).into()).map_err(failed("bind"))?;
     socket.connect(to).await.map_err(failed("connect"))
+}
+
+/// One client's connection: it exchanges 64 bytes with what gives back what comes, and closes.
+pub(crate) async fn exchange(source: Ipv4Addr, to: SocketAddr) -> Result<(), String> {
+    let mut stream = connect(source, to).await?;
+    let (sent, mut got) = (client_hello(64), [0; 64]);
+    stream.write_all(&sent).await.map_err(failed("write"))?;
+    stream.read_exact(&mut got).await.map_err(failed("read"))?;
+    if got[..] == sent { Ok(()) } else { Err("other bytes".to_owned()) }
+}
+
+/// This many clients, each of which begins an [`exchange`] in each period.
+pub(crate) fn start(to: SocketAddr, clients: u32, period: Duration) -> Load {
+    Load::start(clients, Some(period), move |source| exchange(source, to))
 }
 
 #[test]

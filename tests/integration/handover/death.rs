@@ -1,8 +1,8 @@
 //! A sibling that crashes or hangs.
 
-use super::load::{self, Load};
 use super::node::{Echo, LEASE, Node, Shim, know_one_another, number};
 use crate::support::eventually;
+use crate::support::load::{self, Load};
 use crate::support::net::{client_hello, connect, ping, queued_at, read, served};
 use berth_node::terms::Phase;
 use nix::sys::signal::Signal;

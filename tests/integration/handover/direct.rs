@@ -1,8 +1,8 @@
 //! The direct path: each test on a node in a network namespace of its own, whose clients have addresses that are steered.
 
-use super::load::{Load, Record, exchange};
 use super::node::{Echo, LEASE, NODE, Node, Shim, from_afar, number, on_a_node_of_its_own, on_a_node_that, runtime};
 use super::upgrades::{CLIENTS, PERIOD};
+use crate::support::load::{Load, Record, exchange};
 use crate::support::net::{client_hello, connect_from, fresh_ip, ping, queued, read};
 use crate::support::process::{BERTH, ends};
 use crate::support::shim::ask;

@@ -9,7 +9,6 @@ mod death;
 mod direct;
 mod liars;
 mod listeners;
-mod load;
 mod names;
 mod node;
 mod outage;

@@ -1,8 +1,8 @@
 //! How siblings know one another: a process that goes by another's name, and one that comes back.
 
 use super::liars::Peer;
-use super::load;
 use super::node::{Echo, Node};
+use crate::support::load;
 use crate::support::net::served;
 use crate::support::{eventually, skipped};
 use berth_node::instance::InstanceId;

@@ -1,7 +1,7 @@
 //! Instances that go away, one of two or the only one.
 
-use super::load;
 use super::node::{Echo, Node, Shim, know_one_another};
+use crate::support::load;
 use crate::support::net::{client_hello, connect, free_address, fresh_ip, read, served};
 use crate::support::process::ends;
 use crate::support::{PATIENCE, eventually};

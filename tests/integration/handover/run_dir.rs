@@ -1,7 +1,7 @@
 //! A run directory that is removed, replaced or closed while shims use it.
 
-use super::load;
 use super::node::{Echo, LEASE, Node, Shim, know_one_another};
+use crate::support::load;
 use crate::support::net::served;
 use crate::support::process::Running;
 use crate::support::{eventually, skipped};

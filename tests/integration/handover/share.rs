@@ -1,8 +1,8 @@
 //! Shares of new connections: what each of two instances gets, and that no connection is lost for it.
 
-use super::load;
 use super::node::{Echo, Node, Shim, runtime};
 use crate::support::eventually;
+use crate::support::load;
 use crate::support::net::{Backend, client_hello, connect_from, fresh_ip, read};
 use crate::support::shim::ask;
 use berth_node::ipc::wire::{Ask, Reply, Share, Side};

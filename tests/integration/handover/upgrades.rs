@@ -1,8 +1,8 @@
 //! Consecutive upgrades.
 
-use super::load;
 use super::node::{ACCEPTS, Echo, Node, Shim, number};
 use crate::support::eventually;
+use crate::support::load;
 use crate::support::net::{client_hello, connect, ping, queued_at, read};
 use crate::support::process::BERTH;
 use berth_node::terms::Phase;
