@@ -65,13 +65,9 @@ fn main() -> ExitCode {
     #[cfg(feature = "operate")]
     trials.push(real("members_of_a_real_etcd", newest, |(_, etcd)| etcd_members::members_of_a_real_etcd(&etcd)));
     #[cfg(feature = "operate")]
-    trials.push(real("rbac_of_a_real_kube_apiserver", binaries, |binaries| {
-        grant::grant(&binaries.new.path, &binaries.etcd)
-    }));
+    trials.push(real("rbac_of_a_real_kube_apiserver", newest, |(new, etcd)| grant::grant(&new.path, &etcd)));
     #[cfg(feature = "operate")]
-    trials.push(real("lock_of_a_real_cluster", binaries, |binaries| {
-        lock::lock_of_a_cluster(&binaries.new.path, &binaries.etcd)
-    }));
+    trials.push(real("lock_of_a_real_cluster", newest, |(new, etcd)| lock::lock_of_a_cluster(&new.path, &etcd)));
     #[cfg(feature = "operate")]
     trials.push(real(
         "bridges_of_nodes_of_ipv6",

@@ -1,20 +1,18 @@
 //! The life of `berth exec`, with the real binary and a shell in the apiserver's place.
 
-use crate::support::process;
+use crate::support::process::{Running, berth};
 use berth_node::instance::InstanceId;
 use berth_node::registry::instance::{ListedInstance, list};
 use berth_node::registry::{BerthDir, RunDir};
-use nix::sys::signal::{SigSet, Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::{SigSet, Signal};
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::process::{ChildStdin, Command, ExitStatus, Output, Stdio};
 use tempfile::TempDir;
 
 /// Prints its process ID and the arguments with which it was started, then lives until its input ends.
-const LIVE: &str = r#"echo $$; for arg; do echo "$arg"; done; echo end; read -r line; exit 7"#;
+const LIVE: &str = r#"echo $$; for arg; do echo "$arg"; done; echo that is all; read -r line; exit 7"#;
 
 /// A run directory and a berth of its own.
 struct Node {
@@ -48,7 +46,7 @@ impl Node {
     }
 
     fn exec(&self, options: &[&str], command: &[&str]) -> Command {
-        let mut berth = process::berth(["exec", "--listen", &self.listen.to_string(), "--run-dir"]);
+        let mut berth = berth(["exec", "--listen", &self.listen.to_string(), "--run-dir"]);
         berth.arg(self.temp.path().join("run")).args(options).arg("--").args(command);
         berth
     }
@@ -59,34 +57,21 @@ impl Node {
 
     fn start(&self, id: &str, arguments: &[&str]) -> Live {
         let command = [&["sh", "-c", LIVE, "kube-apiserver"], arguments].concat();
-        let mut berth = self.exec(&["--instance", id], &command);
-        let mut child = berth.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let input = child.stdin.take();
-        let mut lines = BufReader::new(child.stdout.take().unwrap());
-        let mut said = Vec::new();
-        loop {
-            let mut line = String::new();
-            if lines.read_line(&mut line).unwrap() == 0 {
-                let mut log = String::new();
-                child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-                child.wait().unwrap();
-                panic!("it ended early: {log}");
-            }
-            match line.trim_end() {
-                "end" => break,
-                line => said.push(line.to_owned()),
-            }
-        }
-        let pid = said.remove(0).parse().unwrap();
-        Live { child, input, _lines: lines, pid, arguments: said }
+        let mut running = Running::start(self.exec(&["--instance", id], &command).stdin(Stdio::piped()));
+        running.prints("that is all");
+        let out = running.out();
+        let mut said = out.lines().map(str::to_owned);
+        let pid = said.next().unwrap().parse().unwrap();
+        let arguments = said.take_while(|line| line != "that is all").collect();
+        Live { input: running.child.stdin.take(), running, pid, arguments }
     }
 }
 
 /// A simulated apiserver that runs.
 struct Live {
-    child: Child,
+    running: Running,
+    /// It ends with this.
     input: Option<ChildStdin>,
-    _lines: BufReader<ChildStdout>,
     /// As it printed itself.
     pid: u32,
     arguments: Vec<String>,
@@ -99,12 +84,9 @@ impl Live {
         values[0].strip_prefix('=').unwrap()
     }
 
-    fn end(mut self) -> (std::process::ExitStatus, String) {
+    fn end(mut self) -> (ExitStatus, String) {
         drop(self.input.take());
-        let status = self.child.wait().unwrap();
-        let mut log = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-        (status, log)
+        (self.running.ended(), self.running.log())
     }
 }
 
@@ -116,7 +98,7 @@ fn stderr(output: &Output) -> String {
 fn becomes_the_apiserver_with_its_address() {
     let node = Node::new();
     let live = node.start("a", &["--audit-log-path=/var/log/{instance}.log", "--bind-address=0.0.0.0", "--v=2"]);
-    assert_eq!(live.pid, live.child.id(), "the same process");
+    assert_eq!(live.pid, live.running.child.id(), "the same process");
     let listed = node.listed();
     assert!(listed[0].alive);
     let record = &listed[0].record;
@@ -199,11 +181,10 @@ fn the_same_address_after_a_restart_and_none_twice() {
 fn signals_reach_it_and_kill_its_record() {
     let node = Node::new();
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
-        let live = node.start("a", &[]);
+        let mut live = node.start("a", &[]);
         assert_eq!(node.alive("a"), Some(true));
-        kill(Pid::from_raw(live.pid.try_into().unwrap()), signal).unwrap();
-        let mut child = live.child;
-        assert_eq!(child.wait().unwrap().signal(), Some(signal as i32));
+        live.running.signal(signal);
+        assert_eq!(live.running.ended().signal(), Some(signal as i32));
         assert_eq!(node.alive("a"), Some(false));
     }
 }

@@ -1,17 +1,11 @@
 //! `berth rehearse` as a user runs it.
 
-use crate::support::process::{processes, rehearsal, rehearsed, was_too_busy};
-use crate::support::{in_memory, too_busy};
+use crate::support::process::{Running, processes, rehearsal, rehearsed, was_too_busy};
+use crate::support::{eventually, in_memory, too_busy};
 use berth_rehearse::data::{Report, Value};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use std::io::{BufRead, BufReader};
+use nix::sys::signal::Signal;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// Far beyond what anything here takes.
-const BOUND: Duration = Duration::from_secs(60);
+use std::process::{Command, Stdio};
 
 fn rehearse(tmp: &Path, args: &[&str]) -> Command {
     let mut command = rehearsal(env!("CARGO_BIN_EXE_berth"));
@@ -22,32 +16,19 @@ fn rehearse(tmp: &Path, args: &[&str]) -> Command {
 }
 
 /// A rehearsal that has come as far as this line.
-fn at(line: &str, tmp: &Path, args: &[&str]) -> Child {
-    let mut child = rehearse(tmp, args).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(lines.any(|said| said.unwrap().contains(line)));
-    if processes(&tmp.display().to_string()).is_empty() {
-        panic!("it has ended: {:?} {:#?}", child.wait(), lines.collect::<Vec<_>>());
-    }
-    // Read on, so that it never waits for a reader.
-    std::thread::spawn(move || lines.for_each(drop));
-    child
+fn at(line: &str, tmp: &Path, args: &[&str]) -> Running {
+    let running = Running::start(&mut rehearse(tmp, args));
+    running.logs(line);
+    running
 }
 
 fn gone(tmp: &Path) {
-    let deadline = Instant::now() + BOUND;
-    loop {
-        let left = processes(&tmp.display().to_string());
-        if left.is_empty() {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{left:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let word = tmp.display().to_string();
+    eventually("the end of all its processes", || processes(&word).is_empty().then_some(()));
 }
 
 /// A rehearsal whose old instance is ready.
-fn started(tmp: &Path) -> Child {
+fn started(tmp: &Path) -> Running {
     at("old is ready and joined", tmp, &["--rate=20"])
 }
 
@@ -289,12 +270,10 @@ fn a_program_that_is_not_there_is_reported() {
     assert!(output.status.code() == Some(69) && said.contains("haproxy is not in PATH"), "{said}");
 
     let mut command = rehearse(tmp.path(), &["--compare=haproxy,berth"]);
-    let mut child = command.env("PATH", tmp.path()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(lines.next().unwrap().unwrap().contains("skipped: haproxy is not in PATH"));
-    std::thread::spawn(move || lines.for_each(drop));
-    kill(Pid::from_raw(child.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(143));
+    let mut running = Running::start(command.env("PATH", tmp.path()));
+    running.logs("skipped: haproxy is not in PATH");
+    running.signal(Signal::SIGTERM);
+    running.ends(143);
     gone(tmp.path());
 }
 
@@ -302,9 +281,9 @@ fn a_program_that_is_not_there_is_reported() {
 fn an_interrupt_leaves_nothing_behind() {
     for (signal, status) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
         let tmp = in_memory();
-        let mut child = started(tmp.path());
-        kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(status));
+        let mut running = started(tmp.path());
+        running.signal(signal);
+        running.ends(status);
         assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
         gone(tmp.path());
     }
@@ -315,9 +294,9 @@ fn an_interrupt_leaves_nothing_behind() {
 fn one_that_hangs_on_purpose_is_not_left_behind() {
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
         let tmp = in_memory();
-        let mut child = at("fault hang at new", tmp.path(), &["--rate=20", "--phase=1s", "--fault=hang"]);
-        kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
-        child.wait().unwrap();
+        let mut running = at("fault hang at new", tmp.path(), &["--rate=20", "--phase=1s", "--fault=hang"]);
+        running.signal(signal);
+        running.ended();
         gone(tmp.path());
     }
 }
@@ -333,8 +312,7 @@ fn one_that_is_killed_takes_its_children_along_and_the_next_removes_its_files() 
     let mut killed = started(tmp.path());
     let left = tmp.path().join(&names(tmp.path())[0]);
     let mut other = started(tmp.path());
-    killed.kill().unwrap();
-    killed.wait().unwrap();
+    killed.kill();
     // A shim that is about to end may make its run directory again.
     gone(&left);
     assert_eq!(names(tmp.path()).len(), 2);
@@ -342,11 +320,11 @@ fn one_that_is_killed_takes_its_children_along_and_the_next_removes_its_files() 
     std::fs::create_dir(tmp.path().join("berth-rehearse-results")).unwrap();
 
     let mut next = at("left by a rehearsal that was killed", tmp.path(), &["--rate=20"]);
-    kill(Pid::from_raw(next.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
-    next.wait().unwrap();
+    next.signal(Signal::SIGTERM);
+    next.ended();
     assert_eq!(names(tmp.path()).len(), 2, "{:?}", names(tmp.path()));
-    kill(Pid::from_raw(other.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
-    assert_eq!(other.wait().unwrap().code(), Some(143));
+    other.signal(Signal::SIGTERM);
+    other.ends(143);
     assert_eq!(names(tmp.path()), ["berth-rehearse-results"]);
     gone(tmp.path());
 }

@@ -2,7 +2,9 @@
 //! needs no port, else this test binary itself ([`stand_in`]).
 
 use crate::stand_in::STAND_IN;
-use crate::support::net::{client_hello, connect, expect_end, expect_reset, free_address, listening, ping, read};
+use crate::support::net::{
+    client_hello, connect, expect_end, expect_reset, free_address, listening, ping, read, served_client,
+};
 use crate::support::process::{Running, berth, ends, gone, output_of};
 use crate::support::{MOMENT, eventually};
 use nix::fcntl::{Flock, FlockArg};
@@ -124,8 +126,7 @@ fn an_apiserver_that_never_serves_never_gets_a_connection() {
 fn sigterm_is_passed_on_once_after_leaving() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&[]);
-    let mut client = connect(node.listen);
-    ping(&mut client, &client_hello(100));
+    let mut client = served_client(node.listen);
     run.signal(Signal::SIGTERM);
     run.prints("told to end");
     assert!(listening(node.listen).is_empty(), "it left before the apiserver got SIGTERM");
@@ -209,8 +210,7 @@ fn a_second_sigterm_ends_both_at_once() {
     // It keeps the stand-in from ending by itself.
     let mut direct = connect(address);
     ping(&mut direct, b"served");
-    let mut client = connect(node.listen);
-    ping(&mut client, &client_hello(100));
+    let mut client = served_client(node.listen);
     run.signal(Signal::SIGTERM);
     run.prints("told to end");
     ping(&mut client, b"still served");
@@ -255,8 +255,7 @@ fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
         let node = Node::new();
         let (mut run, pid) = node.joined(&[]);
-        let mut client = connect(node.listen);
-        ping(&mut client, &client_hello(100));
+        let mut client = served_client(node.listen);
         let child = between(&run, pid);
         kill(child, signal).unwrap();
         run.prints(&format!("told to end by {signal}"));
@@ -306,8 +305,7 @@ fn an_apiserver_that_is_stopped_is_continued_to_end() {
 fn a_child_that_ends_by_itself() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&[]);
-    let mut client = connect(node.listen);
-    ping(&mut client, &client_hello(100));
+    let mut client = served_client(node.listen);
     kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
     run.logs("the apiserver ended by itself");
     expect_end(&mut client);

@@ -2,6 +2,7 @@
 
 use crate::support::net::{
     Backend, client_hello, connect, echo, expect_reset, expect_silence, free_address, listening, ping, read, served,
+    served_client,
 };
 use crate::support::process::{Running, berth, ends, output_of};
 use crate::support::shim::Shim;
@@ -330,8 +331,7 @@ fn live_waits_as_long_as_the_kubelet_lets_it() {
 fn sigterm_drains_and_exits_0() {
     let node = Node::new();
     let mut shim = node.joined(Backend::new().serve(echo), &[]);
-    let mut client = connect(node.listen);
-    ping(&mut client, &client_hello(100));
+    let mut client = served_client(node.listen);
     shim.signal(Signal::SIGTERM);
     shim.logs("left");
     assert!(listening(node.listen).is_empty());
@@ -363,8 +363,7 @@ fn a_second_signal_ends_at_once() {
     let node = Node::new();
     for second in [Signal::SIGTERM, Signal::SIGINT] {
         let mut shim = node.joined(Backend::new().serve(echo), &["--drain-timeout", "1h"]);
-        let mut client = connect(node.listen);
-        ping(&mut client, &client_hello(100));
+        let mut client = served_client(node.listen);
         shim.signal(Signal::SIGTERM);
         shim.logs("left");
         ping(&mut client, b"still served");
@@ -483,8 +482,7 @@ fn running_out_of_descriptors_pauses_and_recovers() {
     let node = Node::new();
     let mut shim = node.joined(Backend::new().serve(echo), &["--threads", "1"]);
     let pid = shim.child.id();
-    let mut client = connect(node.listen);
-    ping(&mut client, &client_hello(100));
+    let mut client = served_client(node.listen);
     // Room for no connection: the limit is the lowest number that is free.
     limit_files(pid, &lowest_free_descriptor(pid).to_string());
     let mut waiting: Vec<_> = (0..20).map(|_| connect(node.listen)).collect();

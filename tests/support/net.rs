@@ -168,13 +168,21 @@ pub(crate) fn ping(stream: &mut TcpStream, bytes: &[u8]) {
     assert!(read(stream, bytes.len()) == bytes, "not what was sent");
 }
 
-/// The next thing that comes must be a reset.
 /// A new client is answered.
 #[track_caller]
 pub(crate) fn served(by: SocketAddr) {
-    ping(&mut connect(by), &client_hello(64));
+    served_client(by);
 }
 
+/// A client that was answered by what gives back what comes, and stays.
+#[track_caller]
+pub(crate) fn served_client(by: SocketAddr) -> TcpStream {
+    let mut client = connect(by);
+    ping(&mut client, &client_hello(64));
+    client
+}
+
+/// The next thing that comes must be a reset.
 #[track_caller]
 pub(crate) fn expect_reset(stream: &mut TcpStream) {
     match stream.read(&mut [0; 64]) {

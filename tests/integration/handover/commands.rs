@@ -3,7 +3,7 @@
 use super::node::{Echo, Node};
 use crate::support::MOMENT;
 use crate::support::eventually;
-use crate::support::net::{Backend, client_hello, connect, free_address, ping, read, served};
+use crate::support::net::{Backend, client_hello, connect, free_address, ping, read, served, served_client};
 use berth_node::terms::Phase;
 use berth_os::seqpacket;
 use nix::sys::signal::Signal;
@@ -14,8 +14,7 @@ use std::os::fd::AsFd;
 fn drain_leaves_and_keeps_streams() {
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
     let a = node.joined("a", first.address, &[]);
-    let mut stream = connect(node.listen);
-    ping(&mut stream, &client_hello(64));
+    let mut stream = served_client(node.listen);
     let drain = |options: &[&str]| node.asked(&[&["drain", "--instance", "a"], options].concat());
     let (code, out, _) = drain(&["--wait", "--if-sibling"]);
     assert_eq!((code, out.trim()), (Some(0), "not drained: no sibling of a is joined"));

@@ -1,7 +1,7 @@
 //! Whose the listeners are, what their connections inherit, and when they are announced.
 
 use super::node::{ACCEPTS, Echo, Node, know_one_another};
-use crate::support::net::{client_hello, connect, free_address, ping, served};
+use crate::support::net::{free_address, ping, served, served_client};
 use crate::support::process::{Running, berth};
 use crate::support::{MOMENT, eventually, skipped};
 use berth_node::terms::{InstanceHealth, Phase};
@@ -76,8 +76,7 @@ fn keepalive_timers(local: SocketAddr) -> Option<Vec<Option<u64>>> {
 fn connections_have_keepalive() {
     let (node, instance) = (Node::new(), Echo::new());
     let _shim = node.joined("a", instance.address, &[]);
-    let mut client = connect(node.listen);
-    ping(&mut client, &client_hello(64));
+    let _client = served_client(node.listen);
     let timers = eventually("a connection without another timer", || keepalive_timers(node.listen));
     assert!(!timers.is_empty() && timers.iter().all(|timer| timer.is_some_and(|seconds| seconds <= 30)), "{timers:?}");
 }
@@ -159,8 +158,7 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     let (node, instance, second) = (Node::new(), Echo::new(), Echo::new());
     let options = ["--lease", "1s", "--threads", "1", "--drain-timeout", "1s", "--speedup", "10"];
     let mut a = node.joined("a", instance.address, &options);
-    let mut client = connect(node.listen);
-    ping(&mut client, &client_hello(64));
+    let _client = served_client(node.listen);
     let b = node.joined("b", second.address, &[]);
     know_one_another(&a, &b);
     let stopped = a.stop(ACCEPTS);
@@ -190,8 +188,7 @@ fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {
         shim = next;
     }
     assert_eq!(shim.counted("listen", "ok"), 0, "C took A's listener into use");
-    let mut stream = connect(node.listen);
-    ping(&mut stream, &client_hello(64));
+    let mut stream = served_client(node.listen);
     let drained = node.asked(&["drain", "--instance", "c"]);
     assert_eq!(drained.0, Some(0), "{drained:?}");
     shim.until("left", |status| status.state == Phase::Left);

@@ -3,7 +3,7 @@
 use super::node::{ACCEPTS, Echo, Node, Shim, number};
 use crate::support::eventually;
 use crate::support::load;
-use crate::support::net::{client_hello, connect, ping, queued_at, read};
+use crate::support::net::{client_hello, connect, ping, queued_at, read, served_client};
 use crate::support::process::BERTH;
 use berth_node::terms::Phase;
 use berth_os::socket;
@@ -83,7 +83,7 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
     let mut shim = node.joined("i0", instances[0].address, OPTIONS);
     let (mut certain, mut switches) = (vec![0; programs.len()], 0);
     // The first shim is alone, so this client is its own; each of the next gets one of its own when it is alone.
-    let mut client = served(&node);
+    let mut client = served_client(node.listen);
     let load = load::start(node.listen, CLIENTS, PERIOD);
     load.more(100);
     while certain.iter().any(|certain| certain * programs.len() < times) {
@@ -97,7 +97,7 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
         certain[from] += usize::from(switch(&node, &shim, &next));
         // It lived as long as its client.
         ping(&mut client, b"still there");
-        client = served(&node);
+        client = served_client(node.listen);
         shim.running.ends(0);
         load.more(100);
         shim = next;
@@ -117,14 +117,6 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
     let (queued, lost) = plain_close();
     println!("control, plain close: {lost} of {queued} in the queue lost");
     assert_eq!(lost, queued, "the test proves nothing: closing plainly lost {lost} of {queued} in the queue");
-}
-
-/// A client that was answered.
-#[track_caller]
-fn served(node: &Node) -> TcpStream {
-    let mut client = connect(node.listen);
-    ping(&mut client, &client_hello(64));
-    client
 }
 
 /// The control: a listener that is closed with clients in its queue, while another one of the port listens on. Returns how many

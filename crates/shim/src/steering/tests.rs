@@ -59,19 +59,19 @@ fn on_a_node_without(without: Without, test: impl FnOnce() + Send + 'static) {
 fn in_a_namespace(without: Without, test: impl FnOnce() + Send + 'static) {
     namespace::run(CloneFlags::CLONE_NEWNET, move || {
         netdevice::set("lo", InterfaceSetting::Up).unwrap();
-        match (Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG), without) {
-            (Err(Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_)), Without::Run) => test(),
-            #[cfg(debug_assertions)]
-            (Err(Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_)), Without::Unsteered) => {
-                namespace::again_with(bpf::UNSTEERED);
-            }
-            (Err(missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_))), _) => {
-                return Err(missing.to_string());
-            }
-            (made, _) => {
+        let missing = match Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG) {
+            Err(missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_))) => missing,
+            made => {
                 drop(made.unwrap());
                 test();
+                return Ok(());
             }
+        };
+        match without {
+            Without::Run => test(),
+            #[cfg(debug_assertions)]
+            Without::Unsteered => namespace::again_with(bpf::UNSTEERED),
+            _ => return Err(missing.to_string()),
         }
         Ok(())
     });
