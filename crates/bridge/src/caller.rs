@@ -100,8 +100,12 @@ async fn not_begun(watcher: &mut Watcher, seen: WaitOutcome, directory: &Path) -
         WaitOutcome::Refused(why) => return Err(why),
         WaitOutcome::Interrupted => {
             watcher.line("interrupted: COMMAND was not run; the bridge is asked to end");
-            if let Ok(client) = Connection::ask(directory, &Ask::End { now: false }).await {
-                watcher.until(&client, |_| false).await;
+            if let Ok(client) = Connection::ask(directory, &Ask::End { now: false }).await
+                && matches!(watcher.until(&client, |_| false).await, WaitOutcome::Refused(_) | WaitOutcome::Interrupted)
+            {
+                // The bridge waits for the end of a COMMAND that never began, or a second signal came.
+                watcher.ended(WaitOutcome::Interrupted);
+                return Ok(Waited::Again);
             }
         }
         WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
@@ -148,6 +152,35 @@ async fn command(run: &[OsString]) -> io::Result<ExitStatus> {
             signal = signals.next() => if matches!(signal, Signal::SIGTERM | Signal::SIGHUP) {
                 pass(signal);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::serve;
+    use berth_node::ipc::bridge::SOCKET;
+    use berth_os::seqpacket;
+    use tokio::sync::{mpsc, oneshot, watch};
+
+    #[tokio::test]
+    async fn an_interrupted_caller_knows_that_the_bridge_goes_on() {
+        for (answer, waited) in [(Ok(None), Waited::NotBegun), (Err("COMMAND runs".to_owned()), Waited::Again)] {
+            let temp = tempfile::tempdir().unwrap();
+            let socket = seqpacket::listener(&temp.path().join(SOCKET)).unwrap();
+            let done = BridgeStatus { outcome: Some(BridgeOutcome::Done), ..BridgeStatus::default() };
+            let (ask, mut asks) = mpsc::unbounded_channel();
+            let (_end, ended) = oneshot::channel();
+            tokio::spawn(serve(socket, watch::Sender::new(done), ask, ended));
+            let mut watcher = Watcher::new(temp.path(), true).unwrap();
+            let answers = async {
+                let (asked, reply) = asks.recv().await.unwrap();
+                assert_eq!(asked, Some(Ask::End { now: false }));
+                reply.send(answer).unwrap();
+            };
+            let (seen, ()) = tokio::join!(not_begun(&mut watcher, WaitOutcome::Interrupted, temp.path()), answers);
+            assert_eq!(seen, Ok(waited));
         }
     }
 }
