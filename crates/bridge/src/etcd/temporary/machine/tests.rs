@@ -328,13 +328,13 @@ fn an_own_that_is_replaced_costs_two_pauses() {
     world.run(Duration::from_secs(1));
     world.happen(Event::Stop(140));
     let pause = world.until(EtcdStep::Temporary);
-    assert!(pause < Duration::from_secs(2), "its connections are ended, so that it ends: {pause:?}");
+    assert!(pause < expected_pause(0), "its connections are ended, so that it ends: {pause:?}");
     world.run(Duration::from_secs(12));
     assert_eq!((world.machine.step(), world.wanted.route), (EtcdStep::Temporary, Route::Temporary));
     world.happen(Event::Start(Kind::Good));
     world.until(EtcdStep::Returning);
     assert_eq!((world.wanted.route, world.wanted.ends_connections), (Route::Hold, false), "calls may be answered yet");
-    assert!(world.until(EtcdStep::Own) < Duration::from_secs(2));
+    assert!(world.until(EtcdStep::Own) < expected_pause(0));
     world.run(Duration::from_secs(1));
     assert!(world.temporary.is_none());
 }
