@@ -1134,6 +1134,9 @@ fn clients_that_dial_localhost_are_named_before() {
             format!("(pid {}) reaches kube-apiserver at 127.0.0.1:6443: let it dial an address", std::process::id());
         assert!(code == Some(0) && err.contains(&named), "{err}");
         assert_eq!(err.matches("reaches kube-apiserver at").count(), 1, "{err}");
+        let (_, err) = ends(&mut node.start_bridge(), 0, &[]);
+        assert_eq!(err.matches("localhost is not covered").count(), 1, "{err}");
+        ends(node.part("end").arg("--now"), 0, &[]);
     });
 }
 

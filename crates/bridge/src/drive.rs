@@ -5,7 +5,7 @@
 use super::claim::{Claim, REPORTING, SHIM, clear};
 use super::etcd::EtcdHandle;
 use super::instance::{self, RESTART, Template, TemporaryProcess};
-use super::localhost::NOT_COVERED;
+use super::localhost::not_covered;
 use super::logs;
 use super::machine::{Action, BridgeObservation, Machine, OwnObservation, TemporaryObservation};
 use super::plan::{BridgePlan, own_source};
@@ -179,7 +179,6 @@ impl Bridge {
         let localhost = plan.localhost.as_ref().map_err(String::clone).and_then(|localhost| {
             localhost.iter().try_for_each(|it| it.cover(&mut steering, plan.port)).map_err(|error| error.to_string())
         });
-        let not_covered = localhost.err().map(|why| format!("localhost is not covered: {why}; {NOT_COVERED}"));
         let (preferred, process) = watch::channel(None);
         let bound = app::build(config(&plan, process)?).await.map_err(|error| error.to_string())?;
         let mut tasks = JoinSet::new();
@@ -219,7 +218,7 @@ impl Bridge {
             files,
             work: JoinSet::new(),
             wanted: None,
-            notes: not_covered.into_iter().collect(),
+            notes: localhost.err().iter().map(|why| not_covered(why)).collect(),
             drain: None,
             signalled: false,
             status,

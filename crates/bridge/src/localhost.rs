@@ -18,7 +18,12 @@ pub const TEMPORARY: &str = "berth-temporary";
 pub const ETCD: &str = "etcd";
 pub const TEMPORARY_ETCD: &str = "berth-etcd";
 
-pub const NOT_COVERED: &str = "what dials localhost is refused while the node's own kube-apiserver is away";
+/// The note for an operator where localhost cannot be covered.
+pub fn not_covered(why: &str) -> String {
+    format!(
+        "localhost is not covered: {why}; what dials localhost is refused while the node's own kube-apiserver is away"
+    )
+}
 
 /// What the temporary one's program is called. None: a program with several in one goes by its name.
 pub(super) fn temporary_name(program: &OsStr) -> Option<&'static str> {

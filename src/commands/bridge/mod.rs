@@ -7,6 +7,7 @@ use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, Words};
 use anyhow::Context;
 use berth_bridge::DIRECTORY;
 use berth_bridge::caller::{Waited, accompany, status};
+use berth_bridge::localhost::not_covered;
 use berth_bridge::machine::{Limits, OVERLAP, OnFailure};
 use berth_bridge::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use berth_bridge::preflight::preflight;
@@ -52,7 +53,9 @@ pub(super) fn this_again(without: &str) -> anyhow::Result<Vec<OsString>> {
 fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
     let options = options(args, run).map_err(mistaken)?;
     if args.dry_run {
-        let plan = block_on(preflight(options))?.map_err(nothing_changed)?;
+        let mut plan = block_on(preflight(options))?.map_err(nothing_changed)?;
+        // A bridge that begins has this note in its status.
+        plan.notes.extend(plan.localhost.as_ref().err().map(|why| not_covered(why)));
         note(&plan);
         let steps = steps(&plan, run);
         return print(&match args.dir.json {
