@@ -58,7 +58,6 @@ checks! {
     SAME_POD_NAME, Error, "same-pod-name";
     STRAY_FILE, Warning, "stray-file";
     // The node.
-    HOST_PATH, Error, "host-path";
     ADDRESS_MISSING, Error, "address-missing";
     PORT_HELD, Error, "port-held";
     CLIENT_ADDRESS, Error, "client-address";

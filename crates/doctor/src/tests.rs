@@ -345,9 +345,7 @@ fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
 
 /// A node on which all is well, with berth's static pod.
 fn sound() -> Facts {
-    let kinds = [("/etc/ssl/certs", "Directory"), ("/etc/kubernetes/pki", "Directory")];
     Facts {
-        host_paths: kinds.into_iter().map(|(path, kind)| (path.to_owned(), Some(kind))).collect(),
         addresses: Some(vec!["10.0.0.5".parse().unwrap()]),
         listeners: vec![holding("10.0.0.5:6443", 0, "berth"), holding("127.1.2.3:6443", 0, "kube-apiserver")],
         apiservers: vec![RunningProcess { name: "kube-apiserver".into(), resident: 1 << 30, started: None }],
@@ -413,23 +411,11 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         let files = vec![(directory.to_owned(), 0, 0o700), file("kubeconfig"), file("token")];
         let mut credentials = Credentials { path: directory.join("kubeconfig"), files, has_certificate: Ok(false) };
         change(&mut credentials);
-        let kinds = [("/etc/kubernetes/berth-cluster".to_owned(), Some("Directory"))];
-        let sound = sound();
-        let host_paths = sound.host_paths.clone().into_iter().chain(kinds).collect();
-        of_node(&clustered(), &Facts { host_paths, credentials: Some(credentials), ..sound })
+        of_node(&clustered(), &Facts { credentials: Some(credentials), ..sound() })
     };
     assert_eq!(granted(&|_| {}), []);
     assert_eq!(config("{enabled: true, conditions: [{path: /livez}, {path: /readyz}]}"), []);
     vec![
-        (
-            "host-path",
-            of_node(
-                &with(&pod, &[("      type: DirectoryOrCreate", "      type: File")]),
-                &Facts { host_paths: BTreeMap::new(), ..sound() },
-            ),
-        ),
-        ("host-path", of_node(&with(&pod, &[("      type: DirectoryOrCreate", "      type: Socket")]), &sound())),
-        ("host-path", node(&|facts| facts.host_paths.extend([("/run/berth".to_owned(), Some("File"))]))),
         ("run-dir-owner", node(&|facts| facts.run_dir = Some(owner(7)))),
         (
             "run-dir-owner",
@@ -659,7 +645,6 @@ fn facts_are_gathered_below_a_root() {
         &static_pod(),
         &[
             ("    - --allow-privileged=true\n", "    - --authentication-config=/etc/kubernetes/pki/a\n"),
-            ("/etc/ssl/certs\n      type: DirectoryOrCreate", "/etc/ssl/certs\n      type: Directory"),
             // The run directory of this root is this user's.
             (
                 "  securityContext:\n    seccomp",
@@ -676,9 +661,6 @@ fn facts_are_gathered_below_a_root() {
     assert!(facts.run_dir.is_none(), "{facts:?}");
     assert_eq!(facts.authentication.as_deref(), Some("kind: A"));
     assert_eq!(facts.settings, BTreeMap::from([("net.ipv4.ip_nonlocal_bind", "1\n".to_owned())]));
-    let kinds =
-        [("/etc/kubernetes/pki", Some("Directory")), ("/etc/ssl/certs", None), ("/run/berth", Some("Directory"))];
-    assert!(kinds.iter().all(|(path, kind)| facts.host_paths[*path] == *kind), "{:?}", facts.host_paths);
     assert_eq!(facts.newer_keys, []);
     let key = fs_time(&root.path().join("etc/kubernetes/pki/sa.key"), 2_000_000_101);
     assert_eq!(
@@ -687,7 +669,7 @@ fn facts_are_gathered_below_a_root() {
         "{key:?}"
     );
     let found = ids(&of_node(&text, &facts));
-    for id in ["memory", "host-path", "authentication-config"] {
+    for id in ["memory", "authentication-config"] {
         assert!(found.contains(&id), "{id} in {found:?}");
     }
     std::fs::set_permissions(root.path().join("run/berth"), std::os::unix::fs::PermissionsExt::from_mode(0o777))

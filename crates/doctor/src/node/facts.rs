@@ -3,7 +3,6 @@
 use super::super::layout::{Layout, uid};
 use super::super::options;
 use super::{Clients, Credentials, Uncovered, run_dir_on_node};
-use berth_cluster::yaml::YamlNode;
 use berth_manifest::Manifest;
 use berth_node::ipc;
 use berth_node::registry::lease::{self, Lease};
@@ -18,7 +17,6 @@ use procfs::{FromRead as _, FromReadSI as _, KernelStats, Meminfo, current_syste
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -35,8 +33,6 @@ const SETTINGS: [&str; 3] = ["kernel.osrelease", "net.ipv4.ip_nonlocal_bind", "n
 pub struct Facts {
     /// What is in the file of `--authentication-config`.
     pub authentication: Option<String>,
-    /// What is where the manifest's hostPaths are: `Directory`, `File`, `Socket` or something else.
-    pub host_paths: BTreeMap<String, Option<&'static str>>,
     /// Why kube-apiserver cannot use the run directory.
     pub run_dir: Option<registry::Error>,
     pub shims: Vec<LiveShim>,
@@ -95,8 +91,6 @@ impl Facts {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         let container = manifest.container();
         let file = manifest.flag("authentication-config").and_then(|flag| container.on_node(flag.value));
-        let volumes = manifest.pod().list("volumes");
-        let host_paths = volumes.iter().filter_map(host_path).map(|(path, ..)| (path.to_owned(), kind(&at(path))));
         let settings = SETTINGS.into_iter().filter_map(|name| {
             let path = root.join("proc/sys").join(name.replace('.', "/"));
             Some((name, fs::read_to_string(path).ok()?))
@@ -113,7 +107,6 @@ impl Facts {
         let mut facts = Self {
             newer_keys,
             authentication: file.and_then(|file| fs::read_to_string(at(&file)).ok()),
-            host_paths: host_paths.collect(),
             addresses: netdevice::addresses().ok(),
             apiservers,
             available: Meminfo::from_file(root.join("proc/meminfo")).ok().and_then(|memory| memory.mem_available),
@@ -176,24 +169,6 @@ fn leases(path: &Path) -> Vec<(BerthDir, Lease)> {
         found.into_iter().map(move |lease| (berth.clone(), lease))
     };
     berths.into_iter().flat_map(of).filter(|(_, lease)| lease.is_live(&boot, now)).collect()
-}
-
-/// The path and type of a volume that is a hostPath, and its line.
-pub(super) fn host_path(volume: &YamlNode) -> Option<(&str, &str, usize)> {
-    let host_path = volume.get("hostPath")?;
-    let path = host_path.get("path")?;
-    Some((path.text()?, host_path.text_of("type").unwrap_or_default(), path.line))
-}
-
-/// What is there, as the type of a hostPath calls it.
-fn kind(path: &Path) -> Option<&'static str> {
-    let kind = fs::metadata(path).ok()?.file_type();
-    Some(match () {
-        () if kind.is_dir() => "Directory",
-        () if kind.is_file() => "File",
-        () if kind.is_socket() => "Socket",
-        () => "device",
-    })
 }
 
 /// Where the shim of a manifest listens.

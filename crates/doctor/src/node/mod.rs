@@ -28,7 +28,6 @@ const DIRECT_SINCE: (u32, u32) = (5, 10);
 
 pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     let mut examiner = Examiner { case, facts, findings: Vec::new() };
-    examiner.host_paths();
     examiner.memory();
     examiner.migrate_req();
     if let Some(layout) = Layout::of(case.manifest) {
@@ -74,31 +73,6 @@ struct Examiner<'a> {
 impl Examiner<'_> {
     fn setting(&self, name: &str) -> Option<&str> {
         self.facts.settings.get(name).map(String::as_str)
-    }
-
-    fn host_paths(&mut self) {
-        let volumes = self.case.manifest.pod().list("volumes");
-        for (path, kind, line) in volumes.iter().filter_map(facts::host_path) {
-            let found = self.facts.host_paths.get(path).copied().flatten();
-            let fits = match kind {
-                "Directory" | "File" | "Socket" => found == Some(kind),
-                // These are made if nothing is there.
-                "DirectoryOrCreate" => found.is_none_or(|found| found == "Directory"),
-                "FileOrCreate" => found.is_none_or(|found| found == "File"),
-                _ => true,
-            };
-            if !fits {
-                let cause = match found {
-                    None => format!("{path} is not on the node, and the pod wants a {kind} there"),
-                    Some(found) => format!("{path} is a {found}, and the pod wants a {kind} there"),
-                };
-                let fix = match kind {
-                    "Directory" => format!("mkdir -p {path}, or type: DirectoryOrCreate"),
-                    _ => format!("put it there, or correct the path of the volume ({path})"),
-                };
-                self.findings.push(HOST_PATH.at(self.case.line(line), cause, fix));
-            }
-        }
     }
 
     /// Whether it can be used, and what is in it.
