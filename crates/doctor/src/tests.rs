@@ -431,13 +431,6 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("port-held", held("0.0.0.0:6443", 0, "nginx")),
         ("client-address", dialled("127.0.0.1:6443")),
         ("first-switch", held("[::]:6443", 0, "kube-apiserver")),
-        (
-            "memory",
-            of_node(
-                &with(&pod, &[("      requests:\n", "      requests:\n        memory: 1025Mi\n")]),
-                &Facts { apiservers: Vec::new(), ..sound() },
-            ),
-        ),
         ("memory", node(&|facts| facts.available = Some((1 << 30) - 1))),
         ("cluster-kubeconfig", granted(&|seen| seen.has_certificate = Err("there is no such file".into()))),
         ("cluster-kubeconfig", granted(&|seen| seen.has_certificate = Ok(true))),

@@ -8,7 +8,6 @@ use super::checks::*;
 use super::layout::{HOST_IP, Layout, uid};
 use super::manifest::run_dir_of;
 use super::{Case, Finding, options};
-use berth_cluster::yaml::YamlNode;
 use berth_manifest::{Manifest, split};
 use berth_node::registry;
 use berth_os::netdevice;
@@ -27,7 +26,7 @@ pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, unconnected};
 const DIRECT_SINCE: (u32, u32) = (5, 10);
 
 pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
-    let mut examiner = Examiner { case, facts, findings: Vec::new() };
+    let mut examiner = Examiner { facts, findings: Vec::new() };
     examiner.memory();
     examiner.migrate_req();
     if let Some(layout) = Layout::of(case.manifest) {
@@ -65,7 +64,6 @@ pub fn uncovered(root: &Path, manifest: &Manifest) -> Vec<Uncovered> {
 }
 
 struct Examiner<'a> {
-    case: &'a Case<'a>,
     facts: &'a Facts,
     findings: Vec<Finding>,
 }
@@ -192,25 +190,15 @@ impl Examiner<'_> {
 
     fn memory(&mut self) {
         let Some(available) = self.facts.available else { return };
-        let running = match &self.facts.apiservers[..] {
-            [] => 0,
-            [only] => only.resident,
-            // There are two, so there is room for two.
-            _ => return,
-        };
-        let request = self.case.manifest.apiserver().at(&["resources", "requests", "memory"]);
-        let request = request.and_then(YamlNode::text).and_then(quantity).unwrap_or(0.0) as u64;
-        let needed = running.max(request);
+        // With two of them, there is room for two.
+        let [running] = &self.facts.apiservers[..] else { return };
+        let [available, needed] = [available, running.resident].map(|bytes| bytes >> 20);
         if available < needed {
             self.findings.push(MEMORY.at(
                 "MemAvailable",
                 format!(
-                    "{} MiB are available, and a second kube-apiserver takes {} MiB (the running one {}, its request {}): \
-                     the kernel may kill either",
-                    available >> 20,
-                    needed >> 20,
-                    running >> 20,
-                    request >> 20
+                    "{available} MiB are available, and a second kube-apiserver takes as much as the running one, {needed} MiB: the kernel \
+                     may kill either"
                 ),
                 "free memory on the node, or upgrade at a quieter time; --ignore-errors memory, if you know that both fit",
             ));
@@ -250,44 +238,8 @@ fn minor(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// A quantity as Kubernetes writes it: `512Mi`, `1G`, `1.5Gi`, `1000`.
-fn quantity(text: &str) -> Option<f64> {
-    const UNITS: [(&str, f64); 14] = [
-        ("Ki", 1024.0),
-        ("Mi", 1_048_576.0),
-        ("Gi", 1_073_741_824.0),
-        ("Ti", 1_099_511_627_776.0),
-        ("Pi", 1_125_899_906_842_624.0),
-        ("n", 1e-9),
-        ("u", 1e-6),
-        ("m", 1e-3),
-        ("k", 1e3),
-        ("M", 1e6),
-        ("G", 1e9),
-        ("T", 1e12),
-        ("P", 1e15),
-        ("", 1.0),
-    ];
-    let (number, unit) = UNITS.into_iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, unit)))?;
-    let number: f64 = number.parse().ok()?;
-    Some(number * unit).filter(|amount| amount.is_finite() && *amount >= 0.0)
-}
-
 /// Where the run directory is on the node.
 fn run_dir_on_node(layout: &Layout<'_>) -> Option<PathBuf> {
     let place = options::place(&layout.apiserver.parsed)?;
     layout.apiserver.container.on_node(run_dir_of(place)).map(PathBuf::from)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantities_are_read_as_kubernetes_writes_them() {
-        for (text, amount) in [("250m", 0.25), ("2", 2.0), ("1.5Gi", 1_610_612_736.0), ("1G", 1e9), ("1e3", 1e3)] {
-            assert!((quantity(text).unwrap() - amount).abs() < 1e-6, "{text}");
-        }
-        assert_eq!(["", "x", "-1", "inf", "1 Mi"].map(quantity), [None; 5]);
-    }
 }
