@@ -20,7 +20,6 @@ checks! {
     HOST_NETWORK, Error, "host-network";
     SHIM_MISSING, Warning, "shim-missing";
     BERTH_OPTIONS, Error, "berth-options";
-    WILDCARD_CLASH, Error, "wildcard-clash";
     BERTH_DIFFERS, Error, "berth-differs";
     UID_MISMATCH, Error, "uid-mismatch";
     PRIVILEGED_PORT, Error, "privileged-port";

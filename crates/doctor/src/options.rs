@@ -15,29 +15,16 @@ use berth_shim::config::{DirectMode, Listen};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// What is wrong with options.
-#[derive(Debug, Default)]
-pub(super) struct OptionMistakes {
-    /// That an instance of the same port clashes with the listen addresses.
-    pub(super) beside: Vec<String>,
-    pub(super) others: Vec<String>,
-}
-
 /// All that berth would refuse, but for files, which are another machine's.
-pub(super) fn mistakes(parsed: &ParsedOptions) -> OptionMistakes {
+pub(super) fn mistakes(parsed: &ParsedOptions) -> Vec<String> {
     let command = match parsed {
         ParsedOptions::Options(command) => command,
-        ParsedOptions::Wrong(why) => return OptionMistakes { others: vec![why.clone()], ..OptionMistakes::default() },
-        ParsedOptions::Unseen => return OptionMistakes::default(),
+        ParsedOptions::Wrong(why) => return vec![why.clone()],
+        ParsedOptions::Unseen => return Vec::new(),
     };
-    let (mut beside, mut others) = (Checks::default(), Checks::default());
-    if let Some(place) = place(parsed).and_then(|place| check::place(place, &mut others))
-        && !matches!(&**command, PodCommand::Serve(serve) if serve.backend.is_some())
-    {
-        check_beside_instance(&place, &mut beside);
-    }
+    let mut checks = Checks::default();
     if let Some(probe) = probe(parsed) {
-        check_probe_options(probe, "/readyz", true, &mut others);
+        check_probe_options(probe, check::READY, true, &mut checks);
     }
     let whole = match &**command {
         PodCommand::Serve(serve) => {
@@ -51,25 +38,21 @@ pub(super) fn mistakes(parsed: &ParsedOptions) -> OptionMistakes {
             check::run(&run).err()
         }
         PodCommand::Exec(exec) => {
+            if let Some(place) = check::place(&exec.place, &mut checks) {
+                check_beside_instance(&place, &mut checks);
+            }
             for error in args::check(&exec.command) {
-                others.wrong(format!("command after --: {error}"));
+                checks.wrong(format!("command after --: {error}"));
             }
             None
         }
         _ => None,
     };
-    let list = |checks: Checks| checks.finish(Some(())).err().map(|mistakes| mistakes.0).unwrap_or_default();
-    let (beside, mut others) = (list(beside), list(others));
-    for mistake in whole.into_iter().flat_map(|mistakes| mistakes.0) {
-        if !beside.contains(&mistake) && !others.contains(&mistake) {
-            others.push(mistake);
-        }
-    }
-    let readable = |text: String| text.replace(HOST_IP, "HOST_IP");
-    OptionMistakes {
-        beside: beside.into_iter().map(readable).collect(),
-        others: others.into_iter().map(readable).collect(),
-    }
+    let of_probe = checks.finish(Some(())).err();
+    let mut all: Vec<_> = whole.into_iter().chain(of_probe).flat_map(|mistakes| mistakes.0).collect();
+    all.sort_unstable();
+    all.dedup();
+    all.into_iter().map(|text| text.replace(HOST_IP, "HOST_IP")).collect()
 }
 
 /// The probe is checked apart, without its files, and so is what `--cluster` names.

@@ -177,7 +177,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ("shim-missing", of_text(&no_shim)),
         ("berth-options", shim(&[("value: 10m", "value: soon")])),
         (
-            "wildcard-clash",
+            "berth-options",
             of_text(&pod.replace("value: 10.0.0.5:6443", "value: 10.0.0.5:6443 0.0.0.0:6443"))
                 .into_iter()
                 .filter(|finding| finding.cause.starts_with("berth serve"))

@@ -142,12 +142,9 @@ impl Examiner<'_> {
             self.found(NOT_CHECKED, line, cause, "write them into the manifest to have them checked");
             return;
         }
-        let mistakes = options::mistakes(&berth.parsed);
-        for (check, mistakes) in [(WILDCARD_CLASH, mistakes.beside), (BERTH_OPTIONS, mistakes.others)] {
-            for mistake in mistakes {
-                let (cause, fix) = split(&mistake);
-                self.found(check, line, format!("berth {} in {name}: {cause}", berth.command), fix);
-            }
+        for mistake in options::mistakes(&berth.parsed) {
+            let (cause, fix) = split(&mistake);
+            self.found(BERTH_OPTIONS, line, format!("berth {} in {name}: {cause}", berth.command), fix);
         }
         let Some(place) = options::place(&berth.parsed) else { return };
         let unique = |id: &str| id.contains("metadata.uid") || id.contains("metadata.name");
