@@ -27,9 +27,6 @@ checks! {
     DIRECT_ADDRESS, Error, "direct-address";
     INSTANCE_NOT_UNIQUE, Error, "instance-not-unique";
     RUN_DIR_VOLUME, Error, "run-dir-volume";
-    RUN_DIR_OWNER, Error, "run-dir-owner";
-    BINARY_MISSING, Error, "binary-missing";
-    SHIM_BLOCKS_START, Error, "shim-blocks-start";
     PROBE_ON_SHARED_PORT, Error, "probe-on-shared-port";
     PROBE_ELSEWHERE, Warning, "probe-elsewhere";
     READINESS_MISSING, Warning, "readiness-missing";
@@ -57,6 +54,7 @@ checks! {
     SAME_POD_NAME, Error, "same-pod-name";
     STRAY_FILE, Warning, "stray-file";
     // The node.
+    RUN_DIR_OWNER, Error, "run-dir-owner";
     ADDRESS_MISSING, Error, "address-missing";
     PORT_HELD, Error, "port-held";
     CLIENT_ADDRESS, Error, "client-address";

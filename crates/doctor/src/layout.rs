@@ -12,7 +12,7 @@ use std::ffi::OsStr;
 pub(super) const HOST_IP: &str = "192.0.2.1";
 
 /// berth's subcommands in containers.
-const COMMANDS: [&str; 4] = ["serve", "exec", "run", "copy-self"];
+const COMMANDS: [&str; 3] = ["serve", "exec", "run"];
 
 /// Most `$(…)` that are followed in a container's options: they could go in circles.
 const REFERENCES: usize = 100;
@@ -51,11 +51,8 @@ pub(super) struct Layout<'a> {
     pub(super) apiserver: Berth<'a>,
     /// Where that finds berth.
     pub(super) binary: &'a str,
-    /// The container that listens, and whether it is among the init containers. With `berth run` it is
-    /// [`Layout::apiserver`].
-    pub(super) shim: Option<(Berth<'a>, bool)>,
-    /// The init container that brings berth, or makes the run directory.
-    pub(super) install: Option<Berth<'a>>,
+    /// The container that listens. With `berth run` it is [`Layout::apiserver`].
+    pub(super) shim: Option<Berth<'a>>,
 }
 
 impl<'a> Layout<'a> {
@@ -63,18 +60,15 @@ impl<'a> Layout<'a> {
     pub(super) fn of(manifest: &'a Manifest) -> Option<Self> {
         let apiserver = Berth::of(manifest.container()).filter(|berth| matches!(berth.command, "exec" | "run"))?;
         let binary = apiserver.container.arguments().first().and_then(|word| word.text()).unwrap_or_default();
-        let berths = |list| manifest.containers(list).filter_map(Berth::of).collect::<Vec<_>>();
-        let is = |wanted: &'static str| move |berth: &Berth<'_>| berth.command == wanted;
-        let shim = berths("initContainers").into_iter().find(is("serve")).map(|shim| (shim, true));
-        let shim = shim.or_else(|| berths("containers").into_iter().find(is("serve")).map(|shim| (shim, false)));
-        let install = berths("initContainers").into_iter().find(is("copy-self"));
-        Some(Self { apiserver, binary, shim, install })
+        let containers = manifest.containers("initContainers").chain(manifest.containers("containers"));
+        let shim = containers.filter_map(Berth::of).find(|berth| berth.command == "serve");
+        Some(Self { apiserver, binary, shim })
     }
 
     /// The container with the options of a shim.
     pub(super) fn serving(&self) -> Option<&Berth<'a>> {
         match &self.shim {
-            Some((shim, _)) => Some(shim),
+            Some(shim) => Some(shim),
             None => Some(&self.apiserver).filter(|berth| berth.command == "run"),
         }
     }

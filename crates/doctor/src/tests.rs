@@ -208,37 +208,6 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ),
         ("run-dir-volume", shim(&[("name: berth-run", "name: berth-run\n      readOnly: true")])),
         ("run-dir-volume", shim(&[("name: berth-run", "name: k8s-certs")])),
-        ("run-dir-owner", of_text(&with(&pod.replace("runAsUser: 0", "runAsUser: 7"), &[kept]))),
-        (
-            "run-dir-owner",
-            of_text(&with(
-                &pod.replace("runAsUser: 0", "runAsUser: 7"),
-                &[kept, ("    - --run-dir\n    - /run/berth\n    - --owner\n    - \"0\"\n", "")],
-            )),
-        ),
-        (
-            "binary-missing",
-            changed(&[(
-                "    - mountPath: /opt/berth\n      name: berth-bin\n    - mountPath: /run",
-                "    - mountPath: /run",
-            )]),
-        ),
-        ("shim-blocks-start", shim(&[("    restartPolicy: Always\n", "")])),
-        ("shim-blocks-start", changed(&[("kube-apiserver:v1.36.3", "kube-apiserver:v1.28.15")])),
-        (
-            "shim-blocks-start",
-            shim(&[(
-                "    restartPolicy: Always\n",
-                "    restartPolicy: Always\n    startupProbe: {exec: {command: [berth, ready]}}\n",
-            )]),
-        ),
-        (
-            "shim-blocks-start",
-            shim(&[(
-                "    restartPolicy: Always\n",
-                "    restartPolicy: Always\n    startupProbe: {tcpSocket: {port: 6443}}\n",
-            )]),
-        ),
         ("probe-on-shared-port", changed(&[(asks_berth, "    livenessProbe:\n      httpGet: {port: 6443}\n")])),
         ("probe-on-shared-port", live(&["kubectl", "get", "--server=https://localhost:6443/", "--raw=/livez"])),
         ("probe-on-shared-port", live(&["curl", "--insecure", "https://10.0.0.5:6443/livez"])),

@@ -101,14 +101,11 @@ impl Examiner<'_> {
         // A shim for the whole node serves on when this apiserver stops, and leaves nothing.
         self.rules(wrapping, |rule| serving.is_some() || rule != Rule::PreStop);
         self.options(&layout.apiserver);
-        if let Some((shim, init)) = &layout.shim {
+        if let Some(shim) = &layout.shim {
             self.options(shim);
             self.same_place(&layout.apiserver, shim);
             self.same_uid(layout, shim);
             self.privileged_port(shim);
-            if *init {
-                self.start(shim);
-            }
         } else if serving.is_none() {
             self.found(
                 SHIM_MISSING,
@@ -119,7 +116,6 @@ impl Examiner<'_> {
         }
         self.peer_proxy();
         self.run_dir(layout);
-        self.install(layout);
         self.authentication(layout, probe);
         if let Some(serving) = serving {
             self.credentials(serving);
@@ -227,46 +223,6 @@ impl Examiner<'_> {
                 shim.container.node().line,
                 format!("{name} may not bind port {port}: it has dropped the capability for ports below {FIRST_UNPRIVILEGED}"),
                 format!("set securityContext.capabilities.add: [NET_BIND_SERVICE] in {name}"),
-            );
-        }
-    }
-
-    /// An init container that holds up those after it.
-    fn start(&mut self, shim: &Berth<'_>) {
-        let (node, name) = (shim.container.node(), shim.container.name());
-        if node.text_of("restartPolicy") != Some("Always") {
-            self.found(
-                SHIM_BLOCKS_START,
-                node.line,
-                format!("{name} is an init container that never ends, so kube-apiserver never starts"),
-                format!("set restartPolicy: Always in {name}"),
-            );
-        }
-        if let Some(version) = self.case.manifest.before_sidecars() {
-            self.found(
-                SHIM_BLOCKS_START,
-                node.line,
-                format!("{name} is an init container, whose restartPolicy {version} drops: it never ends, so kube-apiserver never starts"),
-                "`berth inject --sidecar plain`: until v1.29 the shim has to be a container like the others",
-            );
-        }
-        let asks = |probe: &&YamlNode| {
-            let port = ["httpGet", "tcpSocket", "grpc"].into_iter().find_map(|kind| probe.at(&[kind, "port"]));
-            let shared = options::place(&shim.parsed).is_none_or(|place| {
-                let port = port.and_then(YamlNode::text).unwrap_or_default();
-                place
-                    .listen
-                    .iter()
-                    .any(|address| address.split(',').next().is_some_and(|at| at.ends_with(&format!(":{port}"))))
-            });
-            port.is_none() || shared
-        };
-        if let Some(probe) = node.get("startupProbe").filter(asks) {
-            self.found(
-                SHIM_BLOCKS_START,
-                probe.line,
-                format!("the startup probe of {name} waits for kube-apiserver, which starts only after it: neither ever does"),
-                format!("remove startupProbe from {name}; kube-apiserver's own container may have one"),
             );
         }
     }
