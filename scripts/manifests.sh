@@ -36,14 +36,14 @@ main() {
     version=$("$KUBEADM" version --output=short)
     manifests=$work/manifests
     mkdir "$manifests"
-    kubeadm_is_matched plain --sidecar native
+    kubeadm_is_matched plain
     # Another family, lists that kubeadm leaves out else, flags that need a file of their own.
-    kubeadm_is_matched more --sidecar plain --listen 10.0.0.5:$PORT --listen 127.0.0.1:$PORT --run-dir /run/other --direct on \
+    kubeadm_is_matched more --listen 10.0.0.5:$PORT --listen 127.0.0.1:$PORT --run-dir /run/other --direct on \
         --probe-ca /etc/kubernetes/pki/ca.crt --probe-cert /etc/kubernetes/pki/probe.crt --probe-key /etc/kubernetes/pki/probe.key
     "$BERTH" inject "$root/tests/manifest/deployment.yaml" --image $IMAGE \
         --probe-ca /etc/kubernetes/secrets/ca.crt >"$manifests/deployment.yaml" 2>"$work/notes"
     "$BERTH" inject "$root/tests/manifest/deployment.yaml" --image $IMAGE --listen 10.0.0.5:6443 --listen 127.0.0.1:6443 \
-        --probe-insecure --sidecar plain >"$manifests/deployment-plain.yaml" 2>"$work/notes"
+        --probe-insecure >"$manifests/deployment-listen.yaml" 2>"$work/notes"
     examples
     apiserver_takes_all
     apiserver_takes_chart

@@ -6,7 +6,7 @@ use berth_cluster::yaml;
 use berth_fuzz::yaml::{Read, read};
 use berth_manifest::Manifest;
 use berth_manifest::eject::undo;
-use berth_manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
+use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject};
 use berth_shim::config::DirectMode;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
@@ -21,7 +21,6 @@ fuzz_target!(|input: (u8, &str)| {
     let options = InjectOptions {
         image: "registry.example/berth:v1".into(),
         run_dir: "/run/berth".into(),
-        sidecar: if choice & 1 == 0 { Sidecar::Native } else { Sidecar::Plain },
         addresses: Addresses::OfManifest,
         probing: Probing {
             variables: vec![("BERTH_PROBE_CA", ca.clone())],

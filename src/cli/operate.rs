@@ -1,7 +1,6 @@
 //! `berth inject`, `eject`, `doctor` and `upgrade`.
 
 use super::{duration, seconds};
-use berth_manifest::inject::Sidecar;
 use berth_node::terms::Speedup;
 use berth_options::place::ADDRESSES;
 use berth_options::probe::ProbeArgs;
@@ -22,9 +21,6 @@ pub struct InjectArgs {
     /// Image with berth as its entrypoint; there is no published one
     #[arg(long, env = "BERTH_IMAGE", value_name = "IMAGE")]
     pub image: String,
-    /// How the shim runs: as an init container that restarts (Kubernetes 1.29 or newer) or a plain container
-    #[arg(long, env = "BERTH_SIDECAR", default_value = "native", value_name = "KIND")]
-    pub sidecar: Sidecar,
     /// Write patches for `kubeadm … --patches DIR` into this directory, and leave the manifest alone
     #[arg(long, env = "BERTH_KUBEADM_PATCH", value_name = "DIR", conflicts_with_all = ["write", "diff"])]
     pub kubeadm_patch: Option<PathBuf>,

@@ -204,7 +204,6 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
     Some(InjectOptions {
         image: args.image.clone(),
         run_dir: args.run_dir.clone(),
-        sidecar: args.sidecar,
         addresses: addresses?,
         probing,
         service: service(args.service.as_deref(), checks),

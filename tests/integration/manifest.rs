@@ -158,7 +158,7 @@ fn other_options_are_made_from_the_original() {
     let original = KUBEADM.replace("    ports:\n", "    ports: # kubeadm's\n");
     fs::write(node.manifest(), &original).unwrap();
     node.berth("inject", &["--write"]);
-    node.berth("inject", &["--write", "--sidecar", "plain"]);
+    node.berth("inject", &["--write", "--listen", "10.0.0.5:6443", "--listen", "127.0.0.1:6443"]);
     assert_eq!(names(&node.backups()).len(), 2);
     node.berth("eject", &["--write"]);
     assert_eq!(node.text(), original);

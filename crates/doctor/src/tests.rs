@@ -4,7 +4,7 @@ use super::node::{Credentials, Facts, HeldPort, LiveShim, RunningProcess};
 use super::*;
 use crate::cluster::Cluster;
 use berth_manifest::grant::files;
-use berth_manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
+use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject};
 use berth_node::registry;
 use berth_os::proc_net::{Entry, NamedProcess};
 use berth_shim::config::DirectMode;
@@ -494,19 +494,16 @@ fn what_inject_writes_is_clean() {
     let tcp =
         Probing { variables: vec![("BERTH_PROBE", "tcp".into())], trusts: true, credentials: true, files: vec![] };
     for (text, base) in [(KUBEADM, options()), (DEPLOYMENT, with_ca())] {
-        for sidecar in [Sidecar::Native, Sidecar::Plain] {
-            for addresses in [Addresses::OfManifest, given.clone()] {
-                for probing in [base.probing.clone(), insecure.clone(), tcp.clone()] {
-                    for run_dir in ["/run/berth", "/run/b"] {
-                        let options = InjectOptions {
-                            sidecar,
-                            addresses: addresses.clone(),
-                            probing: probing.clone(),
-                            run_dir: run_dir.into(),
-                            ..base.clone()
-                        };
-                        assert_eq!(of_text(&inject(text, &options).unwrap().text), [], "{options:?}");
-                    }
+        for addresses in [Addresses::OfManifest, given.clone()] {
+            for probing in [base.probing.clone(), insecure.clone(), tcp.clone()] {
+                for run_dir in ["/run/berth", "/run/b"] {
+                    let options = InjectOptions {
+                        addresses: addresses.clone(),
+                        probing: probing.clone(),
+                        run_dir: run_dir.into(),
+                        ..base.clone()
+                    };
+                    assert_eq!(of_text(&inject(text, &options).unwrap().text), [], "{options:?}");
                 }
             }
         }
@@ -652,11 +649,9 @@ proptest! {
     fn no_text_makes_it_panic(
         deployed: bool,
         cuts in prop::collection::vec((any::<prop::sample::Index>(), 0..40_usize, "[-a-z0-9:$(){}\\[\\]&* \n]{0,12}"), 1..6),
-        native: bool,
     ) {
-        let sidecar = if native { Sidecar::Native } else { Sidecar::Plain };
         let (text, options) = if deployed { (DEPLOYMENT, with_ca()) } else { (KUBEADM, options()) };
-        let mut text = inject(text, &InjectOptions { sidecar, ..options }).unwrap().text;
+        let mut text = inject(text, &options).unwrap().text;
         for (at, length, new) in cuts {
             let at = at.index(text.len());
             text.replace_range(at..(at + length).min(text.len()), &new);

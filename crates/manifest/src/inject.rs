@@ -14,7 +14,6 @@ use super::pod::basename;
 use super::{Container, Manifest, Problem};
 use berth_cluster::yaml::YamlNode;
 use berth_shim::config::{DirectMode, Listen};
-use clap::ValueEnum;
 use serde_json::Value;
 
 pub use judge::{Lapse, Rule, Wrapping, judge};
@@ -24,16 +23,8 @@ const DIRECT: &str = "BERTH_DIRECT";
 const SERVICE: &str = "BERTH_CLUSTER";
 const NODE_NAME: &str = "BERTH_NODE_NAME";
 
-/// How the shim runs with the apiserver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Sidecar {
-    /// An init container that restarts, started before kube-apiserver and stopped after it (Kubernetes 1.29
-    /// or newer)
-    #[default]
-    Native,
-    /// A container like the others, stopped at the same time
-    Plain,
-}
+/// The first version that lets an init container go on beside the others.
+const SIDECARS: (u64, u64) = (1, 29);
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Addresses {
@@ -64,7 +55,6 @@ pub struct InjectOptions {
     pub image: String,
     /// The run directory, on the node and in the containers.
     pub run_dir: String,
-    pub sidecar: Sidecar,
     pub addresses: Addresses,
     pub probing: Probing,
     /// The kubeconfig with which it keeps the Service `kubernetes`; a pod that is not static has its service account.
@@ -223,30 +213,18 @@ impl<'a> Planner<'a> {
         let cluster = self.cluster(&mut of_shim);
         mounts.extend(cluster.map(parts::cluster_mount));
         let image = &self.options.image;
-        let mut first = vec![parts::install(image, &self.options.run_dir, uid)];
         let low = listen.iter().any(|address| address.port() < 1024);
         let mut capabilities = if low { vec!["NET_BIND_SERVICE"] } else { Vec::new() };
         capabilities.extend(self.direct(uid, &mut of_shim));
         of_shim.extend(parts::waits(&self.options.added));
         of_shim.extend(self.options.added.iter().cloned());
-        let native = self.options.sidecar == Sidecar::Native;
         let group = self.manifest.container().security("runAsGroup").map(YamlNode::value);
-        let shim = parts::shim(image, native, &parts::user(uid, group.as_ref(), &capabilities), &of_shim, &mounts);
-        if native {
-            first.push(shim);
-        } else {
-            self.edit(
-                pod.key("containers"),
-                Change::Append(vec![shim]),
-                "the shim: it listens for the apiserver and relays to it",
-            );
-        }
-        let reason = if native {
-            "berth-install copies the binary and makes the run directory; berth is the shim, which is stopped after kube-apiserver"
-        } else {
-            "berth-install copies the binary and makes the run directory"
-        };
-        self.edit(pod.key("initContainers"), Change::Append(first), reason);
+        let shim = parts::shim(image, &parts::user(uid, group.as_ref(), &capabilities), &of_shim, &mounts);
+        self.edit(
+            pod.key("initContainers"),
+            Change::Append(vec![parts::install(image, &self.options.run_dir, uid), shim]),
+            "berth-install copies the binary and makes the run directory; berth is the shim, which is stopped after kube-apiserver",
+        );
         let volumes = parts::volumes(&self.options.run_dir, cluster);
         let reason = match cluster {
             Some(_) => "for the binary, the run directory and the shim's credentials in the cluster",
@@ -350,14 +328,13 @@ impl<'a> Planner<'a> {
 
     /// Kubernetes has to know what the shim's container is.
     fn sidecar(&mut self) {
-        let Some(version) = self.manifest.before_sidecars() else { return };
-        if self.options.sidecar == Sidecar::Native {
+        if let Some((major, minor)) = self.manifest.version().filter(|version| *version < SIDECARS) {
             let line = self.manifest.line_of(&self.container.key("image"));
             self.wrong(
                 line,
                 format!(
-                    "kube-apiserver is {version}, and before v1.29 Kubernetes drops restartPolicy of an init container, so that \
-                     kube-apiserver would wait for the shim's end and never start: give --sidecar plain"
+                    "kube-apiserver is v{major}.{minor}, and before v1.29 Kubernetes drops restartPolicy of an init container, so that \
+                     kube-apiserver would wait for the shim's end and never start: upgrade it first"
                 ),
             );
         }

@@ -218,11 +218,6 @@ impl Manifest {
         Some((numbers.next()??, numbers.next()??))
     }
 
-    /// Its version, if Kubernetes drops `restartPolicy` of an init container there. A kubelet may be older still.
-    pub fn before_sidecars(&self) -> Option<String> {
-        self.version().filter(|version| *version < (1, 29)).map(|(major, minor)| format!("v{major}.{minor}"))
-    }
-
     /// The apiserver's secure port.
     ///
     /// # Errors

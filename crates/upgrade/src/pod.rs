@@ -151,7 +151,7 @@ pub fn draw_uid() -> Result<InstanceId, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_manifest::inject::{Addresses, InjectOptions, Probing, Sidecar, inject};
+    use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject};
 
     const KUBEADM: &str = include_str!("../../../tests/manifest/kubeadm-v1.36.yaml");
 
@@ -159,7 +159,6 @@ mod tests {
         let options = InjectOptions {
             image: "registry.example/berth:v0.1.0".into(),
             run_dir: "/run/other".into(),
-            sidecar: Sidecar::Native,
             addresses: Addresses::OfManifest,
             service: None,
             probing: Probing::default(),

@@ -64,21 +64,19 @@ pub(super) fn install(image: &str, run_dir: &str, uid: u32) -> Value {
     })
 }
 
-pub(super) fn shim(image: &str, native: bool, security: &Value, variables: &[Value], mounts: &[Value]) -> Value {
-    let mut shim = json!({
+/// The shim: an init container that restarts, started before kube-apiserver and stopped after it.
+pub(super) fn shim(image: &str, security: &Value, variables: &[Value], mounts: &[Value]) -> Value {
+    json!({
         "name": SHIM,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
+        "restartPolicy": "Always",
         "args": ["serve"],
         "env": variables,
         "resources": resources(),
         "securityContext": security,
         "volumeMounts": mounts,
-    });
-    if native {
-        shim["restartPolicy"] = "Always".into();
-    }
-    shim
+    })
 }
 
 /// The apiserver's uid, these capabilities, and nothing else that is not needed.

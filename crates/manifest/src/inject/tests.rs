@@ -16,7 +16,6 @@ fn options() -> InjectOptions {
     InjectOptions {
         image: "registry.example/berth:v0.1.0".into(),
         run_dir: "/run/berth".into(),
-        sidecar: Sidecar::Native,
         addresses: Addresses::OfManifest,
         probing: Probing::default(),
         service: None,
@@ -102,13 +101,9 @@ fn a_direct_path_is_a_variable_and_two_capabilities() {
         containers.map(|container| (container.name().to_owned(), container.node().value())).collect::<Vec<_>>()
     };
     let without = inject(KUBEADM, &options()).unwrap();
-    for (mode, sidecar, port) in [
-        (DirectMode::Auto, Sidecar::Native, 6443),
-        (DirectMode::On, Sidecar::Native, 443),
-        (DirectMode::On, Sidecar::Plain, 6443),
-    ] {
+    for (mode, port) in [(DirectMode::Auto, 6443), (DirectMode::On, 443)] {
         let addresses = Addresses::Given(vec![berth_options::check::listen(&format!("10.0.0.5:{port}")).unwrap()]);
-        let off = InjectOptions { sidecar, addresses, ..options() };
+        let off = InjectOptions { addresses, ..options() };
         let on = InjectOptions { direct: mode, ..off.clone() };
         let (before, after) = (inject(KUBEADM, &off).unwrap(), inject(KUBEADM, &on).unwrap());
         assert!(judge(&Manifest::parse(&after.text).unwrap(), Wrapping { words: 0, ..Wrapping::default() }).is_empty());
@@ -148,12 +143,6 @@ fn a_deployment_with_comments() {
 }
 
 #[test]
-fn a_plain_sidecar() {
-    let options = InjectOptions { sidecar: Sidecar::Plain, run_dir: "/run/b".into(), ..options() };
-    insta::assert_snapshot!(diff(KUBEADM, &inject(KUBEADM, &options).unwrap()));
-}
-
-#[test]
 fn patches_for_kubeadm() {
     let manifest = Manifest::parse(KUBEADM).unwrap();
     let (edits, _) = plan(&manifest, &options()).unwrap();
@@ -171,7 +160,7 @@ fn twice_is_once_and_eject_gives_the_original_back() {
         assert_eq!((&twice.text, twice.edits.len()), (&once.text, 0));
         assert_eq!(values(&ejected(&once.text)), values(text));
         // Other options replace the earlier ones, and leave nothing of them behind.
-        let other = InjectOptions { image: "other:v2".into(), sidecar: Sidecar::Plain, ..options.clone() };
+        let other = InjectOptions { image: "other:v2".into(), run_dir: "/run/b".into(), ..options.clone() };
         assert_eq!(values(&inject(&once.text, &other).unwrap().text), values(&inject(text, &other).unwrap().text));
     }
     let kubeadm = inject(KUBEADM, &options()).unwrap().text;
@@ -318,25 +307,10 @@ fn words_that_name_the_shared_port_or_loopback_are_known() {
 fn a_native_sidecar_is_for_versions_that_have_them() {
     let with = |tag: &str| kubeadm_with("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"));
     let refused = problems(&with("v1.28.15"));
-    assert!(refused.len() == 1 && refused[0].ends_with("never start: give --sidecar plain"), "{refused:?}");
+    assert!(refused.len() == 1 && refused[0].ends_with("never start: upgrade it first"), "{refused:?}");
     assert!(refused[0].starts_with("42: kube-apiserver is v1.28, "), "{refused:?}");
-    assert!(inject(&with("v1.28.15"), &InjectOptions { sidecar: Sidecar::Plain, ..options() }).is_ok());
     for tag in ["v1.29.0", "v2.0.0", "latest"] {
         assert!(inject(&with(tag), &options()).is_ok(), "{tag}");
-    }
-}
-
-#[test]
-fn watches_are_paced_where_the_version_can() {
-    for (image, paced) in [("v1.27.0", true), ("v1.26.15", false), ("latest", false)] {
-        let text = kubeadm_with("kube-apiserver:v1.36.3", &format!("kube-apiserver:{image}"));
-        let options = InjectOptions { sidecar: Sidecar::Plain, ..options() };
-        let text = inject(&text, &options).unwrap().text;
-        let grace = if paced { "terminationGracePeriodSeconds: 120" } else { "terminationGracePeriodSeconds: 95" };
-        assert!(
-            text.contains("--shutdown-watch-termination-grace-period=25s") == paced && text.contains(grace),
-            "{text}"
-        );
     }
 }
 
@@ -406,31 +380,29 @@ fn a_manifest_that_is_injected_again_listens_where_it_did() {
 fn variables_that_somebody_added_to_the_shim_are_kept() {
     let admin =
         "    - name: BERTH_ADMIN\n      value: 127.0.0.1:9464\n    - name: BERTH_FIRST\n      value: 10.0.0.0/24\n";
-    for sidecar in [Sidecar::Native, Sidecar::Plain] {
-        let before = InjectOptions { sidecar, ..options() };
-        let waits = "    - name: BERTH_BIND_WAIT\n      value: 10m\n";
-        let text = inject(KUBEADM, &before).unwrap().text;
-        let by_hand = text.replacen(waits, &format!("{}{admin}", waits.replace("10m", "5m")), 1);
-        assert_ne!(text, by_hand);
-        // The same options leave the file as it is, newer ones change nothing else.
-        assert_eq!(inject(&by_hand, &before).unwrap().text, by_hand);
-        let newer = InjectOptions { image: "registry.example/berth:v0.2.0".into(), ..before };
-        let again = inject(&by_hand, &newer).unwrap();
-        assert_eq!(values(&again.text), values(&by_hand.replace("berth:v0.1.0", "berth:v0.2.0")));
-        // And so does what kubeadm will write.
-        let manifest = Manifest::parse(&again.base).unwrap();
-        let files = patches(&manifest, &plan(&manifest, &again.options).unwrap().0).unwrap();
-        let patched = files.map(|file| file.text).concat();
-        for line in admin.lines() {
-            assert!(patched.contains(line.trim()), "{line} in {patched}");
-        }
-        let changed = by_hand.replace("    - serve\n", "    - serve\n    - --admin=127.0.0.1:9464\n");
-        assert!(
-            problems(&changed)[0].contains("is serve --admin=127.0.0.1:9464, which cannot be kept: write"),
-            "{:?}",
-            problems(&changed)
-        );
+    let before = options();
+    let waits = "    - name: BERTH_BIND_WAIT\n      value: 10m\n";
+    let text = inject(KUBEADM, &before).unwrap().text;
+    let by_hand = text.replacen(waits, &format!("{}{admin}", waits.replace("10m", "5m")), 1);
+    assert_ne!(text, by_hand);
+    // The same options leave the file as it is, newer ones change nothing else.
+    assert_eq!(inject(&by_hand, &before).unwrap().text, by_hand);
+    let newer = InjectOptions { image: "registry.example/berth:v0.2.0".into(), ..before };
+    let again = inject(&by_hand, &newer).unwrap();
+    assert_eq!(values(&again.text), values(&by_hand.replace("berth:v0.1.0", "berth:v0.2.0")));
+    // And so does what kubeadm will write.
+    let manifest = Manifest::parse(&again.base).unwrap();
+    let files = patches(&manifest, &plan(&manifest, &again.options).unwrap().0).unwrap();
+    let patched = files.map(|file| file.text).concat();
+    for line in admin.lines() {
+        assert!(patched.contains(line.trim()), "{line} in {patched}");
     }
+    let changed = by_hand.replace("    - serve\n", "    - serve\n    - --admin=127.0.0.1:9464\n");
+    assert!(
+        problems(&changed)[0].contains("is serve --admin=127.0.0.1:9464, which cannot be kept: write"),
+        "{:?}",
+        problems(&changed)
+    );
 }
 
 #[test]
@@ -529,11 +501,10 @@ fn manifest() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(16)))]
     #[test]
-    fn any_manifest_comes_back(text in manifest(), plain: bool, service: bool) {
-        let sidecar = if plain { Sidecar::Plain } else { Sidecar::Native };
+    fn any_manifest_comes_back(text in manifest(), service: bool) {
         let probing = Probing { trusts: true, ..Probing::default() };
         let service = service.then(|| "/etc/kubernetes/berth-cluster/kubeconfig".to_owned());
-        let options = InjectOptions { sidecar, probing, service, ..options() };
+        let options = InjectOptions { probing, service, ..options() };
         let once = inject(&text, &options).unwrap();
         prop_assert_eq!(&inject(&once.text, &options).unwrap().text, &once.text);
         prop_assert_eq!(values(&ejected(&once.text)), values(&text));
