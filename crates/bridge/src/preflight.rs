@@ -10,7 +10,7 @@ use berth_cluster::kubeconfig::{ADMIN, given_or_admin};
 use berth_doctor::node;
 use berth_doctor::service::{LOST, Purpose, ServiceKeeper};
 use berth_exec::{address, args};
-use berth_manifest::command::{WATCH_GRACE, WATCH_GRACE_FLAG, audit_log, find, knows, strings};
+use berth_manifest::command::{WATCH_GRACE, WATCH_GRACE_FLAG, audit_log, find, strings};
 use berth_manifest::report::{Refusal, Report};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::bridge::SOCKET;
@@ -131,8 +131,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     let argv = instance::arguments(&command, like_it, temporary, own.ip(), &instance, &options.directory);
     let mut argv = argv.map_err(|error| Refusal::usage(vec![format!("--command: {error}")]))?;
     etcd.rewrite(&mut argv);
-    let paces = process.read(|pid| knows(Path::new(&format!("/proc/{pid}/exe")), WATCH_GRACE_FLAG));
-    if args::value(&argv, WATCH_GRACE_FLAG).is_none() && paces.unwrap_or(false) {
+    if args::value(&argv, WATCH_GRACE_FLAG).is_none() {
         let grace = humantime::format_duration(WATCH_GRACE).to_string();
         args::set(&mut argv, WATCH_GRACE_FLAG, grace.as_ref());
     }

@@ -2,11 +2,11 @@
 
 use berth_exec::args;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::fs;
+use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 use tokio::process::Command;
@@ -28,23 +28,6 @@ pub async fn output(program: &str, arguments: &[&str], within: Duration) -> Resu
 /// instances at once. Few end sooner, 200 a second.
 pub const WATCH_GRACE_FLAG: &str = "--shutdown-watch-termination-grace-period";
 pub const WATCH_GRACE: Duration = Duration::from_secs(25);
-
-/// Whether a program knows a flag: its name is in it.
-pub fn knows(program: &Path, flag: &str) -> io::Result<bool> {
-    let name = flag.trim_start_matches('-').as_bytes();
-    let mut file = BufReader::with_capacity(1 << 20, File::open(program)?);
-    let mut window = Vec::new();
-    loop {
-        let part = file.fill_buf()?;
-        let length = part.len();
-        window.extend_from_slice(part);
-        file.consume(length);
-        if memchr::memmem::find(&window, name).is_some() || length == 0 {
-            return Ok(length > 0);
-        }
-        window.drain(..window.len().saturating_sub(name.len()));
-    }
-}
 
 pub const AUDIT_LOG: &str = "--audit-log-path";
 
@@ -76,20 +59,6 @@ pub fn is_program(path: &PathBuf) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_flag_that_a_program_knows_is_found_wherever_it_is() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        // Where one part of it is read and the next one.
-        for at in [0, 7, (1 << 20) - 5, (1 << 20) + 1, 3 << 20] {
-            let bytes = [&vec![b'-'; at][..], b"audit-log-path", &[0; 9]].concat();
-            fs::write(file.path(), bytes).unwrap();
-            assert!(knows(file.path(), "--audit-log-path").unwrap(), "{at}");
-            assert!(!knows(file.path(), "--audit-log-paths").unwrap(), "{at}");
-        }
-        fs::write(file.path(), "").unwrap();
-        assert!(!knows(file.path(), "--v").unwrap() && knows(Path::new("/nonexistent"), "--v").is_err());
-    }
 
     #[test]
     fn a_program_is_found_as_a_shell_finds_it() {

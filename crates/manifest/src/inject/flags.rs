@@ -9,9 +9,6 @@ use std::time::Duration;
 /// Service `kubernetes`.
 const DELAY: Duration = Duration::from_secs(5);
 
-/// The first version that can pace the ends of watches.
-const PACES: (u64, u64) = (1, 27);
-
 /// Flags that name files which only one instance may write, and whether each is a file and not a directory.
 pub(super) const OWN: [(&str, bool); 3] = [("audit-log-path", true), ("cert-dir", false), ("debug-socket-path", true)];
 
@@ -93,10 +90,10 @@ impl Planner<'_> {
         }
     }
 
-    /// Lets it end watches one after the other where it can and is not told, and gives over how long.
+    /// Lets it end watches one after the other where the manifest does not say how, and gives over how long.
     pub(super) fn watch_grace(&mut self) -> Duration {
         let name = WATCH_GRACE_FLAG.trim_start_matches('-');
-        if self.manifest.flag(name).is_some() || self.manifest.version().is_none_or(|version| version < PACES) {
+        if self.manifest.flag(name).is_some() {
             return self.given_watch_grace();
         }
         let value = humantime::format_duration(WATCH_GRACE).to_string();
