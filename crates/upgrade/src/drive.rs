@@ -5,8 +5,8 @@ use super::judge::{ALL, Emulation, Judging, Shares, percent};
 use super::lock::Lock;
 use super::logs::{self, LoggedPod};
 use super::machine::{
-    Action, Hopeless, INTERRUPTED, Judged, LEAVING, Limits, Machine, NodeObservation, Position, Slot, Step,
-    UpgradeOutcome, Version,
+    Action, INTERRUPTED, Judged, LEAVING, Limits, Machine, NodeObservation, Position, Slot, Step, UpgradeOutcome,
+    Version,
 };
 use super::observer::{NodeDetails, NodeObserver};
 use super::pod::{ApiserverPod, EMULATION, PREFIX};
@@ -303,9 +303,7 @@ impl Driver<'_> {
             self.image_trouble = image_trouble(&pod, self.entered).await;
             self.asked_kubelet = Some(Instant::now());
         }
-        if self.image_trouble.is_some() {
-            instance.hopeless = Some(Hopeless::Image);
-        }
+        instance.no_image = self.image_trouble.is_some();
     }
 
     fn file(&self, slot: Slot, version: Version) -> (&Path, &str) {

@@ -19,7 +19,7 @@ use super::progress::seconds;
 use std::task::Poll;
 use std::time::Duration;
 pub use terms::{
-    Action, Content, Course, Hopeless, InstanceObservation, Judged, Limits, NodeObservation, Position, Slot, Step,
+    Action, Content, Course, InstanceObservation, Judged, Limits, NodeObservation, Position, Slot, Step,
     UpgradeOutcome, Version,
 };
 
@@ -429,9 +429,9 @@ impl StepView<'_> {
         let ends = instance.ends.saturating_sub(self.since.seen.instance(slot).ends);
         if instance.in_group {
             Poll::Ready(Ok(()))
-        } else if let Some(why) = instance.hopeless.filter(|_| self.target == Version::New) {
+        } else if instance.no_image && self.target == Version::New {
             // On the way back that may be the new one's, which is going still.
-            Poll::Ready(Err(why.to_string()))
+            Poll::Ready(Err("the kubelet cannot get its image".into()))
         } else if ends >= ENDS {
             Poll::Ready(Err(format!("its process ended {ends} times without getting ready")))
         } else if self.elapsed() >= self.limits.ready {

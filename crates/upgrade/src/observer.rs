@@ -1,6 +1,6 @@
 //! The files and instances of a node as the machine sees them, and notice of changes.
 
-use super::machine::{Content, Hopeless, InstanceObservation, NodeObservation, Slot, Version};
+use super::machine::{Content, InstanceObservation, NodeObservation, Slot, Version};
 use super::state::State;
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
@@ -21,9 +21,6 @@ use tokio::time::Instant;
 
 /// Longest time between two samples, for what sends no notification: a shim's phase, a file.
 const INTERVAL: Duration = Duration::from_millis(200);
-
-/// How long a probe must be refused, answer after answer: a token may not be known to an apiserver that has just begun.
-const REFUSED: Duration = Duration::from_secs(10);
 
 /// How long a shim that does not answer may be thought where it was: on a busy node it takes seconds to.
 const SILENT: Duration = Duration::from_secs(30);
@@ -81,15 +78,13 @@ struct ProcessHistory {
     joined: Option<Instant>,
     /// Its shim is the node's.
     node: bool,
-    /// Its probe has been refused since.
-    refused: Option<Instant>,
 }
 
 impl ProcessHistory {
     fn observe(&mut self, process: u64, alive: bool) {
         if self.process.is_some_and(|before| before != process) {
             self.ends += u32::from(!self.dead);
-            (self.dead, self.refused) = (false, None);
+            self.dead = false;
         }
         self.process = Some(process);
         self.ends += u32::from(!alive && !self.dead);
@@ -171,7 +166,7 @@ impl NodeObserver {
                 silent: before.silent || instance.silent,
                 process: instance.process.or(before.process),
                 ends: 0,
-                hopeless: before.hopeless.or(instance.hopeless),
+                no_image: false,
             };
         }
         // Of records that were pruned too, so that the numbers only grow.
@@ -203,7 +198,6 @@ impl NodeObserver {
             detail.address = Some(address);
         }
         detail.socket = known.berth.socket_path(&known.id).ok();
-        let mut refused = false;
         let shim = match answer {
             ShimAnswer::Status(status) => {
                 let words = status.ready().err().unwrap_or_default();
@@ -211,7 +205,6 @@ impl NodeObserver {
                 detail.words = words.strip_prefix(&name).unwrap_or(&words).to_owned();
                 detail.open = status.connections_open;
                 let own = status.instances.iter().find(|instance| instance.own);
-                refused = own.is_some_and(|own| own.probe_rejected);
                 detail.version = own.and_then(|own| own.kube_version.clone());
                 true
             }
@@ -224,8 +217,6 @@ impl NodeObserver {
                 false
             }
         };
-        // Without an answer it cannot be known that it still is.
-        life.refused = refused.then(|| *life.refused.get_or_insert_with(Instant::now));
         let ready = matches!(answer, ShimAnswer::Status(status) if status.ready().is_ok());
         let instance = InstanceObservation {
             alive: runs || shim,
@@ -234,7 +225,7 @@ impl NodeObserver {
             silent: false,
             process: life.process.filter(|_| runs),
             ends: 0,
-            hopeless: life.refused.is_some_and(|since| since.elapsed() >= REFUSED).then_some(Hopeless::Probe),
+            no_image: false,
         };
         (instance, detail)
     }
@@ -316,47 +307,6 @@ fn content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<C
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_node::registry::RunDir;
-
-    /// The answer of a shim with this state of its own instance, or of an older shim without the field.
-    fn answer(probe_rejected: Option<bool>) -> ShimAnswer {
-        let mut status = serde_json::json!({
-            "version": 1, "berth": "10.0.0.5:6443", "listen": [], "instance": "a", "shim_version": "0.1.0", "pid": 1,
-            "state": "waiting", "since": "", "connections_open": 0, "connections_pending": 0, "connections_total": 0, "held": 0,
-            "fail_open": false, "foreign_listeners": 0, "blocked": false, "discover": false,
-            "instances": [{"instance": "a", "address": "127.1.2.3:6443", "own": true, "standing": "unready", "since": "",
-                "last_probe": "whatever its version says"}]
-        });
-        if let Some(rejected) = probe_rejected {
-            status["instances"][0]["probe_rejected"] = rejected.into();
-        }
-        ShimAnswer::Status(serde_json::from_value(status).unwrap())
-    }
-
-    #[test]
-    fn only_a_probe_that_is_rejected_answer_after_answer_is_hopeless() {
-        let temp = tempfile::tempdir().unwrap();
-        let berth = RunDir::open(temp.path()).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
-        let known = KnownInstance { berth, id: "a".parse().unwrap(), record: None, socket: true };
-        let long_ago = Instant::now().checked_sub(REFUSED).unwrap();
-        for (seen, hopeless) in [
-            (answer(Some(true)), true),
-            (answer(Some(false)), false),
-            (answer(None), false),
-            (ShimAnswer::Silent("no answer".into()), false),
-            (ShimAnswer::None, false),
-        ] {
-            let mut observer = NodeObserver::new(temp.path());
-            observer
-                .lives
-                .insert(known.id.clone(), ProcessHistory { refused: Some(long_ago), ..ProcessHistory::default() });
-            let mut is_hopeless = |answer| observer.one(&known, answer, false).0.hopeless.is_some();
-            assert_eq!((is_hopeless(&seen), is_hopeless(&answer(Some(true)))), (hopeless, hopeless), "{hopeless}");
-        }
-        let mut life = ProcessHistory { process: Some(1), refused: Some(long_ago), ..ProcessHistory::default() };
-        life.observe(2, true);
-        assert_eq!(life.refused, None, "that was another process");
-    }
 
     #[test]
     fn a_shim_that_is_silent_is_where_it_was_for_a_while() {

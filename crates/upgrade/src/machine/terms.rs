@@ -109,24 +109,6 @@ pub enum Content {
     Other,
 }
 
-/// Why an instance will not get ready, however long it is waited for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hopeless {
-    /// The kubelet cannot get an image.
-    Image,
-    /// Its apiserver rejects its shim's probe, answer after answer.
-    Probe,
-}
-
-impl fmt::Display for Hopeless {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Image => "the kubelet cannot get its image",
-            Self::Probe => "its apiserver refuses its shim's probe",
-        })
-    }
-}
-
 /// What is seen of a pod's instance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InstanceObservation {
@@ -143,8 +125,8 @@ pub struct InstanceObservation {
     pub process: Option<u64>,
     /// How many of its processes were seen to end.
     pub ends: u32,
-    /// It will not get ready.
-    pub hopeless: Option<Hopeless>,
+    /// The kubelet cannot get its image: it will not get ready, however long it is waited for.
+    pub no_image: bool,
 }
 
 impl InstanceObservation {

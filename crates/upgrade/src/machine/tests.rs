@@ -310,26 +310,21 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
 }
 
 #[test]
-fn what_is_hopeless_is_not_waited_for() {
+fn an_image_that_cannot_be_had_is_not_waited_for() {
     let steps = [(Step::StartTemporary, Step::Withdraw), (Step::StartCanonical, Step::StartCanonical)];
     for (step, back) in steps {
-        for (hopeless, why) in [
-            (Hopeless::Image, "the kubelet cannot get its image"),
-            (Hopeless::Probe, "its apiserver refuses its shim's probe"),
-        ] {
-            let mut world = World::new(good());
-            world.files = match step {
-                Step::StartTemporary => [Some(Version::Old), Some(Version::New)],
-                _ => [Some(Version::New), None],
-            };
-            let mut seen = NodeObservation { canonical: InstanceObservation::default(), ..world.see() };
-            let mut machine = Machine::new(Position { step, ..Position::begin() }, LIMITS, Course::default());
-            assert_eq!(machine.next(&seen, Duration::ZERO), Action::Wait, "{step:?}");
-            (seen.canonical.hopeless, seen.temporary.hopeless) = (Some(hopeless), Some(hopeless));
-            assert_eq!(machine.next(&seen, Duration::from_secs(1)), Action::Entered, "{step:?}");
-            let Position { step: now, target, why: reported, .. } = machine.position().clone();
-            assert_eq!((now, target, reported.as_deref()), (back, Version::Old, Some(why)));
-        }
+        let mut world = World::new(good());
+        world.files = match step {
+            Step::StartTemporary => [Some(Version::Old), Some(Version::New)],
+            _ => [Some(Version::New), None],
+        };
+        let mut seen = NodeObservation { canonical: InstanceObservation::default(), ..world.see() };
+        let mut machine = Machine::new(Position { step, ..Position::begin() }, LIMITS, Course::default());
+        assert_eq!(machine.next(&seen, Duration::ZERO), Action::Wait, "{step:?}");
+        (seen.canonical.no_image, seen.temporary.no_image) = (true, true);
+        assert_eq!(machine.next(&seen, Duration::from_secs(1)), Action::Entered, "{step:?}");
+        let Position { step: now, target, why, .. } = machine.position().clone();
+        assert_eq!((now, target, why.as_deref()), (back, Version::Old, Some("the kubelet cannot get its image")));
     }
 }
 

@@ -174,9 +174,8 @@ impl World {
             silent: silent && self.reported[slot],
             process: pod.filter(|pod| !matches!(pod.life, Life::Down(_))).map(|pod| pod.process),
             ends: self.ends[slot],
-            hopeless: self.pods[slot]
-                .filter(|pod| self.given.journal && pod.fate == Fate::NotStarted && pod.version != Version::Old)
-                .map(|_| Hopeless::Image),
+            no_image: self.pods[slot]
+                .is_some_and(|pod| self.given.journal && pod.fate == Fate::NotStarted && pod.version != Version::Old),
         }
     }
 
