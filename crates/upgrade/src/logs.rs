@@ -1,7 +1,7 @@
 //! The last lines of a container, from the kubelet's log files: why an instance did not get ready.
 //!
 //! `NAMESPACE_POD_UID/CONTAINER/N.log`; a static pod's name has "-NODE" at its end there. Each line is
-//! `TIME STREAM TAG TEXT`, where the tag P means that the text goes on in the next line.
+//! `TIME STREAM TAG TEXT`, and is shown as it is.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -41,7 +41,7 @@ pub fn last_lines(
     files.sort();
     // The newest that is not empty: a container that was just started has logged nothing yet.
     files.into_iter().rev().find_map(|(_, path)| {
-        let lines = parse(&tail(&path)?);
+        let lines = shown_lines(&tail(&path)?);
         let from = lines.len().saturating_sub(count);
         (!lines.is_empty()).then(|| (path, lines[from..].to_vec()))
     })
@@ -49,7 +49,7 @@ pub fn last_lines(
 
 /// The last lines of a file that is no container's; none, if it cannot be read.
 pub fn end_of(path: &Path, count: usize) -> Vec<String> {
-    let lines = parse(&tail(path).unwrap_or_default());
+    let lines = shown_lines(&tail(path).unwrap_or_default());
     lines[lines.len().saturating_sub(count)..].to_vec()
 }
 
@@ -79,34 +79,9 @@ fn tail(path: &Path) -> Option<String> {
     Some(whole.to_owned())
 }
 
-/// The texts of a log file's lines.
-pub fn parse(text: &str) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut open = String::new();
-    for line in text.lines() {
-        let (partial, said) = split(line);
-        open.push_str(said);
-        if !partial {
-            lines.push(shown(&open));
-            open.clear();
-        }
-    }
-    if !open.is_empty() {
-        lines.push(shown(&open));
-    }
-    lines.retain(|line| !line.trim().is_empty());
-    lines
-}
-
-/// Whether a line goes on, and its text; a line of another form is all text.
-fn split(line: &str) -> (bool, &str) {
-    let mut parts = line.splitn(4, ' ');
-    match (parts.next(), parts.next(), parts.next(), parts.next()) {
-        (Some(time), Some("stdout" | "stderr"), Some(tags), text) if time.contains('T') => {
-            (tags.split(':').any(|tag| tag == "P"), text.unwrap_or_default())
-        }
-        _ => (false, line),
-    }
+/// A log's lines but empty ones.
+fn shown_lines(text: &str) -> Vec<String> {
+    text.lines().filter(|line| !line.trim().is_empty()).map(shown).collect()
 }
 
 /// Short enough, and without what would move a terminal's cursor.
@@ -119,13 +94,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_put_together_and_stripped() {
-        let text = "2026-10-06T00:17:09.669794202Z stderr F one two\n2026-10-06T00:17:09Z stdout P thr\n2026-10-06T00:17:10Z \
-                    stdout F ee\n2026-10-06T00:17:10Z stdout F\nno such form\n2026-10-06T00:17:10Z stderr F \x1b[2J\n";
-        assert_eq!(parse(text), ["one two", "three", "no such form", "\u{fffd}[2J"]);
-    }
-
-    #[test]
     fn the_newest_file_that_says_something_is_found_by_uid_or_name() {
         let temp = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
@@ -133,11 +101,8 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        write("kube-system_kube-apiserver-n1_u1/kube-apiserver/9.log", "2026-01-01T0 stderr F nine\n");
-        write(
-            "kube-system_kube-apiserver-n1_u1/kube-apiserver/10.log",
-            "2026-01-01T0 stderr F a\n2026-01-01T0 stderr F b\n",
-        );
+        write("kube-system_kube-apiserver-n1_u1/kube-apiserver/9.log", "nine\n");
+        write("kube-system_kube-apiserver-n1_u1/kube-apiserver/10.log", "a\n\nb\n");
         write("kube-system_kube-apiserver-n1_u1/kube-apiserver/11.log", "");
         write("kube-system_berth-kube-apiserver-n1_u2/berth/0.log", &format!("{}\nlast\n", "x".repeat(70_000)));
         let lines =
@@ -155,8 +120,8 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn lines_are_short_and_steer_no_terminal(text in "(\\PC|\n| P | stdout ){0,60}") {
-            for line in parse(&text) {
+        fn lines_are_short_and_steer_no_terminal(text in "(\\PC|\n|\x1b){0,60}") {
+            for line in shown_lines(&text) {
                 assert!(line.chars().count() <= WIDTH && !line.contains('\x1b'));
             }
         }
