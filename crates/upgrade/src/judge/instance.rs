@@ -86,11 +86,7 @@ impl Both {
     }
 }
 
-pub struct Instance {
-    client: Client,
-    /// With the kubeconfig's name, until it is known which one is in the certificate.
-    other: Option<Client>,
-}
+pub struct Instance(Client);
 
 /// What it answers; one that does not answer in time, or has no address, is silent.
 pub struct Seen {
@@ -101,10 +97,7 @@ pub struct Seen {
 
 impl Instance {
     pub fn new(client: &Client) -> Self {
-        match client.clone().named(NAME) {
-            Ok(named) => Self { client: named, other: Some(client.clone()) },
-            Err(_) => Self { client: client.clone(), other: None },
-        }
+        Self(client.clone().named(NAME).unwrap_or_else(|_| client.clone()))
     }
 
     async fn sample(&mut self, details: &InstanceDetails, patience: Duration) -> Seen {
@@ -129,36 +122,23 @@ impl Instance {
     /// # Errors
     /// Why they cannot be had.
     pub async fn page(&mut self, address: SocketAddr, patience: Duration) -> Result<String, Error> {
-        let at = |client: &Client| client.clone().at([address]).with_patience(patience);
-        self.client = at(&self.client);
-        match (self.client.text("/metrics").await, self.other.take()) {
-            (Err(error), Some(other)) => match at(&other).text("/metrics").await {
-                Ok(page) => {
-                    self.client = at(&other);
-                    Ok(page)
-                }
-                Err(_) => {
-                    self.other = Some(other);
-                    Err(error)
-                }
-            },
-            (answer, _) => answer,
-        }
+        self.0 = self.0.clone().at([address]).with_patience(patience);
+        self.0.text("/metrics").await
     }
 
     /// Whether it serves an API, if it says so.
     async fn serves(&self, api: &str) -> Option<bool> {
         let prefix = if api.contains('/') { "/apis" } else { "/api" };
-        found(self.client.get(&format!("{prefix}/{api}")).await).ok().map(|list| list.is_some())
+        found(self.0.get(&format!("{prefix}/{api}")).await).ok().map(|list| list.is_some())
     }
 
     /// Lists one object of each resource, and writes it as it is without effect (`dryRun=All`).
     async fn ask(&self, resources: &[String], writes: bool, patience: Duration) {
         let asks = async {
             for path in resources {
-                let Ok(list) = self.client.get(&format!("{path}?limit=1")).await else { continue };
+                let Ok(list) = self.0.get(&format!("{path}?limit=1")).await else { continue };
                 if let Some((path, object)) = writes.then(|| first(path, &list)).flatten() {
-                    let _ = self.client.put(&format!("{path}?dryRun=All"), &object).await;
+                    let _ = self.0.put(&format!("{path}?dryRun=All"), &object).await;
                 }
             }
         };
