@@ -500,7 +500,11 @@ fn check_pair(options: &UpgradeOptions, old: &ApiserverPod, new: &ApiserverPod, 
         return;
     }
     if !new.behind {
-        mistakes.push(format!("{path} is not behind berth: run `{}` first", old.inject_command(&path)));
+        let canonical = canonical.display();
+        mistakes.push(format!(
+            "{path} is not behind berth: run `berth inject {path} --image IMAGE --write` first, with a --listen for each address in \
+             BERTH_LISTEN of {canonical}"
+        ));
         return;
     }
     if !new.by_uid {

@@ -2,10 +2,9 @@
 
 use berth_cluster::yaml::YamlNode;
 use berth_manifest::edit::{Change, Edit, apply};
-use berth_manifest::names::{INSTALL, SHIM, VOLUMES};
+use berth_manifest::names::VOLUMES;
 use berth_manifest::{Manifest, Problem, basename};
 use berth_node::instance::InstanceId;
-use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -38,7 +37,6 @@ pub struct ApiserverPod {
     pub listen: Option<String>,
     /// The run directory on the node.
     pub run_dir: Option<PathBuf>,
-    pub shim_image: Option<String>,
     /// Time from SIGTERM to SIGKILL.
     pub grace: Duration,
 }
@@ -66,11 +64,6 @@ impl ApiserverPod {
         let program = manifest.arguments().first().and_then(|program| program.text()).unwrap_or_default();
         let by_uid = variable("BERTH_INSTANCE").and_then(|it| it.at(&["valueFrom", "fieldRef", "fieldPath"]));
         let volume = spec.get("volumes").and_then(|all| all.named(VOLUMES[1])).map(|(_, volume)| volume);
-        let container = |list: &str, name: &str| {
-            let (_, found) = spec.get(list)?.named(name)?;
-            text(found.get("image"))
-        };
-        let shim = container("initContainers", SHIM).or_else(|| container("containers", SHIM));
         let grace = spec.get("terminationGracePeriodSeconds").and_then(|grace| grace.text()?.parse().ok());
         Ok(Self {
             namespace: text(root.at(&["metadata", "namespace"])).unwrap_or_else(|| "default".into()),
@@ -81,19 +74,8 @@ impl ApiserverPod {
             by_uid: text(by_uid).as_deref() == Some("metadata.uid"),
             listen: text(variable("BERTH_LISTEN").and_then(|listen| listen.get("value"))),
             run_dir: text(volume.and_then(|volume| volume.at(&["hostPath", "path"]))).map(PathBuf::from),
-            shim_image: shim.or_else(|| container("initContainers", INSTALL)),
             grace: Duration::from_secs(grace.unwrap_or(GRACE)),
         })
-    }
-
-    /// The command that puts another manifest behind berth as this one is.
-    pub fn inject_command(&self, file: &str) -> String {
-        let image = self.shim_image.as_deref().unwrap_or("IMAGE");
-        let mut command = format!("berth inject {file} --image {image}");
-        for address in self.listen.iter().flat_map(|listen| listen.split_whitespace()).filter(|it| !it.contains('$')) {
-            let _ = write!(command, " --listen {address}");
-        }
-        command + " --write"
     }
 }
 
@@ -178,10 +160,6 @@ mod tests {
         assert!(pod.behind && pod.by_uid);
         assert_eq!((pod.listen.as_deref(), pod.run_dir), (Some("10.0.0.5:6443"), Some("/run/other".into())));
         assert_eq!(pod.grace, Duration::from_secs(120));
-        assert_eq!(
-            ApiserverPod { run_dir: None, ..pod }.inject_command("NEW.yaml"),
-            "berth inject NEW.yaml --image registry.example/berth:v0.1.0 --listen 10.0.0.5:6443 --write"
-        );
         let deployment = Manifest::parse(include_str!("../../../tests/manifest/deployment.yaml")).unwrap();
         assert!(
             ApiserverPod::of(&deployment).unwrap_err().message.starts_with("kind: Deployment: the kubelet runs Pods")
