@@ -12,7 +12,4 @@ pub struct StatusArgs {
     /// Print JSON instead of a table
     #[arg(long, env = "BERTH_STATUS_JSON")]
     pub json: bool,
-    /// Print again every second until interrupted
-    #[arg(long, env = "BERTH_STATUS_WATCH")]
-    pub watch: bool,
 }

@@ -94,12 +94,6 @@ impl Display for Unwritten {
 
 /// Writes the result of a command to standard output.
 fn print(text: &str) -> anyhow::Result<Exit> {
-    has_reader(text).map(|_| Exit::Ok)
-}
-
-/// Writes to standard output; false if it is a pipe without a reader. That is no error and does not change the exit status
-/// (`berth status | head`).
-fn has_reader(text: &str) -> anyhow::Result<bool> {
     let mut out = io::stdout().lock();
     printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
@@ -115,11 +109,11 @@ fn numbered(steps: &[String]) -> String {
     steps.iter().enumerate().map(|(at, step)| format!("{}  {step}\n", at + 1)).collect()
 }
 
-fn printed(result: io::Result<()>) -> anyhow::Result<bool> {
+/// A pipe without a reader is no error (`berth status | head`).
+fn printed(result: io::Result<()>) -> anyhow::Result<Exit> {
     match result {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(error).context(Unwritten),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context(Unwritten),
+        _ => Ok(Exit::Ok),
     }
 }
 
@@ -244,23 +238,13 @@ pub fn explain(mut error: clap::Error) -> ExitCode {
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     let result = error.print().and_then(|()| io::stdout().flush());
-    if error.use_stderr() { Exit::Usage.into() } else { ended(printed(result).map(|_| Exit::Ok)) }
+    if error.use_stderr() { Exit::Usage.into() } else { ended(printed(result)) }
 }
 
 /// What was meant by a command line that is wrong in a usual way.
 fn tip(error: &clap::Error) -> Option<String> {
     let context = |kind| error.get(kind).map(ToString::to_string);
     let wrong = context(ContextKind::InvalidSubcommand).or_else(|| context(ContextKind::InvalidArg))?;
-    if wrong.starts_with("--topology ") {
-        let via = context(ContextKind::InvalidValue)?;
-        let option = match &*via {
-            "haproxy" | "none" => "--via",
-            // It is only compared with.
-            "port-sharing" => "--compare",
-            _ => return None,
-        };
-        return Some(format!("{via} is no topology, but what clients go through: berth rehearse {option} {via}"));
-    }
     let usage = context(ContextKind::Usage)?;
     let mut command = usage.split_whitespace().skip(2).take_while(|word| word.starts_with(char::is_alphabetic));
     match (command.next()?, command.next()) {

@@ -1,6 +1,6 @@
 //! `berth status`: the berths and apiservers on this node.
 
-use super::{Exit, block_on, has_reader, json, print_stderr, unavailable};
+use super::{Exit, block_on, json, print, print_stderr, unavailable};
 use crate::cli::StatusArgs;
 use berth_node::ipc;
 use berth_node::ipc::wire::{DirectStatus, GateStatus, InstanceStatus, LongestQueue, Status};
@@ -10,7 +10,6 @@ use berth_node::terms::{InstanceHealth, Phase};
 use serde::ser::Error as _;
 use serde::{Serialize, Serializer};
 use std::fmt::Write as _;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -19,38 +18,18 @@ use std::time::{Duration, SystemTime};
 const VERSION: u32 = 1;
 
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
-    block_on(async {
-        loop {
-            let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable)?;
-            for problem in &node.problems {
-                print_stderr(problem);
-            }
-            let mut rows = Vec::new();
-            for known in node.instances {
-                rows.push(Row::ask(known).await);
-            }
-            let text = if args.json {
-                json(&Document { version: VERSION, instances: rows })?
-            } else {
-                table(&rows, &node.path, SystemTime::now())
-            };
-            if !again(args, &text).await? {
-                return Ok(Exit::Ok);
-            }
+    let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable)?;
+    node.problems.iter().for_each(print_stderr);
+    let rows = block_on(async {
+        let mut rows = Vec::new();
+        for known in node.instances {
+            rows.push(Row::ask(known).await);
         }
-    })?
-}
-
-/// Prints the text; returns true, a second later, if it is to be printed again.
-async fn again(args: &StatusArgs, text: &str) -> anyhow::Result<bool> {
-    // Cursor home and erase below: a reprinted table stays in place.
-    let clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[J" } else { "" };
-    if !has_reader(&format!("{clear}{text}"))? || !args.watch {
-        return Ok(false);
-    }
-    Ok(tokio::select! {
-        () = tokio::time::sleep(Duration::from_secs(1)) => true,
-        _ = tokio::signal::ctrl_c() => false,
+        rows
+    })?;
+    print(&match args.json {
+        true => json(&Document { version: VERSION, instances: rows })?,
+        false => table(&rows, &node.path, SystemTime::now()),
     })
 }
 

@@ -13,13 +13,12 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
     let manifest = directory.join("kube-apiserver.yaml");
     std::fs::write(&manifest, KUBEADM).unwrap();
     let run_dir = directory.join("run");
-    let words: [(&[&str], i32); 13] = [
+    let words: [(&[&str], i32); 12] = [
         (&["--help"], 0),
         (&["--version"], 0),
         (&["serve", "--help"], 0),
         (&["completions", "bash"], 0),
         (&["status", "--run-dir", "RUN"], 0),
-        (&["status", "--watch", "--run-dir", "RUN"], 0),
         (&["ready", "--run-dir", "RUN"], 1),
         (&["live", "--probe-insecure", "--run-dir", "RUN"], 1),
         (&["drain", "--run-dir", "RUN"], 1),
@@ -38,9 +37,9 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
 
 /// Wrong command lines that many type: which words are wrong, and what is printed of the right ones.
 #[test]
-#[cfg(all(feature = "operate", feature = "rehearse"))]
+#[cfg(feature = "operate")]
 fn a_usual_mistake_gets_the_right_command_line() {
-    let wrong: [(&[&str], &str); 11] = [
+    let wrong: [(&[&str], &str); 8] = [
         (
             &["bridge", "kubeadm", "upgrade", "apply", "--etcd-upgrade=false"],
             " bridge -- kubeadm upgrade apply '--etcd-upgrade=false'\n",
@@ -56,11 +55,8 @@ fn a_usual_mistake_gets_the_right_command_line() {
         (&["upgrade", "--version", "v1.36.3"], "kubeadm upgrade apply VERSION --etcd-upgrade=false\n"),
         (&["upgrade", "apply", "v1.36.3"], "kubeadm upgrade apply VERSION --etcd-upgrade=false\n"),
         (&["upgrade", "next.yaml"], "--manifest next.yaml\n"),
-        (&["rehearse", "--topology", "haproxy"], "--via haproxy"),
-        (&["rehearse", "--topology", "port-sharing"], "--compare port-sharing"),
         (&["bridge", "start", "kubeadm"], ""),
         (&["bridge", "--settle", "10s", "start"], ""),
-        (&["rehearse", "--topology", "other"], ""),
     ];
     for (words, right) in wrong {
         let (code, log) = end(&mut berth(words));
