@@ -8,7 +8,6 @@
 
 use super::serve::{Signals, build};
 use super::{Exit, block_on, exit_code, mistaken, unavailable};
-use berth_node::registry::instance::record_end;
 use berth_options::check;
 use berth_options::log::LogArgs;
 use berth_options::shim::RunArgs;
@@ -23,7 +22,6 @@ use std::os::unix::process::CommandExt;
 use std::process::ExitStatus;
 use tokio::process::Child;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
     let config = check::run(args).map_err(mistaken)?;
@@ -59,7 +57,7 @@ fn start(bound: &Bound, args: &RunArgs, log: &LogArgs) -> std::io::Result<Child>
 
 /// Serves until the child has ended and its connections too.
 async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> anyhow::Result<ExitStatus> {
-    let (instance, berth) = (bound.instance().clone(), bound.berth().clone());
+    let instance = bound.instance().clone();
     let mut answered = bound.answered();
     let (stop, stopped) = watch::channel(Stop::No);
     let serving = bound.run(stopped);
@@ -67,10 +65,8 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
     let mut drained = false;
     let mut terminated = false;
     let mut ended: Option<ExitStatus> = None;
-    let mut recording = JoinSet::new();
     loop {
         if let (Some(status), true) = (ended, drained) {
-            while recording.join_next().await.is_some() {}
             return Ok(status);
         }
         tokio::select! {
@@ -89,13 +85,6 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 } else {
                     tracing::error!(%instance, %status, "the apiserver ended by itself; the reason is in its own log");
                 }
-                // It may wait for a claim, so it runs on another thread: connections drain meanwhile.
-                let (berth, instance) = (berth.clone(), instance.clone());
-                recording.spawn_blocking(move || {
-                    if let Err(error) = record_end(&berth, &instance, &status.to_string()) {
-                        tracing::debug!(%error, "cannot record the end in the instance's record");
-                    }
-                });
                 stop.send_modify(|stop| *stop = (*stop).max(Stop::Drain));
             }
             // The shim also leaves the group while its apiserver fails probes and a sibling is joined: no reason to end the apiserver.

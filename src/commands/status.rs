@@ -89,20 +89,18 @@ impl Row {
         let own = self.own();
         let address = own.map(|own| own.address).or(self.record.as_ref().map(|record| record.address));
         let probe = own.map(|own| own.last_probe.clone()).or_else(|| self.silent.clone());
-        let ended = self.record.as_ref().and_then(|record| record.ended.as_deref());
         let discover = shim.is_some_and(|shim| shim.discover);
         let of_node = |shim: &Status| {
             let ready = shim.instances.iter().filter(|instance| instance.health == InstanceHealth::Ready).count();
             format!("serves every instance: {ready} of {} ready", shim.instances.len())
         };
-        let last = match (self.running || own.is_some(), ended, probe) {
+        let last = match (self.running || own.is_some(), probe) {
             _ if discover => shim.map_or_else(none, of_node),
-            (true, _, Some(_)) if shim.is_none() && !self.socket => "no shim of its own".into(),
-            (true, _, Some(probe)) => probe,
-            (false, Some(ended), _) => format!("the apiserver ended: {ended}"),
-            (false, None, _) if self.record.is_some() => "the apiserver's process ended".into(),
-            (false, ..) => "waiting for `berth exec`".into(),
-            (true, _, None) => none(),
+            (true, Some(_)) if shim.is_none() && !self.socket => "no shim of its own".into(),
+            (true, Some(probe)) => probe,
+            (true, None) => none(),
+            (false, _) if self.record.is_some() => "the apiserver's process ended".into(),
+            (false, _) => "waiting for `berth exec`".into(),
         };
         [
             self.berth.to_string(),

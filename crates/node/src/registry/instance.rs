@@ -68,9 +68,6 @@ pub struct Record {
     /// When it was started, wall clock, in full seconds. Informative only.
     #[serde(serialize_with = "file::second_time", deserialize_with = "file::time")]
     pub started: SystemTime,
-    /// How it ended, where that is known. Informative only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ended: Option<String>,
 }
 
 impl Record {
@@ -214,30 +211,10 @@ pub fn claim(
         advertise: claimant.advertise,
         pid: claimant.pid,
         started: SystemTime::now(),
-        ended: None,
     };
 
-    let lock = write(&directory, &record, |lock| lock)?;
+    let lock = write(&directory, &record)?;
     Ok(InstanceClaim { record, path, lock })
-}
-
-/// Adds to a dead instance's record how it ended.
-///
-/// # Errors
-/// See [`ClaimError`]: it lives again, or the record cannot be written.
-pub fn record_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), ClaimError> {
-    let directory = berth.instances();
-    let _names = lock_names(&directory, LOCK_WAIT)?;
-    let path = path_of(berth, id);
-    let Ok(Some(found)) = RecordFile::open(berth, id, &path) else { return Ok(()) };
-    let alive = is_locked(&found.file).map_err(failed("lock", &path))?;
-    let Ok(mut record) = found.content else { return Ok(()) };
-    if alive {
-        return Err(ClaimError::Alive { instance: id.clone(), path, pid: record.pid });
-    }
-    record.ended = Some(how.to_owned());
-    // Unlocked before it has its name: dead from the start.
-    write(&directory, &record, drop)
 }
 
 /// The records of a berth, each with whether its process lives.
@@ -361,9 +338,8 @@ fn lock_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimErro
     })
 }
 
-/// Writes a record and replaces what has its name. To be called with the lock on names held; `before_named` gets the
-/// lock before the file has its name.
-fn write<T>(directory: &Path, record: &Record, before_named: impl FnOnce(Flock<File>) -> T) -> Result<T, ClaimError> {
+/// Writes a record and replaces what has its name; gives the record's lock. To be called with the lock on names held.
+fn write(directory: &Path, record: &Record) -> Result<Flock<File>, ClaimError> {
     let new = directory.join(format!(".{}.new", record.instance));
     let path = directory.join(format!("{}.json", record.instance));
     // Only a claim that died can have left the new file: claims of a berth follow one another.
@@ -371,7 +347,7 @@ fn write<T>(directory: &Path, record: &Record, before_named: impl FnOnce(Flock<F
         // It stays open for writing, so that its closing, when the process ends, is an event for a `super::watch::Watch`.
         let mut file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
         file.write_all(&file::to_bytes(record)?)?;
-        Ok(before_named(file))
+        Ok(file)
     });
     written.map_err(failed("write", &path))
 }
