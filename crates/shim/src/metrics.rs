@@ -17,7 +17,7 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -58,9 +58,22 @@ impl WorkerStats {
 /// A family of counters with this number of labels, whose values are literals of this code.
 type Counters<const LABELS: usize> = Family<[(&'static str, &'static str); LABELS], Counter>;
 
-/// A counter of it that is there from the start: `increase()` does not see one that appears with its first count.
-fn begin<const LABELS: usize>(counters: &Counters<LABELS>, labels: [(&'static str, &'static str); LABELS]) {
-    drop(counters.get_or_create(&labels));
+fn register<M: Metric + Clone>(to: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    to.register(name, help, metric.clone());
+    metric
+}
+
+/// Registers counters. Those with the labels `from` are there from the start: `increase()` does not see a counter that appears with its
+/// first count.
+fn counters<const LABELS: usize>(
+    to: &mut Registry,
+    name: &str,
+    help: &str,
+    from: impl IntoIterator<Item = [(&'static str, &'static str); LABELS]>,
+) -> Counters<LABELS> {
+    let counters = register(to, name, help, Counters::default());
+    from.into_iter().for_each(|labels| drop(counters.get_or_create(&labels)));
+    counters
 }
 
 #[derive(Debug)]
@@ -94,68 +107,81 @@ impl Metrics {
     ) -> Self {
         let workers: Vec<_> = (0..workers).map(|_| Arc::<WorkerStats>::default()).collect();
         let held = Arc::new(Semaphore::new(held_limit));
-        // Loopback connects take some 20 µs.
-        let connect_seconds = Histogram::new([1e-5, 3e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0]);
-        let first_byte_seconds = Histogram::new([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]);
-        let (probes, accept_errors, renewals) = <(Counters<1>, Counters<1>, Counters<1>)>::default();
-        let (handover, cluster_requests) = <(Counters<2>, Counters<2>)>::default();
-        let (foreign_listeners, siblings_unconnected) = <(Gauge, Gauge)>::default();
-        for result in ["unauthorized", "forbidden", "tls", "config"] {
-            begin(&probes, [("result", result)]);
-        }
-        for kind in ["client", "limit", "exhausted", "closed", "unknown"] {
-            begin(&accept_errors, [("kind", kind)]);
-        }
-        for result in ["ok", "blocked", "failed"] {
-            begin(&renewals, [("result", result)]);
-        }
-        for (step, result) in [
-            ("connect", "refused"),
-            ("connect", "conflict"),
-            ("listen", "failed"),
-            ("accept", "failed"),
-            ("pass", "failed"),
-        ] {
-            begin(&handover, [("step", step), ("result", result)]);
-        }
         // Each shim's page has all shims of the berth: this label tells them apart.
         // (`instance` is Prometheus' own name for a target.)
         let label = ("shim".into(), instance.as_str().to_owned().into());
         let mut registry = Registry::with_labels(std::iter::once(label));
-        let help = "Time that a connect to kube-apiserver took, in seconds";
-        registry.register("berth_backend_connect_seconds", help, connect_seconds.clone());
-        let help = "Time from a client's TLS hello to the first byte of the shim's own kube-apiserver, in seconds";
-        registry.register("berth_first_byte_seconds", help, first_byte_seconds.clone());
-        registry.register("berth_probes", "Probes of kube-apiserver, by result", probes.clone());
-        let help = "Client connections that could not be accepted, by kind of error; client is harmless";
-        registry.register("berth_accept_errors", help, accept_errors.clone());
-        let help = "Renewals of the shim's lease in the run directory, by result";
-        registry.register("berth_lease_renewals", help, renewals.clone());
-        let help = "Steps by which shims hand listeners and connections over, by result";
-        registry.register("berth_handover_steps", help, handover.clone());
-        let help = "Other shims of the node that live, and that this one cannot reach for longer than a lease";
-        registry.register("berth_siblings_unconnected", help, siblings_unconnected.clone());
-        let help = "Requests to the Kubernetes API for the Service kubernetes and for Leases, by result";
-        registry.register("berth_cluster_requests", help, cluster_requests.clone());
-        let help = "Listeners of other programs on the shim's port, which get a share of new connections";
-        registry.register("berth_foreign_listeners", help, foreign_listeners.clone());
         let sums = Sums { workers: workers.clone(), held: held.clone(), held_limit, table, state };
         registry.register_collector(Box::new(sums));
         others.into_iter().for_each(|collector| registry.register_collector(collector));
+        let to = &mut registry;
         Self {
-            registry,
             workers,
             held,
             held_limit,
-            connect_seconds,
-            first_byte_seconds,
-            probes,
-            accept_errors,
-            handover,
-            foreign_listeners,
-            renewals,
-            cluster_requests,
-            siblings_unconnected,
+            connect_seconds: register(
+                to,
+                "berth_backend_connect_seconds",
+                "Time that a connect to kube-apiserver took, in seconds",
+                // Loopback connects take some 20 µs.
+                Histogram::new([1e-5, 3e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0]),
+            ),
+            first_byte_seconds: register(
+                to,
+                "berth_first_byte_seconds",
+                "Time from a client's TLS hello to the first byte of the shim's own kube-apiserver, in seconds",
+                Histogram::new([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]),
+            ),
+            probes: counters(
+                to,
+                "berth_probes",
+                "Probes of kube-apiserver, by result",
+                ["unauthorized", "forbidden", "tls", "config"].map(|result| [("result", result)]),
+            ),
+            accept_errors: counters(
+                to,
+                "berth_accept_errors",
+                "Client connections that could not be accepted, by kind of error; client is harmless",
+                ["client", "limit", "exhausted", "closed", "unknown"].map(|kind| [("kind", kind)]),
+            ),
+            renewals: counters(
+                to,
+                "berth_lease_renewals",
+                "Renewals of the shim's lease in the run directory, by result",
+                ["ok", "blocked", "failed"].map(|result| [("result", result)]),
+            ),
+            handover: counters(
+                to,
+                "berth_handover_steps",
+                "Steps by which shims hand listeners and connections over, by result",
+                [
+                    ("connect", "refused"),
+                    ("connect", "conflict"),
+                    ("listen", "failed"),
+                    ("accept", "failed"),
+                    ("pass", "failed"),
+                ]
+                .map(|(step, result)| [("step", step), ("result", result)]),
+            ),
+            siblings_unconnected: register(
+                to,
+                "berth_siblings_unconnected",
+                "Other shims of the node that live, and that this one cannot reach for longer than a lease",
+                Gauge::default(),
+            ),
+            cluster_requests: counters(
+                to,
+                "berth_cluster_requests",
+                "Requests to the Kubernetes API for the Service kubernetes and for Leases, by result",
+                [],
+            ),
+            foreign_listeners: register(
+                to,
+                "berth_foreign_listeners",
+                "Listeners of other programs on the shim's port, which get a share of new connections",
+                Gauge::default(),
+            ),
+            registry,
         }
     }
 
@@ -183,7 +209,7 @@ impl Metrics {
     /// Failures of a keeper's requests are there from the start.
     pub(crate) fn begin_cluster(&self) {
         for (request, result) in berth_keeper::REQUESTS.iter().flat_map(|r| berth_keeper::FAILURES.map(|f| (*r, f))) {
-            begin(&self.cluster_requests, [("request", request), ("result", result)]);
+            drop(self.cluster_requests.get_or_create(&[("request", request), ("result", result)]));
         }
     }
 
