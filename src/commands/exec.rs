@@ -83,11 +83,7 @@ impl ExecPlan {
 
 fn log_changes(instance: &InstanceId, address: SocketAddr, advertise: IpAddr, rewritten: &Rewritten) {
     for Replaced { flag, was, now } in &rewritten.replaced {
-        let was = was.display();
-        match now {
-            Some(now) => tracing::info!(flag, %was, now, "argument replaced"),
-            None => tracing::info!(flag, %was, "repeated argument removed"),
-        }
+        tracing::info!(flag, was = %was.display(), now, "argument replaced");
     }
     match &rewritten.kept_advertise {
         Some(kept) if kept.to_str().is_none_or(|kept| kept.trim().parse::<IpAddr>().is_err()) => tracing::warn!(

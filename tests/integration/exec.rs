@@ -107,8 +107,8 @@ fn becomes_the_apiserver_with_its_address() {
     let port = node.listen.port().to_string();
     let expected = [
         "--audit-log-path=/var/log/a.log",
-        &format!("--bind-address={address}"),
         "--v=2",
+        &format!("--bind-address={address}"),
         &format!("--secure-port={port}"),
         "--advertise-address=10.0.0.5",
     ];

@@ -46,8 +46,7 @@ pub struct Rewritten {
 pub struct Replaced {
     pub flag: &'static str,
     pub was: OsString,
-    /// The new value; none: it was a repetition and was removed.
-    pub now: Option<String>,
+    pub now: String,
 }
 
 /// Why a command line cannot be rewritten.
@@ -74,13 +73,13 @@ pub fn check(argv: &[OsString]) -> Vec<ArgsError> {
     if argv.is_empty() {
         return vec![ArgsError::NoCommand];
     }
-    read(argv).0.into_iter().filter_map(Result::err).collect()
+    [BIND, PORT, ADVERTISE].into_iter().flat_map(|flag| mistakes(argv, flag)).collect()
 }
 
 /// The advertise address that the command line sets itself, if it does and it is an address.
 #[must_use]
 pub fn advertised(argv: &[OsString]) -> Option<IpAddr> {
-    kept_advertise(&read(argv).0)?.to_str()?.trim().parse().ok()
+    value(argv, ADVERTISE)?.to_str()?.trim().parse().ok()
 }
 
 /// The last value of a flag that takes one, such as `--secure-port`: the one that counts.
@@ -106,20 +105,28 @@ pub fn values<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = &'a 
 
 /// Gives a flag this value, as the last argument before a bare `--`, and removes others that it has.
 pub fn set(argv: &mut Vec<OsString>, flag: &str, value: &OsStr) {
+    remove(argv, flag);
+    let mut whole = OsString::from(flag);
+    whole.push("=");
+    whole.push(value);
+    argv.insert(end_of_flags(argv), whole);
+}
+
+fn remove(argv: &mut Vec<OsString>, flag: &str) {
     let spans: Vec<_> = occurrences(argv, flag).map(|(span, _)| span).collect();
     for span in spans.into_iter().rev() {
         argv.drain(span);
     }
-    let mut whole = OsString::from(flag);
-    whole.push("=");
-    whole.push(value);
-    let end = argv.iter().skip(1).position(|arg| arg == "--").map_or(argv.len(), |at| at + 1);
-    argv.insert(end, whole);
+}
+
+/// The place of a bare `--`, or the end.
+fn end_of_flags(argv: &[OsString]) -> usize {
+    argv.iter().skip(1).position(|arg| arg == "--").map_or(argv.len(), |at| at + 1)
 }
 
 /// Where a flag stands, with its value.
 fn occurrences<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = (Range<usize>, &'a OsStr)> {
-    let end = argv.iter().skip(1).position(|arg| arg == "--").map_or(argv.len(), |at| at + 1);
+    let end = end_of_flags(argv);
     let mut at = 1;
     std::iter::from_fn(move || {
         while at < end {
@@ -142,102 +149,41 @@ fn occurrences<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = (Ra
 
 /// Sets the three flags and expands `{instance}`, in everything but the program's name.
 ///
-/// An `--advertise-address` that is there is kept. Of the other two the first occurrence gets the new
-/// value in its place and form, later ones are removed. What is absent is appended, before a
-/// bare `--`.
+/// An `--advertise-address` that is there is kept. Of the other two the new value takes the place of all that are there.
 ///
 /// # Errors
 /// The first of those that [`check`] finds.
 pub fn rewrite(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, ArgsError> {
-    let (program, _) = argv.split_first().ok_or(ArgsError::NoCommand)?;
-    let (parts, rest) = read(argv);
-    let kept_advertise = kept_advertise(&parts);
-
-    let mut out = vec![program.clone()];
+    if let Some(error) = check(argv).into_iter().next() {
+        return Err(error);
+    }
+    let kept_advertise = value(argv, ADVERTISE).map(ToOwned::to_owned);
+    let mut argv = argv.to_vec();
     let mut replaced = Vec::new();
-    let mut missing = vec![
-        (BIND, wanted.address.to_string()),
-        (PORT, wanted.port.to_string()),
-        (ADVERTISE, wanted.advertise.to_string()),
-    ];
-    let values = missing.clone();
-    for part in parts {
-        let part = part?;
-        let ArgumentPart::Ours { flag, name, value, joined } = part else {
-            out.extend(part.into_arguments().into_iter().map(|arg| expand(arg, wanted.instance)));
-            continue;
-        };
-        let first = missing.iter().any(|(absent, _)| *absent == flag);
-        missing.retain(|(absent, _)| *absent != flag);
-        if flag == ADVERTISE {
-            let kept = ArgumentPart::Ours { flag, name, value, joined };
-            out.extend(kept.into_arguments().into_iter().map(|arg| expand(arg, wanted.instance)));
+    for (flag, now) in [(BIND, wanted.address.to_string()), (PORT, wanted.port.to_string())] {
+        if values(&argv, flag).eq([OsStr::new(&now)]) {
             continue;
         }
-        let new = values.iter().find(|(known, _)| *known == flag).map(|(_, new)| new.clone()).filter(|_| first);
-        if new.as_deref().is_none_or(|new| value != new) {
-            replaced.push(Replaced { flag, was: value.to_owned(), now: new.clone() });
-        }
-        if let Some(new) = new {
-            out.extend(ArgumentPart::Ours { flag, name, value: OsStr::new(&new), joined }.into_arguments());
-        }
+        let was = values(&argv, flag).map(ToOwned::to_owned);
+        replaced.extend(was.map(|was| Replaced { flag, was, now: now.clone() }));
+        set(&mut argv, flag, now.as_ref());
     }
-    out.extend(missing.into_iter().map(|(flag, value)| format!("{flag}={value}").into()));
-    out.extend(rest.iter().map(|arg| expand(arg.clone(), wanted.instance)));
-    Ok(Rewritten { argv: out, replaced, kept_advertise })
-}
-
-/// An argument, or a flag of ours with its value.
-enum ArgumentPart<'a> {
-    Other(&'a OsStr),
-    Ours { flag: &'static str, name: &'a OsStr, value: &'a OsStr, joined: bool },
-}
-
-impl ArgumentPart<'_> {
-    fn into_arguments(self) -> Vec<OsString> {
-        match self {
-            Self::Other(arg) => vec![arg.to_owned()],
-            Self::Ours { name, value, joined: false, .. } => vec![name.to_owned(), value.to_owned()],
-            Self::Ours { name, value, joined: true, .. } => {
-                let mut arg = name.to_owned();
-                arg.push("=");
-                arg.push(value);
-                vec![arg]
-            }
-        }
+    if kept_advertise.is_none() {
+        set(&mut argv, ADVERTISE, wanted.advertise.to_string().as_ref());
     }
-}
-
-/// The arguments after the program's name in parts, and what follows from a bare `--` on.
-fn read(argv: &[OsString]) -> (Vec<Result<ArgumentPart<'_>, ArgsError>>, &[OsString]) {
-    let mut parts = Vec::new();
-    let mut rest = argv.get(1..).unwrap_or_default();
-    while let Some((arg, after)) = rest.split_first() {
-        if arg == "--" {
-            break;
-        }
-        rest = after;
-        let (name, joined) = split(arg);
-        parts.push(match (ours(name), joined, after.first()) {
-            (None, ..) => Ok(ArgumentPart::Other(arg)),
-            (Some(flag), Some(value), _) => Ok(ArgumentPart::Ours { flag, name, value, joined: true }),
-            (Some(flag), None, None) => Err(ArgsError::NoValue { flag }),
-            (Some(flag), None, Some(next)) if next.as_bytes().starts_with(b"--") => {
-                Err(ArgsError::FlagForValue { flag, next: next.clone() })
-            }
-            (Some(flag), None, Some(value)) => {
-                rest = after.get(1..).unwrap_or_default();
-                Ok(ArgumentPart::Ours { flag, name, value, joined: false })
-            }
-        });
+    for arg in argv.iter_mut().skip(1) {
+        *arg = expand(std::mem::take(arg), wanted.instance);
     }
-    (parts, rest)
+    Ok(Rewritten { argv, replaced, kept_advertise })
 }
 
-fn kept_advertise(parts: &[Result<ArgumentPart<'_>, ArgsError>]) -> Option<OsString> {
-    parts.iter().rev().find_map(|part| match part {
-        Ok(ArgumentPart::Ours { flag: ADVERTISE, value, .. }) => Some((*value).to_owned()),
-        _ => None,
+/// Where a flag has no value.
+fn mistakes(argv: &[OsString], flag: &'static str) -> impl Iterator<Item = ArgsError> {
+    let flags = (1..end_of_flags(argv)).filter(move |at| matches!(split(&argv[*at]), (name, None) if is(name, flag)));
+    flags.filter_map(move |at| match argv.get(at + 1) {
+        None => Some(ArgsError::NoValue { flag }),
+        Some(next) if next.as_bytes().starts_with(b"--") => Some(ArgsError::FlagForValue { flag, next: next.clone() }),
+        Some(_) => None,
     })
 }
 
@@ -248,11 +194,6 @@ fn split(arg: &OsStr) -> (&OsStr, Option<&OsStr>) {
         Some(at) => (OsStr::from_bytes(&bytes[..at]), Some(OsStr::from_bytes(&bytes[at + 1..]))),
         None => (arg, None),
     }
-}
-
-/// Which of our flags a name is.
-fn ours(name: &OsStr) -> Option<&'static str> {
-    [BIND, PORT, ADVERTISE].into_iter().find(|flag| is(name, flag))
 }
 
 /// Whether a name is a flag's. pflag's normaliser takes `_` for `-` in a name, but the two dashes before it must be dashes.
@@ -329,22 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn replaces_in_place_and_form_and_says_so() {
+    fn what_is_replaced_is_told() {
         let args = argv(&["--bind_address", "0.0.0.0", "--a", "--secure-port=443", "--bind-address=::", "--b"]);
         let done = run(&args).unwrap();
-        let expected =
-            ["--bind_address", "127.1.2.3", "--a", "--secure-port=6443", "--b", "--advertise-address=10.0.0.5"];
+        let expected = ["--a", "--b", "--bind-address=127.1.2.3", "--secure-port=6443", "--advertise-address=10.0.0.5"];
         assert_eq!(done.argv[1..], expected);
-        let replaced =
-            |flag, was: &str, now: Option<&str>| Replaced { flag, was: was.into(), now: now.map(Into::into) };
-        assert_eq!(
-            done.replaced,
-            [
-                replaced(BIND, "0.0.0.0", Some("127.1.2.3")),
-                replaced(PORT, "443", Some("6443")),
-                replaced(BIND, "::", None)
-            ]
-        );
+        let replaced = |flag, was: &str, now: &str| Replaced { flag, was: was.into(), now: now.into() };
+        let addresses = ["0.0.0.0", "::"].map(|was| replaced(BIND, was, "127.1.2.3"));
+        assert_eq!(done.replaced, [&addresses[..], &[replaced(PORT, "443", "6443")]].concat());
         assert_eq!(run(&argv(&["--secure-port=6443"])).unwrap().replaced, []);
     }
 
@@ -413,12 +346,9 @@ mod tests {
     }
 
     fn others(args: &[OsString]) -> Vec<OsString> {
-        let (parts, rest) = read(args);
-        let other = |part| match part {
-            Ok(ArgumentPart::Other(arg)) => Some(arg.to_owned()),
-            _ => None,
-        };
-        parts.into_iter().filter_map(other).chain(rest.iter().cloned()).collect()
+        let mut args = args.to_vec();
+        [BIND, PORT, ADVERTISE].into_iter().for_each(|flag| remove(&mut args, flag));
+        args
     }
 
     fn arguments() -> impl Strategy<Value = Vec<OsString>> {
