@@ -28,9 +28,6 @@ pub struct GrantArgs {
     /// The address of the berth, at which the shim reaches the API [default: the manifest's]
     #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT", help_heading = ADDRESSES)]
     pub listen: Vec<String>,
-    /// Name that the apiserver's certificate carries [default: the manifest's --probe-server-name, else kubernetes]
-    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", value_name = "NAME", help_heading = ADDRESSES)]
-    pub server_name: Option<String>,
     /// The shim's uid, which gets the files [default: the manifest's]
     #[arg(long, env = "BERTH_UID", value_name = "UID")]
     pub uid: Option<String>,

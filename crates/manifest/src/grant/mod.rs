@@ -17,7 +17,6 @@ use berth_cluster::service::MANAGER;
 use berth_cluster::{Access, Client, Error};
 use hyper::StatusCode;
 use objects::Request;
-use rustls::pki_types::ServerName;
 use serde::Serialize;
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -108,8 +107,8 @@ pub async fn grant(access: &Access, client: &Client, options: &GrantOptions) -> 
     let shim = Client::from_kubeconfig(file).map_err(|error| untried(error.to_string()))?;
     let may = try_all(&shim, node, NOTICED).await.map_err(|error| match error {
         TryError::Asked(error) => untried(format!(
-            "{error}: see that the apiserver answers at --listen and that its certificate is for --server-name {server_name}, and \
-             run this again"
+            "{error}: see that the apiserver answers at --listen and that its certificate is for {server_name}, and run this \
+             again"
         )),
         TryError::Refused(requests) => {
             GrantError::Refused { account: format!("{NAMESPACE}/{account}"), requests }
@@ -198,11 +197,6 @@ pub async fn revoke(client: &Client, node: &str) -> Result<Vec<String>, GrantErr
         }
     }
     Ok(deleted)
-}
-
-/// Whether a certificate can carry it.
-pub fn is_server_name(text: &str) -> bool {
-    ServerName::try_from(text).is_ok()
 }
 
 /// What is wrong with an administrator's request, and what fixes it.
