@@ -204,67 +204,6 @@ mod tests {
     use super::Reg::*;
     use super::*;
 
-    /// One instruction, as its eight bytes.
-    fn bytes(instruction: Instruction) -> [u8; 8] {
-        let Instruction { code, registers, offset, immediate } = instruction;
-        let ([o0, o1], [i0, i1, i2, i3]) = (offset.to_ne_bytes(), immediate.to_ne_bytes());
-        [code, registers, o0, o1, i0, i1, i2, i3]
-    }
-
-    /// What `clang -target bpf` makes of the same (llvm-objdump shows it).
-    #[test]
-    #[cfg(target_endian = "little")]
-    fn instructions_are_encoded_as_others_do() {
-        let mut asm = Assembler::default();
-        let end = asm.label();
-        asm.copy(R6, R1);
-        asm.set(R0, -2);
-        asm.add(R2, -4);
-        asm.mask(R2, 0xff);
-        asm.network_order(R2);
-        asm.load(Size::U32, R2, R6, 60);
-        asm.load(Size::U64, R8, R9, 8);
-        asm.store(Size::U32, R10, -4, R7);
-        asm.atomic_add(R9, 16, R1);
-        asm.load_map(R1, 5, MapAs::Map);
-        asm.load_map(R9, 6, MapAs::Value);
-        asm.call(Helper::SocketAssign);
-        asm.jump_if(If::Equal(R2, 6), end);
-        asm.jump_if(If::NotEqual(R2, 6443), end);
-        asm.jump_if(If::Zero(R0), end);
-        asm.jump_if(If::Greater(R0, R8), end);
-        asm.jump_if(If::Differs(R0, R2), end);
-        asm.jump(end);
-        asm.place(end);
-        asm.exit();
-        let encoded: Vec<_> = asm.finish().unwrap().into_iter().map(bytes).collect();
-        let expected: &[[u8; 8]] = &[
-            [0xbf, 0x16, 0, 0, 0, 0, 0, 0],             // r6 = r1
-            [0xb7, 0x00, 0, 0, 0xfe, 0xff, 0xff, 0xff], // r0 = -2
-            [0x07, 0x02, 0, 0, 0xfc, 0xff, 0xff, 0xff], // r2 += -4
-            [0x54, 0x02, 0, 0, 0xff, 0, 0, 0],          // w2 &= 0xff
-            [0xdc, 0x02, 0, 0, 16, 0, 0, 0],            // r2 = be16 r2
-            [0x61, 0x62, 60, 0, 0, 0, 0, 0],            // r2 = *(u32 *)(r6 + 60)
-            [0x79, 0x98, 8, 0, 0, 0, 0, 0],             // r8 = *(u64 *)(r9 + 8)
-            [0x63, 0x7a, 0xfc, 0xff, 0, 0, 0, 0],       // *(u32 *)(r10 - 4) = r7
-            [0xdb, 0x19, 16, 0, 0, 0, 0, 0],            // lock *(u64 *)(r9 + 16) += r1
-            [0x18, 0x11, 0, 0, 5, 0, 0, 0],             // r1 = map 5
-            [0; 8],
-            [0x18, 0x29, 0, 0, 6, 0, 0, 0], // r9 = value of map 6
-            [0; 8],
-            [0x85, 0x00, 0, 0, 124, 0, 0, 0],     // call 124
-            [0x16, 0x02, 5, 0, 6, 0, 0, 0],       // if w2 == 6 goto +5
-            [0x56, 0x02, 4, 0, 0x2b, 0x19, 0, 0], // if w2 != 6443 goto +4
-            [0x15, 0x00, 3, 0, 0, 0, 0, 0],       // if r0 == 0 goto +3
-            [0x2d, 0x80, 2, 0, 0, 0, 0, 0],       // if r0 > r8 goto +2
-            [0x5d, 0x20, 1, 0, 0, 0, 0, 0],       // if r0 != r2 goto +1
-            [0x05, 0x00, 0, 0, 0, 0, 0, 0],       // goto +0
-            [0x95, 0x00, 0, 0, 0, 0, 0, 0],       // exit
-        ];
-        assert_eq!(encoded, expected);
-        assert_eq!(size_of::<Instruction>(), 8);
-    }
-
     #[test]
     fn a_jump_goes_back_too_and_not_too_far() {
         let mut asm = Assembler::default();
