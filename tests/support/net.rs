@@ -182,6 +182,14 @@ pub(crate) fn served_client(by: SocketAddr) -> TcpStream {
     client
 }
 
+/// A client that sent its ClientHello and has no answer yet.
+#[track_caller]
+pub(crate) fn client_with_hello(to: SocketAddr) -> TcpStream {
+    let mut client = connect(to);
+    client.write_all(&client_hello(64)).unwrap();
+    client
+}
+
 /// The next thing that comes must be a reset.
 #[track_caller]
 pub(crate) fn expect_reset(stream: &mut TcpStream) {

@@ -3,7 +3,7 @@
 use super::node::{Echo, Node};
 use crate::support::MOMENT;
 use crate::support::eventually;
-use crate::support::net::{Backend, client_hello, connect, free_address, ping, read, served, served_client};
+use crate::support::net::{Backend, client_with_hello, free_address, ping, read, served, served_client};
 use berth_node::terms::Phase;
 use berth_os::seqpacket;
 use nix::sys::signal::Signal;
@@ -128,8 +128,7 @@ fn a_node_shim_that_leaves_stays_as_long_as_an_instance_listens() {
     let mut shim = node.launch("node", &["--discover", "--probe-interval", "500ms", "--drain-timeout", "10ms"]);
     let _record = node.record("a", instance.address());
     shim.until_joined();
-    let mut client = connect(node.listen);
-    client.write_all(&client_hello(64)).unwrap();
+    let mut client = client_with_hello(node.listen);
     let mut attempt = instance.accept();
     attempt.write_all(b"answer").unwrap();
     assert_eq!(read(&mut client, 6), b"answer");

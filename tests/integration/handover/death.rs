@@ -3,7 +3,7 @@
 use super::node::{Echo, LEASE, Node, Shim, know_one_another, number};
 use crate::support::eventually;
 use crate::support::load::{self, Load};
-use crate::support::net::{client_hello, connect, ping, queued_at, read, served, served_client};
+use crate::support::net::{client_hello, client_with_hello, connect, ping, queued_at, read, served, served_client};
 use berth_node::terms::Phase;
 use nix::sys::signal::Signal;
 use std::io::{Read, Write};
@@ -19,14 +19,6 @@ fn two(node: &Node, instance: SocketAddr, leases: [&str; 2], options: &[&str]) -
     eventually("two listeners", || (node.listeners().len() == 2).then_some(()));
     know_one_another(&a, &b);
     (a, b, listener)
-}
-
-/// A client that sent its ClientHello and has no answer yet.
-#[track_caller]
-fn with_hello(node: &Node) -> TcpStream {
-    let mut client = connect(node.listen);
-    client.write_all(&client_hello(64)).unwrap();
-    client
 }
 
 #[test]
@@ -45,7 +37,7 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
         let mut clients: Vec<TcpStream> = Vec::new();
         while queued_at(listener) <= Some(20) {
             assert!(clients.len() < 1000, "nothing is queued: {:?}\n{}", queued_at(listener), b.running.log());
-            clients.push(with_hello(&node));
+            clients.push(client_with_hello(node.listen));
         }
         let queued = queued_at(listener).unwrap();
         a.running.kill();
@@ -145,7 +137,7 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
         let (before, accepted) = (b.status().connections_total, b.counted("accept", "ok"));
         a.freeze();
         let frozen = Instant::now();
-        let clients: Vec<_> = (0..64).map(|_| with_hello(&node)).collect();
+        let clients: Vec<_> = (0..64).map(|_| client_with_hello(node.listen)).collect();
         if queued_at(listener) >= Some(8) {
             return Some((before, accepted, frozen, clients));
         }
@@ -193,7 +185,7 @@ fn a_shim_that_has_left_serves_what_waits_when_the_last_sibling_dies() {
     a.running.signal(Signal::SIGTERM);
     a.until("left", |status| status.state == Phase::Left);
     b.freeze();
-    let mut clients: Vec<_> = (0..16).map(|_| with_hello(&node)).collect();
+    let mut clients: Vec<_> = (0..16).map(|_| client_with_hello(node.listen)).collect();
     b.running.kill();
     for client in &mut clients {
         assert_eq!(read(client, 64), client_hello(64));

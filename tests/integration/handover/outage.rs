@@ -2,13 +2,13 @@
 
 use super::node::{Echo, Node, Shim, know_one_another};
 use crate::support::load;
-use crate::support::net::{client_hello, connect, free_address, fresh_ip, read, served};
+use crate::support::net::{client_hello, client_with_hello, free_address, fresh_ip, read, served};
 use crate::support::process::ends;
 use crate::support::{PATIENCE, eventually};
 use berth_node::terms::Phase;
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
-use std::io::{self, Write};
+use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -72,10 +72,7 @@ fn frozen_without_descriptors(node: &Node, instance: &Echo) -> (Shim, Vec<TcpStr
     let a = node.joined("a", instance.address, &["--probe-interval", "1h", "--hold", "60s", "--threads", "1"]);
     a.freeze();
     limit(a.running.pid(), true);
-    let mut clients: Vec<_> = (0..8).map(|_| connect(node.listen)).collect();
-    for client in &mut clients {
-        client.write_all(&client_hello(64)).unwrap();
-    }
+    let clients = (0..8).map(|_| client_with_hello(node.listen)).collect();
     (a, clients)
 }
 

@@ -2,12 +2,11 @@
 
 use super::node::{Echo, Node, Shim, know_one_another};
 use crate::support::eventually;
-use crate::support::net::{Backend, client_hello, connect, ping, queued_at, read};
+use crate::support::net::{Backend, client_hello, client_with_hello, ping, queued_at, read};
 use crate::support::process::BERTH;
 use berth_node::ipc;
 use nix::sys::signal::Signal;
 use socket2::SockRef;
-use std::io::Write;
 use std::net::TcpStream;
 use std::path::Path;
 
@@ -64,15 +63,10 @@ fn clients(node: &Node, a: &Shim, wanted: u64, row: usize) -> Vec<TcpStream> {
             return Some(());
         }
         let row = row.min(MOST - clients.len());
-        clients.extend((0..row).map(|_| with_hello(connect(node.listen))));
+        clients.extend((0..row).map(|_| client_with_hello(node.listen)));
         None
     });
     clients
-}
-
-fn with_hello(mut client: TcpStream) -> TcpStream {
-    client.write_all(&client_hello(64)).unwrap();
-    client
 }
 
 /// All are answered, at least this many were passed on and none in vain, and they live on when A ends.
@@ -158,7 +152,7 @@ fn a_sibling_that_is_full_takes_no_connection() {
         if of_a >= 4 && of_b >= MOST {
             return Some(of_a);
         }
-        clients.push(with_hello(connect(node.listen)));
+        clients.push(client_with_hello(node.listen));
         None
     });
     drop(first);

@@ -2,7 +2,7 @@
 
 use super::node::{Node, Shim};
 use crate::support::eventually;
-use crate::support::net::{Backend, client_hello, connect, fresh_ip};
+use crate::support::net::{Backend, client_with_hello, connect, fresh_ip};
 use crate::support::process::Running;
 use crate::support::tls::{Api, Ca, get};
 use nix::sys::signal::Signal;
@@ -161,9 +161,7 @@ fn what_an_instance_has_begun_stays_while_it_moves() {
                     return (probe == TCP).then_some(());
                 }
                 for _ in 0..20 {
-                    let mut client = connect(node.listen);
-                    client.write_all(&client_hello(64)).unwrap();
-                    clients.push(client);
+                    clients.push(client_with_hello(node.listen));
                 }
                 None
             });

@@ -3,12 +3,12 @@
 use super::node::{ACCEPTS, Echo, Node, Shim, number};
 use crate::support::eventually;
 use crate::support::load;
-use crate::support::net::{client_hello, connect, ping, queued_at, read, served_client};
+use crate::support::net::{client_hello, client_with_hello, ping, queued_at, read, served_client};
 use crate::support::process::BERTH;
 use berth_node::terms::Phase;
 use berth_os::socket;
 use nix::sys::signal::Signal;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -31,9 +31,7 @@ fn clients(berth: SocketAddr, listeners: &[u64]) -> Vec<TcpStream> {
     let mut clients = Vec::new();
     while !listeners.iter().all(|listener| queued_at(*listener) >= Some(QUEUED)) {
         assert!(clients.len() < 1000, "too few of {} clients wait", clients.len());
-        let mut client = connect(berth);
-        client.write_all(&client_hello(64)).unwrap();
-        clients.push(client);
+        clients.push(client_with_hello(berth));
     }
     clients
 }
