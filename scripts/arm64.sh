@@ -27,7 +27,7 @@ readonly CONFIGURATION=/usr/lib/binfmt.d/qemu-aarch64.conf
 cannot() {
     cat <<'LIST'
 no sock_diag(7)                            sock_diag::tests::an_answer_is_not_waited_for_beyond_its_time
-all descriptors of a message are passed    seqpacket::tests::too_many_descriptors_leave_none_behind
+all descriptors of a message are passed    seqpacket::tests::a_message_that_does_not_fit_leaves_no_descriptor_behind
 no IP_BIND_ADDRESS_NO_PORT                 socket::tests::connections_inherit_the_mark_of_a_listener_of_either_family
 TCP_INFO has one figure                    socket::tests::the_backlog_is_what_was_asked_for
 TCP_INFO has one figure                    etcd::dials::tests::a_connection_stays_until_the_nodes_own_serves
