@@ -267,7 +267,7 @@ mod tests {
     fn what_is_missing_or_cannot_be_used_is_named() {
         let error = |from: &str, to: &str| parsed(&ADMIN.replace(from, to)).unwrap_err();
         assert!(error("admin@k\nclusters", "other\nclusters").starts_with("contexts: there is no context of the name"));
-        assert!(error("user: admin}", "user: eve}").starts_with("users: there is no user of the name \"eve\""));
+        assert!(error("user: admin", "user: eve").starts_with("users: there is no user of the name \"eve\""));
         assert!(error("https:", "http:").starts_with("server: \"http://10.0.0.5:6443\" is no URL"));
         assert!(error("Q0E=", "Q0E").starts_with("certificate-authority-data: it is no base64"));
         assert!(error("certificate-authority-data", "insecure").starts_with("certificate-authority: it is missing"));
