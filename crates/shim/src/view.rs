@@ -8,23 +8,7 @@ use berth_node::registry::lease;
 use berth_node::terms::{InstanceHealth, Phase};
 use berth_os::clock;
 use humantime::format_rfc3339_seconds;
-use serde::Serialize;
-use serde_json::Value;
-
-/// Every live shim of a berth: the JSON of `/status`.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Shims {
-    pub(crate) version: u32,
-    pub(crate) shims: Vec<Value>,
-    pub(crate) silent: Vec<Silent>,
-}
-
-/// A sibling that has a live lease and does not answer.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Silent {
-    pub(crate) instance: InstanceId,
-    pub(crate) why: String,
-}
+use serde_json::{Value, json};
 
 impl Shared {
     pub(crate) async fn all_metrics(&self) -> String {
@@ -38,17 +22,17 @@ impl Shared {
         crate::metrics::merge(&pages)
     }
 
-    /// How every live shim of the berth is, the own first.
-    pub(crate) async fn all_status(&self) -> serde_json::Result<Shims> {
-        let mut all = Shims { version: wire::STATE_VERSION, shims: vec![self.status().shown()?], silent: Vec::new() };
+    /// Every live shim of the berth, the own first, and those that do not answer: the JSON of `/status`.
+    pub(crate) async fn all_status(&self) -> serde_json::Result<Value> {
+        let (mut shims, mut silent) = (vec![self.status().shown()?], Vec::new());
         for (instance, reply) in self.ask_siblings(Ask::Status).await {
             match reply {
-                Ok(Reply::Status(status)) => all.shims.push(status.shown()?),
-                Ok(_) => all.silent.push(Silent { instance, why: "unexpected reply".into() }),
-                Err(why) => all.silent.push(Silent { instance, why }),
+                Ok(Reply::Status(status)) => shims.push(status.shown()?),
+                Ok(_) => silent.push(json!({"instance": instance, "why": "unexpected reply"})),
+                Err(why) => silent.push(json!({"instance": instance, "why": why})),
             }
         }
-        Ok(all)
+        Ok(json!({"version": wire::STATE_VERSION, "shims": shims, "silent": silent}))
     }
 
     /// Whether another shim of the berth listens now: this one may have hung since the last announcement. One that does not
