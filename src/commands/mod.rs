@@ -82,16 +82,6 @@ fn print_stderr(line: impl Display) {
     let _ = writeln!(io::stderr(), "berth: {}", berth_os::plain(line.to_string()));
 }
 
-/// Standard output cannot be written.
-#[derive(Debug)]
-struct Unwritten;
-
-impl Display for Unwritten {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("cannot write to standard output (free space there, or redirect it)")
-    }
-}
-
 /// Writes the result of a command to standard output.
 fn print(text: &str) -> anyhow::Result<Exit> {
     let mut out = io::stdout().lock();
@@ -112,7 +102,10 @@ fn numbered(steps: &[String]) -> String {
 /// A pipe without a reader is no error (`berth status | head`).
 fn printed(result: io::Result<()>) -> anyhow::Result<Exit> {
     match result {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context(Unwritten),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let why = format!("cannot write to standard output (free space there, or redirect it): {error}");
+            Err(Refused { exit: Exit::Output, why: vec![why] }.into())
+        }
         _ => Ok(Exit::Ok),
     }
 }
@@ -276,10 +269,6 @@ fn ended(result: anyhow::Result<Exit>) -> ExitCode {
         if let Some(Refused { exit, why }) = error.downcast_ref() {
             why.iter().for_each(print_stderr);
             return *exit;
-        }
-        if error.is::<Unwritten>() {
-            print_stderr(format_args!("{error:#}"));
-            return Exit::Output;
         }
         print_stderr(format_args!("{error:#} (this should not happen: please report it)"));
         Exit::Bug
