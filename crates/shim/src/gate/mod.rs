@@ -47,8 +47,8 @@ const ROOM: Room = Room { clients: 16_384, bytes: 64 << 20 };
 /// a client whose turn it is has its answer soon (docs/gate.md, "Measured").
 const PER_CPU: usize = 16;
 
-/// Time between two checks whether the node's own addresses are to be listed again.
-const TICK: Duration = Duration::from_secs(1);
+/// Time between two lists of the node's own addresses.
+const LISTED: Duration = Duration::from_secs(10);
 
 /// Why a client that waited gets no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,7 +153,7 @@ impl Gate {
         }
     }
 
-    /// Rejects one of the waiting clients, the one that would be served last; whether there is one.
+    /// Rejects one of the waiting clients that are not of the first class, the one that would be served last; whether there is one.
     pub(crate) fn make_room(&self) -> bool {
         let mut instances = self.instances();
         let waited_at = instances.values_mut().filter(|instance| instance.queue.has_others());
@@ -165,7 +165,7 @@ impl Gate {
 
     /// Renews what is known of the node's own addresses, until it is dropped.
     pub(crate) async fn keep(&self) {
-        let mut ticks = tokio::time::interval(TICK);
+        let mut ticks = tokio::time::interval(LISTED);
         loop {
             ticks.tick().await;
             self.first.renew();

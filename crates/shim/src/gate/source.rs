@@ -6,11 +6,6 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{PoisonError, RwLock};
-use std::time::Duration;
-use tokio::time::Instant;
-
-/// How long a list of the node's own addresses is valid.
-const LISTED: Duration = Duration::from_secs(10);
 
 /// The clients that share a queue: an IPv4 address, or an IPv6 /64, within which a machine can change its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,48 +42,32 @@ impl fmt::Display for Source {
 #[derive(Debug)]
 pub(crate) struct First {
     given: Vec<IpNet>,
-    own: RwLock<OwnAddresses>,
-}
-
-#[derive(Debug)]
-struct OwnAddresses {
-    addresses: BTreeSet<IpAddr>,
-    listed: Instant,
+    own: RwLock<BTreeSet<IpAddr>>,
 }
 
 impl First {
     pub(crate) fn new(given: Vec<IpNet>) -> Self {
-        let addresses = match netdevice::addresses() {
-            Ok(addresses) => addresses.into_iter().collect(),
-            Err(error) => {
-                tracing::warn!(
-                    %error,
-                    "cannot list the node's own addresses, whose clients would go first: allow this process AF_NETLINK, or \
-                     give them by --first"
-                );
-                BTreeSet::new()
-            }
-        };
-        Self { given, own: RwLock::new(OwnAddresses { addresses, listed: Instant::now() }) }
+        let own = netdevice::addresses().unwrap_or_else(|error| {
+            tracing::warn!(
+                %error,
+                "cannot list the node's own addresses, whose clients would go first: allow this process AF_NETLINK, or \
+                 give them by --first"
+            );
+            Vec::new()
+        });
+        Self { given, own: RwLock::new(own.into_iter().collect()) }
     }
 
     pub(super) fn contains(&self, client: IpAddr) -> bool {
         let client = client.to_canonical();
-        let is_own = || self.own.read().unwrap_or_else(PoisonError::into_inner).addresses.contains(&client);
+        let is_own = || self.own.read().unwrap_or_else(PoisonError::into_inner).contains(&client);
         client.is_loopback() || self.given.iter().any(|net| net.contains(&client)) || is_own()
     }
 
-    /// Lists the node's own addresses again if that was long ago.
+    /// Lists the node's own addresses again. If they cannot be listed, the last list is kept.
     pub(super) fn renew(&self) {
-        if self.own.read().unwrap_or_else(PoisonError::into_inner).listed.elapsed() < LISTED {
-            return;
-        }
-        let addresses = netdevice::addresses().map(|addresses| addresses.into_iter().collect());
-        let mut own = self.own.write().unwrap_or_else(PoisonError::into_inner);
-        own.listed = Instant::now();
-        // If they cannot be listed, the last list is kept.
-        if let Ok(addresses) = addresses {
-            own.addresses = addresses;
+        if let Ok(addresses) = netdevice::addresses() {
+            *self.own.write().unwrap_or_else(PoisonError::into_inner) = addresses.into_iter().collect();
         }
     }
 }
