@@ -51,6 +51,11 @@ impl BackendInstance {
         self.tracker.health()
     }
 
+    /// On its way to ready: the next probe follows at once.
+    pub(crate) fn is_rising(&self) -> bool {
+        self.tracker.is_rising()
+    }
+
     /// Ready, and its last probe passed.
     pub(crate) fn is_well(&self) -> bool {
         self.tracker.is_well()
@@ -203,13 +208,6 @@ impl TableWriter {
         self.table.borrow().instances.iter().find(|i| i.id == *id).cloned()
     }
 
-    /// The epoch of an instance now, its health, and whether that is rising.
-    pub fn epoch(&self, id: &InstanceId) -> Option<(u64, InstanceHealth, bool)> {
-        let table = self.table.borrow();
-        let instance = table.instances.iter().find(|i| i.id == *id)?;
-        Some((instance.epoch, instance.health(), instance.tracker.is_rising()))
-    }
-
     /// Changes an instance. Receivers are woken if `change` returns true.
     fn update(&self, id: &InstanceId, change: impl FnOnce(&mut BackendInstance) -> bool) {
         self.table.send_if_modified(|table| {
@@ -237,7 +235,7 @@ mod tests {
     }
 
     fn observe(writer: &mut TableWriter, id: &InstanceId, seen: Observation) {
-        let (epoch, ..) = writer.epoch(id).unwrap();
+        let epoch = writer.find(id).unwrap().epoch;
         writer.observe(id, epoch, seen, "").unwrap();
     }
 
@@ -294,7 +292,7 @@ mod tests {
     fn a_refusal_of_an_earlier_epoch_does_not_count_in_the_next() {
         let (mut writer, own, _) = writer();
         observe(&mut writer, &own, Observation::Pass);
-        let (old, ..) = writer.epoch(&own).unwrap();
+        let old = writer.find(&own).unwrap().epoch;
         observe(&mut writer, &own, Observation::Refused);
         observe(&mut writer, &own, Observation::Pass);
         assert!(writer.observe(&own, old, Observation::Refused, "late").is_none());
@@ -323,7 +321,7 @@ mod tests {
             (Observation::Pass, "still nothing", false),
         ] {
             table.mark_unchanged();
-            let (epoch, ..) = writer.epoch(&own).unwrap();
+            let epoch = writer.find(&own).unwrap().epoch;
             writer.observe(&own, epoch, seen, words).unwrap();
             assert_eq!(table.has_changed().unwrap(), changes, "{seen:?} {words}");
         }

@@ -1,9 +1,9 @@
 //! Probes every known instance, one task each, and records the results with the [`TableWriter`].
 
-use super::TableWriter;
 use super::health::Observation;
 use super::probe::{Answer, Probe, ProbeKind};
 use super::standstill::Standstill;
+use super::{BackendInstance, TableWriter};
 use crate::config::Preferred;
 use crate::metrics::Metrics;
 use crate::relay::Refusal;
@@ -152,7 +152,7 @@ impl Shared {
         let mut began = tokio::time::Instant::now();
         loop {
             let started = tokio::time::Instant::now();
-            let Some((epoch, ..)) = self.writer().epoch(id) else { return };
+            let Some(BackendInstance { epoch, .. }) = self.writer().find(id) else { return };
             let is_suspect = suspect.load(Relaxed);
             let answer = if is_suspect { self.probe.moves(address).await } else { self.probe.ready(address).await };
             if !is_suspect && suspect.load(Relaxed) {
@@ -170,14 +170,16 @@ impl Shared {
                 let version = self.version(address).await;
                 self.writer().set_version(id, version);
             }
-            let Some((_, health, rising)) = self.writer().epoch(id) else { return };
+            let Some(instance) = self.writer().find(id) else { return };
             let pause = match seen {
-                _ if rising => continue,
+                _ if instance.is_rising() => continue,
                 Observation::Refused => {
                     began = started;
                     self.interval.min(STARTING)
                 }
-                Observation::Fail if health == InstanceHealth::Unready && started - began < STARTS_WITHIN => {
+                Observation::Fail
+                    if instance.health() == InstanceHealth::Unready && started - began < STARTS_WITHIN =>
+                {
                     self.interval.min(STARTING)
                 }
                 _ => self.interval,

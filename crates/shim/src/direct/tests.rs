@@ -37,7 +37,7 @@ fn it_is_calm_with_one_instance_that_is_ready() {
     let id: InstanceId = "a".parse().unwrap();
     writer.insert(&id, "127.1.0.1:6443".parse().unwrap(), true, false);
     let mut see = |seen| {
-        let (epoch, ..) = writer.epoch(&id).unwrap();
+        let epoch = writer.find(&id).unwrap().epoch;
         writer.observe(&id, epoch, seen, "").unwrap();
         target(&writer.table())
     };
@@ -46,7 +46,7 @@ fn it_is_calm_with_one_instance_that_is_ready() {
     let mut patient = TableWriter::new(1, 3);
     patient.insert(&id, "127.1.0.1:6443".parse().unwrap(), true, false);
     for (seen, can) in [(Pass, true), (Fail, false), (Pass, true)] {
-        let (epoch, ..) = patient.epoch(&id).unwrap();
+        let epoch = patient.find(&id).unwrap().epoch;
         patient.observe(&id, epoch, seen, "").unwrap();
         assert_eq!(
             (target(&patient.table()).is_ok(), patient.table().own().unwrap().health()),
