@@ -5,10 +5,9 @@ use berth_testing::namespace;
 use nix::sched::{CloneFlags, unshare};
 use rustix::thread::CapabilitySet;
 use std::fs;
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::io::AsyncReadExt as _;
@@ -287,41 +286,6 @@ fn a_namespace_that_is_full_is_named() {
     on_a_node(|| {
         let _all: Vec<_> = (0..64).map(|_| Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap()).collect();
         assert!(matches!(Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG), Err(Error::Full(_))));
-    });
-}
-
-/// In the environment of this test's own binary where that is to steer, and what it prints when it does.
-const HOLDER: &str = "BERTH_TEST_STEERS";
-
-/// Not a test by itself.
-#[test]
-fn holder() {
-    if std::env::var_os(HOLDER).is_none() {
-        return;
-    }
-    let shim = Shim::new("holder");
-    let _steering = shim.steer(&[]);
-    println!("\n{HOLDER}");
-    let _ = io::stdin().read(&mut [0]);
-}
-
-#[test]
-fn a_holder_that_is_killed_steers_no_more() {
-    on_a_node(|| {
-        let _old = Server::new("old", "[::]:6443");
-        let mut holder = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "steering::tests::holder", "--nocapture"])
-            .env(HOLDER, "")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(holder.stdout.take().unwrap()).lines().map_while(Result::ok);
-        assert!(lines.into_iter().any(|line| line == HOLDER), "it did not steer");
-        assert_eq!(NODE.map(ask), ["holder"; 3]);
-        holder.kill().unwrap();
-        holder.wait().unwrap();
-        assert_eq!(NODE.map(ask), ["old"; 3]);
     });
 }
 
