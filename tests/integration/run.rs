@@ -198,16 +198,6 @@ fn a_second_sigterm_ends_both_at_once() {
     gone(pid);
 }
 
-#[test]
-fn the_child_dies_with_berth() {
-    let node = Node::new();
-    let (mut run, pid) = node.joined(&[]);
-    run.kill();
-    gone(pid);
-    let status = || output_of(&mut berth(["status", "--run-dir", &node.run_dir()])).1;
-    eventually("status says that it ended", || status().contains("process ended").then_some(()));
-}
-
 /// A process between berth and its child does not make it lose the child.
 #[test]
 fn the_child_dies_with_its_parent() {
@@ -264,6 +254,8 @@ fn the_death_of_berth_is_one_sigterm() {
         gone(pid);
         assert!(!run.out().contains("told again"), "{}", run.out());
     }
+    let status = || output_of(&mut berth(["status", "--run-dir", &node.run_dir()])).1;
+    eventually("status says that it ended", || status().contains("process ended").then_some(()));
 }
 
 /// By systemd it would be, too.
