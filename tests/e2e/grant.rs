@@ -47,7 +47,7 @@ pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
         let granted: Value = serde_json::from_str(&out)?;
         assert_eq!(
             (&granted["seconds"], granted["may"].as_array().map(Vec::len)),
-            (&json!(2_592_000), Some(14)),
+            (&json!(2_592_000), Some(13)),
             "{out}"
         );
     }

@@ -221,12 +221,32 @@ fn rfc3339(time: SystemTime) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::Credentials;
-    use berth_testing::{answer, read_slowly, serve};
+    use berth_testing::{Server, answer, read_slowly, serve};
     use serde_json::json;
     use std::fs;
+    use std::path::Path;
+
+    const FILES: [&str; 3] = ["kubeconfig", "ca.crt", "token"];
+
+    /// A server's API, by a kubeconfig in a directory; and the server's address.
+    pub(crate) fn api(server: &Server, directory: &Path, facts: watch::Receiver<Facts>) -> (Arc<Api>, SocketAddr) {
+        let kubeconfig = format!(
+            "current-context: a\nclusters: [{{name: c, cluster: {{server: '{}', certificate-authority: ca.crt}}}}]\nusers: [{{name: u, \
+             user: {{tokenFile: token}}}}]\ncontexts: [{{name: a, context: {{cluster: c, user: u}}}}]\n",
+            server.access.server
+        );
+        let ca = String::from_utf8(server.access.ca.clone()).unwrap();
+        for (name, text) in FILES.into_iter().zip([kubeconfig.as_str(), ca.as_str(), "t0ken"]) {
+            fs::write(directory.join(name), text).unwrap();
+        }
+        let address = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap();
+        let address = address.parse().unwrap();
+        let credentials = Credentials::Kubeconfig(directory.join("kubeconfig"));
+        (Arc::new(Api::new(credentials, address, facts, watch::channel(None).0, Arc::new(|_, _| {}))), address)
+    }
 
     /// A disk that etcd keeps busy may take seconds, for which the shim would not probe.
     #[tokio::test]
@@ -234,19 +254,10 @@ mod tests {
         let server = serve(answer("200 OK", "{}")).await;
         let temp = tempfile::tempdir().unwrap();
         let file = |name: &str| temp.path().join(name);
-        let kubeconfig = format!(
-            "current-context: a\nclusters: [{{name: c, cluster: {{server: '{}', certificate-authority: ca.crt}}}}]\nusers: [{{name: u, \
-             user: {{tokenFile: token}}}}]\ncontexts: [{{name: a, context: {{cluster: c, user: u}}}}]\n",
-            server.access.server
-        );
-        let ca = String::from_utf8(server.access.ca.clone()).unwrap();
-        let files = [("kubeconfig", kubeconfig.as_str()), ("ca.crt", ca.as_str()), ("token", "t0ken")];
-        files.iter().for_each(|(name, text)| fs::write(file(name), text).unwrap());
-        let address = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap();
-        let (address, (_sender, facts)) = (address.parse().unwrap(), watch::channel(Facts::default()));
-        let credentials = Credentials::Kubeconfig(file("kubeconfig"));
-        let api = Arc::new(Api::new(credentials, address, facts, watch::channel(None).0, Arc::new(|_, _| {})));
-        for (name, text) in files {
+        let (_sender, facts) = watch::channel(Facts::default());
+        let (api, address) = api(&server, temp.path(), facts);
+        let texts = FILES.map(|name| fs::read_to_string(file(name)).unwrap());
+        for (name, text) in FILES.iter().zip(&texts) {
             let asked = api.ask("list_leases", "", async |client| client.get("/x").await);
             assert_eq!(read_slowly(&file(name), text, asked).await, (Some(json!({})), true), "{name}");
         }
@@ -255,7 +266,7 @@ mod tests {
         assert_eq!(read_slowly(&file("token"), "t0ken", token.renew_if_due(&api)).await, (None, true));
         let (holder, held, expiry) = (String::new(), BTreeMap::new(), Expiry::default());
         let leases = Leases { api, node: "cp-1".into(), address, holder, instance, held, expiry };
-        for (name, text) in files {
+        for (name, text) in FILES.iter().zip(&texts) {
             assert_eq!(read_slowly(&file(name), text, leases.keep_token()).await, ((), true), "{name}");
         }
     }

@@ -167,3 +167,34 @@ impl Slice {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leases::tests::api;
+    use berth_testing::{Objects, serve_with};
+    use serde_json::json;
+
+    /// The own slice is there while the Service names no other node, and goes before the shim does.
+    #[tokio::test]
+    async fn the_only_node_is_named_until_its_shim_goes() {
+        let (objects, temp) = (Objects::default(), tempfile::tempdir().unwrap());
+        objects.set(service::SERVICE, Some(json!({"spec": {"ports": [{"name": "https"}]}})));
+        objects.set(service::RECONCILED, Some(json!({"endpoints": [{"addresses": ["10.0.0.5"]}]})));
+        let answers = objects.clone();
+        let mut server = serve_with(move |request| answers.answer(request)).await;
+        let (_facts, facts) = watch::channel(Facts { phase: Phase::Joined, ..Facts::default() });
+        let (api, _) = api(&server, temp.path(), facts.clone());
+        let (out, mut is_out) = watch::channel(false);
+        let (goes, going) = watch::channel(false);
+        let slices = Slices::new(api, "cp-1", &["10.0.0.5:6443".parse().unwrap()], out);
+        let keeping = tokio::spawn(slices.keep(facts, going));
+        let path = service::slice_path("berth-cp-1-ipv4");
+        while !server.asked.recv().await.unwrap().0.starts_with("PATCH") {}
+        assert_eq!(objects.get(&path).unwrap()["endpoints"][0]["addresses"], json!(["10.0.0.5"]));
+        goes.send_replace(true);
+        is_out.wait_for(|out| *out).await.unwrap();
+        assert_eq!(objects.get(&path), None);
+        keeping.abort();
+    }
+}
