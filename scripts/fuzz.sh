@@ -11,7 +11,6 @@
 
 export RUST_BACKTRACE=0
 
-# shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # What cargo-fuzz gives the compiler: libFuzzer, on a stable compiler, without a sanitizer (berth's own unsafe code is a few system calls;
 # what is looked for is panics and wrong answers).

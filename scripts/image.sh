@@ -1,24 +1,18 @@
 #!/usr/bin/env bash
 # usage: scripts/image.sh [--tag NAME] [--output FILE] [--target TRIPLE]... [--check]
 #
-# Builds berth with scripts/static.sh and packs it as an OCI image, with berth as its entrypoint: an archive
-# (oci-archive) that ctr, podman and skopeo read. For more than one target it has an image of each, and an index that
-# names them by platform. Prints IMAGE=, ARCHIVE= and DIGEST= (of the manifest, or the index), for a shell's eval. The
-# same sources and tools give the same digest, on any machine and in any directory. Needs umoci, jq and git; no
-# root, no daemon.
+# Builds berth with scripts/static.sh and packs it as an OCI image, with berth as its entrypoint: an archive (oci-archive) that ctr,
+# podman and skopeo read. For more than one target it has an image of each, and an index that names them by platform. Prints IMAGE=,
+# ARCHIVE= and DIGEST= (of the manifest, or the index), for a shell's eval. The same sources and tools give the same digest, on any
+# machine and in any directory. Needs umoci, jq and git; no root, no daemon. Exit status 70, too: an image is larger than 8 MB.
 #
 #   --tag NAME        the image's name (localhost/berth:vVERSION)
 #   --output FILE     the archive (berth-image.tar in Cargo's target directory)
 #   --target TRIPLE   as scripts/static.sh takes it (this machine's); of x86_64 or aarch64, and each once
 #   --check           build nothing: exit with 69 if there is no archive, or one older than the sources
 #
-# Variables:
-#   SOURCE_DATE_EPOCH   the image's time, in seconds since 1970, if not the time of the commit
-#   and those of scripts/static.sh
-#
-# Exit status 70, too: an image is larger than 8 MB.
+# Variables: SOURCE_DATE_EPOCH, the image's time, if not the time of the commit; and those of scripts/static.sh
 
-# shellcheck source=scripts/release/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
 
 # Bytes of an image in the archive: a node pulls it while its control plane may be down.

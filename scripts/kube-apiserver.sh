@@ -3,17 +3,14 @@
 #
 # Prints KUBE_APISERVER=, KUBE_CONTROLLER_MANAGER=, KUBE_SCHEDULER=, KUBE_PROXY=, KUBELET=, KUBEADM=,
 # KUBECTL= and ETCD= with the paths of binaries, for a shell's eval. What is not there is built with Go, once, in some
-# minutes. What is built is pinned in tests/kube-apiserver: a Go module for each minor version of Kubernetes, and one for etcd.
+# minutes, as tests/kube-apiserver pins it: a Go module for each minor version of Kubernetes, and one for etcd.
 #
 #   VERSION   a directory of tests/kube-apiserver, such as v1.36; the newest if not given
 #   --check   build nothing: print the paths if all is there, else exit with 69
 #
-# Variables:
-#   GO                 the go command, if not the one on PATH
-#   GOFLAGS            as Go reads it, for example -p=2
-#   BERTH_TEST_CACHE   where built binaries are kept (~/.cache/berth-e2e)
+# Variables: GO, the go command, if not the one on PATH; GOFLAGS, as Go reads it, for example -p=2; BERTH_TEST_CACHE, where built
+# binaries are kept (~/.cache/berth-e2e)
 
-# shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Of k8s.io/kubernetes.
 readonly PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubeadm kubectl)

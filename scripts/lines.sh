@@ -7,7 +7,6 @@
 #
 #   --check   fail where a crate, their sum, the tests or the scripts exceed the budget in CONTRIBUTING.md
 
-# shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # tokens: of the files whose names are on standard input, those that are no test and those that are. A string over several lines

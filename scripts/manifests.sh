@@ -1,15 +1,12 @@
 #!/usr/bin/env bash
 # usage: scripts/manifests.sh
 #
-# Tests berth inject, berth eject and the manifests in examples/ with a real kubeadm, kube-apiserver and
-# kubectl, and the chart charts/berth with helm, in a network namespace and a directory of its own. Needs root,
-# ip, openssl, cargo and the binaries of scripts/kube-apiserver.sh, which it builds if they are not there.
-# Without helm it leaves the chart out.
+# Tests berth inject, berth eject and the manifests in examples/ with a real kubeadm, kube-apiserver and kubectl, and the chart charts/berth
+# with helm if it is there, in namespaces and a directory of its own. Needs root, ip, openssl, cargo and the binaries of
+# scripts/kube-apiserver.sh, which it builds if they are not there.
 #
-# Variables:
-#   BERTH   the berth to test; built with cargo if not given
+# Variables: BERTH, the berth to test; built with cargo if not given
 
-# shellcheck source=scripts/stage.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stage.sh"
 readonly IMAGE=registry.example/berth:v0.1.0
 # All the time that it may take, in seconds.

@@ -1,26 +1,16 @@
 #!/usr/bin/env bash
 # usage: scripts/pictures.sh [NAME...]
 #
-# Runs what each NAME says and draws what it printed into docs/NAME.svg, if it ended well. The picture is of a terminal of 120 columns, of
-# status of 140.
+# Runs what each NAME says and draws what it printed into docs/NAME.svg, if it ended well; else exits with its status.
 #
 #   rehearse   berth rehearse, with simulated apiservers; less than a minute
-#   bridge     berth bridge -- kubeadm upgrade apply, on a node of scripts/cluster.sh; some ten minutes
+#   bridge     berth bridge -- kubeadm upgrade apply, on a node of scripts/cluster.sh; some ten minutes. Nobody answers kubeadm's question
+#              there, so kubeadm gets --yes; the middle of what it prints is left out, and a line says so
 #   status     berth status on such a node that is behind berth, while both instances of a berth upgrade serve; some six minutes
 #   all of them if none is given
 #
-# Nobody answers kubeadm's question there, the node has no CoreDNS, and may have cgroup version 1: the kubeadm of bridge gets --yes and
-# --ignore-preflight-errors all from a script of that name. The middle of what it prints is left out, and a line says so.
-#
-# Variables:
-#   BERTH             the berth to run; built for release with cargo if not given
-#   IMAGE, ARCHIVE    the berth that status puts before kube-apiserver, as scripts/image.sh prints them, which is run if they are not
-#                     given
-#   TLS_LOAD, CARGO   as scripts/cluster.sh takes them
-#
-# Else the exit status is that of what was run.
+# Variables: BERTH, built for release if not given; IMAGE, ARCHIVE, TLS_LOAD and CARGO, as scripts/cluster.sh takes them
 
-# shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Lengths are counted in characters, not in bytes.
 export LC_ALL=C.UTF-8

@@ -1,42 +1,25 @@
 #!/usr/bin/env bash
 # usage: scripts/release.sh [--output DIR] [--target TRIPLE]... [--check | --verify]
 #
-# Makes a release of what is committed, and prints its files; for each target
-#
-#   berth-VERSION-TARGET.tar.gz      the static berth, man pages, completions, systemd units, documents
-#   berth_VERSION_ARCH.deb           the same as a Debian package that needs no other
-#   berth-VERSION-TARGET.cdx.json    what berth is made of, as CycloneDX
-#
-# and for all of them
-#
-#   berth-VERSION.oci.tar            the image (scripts/image.sh)
-#   berth-chart-VERSION.tgz          the Helm chart
-#   SHA256SUMS                       of these
-#
-# and tries them: the package is installed into an empty root, and berth runs out of it; that of another architecture
-# under QEMU, if Debian's qemu-user-static or qemu-user is there. The bytes depend on the commit, Rust, Debian's packages
-# and the machine's own architecture, not on directories or the time. Needs Debian, git, jq and umoci, and what
-# scripts/static.sh says for another architecture; no root.
+# Makes a release of what is committed, and prints its files: the static berth with man pages, completions, systemd units and
+# documents (.tar.gz), the same as a Debian package that needs no other, and what berth is made of (CycloneDX), for each target; the image
+# (scripts/image.sh), the Helm chart, and SHA256SUMS.
+# And tries them: the package is installed into an empty root, and berth runs out of it; that of another architecture under QEMU, if
+# Debian's qemu-user-static or qemu-user is there. The bytes depend on the commit, Rust, Debian's packages and the machine's own
+# architecture, not on directories or the time. Needs Debian, git, jq and umoci, and what scripts/static.sh says; no root.
 #
 #   --output DIR      where to (release-VERSION in Cargo's target directory)
 #   --target TRIPLE   for this one only (x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu)
 #   --check           build nothing: try what is in DIR
-#   --verify          build a second time, from a clone, in another directory and with another CARGO_HOME: exit
-#                     with 1 if a file differs
+#   --verify          build once more, from a clone, in another directory and with another CARGO_HOME: exit with 1 if a file differs
 #
-# Variables:
-#   SOURCE_DATE_EPOCH   the time of the files, in seconds since 1970, if not that of the commit
-#   and those of scripts/static.sh
-#
+# Variables: SOURCE_DATE_EPOCH, the time of the files, if not that of the commit; and those of scripts/static.sh.
 # Exit status 1: a file is not as it should be, or --verify found another. 64, too: something is not committed.
 
 umask 022
 
-# shellcheck source=scripts/release/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
-# shellcheck source=scripts/release/pack.sh
 . "$root/scripts/release/pack.sh"
-# shellcheck source=scripts/release/try.sh
 . "$root/scripts/release/try.sh"
 
 main() {

@@ -1,22 +1,18 @@
 #!/usr/bin/env bash
 # usage: scripts/service.sh [--upgrades N] [--away SECONDS]... [--keep]
 #
-# Upgrades of a real kube-apiserver behind berth, in network namespaces that it makes and removes, judged at the Service
-# `kubernetes`: by clients that dial its address through a real kube-proxy, and by what that has in the kernel. Then etcd
-# stops for a while, and a shim is killed.
-# Needs root, ip, nft, openssl, jq, cargo and the binaries of scripts/kube-apiserver.sh, which it builds if they are
-# not there.
+# Upgrades of a real kube-apiserver behind berth, in network namespaces, judged at the Service `kubernetes`: by clients that dial its address
+# through a real kube-proxy, and by what that has in the kernel. Then etcd stops for a while, and a shim is killed.
+# Needs root, ip, nft, openssl, jq, cargo and the binaries of scripts/kube-apiserver.sh, which it builds if they are not there.
 #
 #   --upgrades N       upgrades with --cluster, and as many without (3)
 #   --away SECONDS     for so long etcd is stopped (20)
 #   --keep             keep the directory with the logs, and print where it is; failures keep it too
 #
-# Variables:
-#   BERTH      the berth to test; built with cargo if not given
+# Variables: BERTH, the berth to test; built with cargo if not given
 
 export TZ=UTC
 
-# shellcheck source=scripts/stage.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stage.sh"
 
 # New connections a second.
@@ -31,9 +27,7 @@ main() {
     ((${#away[@]})) || away=(20)
     # All the time that it may take, in seconds.
     LIMIT=$((240 + 60 * upgrades + $(IFS=+ && echo "${away[*]}") * 2))
-    # shellcheck source=scripts/service/stage.sh
     . "$root/scripts/service/stage.sh"
-    # shellcheck source=scripts/service/seen.sh
     . "$root/scripts/service/seen.sh"
 
     need_root "network namespaces"

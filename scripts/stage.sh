@@ -2,7 +2,6 @@
 # Part of the scripts that start kube-apiservers: addresses, processes, waiting, the load, and the report; then one node in network
 # namespaces, with certificates, etcd, and kube-apiservers behind berth as pods have them.
 
-# shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # The node's end and the client's end of a veth (RFC 5737), and a client from farther away, because only 127.b.c.d with a b that is not 0

@@ -9,13 +9,9 @@
 #                     gcc-aarch64-linux-gnu and libc6-dev-arm64-cross) or x86_64-unknown-linux-musl (needs a musl-gcc)
 #   CARGO_OPTION...   what to build, for cargo build (--package berth, with the features of the image)
 #
-# Variables:
-#   BERTH_REVISION     what the metric berth_build_info names as its revision, if not git's commit
-#   CARGO, RUSTC       the commands, if not those on PATH
-#   CARGO_HOME, CARGO_TARGET_DIR
-#                      as Cargo reads them (~/.cargo, target)
+# Variables: BERTH_REVISION, which the metric berth_build_info names, if not git's commit; CARGO and RUSTC, if not those on PATH;
+# CARGO_HOME and CARGO_TARGET_DIR, as Cargo reads them
 
-# shellcheck source=scripts/release/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
 
 main() {
