@@ -103,21 +103,15 @@ await() {
 
 has_ended() { ! kill -0 "${pid[$1]}" 2>/dev/null; }
 
-# stop NAME SECONDS: ends it, and waits for that and its exit status
+# stop NAME SECONDS [SIGNAL]: ends it, and waits for that and its exit status
 stop() {
     unset "needed[$1]"
-    kill -TERM "${pid[$1]}" 2>/dev/null || :
+    kill -"${3:-TERM}" "${pid[$1]}" 2>/dev/null || :
     await "$2" "$1 to end" has_ended "$1"
     take_exit "$1"
 }
 
-# kill_now NAME: the same by SIGKILL
-kill_now() {
-    unset "needed[$1]"
-    kill -KILL "${pid[$1]}"
-    await 5 "$1 to end" has_ended "$1"
-    take_exit "$1"
-}
+kill_now() { stop "$1" 5 KILL; }
 
 # take_exit NAME: the exit status of what has ended
 take_exit() {
@@ -225,7 +219,7 @@ report() {
 declare -ga cluster=()
 # More listen addresses, and more options of shims.
 declare -ga besides=() direct=()
-# terminationGracePeriodSeconds: from SIGTERM to all of a pod's containers to SIGKILL for what is left.
+# terminationGracePeriodSeconds: from SIGTERM to all of a pod's containers to SIGKILL for what is left, which no test expects.
 readonly GRACE=30
 
 need_binaries() {
@@ -315,81 +309,31 @@ apiserver_of() {
 
 kubectl() { ip netns exec "$client" "$KUBECTL" "${kubectl_options[@]}" "$@"; }
 
-# stop_instance INSTANCE: as a kubelet ends a pod: SIGTERM to all its processes (first to the apiserver,
-# the worse order for its shim), SIGKILL to those that are left after the grace period
+# stop_instance INSTANCE: as a kubelet ends a pod: SIGTERM to all its processes, first to the apiserver, the worse order for its shim
 stop_instance() {
-    local name=$1 parts=("$1") part pids=() deadline=$((SECONDS + GRACE))
-    [[ -z ${pid[$name-api]:-} ]] || parts=("$name-api" "$name")
-    for part in "${parts[@]}"; do
-        unset "needed[$part]"
-        pids+=("${pid[$part]}")
-    done
-    kill -TERM "${pids[@]}" 2>/dev/null || :
-    while ((${#parts[@]})); do
-        pids=()
-        for part in "${!parts[@]}"; do
-            name=${parts[part]}
-            if has_ended "$name"; then
-                now "at[$name-ended]"
-                take_exit "$name"
-                unset "parts[part]"
-            else
-                pids+=("${pid[$name]}")
-            fi
-        done
-        ((SECONDS < deadline || !${#pids[@]})) || kill -KILL "${pids[@]}" 2>/dev/null || :
-        pause 0.02
+    local name parts=("$1" ${pid[$1-api]:+"$1-api"})
+    for name in "${parts[@]}"; do unset "needed[$name]"; done
+    kill -TERM ${pid[$1-api]:-} "${pid[$1]}" 2>/dev/null || :
+    for name in "${parts[@]}"; do
+        await $GRACE "$name to end" has_ended "$name"
+        now "at[$name-ended]"
+        take_exit "$name"
     done
 }
 
-# Ends what was started, by its process ID: etcd last, for an apiserver does not end well without it.
+# Ends what was started, by its process ID.
 clear_stage() {
     local status=$?
     trap - EXIT ERR
     trap '' INT TERM
     ((!${#failures[@]})) || keep=true
-    touch "$work/over"
-    signal_all TERM
-    # A shim ends at once after a second signal, and its apiserver with it.
-    all_end_within 1 || signal_all TERM
-    all_end_within 5 || :
-    if [[ -n ${pid[etcd]:-} ]]; then
-        kill -TERM "${pid[etcd]}" 2>/dev/null || :
-        all_end_within 3 etcd || :
-    fi
-    signal_all KILL
+    kill -KILL "${pid[@]}" 2>/dev/null || :
+    wait "${pid[@]}" 2>/dev/null || :
     ip netns del "$node" 2>/dev/null || :
     ip netns del "$client" 2>/dev/null || :
     rm -rf -- "$work/etcd" "$work/never"
-    if $keep; then
-        say "logs: $work"
-    else
-        rm -rf -- "$work"
-    fi
+    if $keep; then say "logs: $work"; else rm -rf -- "$work"; fi
     exit "$status"
-}
-
-# All but etcd.
-signal_all() {
-    local name
-    for name in "${!pid[@]}"; do
-        [[ $1 != KILL && $name == etcd ]] || kill "-$1" "${pid[$name]}" 2>/dev/null || :
-    done
-}
-
-# all_end_within SECONDS [NAME…]: all but etcd if no name is given
-all_end_within() {
-    local deadline=$((SECONDS + $1)) name
-    shift
-    (($#)) || for name in "${!pid[@]}"; do
-        [[ $name == etcd ]] || set -- "$@" "$name"
-    done
-    for name in "$@"; do
-        until has_ended "$name"; do
-            ((SECONDS <= deadline)) || return 1
-            pause 0.02
-        done
-    done
 }
 
 # served_by INSTANCE: the load's requests that it has answered
