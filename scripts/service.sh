@@ -32,7 +32,10 @@ main() {
 
     need_root "network namespaces"
     need_tools ip nft openssl jq "${CARGO:=cargo}"
-    need_binaries
+    need_kubernetes
+    version=$(kubernetes_version "$KUBE_APISERVER")
+    need_program BERTH berth debug
+    need_clients
     set_stage
     start_observer
     start_node
@@ -57,7 +60,7 @@ first_instance() {
     await 60 "it to serve" shims_are joined 1
     await 30 "the Service to have an address" service_has_addresses
     await 20 "kube-proxy to send clients there" proxied
-    start_load
+    load_to load $SERVICE_IP:$SERVICE_PORT
     await 10 "the first 100 connections" answers_are 100
 }
 

@@ -64,21 +64,6 @@ start_needed() {
     needed[$1]=
 }
 
-# link_client: the namespace $client, a veth to it from $node (this namespace if it has no name), and both ends' addresses
-link_client() {
-    local of_node=(${node:+-n "$node"})
-    ip netns add "$client"
-    ip "${of_node[@]}" link add name host type veth peer name client netns "$client"
-    ip "${of_node[@]}" link set lo up
-    ip -n "$client" link set lo up
-    ip "${of_node[@]}" addr add $HOST_IP/24 dev host
-    ip -n "$client" addr add $CLIENT_IP/24 dev client
-    ip -n "$client" addr add $FAR_CLIENT_IP/32 dev client
-    ip "${of_node[@]}" link set host up
-    ip -n "$client" link set client up
-    ip "${of_node[@]}" route add $FAR_CLIENT_IP/32 dev host
-}
-
 # now VARIABLE: Unix time in microseconds
 now() { printf -v "$1" %s "${EPOCHREALTIME/./}"; }
 
@@ -141,8 +126,6 @@ show_logs() {
         grep -v 'connection ended' "$work/$log" | tail -n 15 | cut -c 1-300 >&"$stderr"
     done
 }
-
-start_load() { load_to load "${SERVICE_IP:-$HOST_IP}:${SERVICE_PORT:-$PORT}"; }
 
 # load_to NAME SERVER: new TLS connections, by turns from both addresses
 load_to() {
@@ -222,13 +205,6 @@ declare -ga besides=() direct=()
 # terminationGracePeriodSeconds: from SIGTERM to all of a pod's containers to SIGKILL for what is left, which no test expects.
 readonly GRACE=30
 
-need_binaries() {
-    need_kubernetes
-    version=$(kubernetes_version "$KUBE_APISERVER")
-    need_program BERTH berth debug
-    need_clients
-}
-
 set_stage() {
     work=$(mktemp -d -t berth-e2e.XXXXXX)
     trap clear_stage EXIT
@@ -245,11 +221,21 @@ start_etcd() {
         --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379
 }
 
+# The node, a client, and a veth between them.
 make_namespaces() {
     local id=berth-e2e-$$
     node=$id-node client=$id-client
     ip netns add "$node"
-    link_client
+    ip netns add "$client"
+    ip -n "$node" link add name host type veth peer name client netns "$client"
+    ip -n "$node" link set lo up
+    ip -n "$client" link set lo up
+    ip -n "$node" addr add $HOST_IP/24 dev host
+    ip -n "$client" addr add $CLIENT_IP/24 dev client
+    ip -n "$client" addr add $FAR_CLIENT_IP/32 dev client
+    ip -n "$node" link set host up
+    ip -n "$client" link set client up
+    ip -n "$node" route add $FAR_CLIENT_IP/32 dev host
 }
 
 make_certificates() {

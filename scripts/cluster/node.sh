@@ -5,13 +5,10 @@
 # kubeadm and operators use it for. What containers see of the machine's kernel stays as it is: OOM scores and sysctls that
 # are not of a namespace. etcd does not wait for the disk.
 
-# Preflight errors that kubeadm is to ignore, with the reason.
-declare -A IGNORED=(
-    # Nothing here asks for a name, so it is not installed.
-    [CoreDNSUnsupportedPlugins]="there is no CoreDNS" [CoreDNSMigration]="there is no CoreDNS"
-)
-# Only cgroup2, or hierarchies of version 1, which kubelet and kubeadm accept only if they are configured to.
-[[ $(stat -fc %T /sys/fs/cgroup) == cgroup2fs ]] || IGNORED[SystemVerification]="this machine has cgroup version 1"
+# Preflight errors that kubeadm is to ignore: nothing here asks for a name, so there is no CoreDNS, and hierarchies of cgroup version 1
+# are accepted only by configuration.
+IGNORED=(CoreDNSUnsupportedPlugins CoreDNSMigration)
+[[ $(stat -fc %T /sys/fs/cgroup) == cgroup2fs ]] || IGNORED+=(SystemVerification)
 readonly manifests=/etc/kubernetes/manifests
 
 start_cluster() {
@@ -66,11 +63,13 @@ TEXT
 }
 
 start_services() {
+    local name
     echo 1 >/proc/sys/net/ipv4/ip_forward
     # Each client gets the ICMP error when the Service has no address: by default the kernel sends one a second.
     echo 0 >/proc/sys/net/ipv4/icmp_ratelimit
     echo "$HOST_IP $NODE" >>/etc/hosts
-    put_programs "$OLD"
+    for name in kubeadm kubelet kubectl; do put_program "$name" "$OLD"; done
+    install "$root/scripts/cluster/systemctl" /usr/bin/systemctl
     write_configurations
     service containerd /usr/bin/containerd
     service kubelet run_kubelet
@@ -100,7 +99,7 @@ call() {
     "$@"
 }
 
-ignored() { (IFS=, && echo "${!IGNORED[*]}"); }
+ignored() { (IFS=, && echo "${IGNORED[*]}"); }
 
 # The node, another host of its network, and a pod's namespace, which has its way through what kube-proxy wrote.
 make_network() {
@@ -127,14 +126,7 @@ make_network() {
     ip -n pod route add default via $POD_GATEWAY
 }
 
-# put_programs VERSION: as a package does it
-put_programs() {
-    local name
-    for name in kubeadm kubelet kubectl; do put_program "$name" "$1"; done
-    install "$root/scripts/cluster/systemctl" /usr/bin/systemctl
-}
-
-# put_program NAME VERSION: a new file, since the old one may run
+# put_program NAME VERSION: as a package does it, a new file, since the old one may run
 put_program() {
     local binary
     binary=$(binary_of "$1" "$2")

@@ -12,32 +12,19 @@ need_all() {
 
 # What all clusters share, in a directory that lasts as long as this script.
 prepare() {
-    local found
     work=$(mktemp -d -t berth-cluster.XXXXXX)
     trap clean_up EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
     PROGRAMS=$work/programs
-    found=$("$root/scripts/kube-apiserver.sh") || exit
-    NEW=$(link_programs "$found")
-    found=$("$root/scripts/kube-apiserver.sh" "$(previous_version)") || exit
-    OLD=$(link_programs "$found")
+    need_versions
+    mkdir -p "$PROGRAMS"/{"$OLD","$NEW"}
+    ln -s "$(dirname "$OLD_KUBE_APISERVER")"/* "$ETCD" "$PROGRAMS/$OLD"
+    ln -s "$(dirname "$KUBE_APISERVER")"/* "$ETCD" "$PROGRAMS/$NEW"
     need_clients
     export OLD NEW PROGRAMS TLS_LOAD KUBERC=off
     pack_images
     ! needs_berth || have_image
-}
-
-# link_programs FOUND: what scripts/kube-apiserver.sh has found, in a directory of the version, which is printed
-link_programs() {
-    local variable path version
-    version=$(eval "$1" && kubernetes_version "$KUBE_APISERVER")
-    mkdir -p "$PROGRAMS/$version"
-    while IFS='=' read -r variable path; do
-        variable=${variable,,}
-        eval "ln -s $path \"\$PROGRAMS/\$version/\${variable//_/-}\""
-    done <<<"$1"
-    echo "$version"
 }
 
 # needs_berth: does one of the scenarios?

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Part of scripts/cluster.sh: what an operator does, and what must hold.
 
-# What the operator calls, whether that is berth and begins a bridge itself, and its exit status.
-operator=() bridges_itself=${bridges_itself:-false} status=0
+# What the operator calls, whether that is berth and begins a bridge itself, whether it has to succeed, and its exit status.
+operator=() bridges_itself=${bridges_itself:-false} succeeds=true status=0
 # The halves' names.
 with="under berth bridge" without="without berth bridge"
 
@@ -25,6 +25,7 @@ half() {
     fi
     now 'at[back]'
     row "exit status of the operator's command" "$status, after $(seconds "${at[begin]}" "${at[back]}")"
+    ! $succeeds || ((status == 0)) || fail "exit status of the operator's command" operator.log
     "${scenario//-/_}_ends"
     await 60 "the node to be ready" node_is_ready
     await_pods "${bridge:+60}"
@@ -57,7 +58,6 @@ upgrade_begins() {
     operator=(kubeadm upgrade apply "$NEW" --etcd-upgrade="${1:-false}" --yes --ignore-preflight-errors "$(ignored)")
 }
 upgrade_ends() {
-    ((status == 0)) || fail "kubeadm upgrade apply" operator.log
     await 120 "kube-apiserver $NEW" serves "$NEW"
     expect_new_for_new
     expect "new certificates" "$(renewed)" == "apiserver-etcd-client.crt apiserver-kubelet-client.crt apiserver.crt ${1:+$1 }front-proxy-client.crt"
@@ -93,6 +93,7 @@ etcd_ends() {
 
 # The same with a patch that keeps kube-apiserver from starting. kubeadm waits, and puts back what was there.
 bad_flag_begins() {
+    succeeds=false
     put_program kubeadm "$NEW"
     mkdir "$work/node/patches"
     echo '[{"op": "add", "path": "/spec/containers/0/command/-", "value": "--no-such-flag"}]' >"$work/node/patches/kube-apiserver+json.json"
@@ -142,7 +143,6 @@ new_kubelet() {
     systemctl start kubelet
 }
 kubelet_ends() {
-    ((status == 0)) || fail "a new kubelet" operator.log
     [[ ! $bridge ]] || row "what needs etcd waited" "$(etcd_pauses)"
     await 60 "kubelet $NEW" has_kubelet "$NEW"
 }
@@ -165,10 +165,7 @@ new_certificates() {
         mv "/etc/kubernetes/away/$name.yaml" /etc/kubernetes/manifests
     done
 }
-certs_ends() {
-    ((status == 0)) || fail "new certificates" operator.log
-    await 120 "kube-apiserver with its new certificate" has_certificate
-}
+certs_ends() { await 120 "kube-apiserver with its new certificate" has_certificate; }
 # has_certificate [VERSION]: that it serves with
 has_certificate() {
     local server
@@ -184,10 +181,7 @@ new_flag() {
     sed 's/^    - --allow-privileged=true$/&\n    - --event-ttl=2h0m0s/' /etc/kubernetes/manifests/kube-apiserver.yaml >/etc/kubernetes/new.yaml
     mv /etc/kubernetes/new.yaml /etc/kubernetes/manifests/kube-apiserver.yaml
 }
-flag_ends() {
-    ((status == 0)) || fail "a new flag" operator.log
-    await 120 "kube-apiserver with its new flag" has_flag
-}
+flag_ends() { await 120 "kube-apiserver with its new flag" has_flag; }
 has_flag() { grep -qas '^kube-apiserver.*--event-ttl=2h0m0s' /proc/[0-9]*/cmdline && serves "$OLD"; }
 
 # Behind berth, by berth itself.
@@ -196,7 +190,6 @@ inject_begins() {
     operator=("$BERTH" inject --write ${bridge:+--bridge} --image "$IMAGE" "${LISTEN[@]}")
 }
 inject_ends() {
-    ((status == 0)) || fail "berth inject" operator.log
     await 120 "kube-apiserver behind berth" is_behind_berth
     await 60 "kube-apiserver $OLD" serves "$OLD"
 }
@@ -233,10 +226,7 @@ judged_begins() {
 }
 judged_operates() {
     local judge=(--judge --canary-time 15s)
-    if [[ ! $bridge ]]; then
-        cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml
-        return
-    fi
+    [[ $bridge ]] || { cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml && return; }
     say "judged: berth upgrade --judge, to a version that lacks an API, then to a good one"
     on_the_node "$BERTH" upgrade --manifest "$work/node/lacks-api.yaml" "${judge[@]}" >"$work/lacks-api.log" 2>&1 || status=$?
     expect "exit status of the upgrade to a version that lacks an API" "$status" -eq 75 lacks-api.log
@@ -246,7 +236,6 @@ judged_operates() {
     on_the_node "$BERTH" upgrade --manifest "$work/node/next.yaml" "${judge[@]}" >"$work/operator.log" 2>&1 || status=$?
 }
 judged_ends() {
-    ((status == 0)) || fail "berth upgrade --judge" operator.log
     await 120 "kube-apiserver $NEW" serves "$NEW"
     expect "kube-apiserver behind berth" "$(is_behind_berth && echo yes)" == yes
     [[ -z $bridge ]] || expect "verdicts" "$(grep -c 'good: [0-9]* requests' "$work/operator.log")" -eq 2 operator.log
@@ -260,10 +249,7 @@ interrupted_begins() {
 }
 interrupted_operates() {
     local step delay before=$work/node/before.yaml upgrades=/etc/kubernetes/berth/upgrade.json kills=0
-    if [[ ! $bridge ]]; then
-        cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml
-        return
-    fi
+    [[ $bridge ]] || { cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml && return; }
     cp $manifests/kube-apiserver.yaml "$before"
     sed 's/^\( *- \)--allow-privileged=true$/&\n\1--no-such-flag/' "$before" >"$work/node/unknown-flag.yaml"
     upgrade_killed_at withdraw 0 --manifest "$work/node/unknown-flag.yaml"
@@ -292,7 +278,6 @@ upgrade_killed_at() {
     kill_now upgrade
 }
 interrupted_ends() {
-    ((status == 0)) || fail "berth upgrade" operator.log
     await 120 "kube-apiserver $NEW" serves "$NEW"
     expect "kube-apiserver behind berth" "$(is_behind_berth && echo yes)" == yes
     expect "what differs from what was upgraded to" "$(cmp "$work/node/next.yaml" $manifests/kube-apiserver.yaml)" == ""
@@ -324,7 +309,6 @@ documented() {
 }
 behind_ends() {
     local name
-    ((status == 0)) || fail "kubeadm upgrade apply behind berth" operator.log
     await 120 "kube-apiserver $NEW with its new certificate" has_certificate "$NEW"
     expect "kube-apiserver behind berth" "$(is_behind_berth && echo yes)" == yes
     expect "what differs from what was upgraded to" "$(cmp "$work/node/next/kube-apiserver.yaml" $manifests/kube-apiserver.yaml)" == ""
@@ -353,7 +337,6 @@ eject_begins() {
     operator=("$BERTH" eject --write ${bridge:+--bridge})
 }
 eject_ends() {
-    ((status == 0)) || fail "berth eject" operator.log
     expect "a manifest with berth in it" "$(grep -c berth "$manifests/kube-apiserver.yaml" || :)" -eq 0
     await 120 "kube-apiserver without berth" is_alone
     await 60 "kube-apiserver $OLD" serves "$OLD"
