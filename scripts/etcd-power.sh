@@ -22,14 +22,9 @@ main() {
     local status=0 options=()
     keep=false check=false copies=50 seed='' etcd=()
     parse_options keep check 'copies=^[1-9][0-9]{0,3}$' 'seed=^[0-9]{1,9}$' 'etcd+=^3\.[56]$' -- "$@"
-    ((${#etcd[@]})) || etcd=(3.6 3.5)
-    [[ -n $seed ]] || seed=$((RANDOM * 32768 + RANDOM))
-    need_root "file systems in images"
-    need_tools ip unshare setpriv timeout mount umount mkfs.btrfs mkfs.ext4 truncate
+    need_tools umount mkfs.btrfs mkfs.ext4 truncate
     need_file_systems
     begin_work
-    readarray -t options < <(etcd_options "${etcd[@]}")
-    say "seed $seed"
     power bridge $((300 + copies * 20)) -copies "$copies" "${options[@]}" || status=1
     power control 300 -unsafe -copies $CONTROL -etcd "$ETCD" || status=1
     ((!status)) || keep=true
@@ -47,17 +42,15 @@ need_file_systems() {
 
 # power NAME SECONDS OPTION…: one run on file systems of its own
 power() {
-    local name=$1 seconds=$2 status=0
-    shift 2
+    local name=$1 status=0
     mkdir -p -- "$work/$name"/{outer,data,logs}
     # A loop device that mount(8) made goes with the mount, and that with the namespace.
     # shellcheck disable=SC2016
-    in_namespaces "$seconds" bash -euc 'cd "$0" && inner=outer/data.img
+    in_namespaces "$name" "$2" bash -euc 'cd "$0" && inner=outer/data.img
         truncate -s "$1" outer.img && mkfs.btrfs -q outer.img &>mkfs.log && mount -o loop,noatime outer.img outer
         truncate -s "$2" "$inner" && mkfs.ext4 -q "$inner" && mount -o loop,noatime "$inner" data
         "$3" -what power -work "$0/logs" -image "$0/$inner" -mount "$0/data" "${@:4}"' \
-        "$work/$name" $OUTER $INNER "$HISTORY" -within $((seconds - 3))s -berth "$BERTH" -seed "$seed" "$@" || status=$?
-    ((status != 137)) || say "FAILED: $name was not done within $seconds s"
+        "$work/$name" $OUTER $INNER "$HISTORY" "${@:3}" || status=$?
     [[ $keep == true || $status != 0 ]] || rm -rf -- "${work:?}/$name"
     return $status
 }
