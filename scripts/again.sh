@@ -1,13 +1,10 @@
 #!/usr/bin/env bash
-# usage: scripts/again.sh RUNS [--busy] [--log FILE] -- COMMAND...
+# usage: scripts/again.sh RUNS [--busy] -- COMMAND...
 #
-# Runs COMMAND until it ran RUNS times at this commit, and exits with 1 if one of these runs failed. Each run is a line of
-# FILE: commit, time, exit status, seconds, busy or idle, COMMAND. Runs that are there already count, so that it goes on
-# where it ended. What a run that failed printed is kept beside FILE.
+# Runs COMMAND so many times, and exits with 1 if one of these runs failed. What such a run printed is kept in target/again.
 #
-#   --busy       beside four busy loops, a build from nothing that begins again and again, and a loop that writes 8 MiB to the disk
-#                and starts ten processes; what these write is in target/, and removed at the end
-#   --log FILE   where the lines are (target/again.log)
+#   --busy   beside four busy loops, a build from nothing that begins again and again, and a loop that writes 8 MiB to the disk
+#            and starts ten processes; what these write is in target/, and removed at the end
 
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Beside a command that is to be disturbed.
@@ -43,31 +40,20 @@ disturb() {
 }
 
 main() {
-    local busy=false beside=idle log=target/again.log commit began status output ran
-    parse_options busy log=. 'ARGUMENT=^[1-9][0-9]*$' -- "$@"
+    local busy=false run began status log failed=0
+    groups=()
+    parse_options busy 'ARGUMENT=^[1-9][0-9]*$' -- "$@"
     ((${#arguments[@]} == 1)) || wrong_usage "give the number of runs"
     ((${#command[@]})) || wrong_usage "no COMMAND"
-    ! $busy || beside=busy
-    set -- "${command[@]}"
-    [[ -z $(git status --porcelain --untracked-files=no) ]] || die $EX_USAGE "uncommitted changes: a count is of a commit"
-    commit=$(git rev-parse --short HEAD)
-    mkdir -p "$(dirname "$log")"
-    touch "$log"
-    groups=()
+    mkdir -p target/again
     ! $busy || disturb
-    # The lines of this commit, this command and this kind.
-    count() { awk -F '\t' -v commit="$commit" -v beside="$beside" -v command="$*" '$1 == commit && $5 == beside && $6 == command' "$log"; }
-    output=$(mktemp)
-    while ran=$(count "$@" | wc -l) && ((ran < arguments[0])); do
-        began=$SECONDS status=0
-        "$@" >"$output" 2>&1 </dev/null || status=$?
-        printf '%s\t%(%FT%TZ)T\t%d\t%d\t%s\t%s\n' "$commit" -1 "$status" $((SECONDS - began)) "$beside" "$*" >>"$log"
-        tail -n 1 "$log"
-        ((!status)) || cp -- "$output" "$log.$commit.$beside.$((ran + 1))"
+    for ((run = 1; run <= arguments[0]; run++)); do
+        log=target/again/$run.log began=$SECONDS status=0
+        "${command[@]}" >"$log" 2>&1 </dev/null || status=$?
+        printf 'run %d: exit status %d, %d s\n' "$run" "$status" $((SECONDS - began))
+        if ((status)); then failed=$((failed + 1)); else rm -- "$log"; fi
     done
-    rm -f -- "$output"
-    failed=$(count "$@" | awk -F '\t' '$3 != 0' | wc -l)
-    printf '%d runs, %d failed\n' "$(count "$@" | wc -l)" "$failed"
+    printf '%d runs, %d failed\n' "${arguments[0]}" "$failed"
     ((!failed))
 }
 

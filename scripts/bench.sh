@@ -32,7 +32,7 @@ main() {
         berths=(--berth "$directory/berth")
     fi
     # A build of its own: what the benchmark depends on has no place in the berth that is measured.
-    directory=$("$root/scripts/static.sh" --package berth-bench --bin berth-bench)
+    directory=$("$root/scripts/static.sh" -- --package berth-bench --bin berth-bench)
     [[ ! -x $envoy ]] || options+=(--envoy "$envoy")
     exec "$directory/berth-bench" bench "${berths[@]}" "${options[@]}"
 }

@@ -25,6 +25,8 @@ readonly RELAYED_IP=192.0.2.5 STEERED_IP=192.0.2.6 HAPROXY_IP=192.0.2.7
 # Each instance's --shutdown-delay-duration, in seconds.
 readonly -A DELAY=([old]=0 [new]=5)
 readonly SHORT=(sources upgrade) PARTS=(sources upgrade killed speed)
+# What makes listeners of Go's as the kernel can steer to them, and as Go makes them by default where the kernel has MPTCP.
+readonly PLAIN=multipathtcp=0 MULTIPATH=multipathtcp=2
 
 main() {
     local part
@@ -35,7 +37,9 @@ main() {
     LIMIT=$((120 + 120 * ${#arguments[@]}))
     [[ " ${arguments[*]} " != *\ speed\ * ]] || LIMIT=$((LIMIT + 600))
     . "$root/scripts/service/stage.sh"
-    . "$root/scripts/direct/stage.sh"
+    # The other addresses that kube-apiserver's certificate names.
+    readonly OTHER_IPS="$VIP $OBSERVER_IP $RELAYED_IP $STEERED_IP $HAPROXY_IP $CLIENT_IP"
+    usual_logs=({a,old,new,last}{,-api}.log observer.log kube-proxy.log)
     . "$root/scripts/direct/sources.sh"
     . "$root/scripts/direct/upgrade.sh"
     . "$root/scripts/direct/killed.sh"
@@ -51,6 +55,29 @@ main() {
     set_stage
     for part in "${arguments[@]}"; do "part_$part"; done
     report "kube-apiserver $OLD and $NEW"
+}
+
+# The instance without berth is there once, for whichever part comes first.
+need_observer() {
+    [[ -z ${pid[observer]:-} ]] || return 0
+    say "starting kube-apiserver $NEW without berth"
+    GODEBUG=$MULTIPATH start_observer
+}
+
+# of_direct INSTANCE FILTER: by jq, of the direct path in its shim's status
+of_direct() {
+    "$BERTH" status --run-dir "$work/run" --json |
+        jq -r --arg id "$1" ".instances[] | select(.instance == \$id) | .shim.direct | $2"
+}
+steers() { [[ $(of_direct "$1" .on) == true ]]; }
+opened() { of_direct "$1" .opened; }
+# opened_are INSTANCE LEAST
+opened_are() { (($(opened "$1") >= $2)); }
+
+# dial NAMESPACE SERVER CURL-OPTION…: a new connection
+dial() {
+    ip netns exec "$1" curl --silent --show-error --fail --max-time 10 --cacert "$work/ca.crt" \
+        --connect-to "kubernetes:443:$2" "${@:3}" https://kubernetes/version
 }
 
 main "$@"

@@ -61,7 +61,7 @@ of_target() {
 
 make() {
     local native of directory
-    committed "a release"
+    [[ -z $(git -C "$root" status --porcelain) ]] || die $EX_USAGE "a release is of what is committed: commit first"
     # Not exported: ring's build looks at it, and scripts/image.sh would build everything once more.
     time=$(epoch)
     # It prints pages and completions, those of another architecture, too.
@@ -84,12 +84,17 @@ make() {
     cd "$root"
 }
 
+# From a clone of what is committed, in another directory and with another CARGO_HOME.
 verify() {
-    build_again "${options[@]}" --output "$scratch/other" >/dev/null
-    diff -- "$output/SHA256SUMS" "$scratch/other/SHA256SUMS" >&2 || {
-        say "the second build differs"
-        exit 1
-    }
+    local home=${CARGO_HOME:-$HOME/.cargo} again=$scratch/again name
+    git clone --quiet -- "$root" "$again/clone"
+    # What was downloaded before, to be unpacked into another directory.
+    mkdir -p -- "$again/cargo/registry"
+    for name in config.toml registry/index registry/cache; do
+        [[ ! -e $home/$name ]] || ln -s -- "$(realpath -- "$home/$name")" "$again/cargo/$name"
+    done
+    env -u CARGO_TARGET_DIR CARGO_HOME="$again/cargo" "$again/clone/scripts/release.sh" "${options[@]}" --output "$scratch/other" >/dev/null
+    diff -- "$output/SHA256SUMS" "$scratch/other/SHA256SUMS" >&2 || die 1 "the second build differs"
     say "two builds in two directories, the same bytes"
 }
 

@@ -153,19 +153,6 @@ row() { rows+=("$1" "$2"); }
 
 heading() { rows+=("" "$1"); }
 
-# part LABEL FROM TO: a stretch of the load. A second before is part of it: those may be on their way.
-part() {
-    local figures
-    figures=$(window $(($2 - 1000000)) "$3")
-    row "$1" "$(words "$figures")"
-    expect "connections enough: $1" "${figures%% *}" -ge $LEAST_RATE load.log
-    (($(lost "$figures") == 0)) || {
-        failures+=("connections lost: $1")
-        say "FAILED: connections lost: $1: $(lost "$figures")"
-        by_jq "during($2 - 1e6; $3) | map(select(good | not))[:10][]" "$work/load.out" >&2
-    }
-}
-
 # by_jq FILTER FILE…: by scripts/judge.jq, of lines of tls-load, or of spans
 by_jq() { jq -nRrc -L "$root/scripts" "include \"judge\"; lines | $1" "${@:2}"; }
 

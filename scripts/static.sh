@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/static.sh [--target TRIPLE] [CARGO_OPTION...]
+# usage: scripts/static.sh [--target TRIPLE] [-- CARGO_OPTION...]
 #
 # Builds a static berth, with the profile dist, and prints the directory that it is in: berth inject, serve and the
 # like, without berth rehearse. The bytes depend on the sources, their revision, Rust, the C compiler and the C
@@ -15,21 +15,9 @@
 . "$(dirname "${BASH_SOURCE[0]}")/release/common.sh"
 
 main() {
-    local options=()
     target=
-    while (($#)); do
-        case $1 in
-            --target)
-                [[ ${2:-} == *-linux-* ]] || die $EX_USAGE "--target needs a triple such as x86_64-unknown-linux-musl; see --help"
-                target=$2
-                shift
-                ;;
-            -h | --help) usage && exit 0 ;;
-            *) options+=("$1") ;;
-        esac
-        shift
-    done
-    ((${#options[@]})) || options=("${BERTH[@]}")
+    parse_options 'target=-linux-' -- "$@"
+    ((${#command[@]})) || command=("${BERTH[@]}")
     need_cargo
     rustc=$(command -v -- "${RUSTC:-rustc}") || unavailable "no rustc here: put it on PATH or set RUSTC"
     target=${target:-$(host)}
@@ -48,7 +36,7 @@ main() {
         unavailable "the dependencies cannot be had; Cargo's reason is above"
     # With --target these flags leave build scripts and macros alone, which could not be static.
     BERTH_REVISION=$(revision) CARGO_ENCODED_RUSTFLAGS=$(flags | paste -sd $'\x1f') \
-        "$CARGO" build --locked --profile dist --target "$target" --target-dir "$target_dir" "${options[@]}" >&2 ||
+        "$CARGO" build --locked --profile dist --target "$target" --target-dir "$target_dir" "${command[@]}" >&2 ||
         die $EX_SOFTWARE "cargo build failed; the reason is above"
     printf '%s\n' "$target_dir/$target/dist"
 }

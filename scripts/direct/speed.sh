@@ -16,7 +16,7 @@ declare -A WAY_IP=([none]=$OBSERVER_IP [relayed]=$RELAYED_IP [direct]=$STEERED_I
 # The berth that ships, and clients of the same profile: their own cost must not be what is measured.
 need_shipped() {
     [[ ${BERTH:-} ]] || BERTH=$("$root/scripts/static.sh")/berth
-    TLS_LOAD=$("$root/scripts/static.sh" --package berth-bench --bin tls-load)/tls-load
+    TLS_LOAD=$("$root/scripts/static.sh" -- --package berth-bench --bin tls-load)/tls-load
 }
 
 part_speed() {

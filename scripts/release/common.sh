@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Part of scripts/static.sh, image.sh and release.sh: what ships, the time of files, and the second build.
+# Part of scripts/static.sh, image.sh and release.sh: what ships, and the time of files.
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
@@ -67,22 +67,4 @@ revision() {
     else
         git -C "$root" describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null || true
     fi
-}
-
-# committed OPTION: dies if there is more than what a clone would have
-committed() {
-    [[ -z $(git -C "$root" status --porcelain) ]] || die $EX_USAGE "$1 is of what is committed: commit first"
-}
-
-# build_again OPTION...: the script that runs, from a clone of what is committed, in another directory and with
-# another CARGO_HOME
-build_again() {
-    local home=${CARGO_HOME:-$HOME/.cargo} again=$scratch/again name
-    git clone --quiet -- "$root" "$again/clone"
-    # What was downloaded before, to be unpacked into another directory.
-    mkdir -p -- "$again/cargo/registry"
-    for name in config.toml registry/index registry/cache; do
-        [[ ! -e $home/$name ]] || ln -s -- "$(realpath -- "$home/$name")" "$again/cargo/$name"
-    done
-    env -u CARGO_TARGET_DIR CARGO_HOME="$again/cargo" "$again/clone/scripts/${0##*/}" "$@"
 }

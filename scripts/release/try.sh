@@ -1,17 +1,12 @@
 # shellcheck shell=bash
 # Part of scripts/release.sh: tests the files of a release as a user would use them.
 
-wrong() {
-    say "$@"
-    exit 1
-}
-
 # is_berth COMMAND...: it runs, and is this version
 is_berth() {
     local said
     [[ ${run[*]} != false ]] || return 0
-    said=$(env -i "${run[@]}" "$@" --version 2>&1) || wrong "$*: $said"
-    [[ $said == "berth $version" ]] || wrong "$* says '$said', not 'berth $version'"
+    said=$(env -i "${run[@]}" "$@" --version 2>&1) || die 1 "$*: $said"
+    [[ $said == "berth $version" ]] || die 1 "$* says '$said', not 'berth $version'"
 }
 
 try() {
@@ -19,7 +14,7 @@ try() {
     for file in "${ALL[@]}" SHA256SUMS; do
         [[ -f $output/$file ]] || die $EX_UNAVAILABLE "no $output/$file: run scripts/release.sh"
     done
-    (cd "$output" && sha256sum --check --strict --quiet SHA256SUMS >&2) || wrong "a file is not what SHA256SUMS says"
+    (cd "$output" && sha256sum --check --strict --quiet SHA256SUMS >&2) || die 1 "a file is not what SHA256SUMS says"
     mkdir -- "$scratch/layout" "$scratch/unpacked"
     tar -C "$scratch/layout" -xf "$output/$IMAGE"
     for of in "${TARGETS[@]}"; do
@@ -59,25 +54,25 @@ try_package() {
     touch -- "$empty/var/lib/dpkg/status"
     in_empty --install "$output/${FILES[1]}"
     in_empty --verify berth
-    cmp -- "$empty/usr/bin/berth" "$scratch/unpacked/$name/berth" >&2 || wrong "the package has another berth than the tarball"
+    cmp -- "$empty/usr/bin/berth" "$scratch/unpacked/$name/berth" >&2 || die 1 "the package has another berth than the tarball"
     is_berth "$empty/usr/bin/berth"
     # An emulator would have to be in there.
     ((EUID || ${#run[@]})) || is_berth /usr/sbin/chroot "$empty" /usr/bin/berth
     for file in share/man/man1/berth-serve.1.gz share/bash-completion/completions/berth share/zsh/vendor-completions/_berth \
         share/fish/vendor_completions.d/berth.fish share/doc/berth/copyright lib/systemd/system/berth-run@.service; do
-        [[ -s $empty/usr/$file ]] || wrong "the package has no /usr/$file"
+        [[ -s $empty/usr/$file ]] || die 1 "the package has no /usr/$file"
     done
-    [[ ! -e $empty/etc ]] || wrong "the package enables or configures something: $(find "$empty/etc")"
-    ! grep -r "=/usr/local/bin/berth" "$empty/usr/lib/systemd" >&2 || wrong "a unit starts a berth that is not the package's"
+    [[ ! -e $empty/etc ]] || die 1 "the package enables or configures something: $(find "$empty/etc")"
+    ! grep -r "=/usr/local/bin/berth" "$empty/usr/lib/systemd" >&2 || die 1 "a unit starts a berth that is not the package's"
     in_empty --purge berth
     left=$(find "$empty" -path "$empty/var" -prune -o ! -type d -print)
-    [[ -z $left ]] || wrong "the package leaves behind: $left"
+    [[ -z $left ]] || die 1 "the package leaves behind: $left"
 }
 
 # in_empty ACTION...: of dpkg; without root, its files belong to whoever tries it
 in_empty() {
     dpkg --root="$empty" --log=/dev/null --force-not-root --force-bad-path --force-architecture "$@" >"$scratch/dpkg" 2>&1 &&
-        [[ $1 != --verify || ! -s $scratch/dpkg ]] || wrong "dpkg $*: $(cat "$scratch/dpkg")"
+        [[ $1 != --verify || ! -s $scratch/dpkg ]] || die 1 "dpkg $*: $(cat "$scratch/dpkg")"
 }
 
 # It has the tarball's berth, where a node of this architecture looks for it.
@@ -87,9 +82,9 @@ try_image() {
     ((${#TARGETS[@]} == 1)) || manifest=$(blob "$manifest" |
         jq -r --arg arch "$arch" '.manifests[] | select(.platform == {architecture: $arch, os: "linux"}).digest')
     config=$(blob "$(blob "$manifest" | jq -r .config.digest)" | jq -r .architecture)
-    [[ $config == "$arch" ]] || wrong "$IMAGE has an image of $config where $arch was to be"
+    [[ $config == "$arch" ]] || die 1 "$IMAGE has an image of $config where $arch was to be"
     blob "$(blob "$manifest" | jq -r '.layers[0].digest')" | tar -xzO berth |
-        cmp -- - "$scratch/unpacked/$name/berth" >&2 || wrong "the image for $arch has another berth than the tarball"
+        cmp -- - "$scratch/unpacked/$name/berth" >&2 || die 1 "the image for $arch has another berth than the tarball"
 }
 
 # blob DIGEST: of the image's layout
@@ -100,15 +95,15 @@ try_bill_of_materials() {
     local bill=$output/${FILES[2]} seen unknown
     seen=$(grep -aoE '/cargo/[A-Za-z0-9_-]+-[0-9]+\.[0-9]+\.[0-9]+[^/]*/src' "$scratch/unpacked/$name/berth" |
         sed -E 's|/cargo/(.*)-([0-9]+\.[0-9]+\.[0-9]+[^/]*)/src|\1@\2|' | sort -u)
-    (($(wc -l <<<"$seen") > 10)) || wrong "the binary names too few crates to compare: $seen"
+    (($(wc -l <<<"$seen") > 10)) || die 1 "the binary names too few crates to compare: $seen"
     unknown=$(comm -23 <(echo "$seen") <(jq -r '.components[]["bom-ref"]' "$bill" | sort -u))
-    [[ -z $unknown ]] || wrong "the binary has crates that ${FILES[2]} has not: $unknown"
+    [[ -z $unknown ]] || die 1 "the binary has crates that ${FILES[2]} has not: $unknown"
 }
 
 # Helm, where there is one, reads it as it lies there.
 try_chart() {
     tar -C "$scratch" -xzf "$output/$CHART"
-    diff -r -- "$root/charts/berth" "$scratch/berth" >&2 || wrong "$CHART is not charts/berth"
+    diff -r -- "$root/charts/berth" "$scratch/berth" >&2 || die 1 "$CHART is not charts/berth"
     ! type -P helm >/dev/null || helm lint --strict --quiet --set image=a:b --set kubeApiserver.image=a:b "$output/$CHART" >&2 ||
-        wrong "helm does not take $CHART"
+        die 1 "helm does not take $CHART"
 }
