@@ -66,7 +66,7 @@ parse_options() {
                     '') printf -v "$name" true ;;
                     *)
                         [[ ${2:-} =~ ${definition#=} ]] || wrong_usage "$1 needs a value${2:+, and not $2}"
-                        if [[ ${patterns[$name+]-} ]]; then set_next "$name" "$2"; else printf -v "$name" %s "$2"; fi
+                        if [[ ${patterns[$name+]-} ]]; then eval "$name+=(\"\$2\")"; else printf -v "$name" %s "$2"; fi
                         shift
                         ;;
                 esac
@@ -79,12 +79,6 @@ parse_options() {
         esac
         shift
     done
-}
-
-# set_next ARRAY VALUE: appends it
-set_next() {
-    local -n array=$1
-    array+=("$2")
 }
 
 # one_of WORD…: a regular expression that matches each of them

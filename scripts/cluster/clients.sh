@@ -125,8 +125,7 @@ run_again() {
         left=$((seconds * 1000000 - to + from))
         ((left <= 0)) || pause "$((left / 1000000)).$(printf %06d $((left % 1000000)))"
     done >"$work/$name.out" 2>"$work/$name.log" &
-    pid[$name]=$!
-    needed[$name]=
+    pid[$name]=$! needed[$name]=
 }
 
 # stream NAME COMMAND…: again when it has ended; a line each, of when it began, gave its first line and ended, 0 if it never did
@@ -147,8 +146,7 @@ stream() {
         echo "$from $first $to"
         pause 0.2
     done >"$work/$name.out" &
-    pid[$name]=$!
-    needed[$name]=
+    pid[$name]=$! needed[$name]=
 }
 flows() { [[ -e $work/$1.flows ]]; }
 

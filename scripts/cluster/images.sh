@@ -18,10 +18,10 @@ pack_images() {
                 coredns) continue ;;
                 *) set -- ;;
             esac
-            image "$image" "$(binary_of "$name" "$version")" "$@" >"$IMAGES/$name-$version.tar"
+            image "$image" "$PROGRAMS/$version/$name" "$@" >"$IMAGES/$name-$version.tar"
         done < <(images_of "$version")
     done
-    image "$TOOL_IMAGE" "$IMAGES/pause" >"$IMAGES/tool.tar"
+    image "$TOOL_IMAGE" "$PROGRAMS/$NEW/pause" >"$IMAGES/tool.tar"
     export IMAGES
 }
 
@@ -43,7 +43,7 @@ image() {
 }
 
 # images_of VERSION, image_of NAME VERSION: as kubeadm of this version calls them
-images_of() { "$(binary_of kubeadm "$1")" config images list --kubernetes-version "$1" 2>>"$work/images.log"; }
+images_of() { "$PROGRAMS/$1/kubeadm" config images list --kubernetes-version "$1" 2>>"$work/images.log"; }
 image_of() { images_of "$2" | grep "/$1:"; }
 
 import_images() {
@@ -53,15 +53,10 @@ import_images() {
     done
 }
 
-# binary_of NAME VERSION
-binary_of() {
-    if [[ $1 == pause ]]; then echo "$IMAGES/pause"; else echo "$PROGRAMS/$2/$1"; fi
-}
-
 # A pause as Kubernetes' own, which knows -v: kubeadm upgrade runs that in a Job to see whether the cluster runs any. And what
 # the pods of the test do.
 make_pause() {
-    cc -static -O2 -x c -o "$IMAGES/pause" - <<'TEXT'
+    cc -static -O2 -x c -o "$PROGRAMS/$OLD/pause" - <<'TEXT'
 #include <arpa/inet.h>
 #include <signal.h>
 #include <stdio.h>
@@ -109,4 +104,5 @@ int main(int count, char **arguments) {
     for (;;) pause();
 }
 TEXT
+    ln -s "../$OLD/pause" "$PROGRAMS/$NEW/pause"
 }

@@ -128,9 +128,7 @@ make_network() {
 
 # put_program NAME VERSION: as a package does it, a new file, since the old one may run
 put_program() {
-    local binary
-    binary=$(binary_of "$1" "$2")
-    install "$binary" "/usr/bin/.$1"
+    install "$PROGRAMS/$2/$1" "/usr/bin/.$1"
     mv "/usr/bin/.$1" "/usr/bin/$1"
 }
 
@@ -147,8 +145,7 @@ service() {
         fi
         pause 0.1
     done &
-    pid[$name]=$!
-    needed[$name]=
+    pid[$name]=$! needed[$name]=
 }
 
 # As in kubeadm's unit file

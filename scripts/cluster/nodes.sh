@@ -75,8 +75,7 @@ start_node() {
     env BERTH_NODE="$1" BERTH_NODE_IP="${ADDRESSES[$1]}" BERTH_NODE_FOLDER="$work/$1" BERTH_NODE_CGROUP="$1" \
         setpriv --pdeathsig KILL nsenter "--net=/run/netns/$1" unshare --mount --pid --uts --fork --kill-child --mount-proc \
         "$root/scripts/$program.sh" --nodes 3 >"$work/$1.log" 2>&1 &
-    pid[$1]=$!
-    needed[$1]=
+    pid[$1]=$! needed[$1]=
 }
 
 # on NODE COMMAND…: a function or program, there; under the bridge if there is one

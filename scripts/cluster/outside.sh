@@ -24,19 +24,16 @@ prepare() {
     need_clients
     export OLD NEW PROGRAMS TLS_LOAD KUBERC=off
     pack_images
-    ! needs_berth || have_image
-}
-
-# needs_berth: does one of the scenarios?
-needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ ((in|e)ject|behind|judged|interrupted|dead)\  ]]; }
-
-# What berth puts into the manifest.
-have_image() {
+    needs_berth || return 0
+    # What berth puts into the manifest.
     need_image
     need_program BERTH berth debug
     cp -- "$ARCHIVE" "$IMAGES/berth.tar"
     export BERTH IMAGE
 }
+
+# needs_berth: does one of the scenarios?
+needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ ((in|e)ject|behind|judged|interrupted|dead)\  ]]; }
 
 clean_up() {
     local status=$? half
