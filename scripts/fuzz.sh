@@ -58,7 +58,7 @@ build_targets() {
 
 # run TARGET: false if something was found
 run() {
-    local target=$1 corpus=() artifacts=target/fuzz/artifacts/$1 log status=0 began options fresh seeds=() new fixed=()
+    local target=$1 corpus=() artifacts=target/fuzz/artifacts/$1 log status=0 began options fresh seeds=() new fixed=() cov runs
     began=$SECONDS
     fresh=target/fuzz/new/$target
     # Each run begins with what is committed.
@@ -87,15 +87,10 @@ run() {
         say "$target: exit status $status; again with: $directory/$target $new"
         return 1
     fi
-    say "$(summary "$target" "$log" ${#seeds[@]}), $((SECONDS - began)) s"
-}
-
-# summary TARGET LOG SEEDS: what was run, and how much code it reached
-summary() {
-    local cov runs
-    runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$2" | tail -n 1)
-    cov=$(grep -o 'cov: [0-9]* ft: [0-9]*' "$2" | tail -n 1 || true)
-    printf '%-16s %3d seeds, %9d runs, %s' "$1" "$3" "${runs:-0}" "${cov:-no coverage}"
+    # What was run, and how much code it reached.
+    runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -n 1)
+    cov=$(grep -o 'cov: [0-9]* ft: [0-9]*' "$log" | tail -n 1 || true)
+    say "$(printf '%-16s %3d seeds, %9d runs, %s, %d s' "$target" ${#seeds[@]} "${runs:-0}" "${cov:-no coverage}" $((SECONDS - began)))"
 }
 
 main "$@"

@@ -53,12 +53,18 @@ main() {
     report "kube-apiserver and kube-proxy $version"
 }
 
-first_instance() {
-    say "starting kube-apiserver $version"
+# start_next NUMBER: another instance, which makes so many. After an upgrade, kube-apiserver's own reconciler puts the address back
+# within 10 s.
+start_next() {
     next_instance
     start_pod "$instance"
-    await 60 "it to serve" shims_are joined 1
-    await 30 "the Service to have an address" service_has_addresses
+    await 60 "$instance to serve" shims_are joined "$1"
+    await 30 "the Service to have kube-apiserver's own address" service_has_addresses
+}
+
+first_instance() {
+    say "starting kube-apiserver $version"
+    start_next 1
     await 20 "kube-proxy to send clients there" proxied
     load_to load $SERVICE_IP:$SERVICE_PORT
     await 10 "the first 100 connections" answers_are 100
@@ -70,11 +76,7 @@ upgrade_all() {
     now "at[$way]"
     for ((number = 1; number <= upgrades; number++)); do
         old=$instance
-        next_instance
-        start_pod "$instance"
-        await 60 "$instance to serve" shims_are joined 2
-        # After the upgrade before, kube-apiserver's own reconciler puts the address back within 10 s.
-        await 20 "the Service to have kube-apiserver's own address" service_has_addresses
+        start_next 2
         now from
         at[stop-$way-$number]=$from
         say "stopping $old, $way $number"
@@ -118,10 +120,7 @@ shim_killed() {
     killed=$old
     say "an upgrade in which a shim is killed"
     heading "an upgrade in which the old one's shim gets SIGKILL"
-    next_instance
-    start_pod "$instance"
-    await 60 "$instance to serve" shims_are joined 2
-    await 20 "the Service to have kube-apiserver's own address" service_has_addresses
+    start_next 2
     now 'at[killed]'
     kill_now "$old"
     stop "$old-api" 30

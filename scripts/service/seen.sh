@@ -20,10 +20,11 @@ at_service() {
 # words_of FIGURES: of at_service
 words_of() { echo "$(words "$1")$(awk '$4 { printf ", %d more ended by the instance itself", $4 }' <<<"$1")"; }
 
-# What kube-proxy changes in the kernel, as it changes it.
+# What kube-proxy changes in the kernel, as it changes it: lines with the time, in microseconds.
 watch_kernel() {
+    local line
     mkfifo "$work/kernel.out"
-    stamp <"$work/kernel.out" >"$work/kernel.seen" &
+    while IFS= read -r line; do printf '%s %s\n' "${EPOCHREALTIME/./}" "$line"; done <"$work/kernel.out" >"$work/kernel.seen" &
     pid[stamp-kernel]=$!
     start_needed kernel "$node" nft -nn monitor
 }
@@ -51,10 +52,8 @@ have_leases() {
 
 # lease_events FROM TO: lines "TIME TYPE NAME NODE"
 lease_events() {
-    jq -Rr --argjson from "$1" --argjson to "$2" '
-        index(" ") as $i | (.[:$i] | tonumber) as $time | (.[$i + 1:] | fromjson)
-        | select($time >= $from and $time < $to and .type != "LIST")
-        | "\($time) \(.type) \(.object.metadata.name) \(.object.metadata.annotations["berth/node"])"' "$work/leases.seen"
+    jq -r --argjson from "$1" --argjson to "$2" 'select(.time >= $from and .time < $to and .type != "LIST")
+        | "\(.time) \(.type) \(.object.metadata.name) \(.object.metadata.annotations["berth/node"])"' "$work/leases.seen"
 }
 
 # renewed NODE TIMES: since etcd is back
@@ -65,28 +64,20 @@ first_renewal() { lease_events "${at[back]}" 9e18 | awk '$2 == "MODIFIED" { prin
 removed() {
     local name
     for name in slices leases; do
-        jq -Rrn --argjson from "$1" --argjson to "$2" '
-            foreach inputs as $line ({names: []};
-                ($line | index(" ")) as $i | ($line[:$i] | tonumber) as $time | ($line[$i + 1:] | fromjson) as $event
-                | .gone = []
-                | if $event.type == "LIST" then
+        jq -rn --argjson from "$1" --argjson to "$2" '
+            foreach inputs as $event ({names: []};
+                .gone = [] | if $event.type == "LIST" then
                     [$event.object.items[].metadata.name] as $now | .gone = .names - $now | .names = $now
                   elif $event.type == "DELETED" then
                     .gone = [$event.object.metadata.name] | .names -= .gone
                   elif $event.type == "ADDED" then .names += [$event.object.metadata.name]
                   else . end
-                | if $time < $from or $time >= $to then .gone = [] else . end;
+                | if $event.time < $from or $event.time >= $to then .gone = [] else . end;
                 .gone[])' "$work/$name.seen"
     done
 }
 
 readonly SLICES="/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes"
-
-# Each line with the time when it came, in microseconds.
-stamp() {
-    local line
-    while IFS= read -r line; do printf '%s %s\n' "${EPOCHREALTIME/./}" "$line"; done
-}
 
 # record NAME PATH: a list and all that changes in it, in NAME.seen
 record() {
@@ -95,17 +86,18 @@ record() {
     await 20 "the list of $1" test -s "$work/$1.seen"
 }
 
+# Events with the time when they came, in microseconds.
+dated() { jq -c --unbuffered '.time = (now * 1e6 | floor)'; }
+
 follow_list() {
-    local list version child
-    trap 'kill "$child"; exit' TERM
+    local list version
     while :; do
         if list=$(kubectl get --raw "$2"); then
             version=$(jq -r .metadata.resourceVersion <<<"$list")
-            jq -c '{type: "LIST", object: .}' <<<"$list" | stamp
-            ip netns exec "$client" "$KUBECTL" "${kubectl_options[@]}" --request-timeout 0 \
-                get --raw "$2&watch=1&timeoutSeconds=7200&resourceVersion=$version" > >(stamp) &
-            child=$!
-            wait "$child" || :
+            {
+                jq -c '{type: "LIST", object: .}' <<<"$list"
+                kubectl --request-timeout 0 get --raw "$2&watch=1&timeoutSeconds=7200&resourceVersion=$version" || :
+            } | dated
         fi
         pause 0.2
     done
@@ -123,10 +115,10 @@ changes() {
             }' "$work/kernel.seen"
         return
     fi
-    jq -Rnr '
+    jq -nr '
         def ready: [.endpoints[]? | select(.conditions.ready != false) | .addresses[]];
-        foreach inputs as $line ({slices: {}};
-            ($line | index(" ")) as $i | .time = $line[:$i] | ($line[$i + 1:] | fromjson) as $event | $event.object as $o
+        foreach inputs as $event ({slices: {}};
+            $event.object as $o | .time = $event.time
             | if $event.type == "LIST" then .slices = ($o.items | map({key: .metadata.name, value: ready}) | from_entries)
               elif $event.type == "DELETED" then del(.slices[$o.metadata.name])
               elif $event.type == "BOOKMARK" or $event.type == "ERROR" then .
