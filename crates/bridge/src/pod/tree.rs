@@ -3,8 +3,8 @@
 
 use berth_os::file::{found, open_regular, regular};
 use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags, Uid, XattrFlags,
-    chmod, chownat, fgetxattr, fsetxattr, mkdir, openat, openat2, readlinkat, statx, symlink,
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags, Uid, chmod, chownat,
+    mkdir, openat, openat2, readlinkat, statx, symlink,
 };
 use rustix::param::page_size;
 use std::ffi::{CStr, CString, OsStr};
@@ -23,9 +23,6 @@ const ENTRY: u64 = 4096;
 
 /// A symbolic link whose text is as long or longer takes a page (SHORT_SYMLINK_LEN in mm/shmem.c).
 const LONG_LINK: u64 = 128;
-
-/// Whether a program may do more than its user; the one extended attribute of files in images.
-const CAPABILITY: &str = "security.capability";
 
 /// How mount points are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +111,8 @@ fn measure_one(
     Ok(())
 }
 
-/// Copies a directory or a file to a path where nothing is yet: with modes, owners and capabilities of programs.
+/// Copies a directory or a file to a path where nothing is yet: with modes and owners. Capabilities of programs are for ports
+/// below 1024, which the temporary instance does not have.
 ///
 /// # Errors
 /// Something in it cannot be read, or the copy cannot be written.
@@ -131,11 +129,6 @@ fn copy_one(at: BorrowedFd<'_>, name: &CStr, meta: &Statx, to: &Path, mounted: M
             io::copy(&mut from, &mut copy)?;
             own(to, meta)?;
             chmod(to, Mode::from_raw_mode(u32::from(meta.stx_mode) & 0o7777))?;
-            let mut value = [0; 64];
-            if let Ok(length) = fgetxattr(&from, CAPABILITY, &mut value) {
-                // Only for a port below 1024, which the temporary instance does not have.
-                let _ = fsetxattr(&copy, CAPABILITY, &value[..length], XattrFlags::empty());
-            }
         }
         FileType::Directory => {
             mkdir(to, Mode::RWXU)?;
