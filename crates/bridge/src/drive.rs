@@ -59,9 +59,6 @@ const FILES: Duration = Duration::from_secs(2);
 const ENDING: Duration = Duration::from_secs(10);
 const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 
-/// When a bridge warns that it is still on: it is not meant to be permanent.
-const LONG: Duration = Duration::from_secs(30 * 60);
-
 /// Runs the bridge to its end. To be called on the main thread of a process, in a runtime of one thread.
 pub async fn drive(plan: BridgePlan, claim: Claim) -> BridgeOutcome {
     let Claim { directory, socket, mut lock, .. } = claim;
@@ -124,8 +121,6 @@ struct Bridge {
 /// The bridge's shim, and the steering of new connections to it.
 struct Shim {
     steering: Arc<Steering>,
-    /// Since when new connections go to the bridge.
-    steered: Option<Instant>,
     /// The listeners, while they may be steered to; and whether they listen and are in the program's map.
     listeners: Vec<OwnedFd>,
     given: bool,
@@ -202,7 +197,6 @@ impl Bridge {
             process: TemporaryProcess::new(template),
             shim: Shim {
                 steering: Arc::new(steering),
-                steered: None,
                 listeners: bound.listeners().map_err(|error| error.to_string())?,
                 given: false,
                 state: bound.state(),
@@ -371,23 +365,13 @@ impl Bridge {
 
     /// What is due after some time.
     fn check_times(&mut self) {
-        let late = |since: Option<Instant>, long| since.is_some_and(|since| since.elapsed() >= long);
-        match &self.drain {
-            Some(drain) => {
-                if late(Some(drain.since), LONGEST_DRAIN) && *self.shim.stop.borrow() != Stop::Now {
-                    self.shim.stop.send_replace(Stop::Now);
-                }
-                if late(drain.served, self.plan.options.limits.speedup.of(ENDING)) {
-                    self.process.signal(self.process.template.kill());
-                }
-            }
-            None if late(self.shim.steered, LONG) => {
-                self.shim.steered = None;
-                tracing::warn!(
-                    "the bridge has been on for 30 minutes: it is for a piece of work; `berth bridge end` ends it"
-                );
-            }
-            None => {}
+        let Some(drain) = &self.drain else { return };
+        if drain.since.elapsed() >= LONGEST_DRAIN && *self.shim.stop.borrow() != Stop::Now {
+            self.shim.stop.send_replace(Stop::Now);
+        }
+        let ending = self.plan.options.limits.speedup.of(ENDING);
+        if drain.served.is_some_and(|served| served.elapsed() >= ending) {
+            self.process.signal(self.process.template.kill());
         }
     }
 
@@ -559,7 +543,6 @@ impl Shim {
         }
         self.given = true;
         self.steering.on();
-        self.steered.get_or_insert_with(Instant::now);
         Ok(())
     }
 }
