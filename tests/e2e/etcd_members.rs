@@ -4,7 +4,7 @@ use crate::grant::on_a_node;
 use crate::support::eventually;
 use berth_bridge::etcd::gateway::Gateway;
 use berth_bridge::etcd::{EtcdPlan, examine};
-use berth_manifest::report::Report;
+use berth_bridge::report::Report;
 use berth_testing::{authority, issue};
 use libtest_mimic::Failed;
 use std::ffi::OsString;
@@ -96,7 +96,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     let examined = || {
         let mut report = Report::default();
         let (clusters, _) = runtime.block_on(examine(&command, &[], Path::to_owned, &mut report));
-        (EtcdPlan { clusters, ..EtcdPlan::default() }, report.errors())
+        (EtcdPlan { clusters, ..EtcdPlan::default() }, report.errors)
     };
     let (plan, errors) = examined();
     assert_eq!(errors, Vec::<String>::new());

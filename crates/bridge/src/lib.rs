@@ -8,6 +8,7 @@
 //! | [`plan`] | what the operator wants, and a bridge that can be built |
 //! | [`claim`] | the directory and the network namespace that it has alone |
 //! | [`preflight`] | whether it can be done here: all that is missing at once |
+//! | [`report`] | what preflight finds: errors and notes |
 //! | [`instance`] | the temporary instance: its arguments, and what it takes from the running one |
 //! | [`etcd`] | what serves while COMMAND replaces the node's etcd |
 //! | [`pod`] | the same where the running one is in a static pod |
@@ -41,6 +42,7 @@ pub mod pod;
 pub mod preflight;
 pub mod probe;
 pub mod process;
+pub mod report;
 pub mod restore;
 mod server;
 pub mod watch;

@@ -5,13 +5,14 @@ use super::localhost::Localhost;
 use super::plan::{BridgeOptions, BridgePlan, RunningInstance, own_source};
 use super::pod::{self, RunningPod};
 use super::{LOCK, claim, instance};
+use crate::report::Report;
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::{ADMIN, given_or_admin};
 use berth_doctor::node;
 use berth_doctor::service::{LOST, Purpose, ServiceKeeper};
 use berth_exec::{address, args};
-use berth_manifest::command::{WATCH_GRACE, WATCH_GRACE_FLAG, audit_log, find, strings};
-use berth_manifest::report::{Refusal, Report};
+use berth_manifest::command::{WATCH_GRACE, WATCH_GRACE_FLAG, audit_log, strings};
+use berth_manifest::report::Refusal;
 use berth_node::instance::InstanceId;
 use berth_node::ipc::bridge::SOCKET;
 use berth_os::file::found;
@@ -83,7 +84,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         report.error(format!("{upgrade}: bring it to its end with `berth upgrade` first"));
     }
     can_steer(&mut report).await;
-    let Some(port) = port else { return Err(Refusal::Unavailable(report.errors())) };
+    let Some(port) = port else { return Err(Refusal::Unavailable(report.errors)) };
     files(port, &mut report);
     let listening = Listening::on(port, &mut report);
     let running = match listening.instance() {
@@ -95,7 +96,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     let place = report.ok("", place(addresses.iter().any(IpAddr::is_ipv6)));
     let instance = report.ok("", InstanceId::parse(INSTANCE));
     let Some(FoundInstance { process, name, like, command, pod }) = running else {
-        return Err(Refusal::Unavailable(report.errors()));
+        return Err(Refusal::Unavailable(report.errors));
     };
     // kube-apiserver takes this for none, too.
     let advertised = args::advertised(&command).filter(|ip| !ip.is_unspecified());
@@ -111,7 +112,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     if let Some(probe) = &own_probe {
         report.ok("", is_ready(probe, own).await);
     }
-    peer_proxy(&command).into_iter().for_each(|note| report.info(note));
+    peer_proxy(&command).into_iter().for_each(|note| report.note(note));
     let service = service(&options, own, named, &mut report).await;
     let etcd = etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
     let apiserver = (&like, pod.as_ref());
@@ -122,11 +123,11 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         None => memory("a second kube-apiserver", &[apiserver], &mut report),
     }
     let (Some((temporary, listen)), Some(instance), Some(own_probe), []) =
-        (place, instance, own_probe, &report.errors()[..])
+        (place, instance, own_probe, &report.errors[..])
     else {
-        return Err(Refusal::Unavailable(report.errors()));
+        return Err(Refusal::Unavailable(report.errors));
     };
-    let (notes, steered, in_container) = (report.notes(), addresses, pod.is_some());
+    let (notes, steered, in_container) = (report.notes, addresses, pod.is_some());
     let like_it = Some(&like).filter(|_| !in_container);
     let argv = instance::arguments(&command, like_it, temporary, own.ip(), &instance, &options.directory);
     let mut argv = argv.map_err(|error| Refusal::usage(vec![format!("--command: {error}")]))?;
@@ -225,12 +226,12 @@ fn room_for_logs(directory: &Path) -> Result<(), String> {
 async fn can_steer(report: &mut Report) {
     report.ok("", claim::elsewhere().map_or(Ok(()), Err));
     for other in claim::attached().iter().filter(|other| !claim::is_bridges(other)) {
-        report.info(format!("{other} steers here already: while the bridge is on, the bridge's goes before"));
+        report.note(format!("{other} steers here already: while the bridge is on, the bridge's goes before"));
     }
     let tried = report.ok("steering: ", steering::self_test().await).into_iter().flatten();
     for (family, tried) in ["IPv4", "IPv6"].into_iter().zip(tried) {
         if let steering::Tried::Skipped(why) = tried {
-            report.info(format!("steering of {family} was not tried: {why}"));
+            report.note(format!("steering of {family} was not tried: {why}"));
         }
     }
 }
@@ -239,7 +240,7 @@ async fn can_steer(report: &mut Report) {
 fn clients(port: u16, report: &mut Report) {
     let all = node::Clients::gather(Path::new("/"), &[port]).uncovered(&[], &[]);
     for client in all.into_iter().filter(|client| client.address.ip().is_loopback()) {
-        report.info(format!(
+        report.note(format!(
             "{} reaches kube-apiserver at {}: let it dial an address of the \
              node instead; a virtual IP whose holder (kube-vip, keepalived) asks there may move or vanish meanwhile",
             client.by, client.address
@@ -263,7 +264,7 @@ fn files(port: u16, report: &mut Report) {
         "a limit of {files} open files leaves room for {room} connections through the bridge, and {open} are open on port {port} now: \
          raise the hard limit (ulimit -Hn, LimitNOFILE=), or run this with CAP_SYS_RESOURCE"
     );
-    if room > open { report.info(few) } else { report.error(few) }
+    if room > open { report.note(few) } else { report.error(few) }
 }
 
 /// The listeners on the port.
@@ -404,13 +405,6 @@ fn check_process(pid: i32, what: &str, command: &[OsString], cmdline: &[u8], rep
     if !is_run_with(cmdline, command) {
         report.error(format!("{what}it runs with other arguments than --command: take them from /proc/{pid}/cmdline"));
     }
-    if let Some(named) = command.first().and_then(|name| find(name))
-        && let (Ok(runs), Ok(named)) = (fs::metadata(format!("/proc/{pid}/exe")), fs::metadata(&named))
-        && (runs.dev(), runs.ino()) != (named.dev(), named.ino())
-    {
-        let used = "its program is used, not the file that --command names: it is another by now";
-        report.info(format!("{what}{used}"));
-    }
     Some(())
 }
 
@@ -515,7 +509,7 @@ async fn service(
     report: &mut Report,
 ) -> Option<ServiceKeeper> {
     let Some(path) = given_or_admin(options.kubeconfig.as_deref()) else {
-        report.info(format!("no --kubeconfig, and no {ADMIN}: {LOST}"));
+        report.note(format!("no --kubeconfig, and no {ADMIN}: {LOST}"));
         return None;
     };
     let client = Client::from_kubeconfig(path).map_err(|error| error.to_string());
@@ -531,7 +525,7 @@ async fn service(
     };
     match options.kubeconfig {
         Some(_) => report.error(format!("--kubeconfig: {why}")),
-        None => report.info(format!("{why}; {LOST}")),
+        None => report.note(format!("{why}; {LOST}")),
     }
     None
 }

@@ -4,7 +4,7 @@ use crate::file::FileError;
 use berth_options::check::Mistakes;
 use hyper::StatusCode;
 use serde::Serialize;
-use std::fmt::{self, Display};
+use std::fmt::Display;
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -43,13 +43,6 @@ pub struct Finding {
     pub fix: String,
 }
 
-impl Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts = [&self.place, &self.cause, &self.fix].map(String::as_str);
-        f.write_str(&parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(": "))
-    }
-}
-
 /// Why the cluster's API cannot be asked, and what fixes it: where it does not know the credentials, does not allow the request, or fails.
 pub fn explain(error: &berth_cluster::Error, [unknown, forbidden, failed]: [&str; 3]) -> String {
     let fix = match error.status() {
@@ -59,48 +52,6 @@ pub fn explain(error: &berth_cluster::Error, [unknown, forbidden, failed]: [&str
         Some(_) => failed,
     };
     format!("{error}: {fix}")
-}
-
-#[derive(Debug, Default)]
-pub struct Report(Vec<Finding>);
-
-impl Report {
-    /// Adds a reason not to begin: a sentence with its place and its fix.
-    pub fn error(&mut self, text: impl Into<String>) {
-        self.add(Severity::Error, text.into());
-    }
-
-    /// Adds a note that does not prevent the command.
-    pub fn info(&mut self, text: impl Into<String>) {
-        self.add(Severity::Info, text.into());
-    }
-
-    fn add(&mut self, severity: Severity, cause: String) {
-        self.0.push(Finding { id: "", severity, place: String::new(), cause, fix: String::new() });
-    }
-
-    pub fn push(&mut self, finding: Finding) {
-        self.0.push(finding);
-    }
-
-    /// The value, or an error that begins with `what`.
-    pub fn ok<T, E: Display>(&mut self, what: &str, result: Result<T, E>) -> Option<T> {
-        result.map_err(|error| self.error(format!("{what}{error}"))).ok()
-    }
-
-    /// Those that are errors, as text.
-    pub fn errors(&self) -> Vec<String> {
-        self.texts(|severity| severity == Severity::Error)
-    }
-
-    /// Those that are none, as text.
-    pub fn notes(&self) -> Vec<String> {
-        self.texts(|severity| severity != Severity::Error)
-    }
-
-    fn texts(&self, wanted: impl Fn(Severity) -> bool) -> Vec<String> {
-        self.0.iter().filter(|finding| wanted(finding.severity)).map(ToString::to_string).collect()
-    }
 }
 
 impl From<FileError> for Refusal {

@@ -24,10 +24,10 @@ pub mod servers;
 pub mod temporary;
 pub mod types;
 
+use crate::report::Report;
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::Place;
 use berth_exec::args;
-use berth_manifest::report::Report;
 use berth_node::ipc::bridge::{BridgeOutcome, EtcdStatus, EtcdStep};
 use berth_node::terms::Speedup;
 use dials::Dials;
@@ -237,7 +237,7 @@ pub async fn examine(
         let (gateway, sample) = match asked {
             Ok(asked) => asked,
             Err(why) => {
-                report.info(format!(
+                report.note(format!(
                     "the etcd on this node was not asked for its members: {why}; requests that need it time out while COMMAND restarts it"
                 ));
                 continue;
@@ -249,14 +249,14 @@ pub async fn examine(
                 let used: Vec<_> =
                     others.members.iter().map(|(member, url)| format!("{} at {url}", member.describe())).collect();
                 let left_out = others.left_out.iter().map(|why| format!("; {why}")).collect::<String>();
-                report.info(format!(
+                report.note(format!(
                     "etcd: the temporary kube-apiserver uses {}, not this node's member{left_out}",
                     used.join(" and ")
                 ));
                 let mut cluster = Cluster { gateway, urls, own, others, dials: None };
                 match Dials::find(&cluster).await {
                     Ok(dials) => cluster.dials = Some(dials),
-                    Err(why) => report.info(format!(
+                    Err(why) => report.note(format!(
                         "etcd: what clients have sent to the running kube-apiserver waits while its member is away, and a node whose \
                          kubelet has a connection to it may be reported as not ready: {why}"
                     )),

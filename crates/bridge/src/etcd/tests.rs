@@ -65,7 +65,7 @@ impl Node {
     /// A bridge's plan, where that is not refused.
     async fn plan(&self) -> EtcdPlan {
         let (clusters, report) = self.examine().await;
-        assert_eq!(report.errors(), Vec::<String>::new());
+        assert_eq!(report.errors, Vec::<String>::new());
         EtcdPlan { clusters, ..EtcdPlan::default() }
     }
 }
@@ -111,7 +111,7 @@ async fn of_three_members_the_two_others_are_used() {
 async fn one_member_or_an_external_etcd_needs_nothing() {
     let mut node = Node::new(1).await;
     let (clusters, report) = node.examine().await;
-    assert!(clusters.is_empty() && report.errors().is_empty() && report.notes().is_empty());
+    assert!(clusters.is_empty() && report.errors.is_empty() && report.notes.is_empty());
     for (servers, note) in [
         ("https://192.0.2.1:2379,https://192.0.2.2:2379", None),
         ("http://127.0.0.1:2379", Some("is no URL such as https")),
@@ -120,13 +120,13 @@ async fn one_member_or_an_external_etcd_needs_nothing() {
     ] {
         node.command[1] = format!("--etcd-servers={servers}").into();
         let (clusters, report) = node.examine().await;
-        assert!(clusters.is_empty() && report.errors().is_empty());
-        let notes = report.notes().concat();
+        assert!(clusters.is_empty() && report.errors.is_empty());
+        let notes = report.notes.concat();
         assert!(note.map_or(notes.is_empty(), |text| notes.contains(text)), "{servers}: {notes}");
     }
     node.command[1] = format!("--etcd-servers={}", node.url(1)).into();
     node.command.remove(2);
-    let notes = node.examine().await.1.notes().concat();
+    let notes = node.examine().await.1.notes.concat();
     assert!(notes.contains("no --etcd-cafile"), "{notes}");
 }
 
@@ -135,7 +135,7 @@ async fn too_few_others_are_refused_and_each_is_named() {
     let node = Node::new(3).await;
     node.set(|etcd| etcd.stopped.push(2));
     let (clusters, report) = node.examine().await;
-    let errors = report.errors();
+    let errors = report.errors;
     assert!(
         clusters.is_empty()
             && errors[0].contains("member cp-2 (2) cannot be used")
@@ -147,10 +147,10 @@ async fn too_few_others_are_refused_and_each_is_named() {
     let node = Node::new(3).await;
     let own = node.url(1);
     node.set(|etcd| etcd.list[2]["clientURLs"] = json!([own]));
-    let errors = node.examine().await.1.errors();
+    let errors = node.examine().await.1.errors;
     assert!(errors[0].contains("member 1 answers there"), "{errors:?}");
     let node = Node::with(3, "127.0.0.9").await;
-    let errors = node.examine().await.1.errors();
+    let errors = node.examine().await.1.errors;
     assert!(errors[0].contains("TLS handshake failed") && errors[0].contains("127.0.0.9"), "{errors:?}");
 }
 

@@ -22,11 +22,11 @@ mod tests;
 pub mod tree;
 
 use super::restore::{ENCRYPTION, SavedFile};
+use crate::report::Report;
 use berth_cluster::yaml::YamlNode;
 use berth_exec::args;
 use berth_manifest::Manifest;
 use berth_manifest::command::{AUDIT_LOG, audit_log};
-use berth_manifest::report::Report;
 use berth_os::namespaces::is_shared_with;
 use berth_upgrade::logs;
 use rustix::fs::FileType;
@@ -196,7 +196,7 @@ impl RunningPod {
                 Err(error) => format!("cannot be kept as it is: {error}"),
             };
             let instead = "the temporary kube-apiserver reads what COMMAND leaves there";
-            report.info(format!("{} {why}: {instead}", source.display()));
+            report.note(format!("{} {why}: {instead}", source.display()));
         }
     }
 

@@ -1,7 +1,7 @@
 use super::spec::{Changes, Instead, Spec};
 use super::tree::{self, Mounted, Size};
 use super::{AUDIT, CopiedFile, RunningPod, container, runtime};
-use berth_manifest::report::Report;
+use crate::report::Report;
 use berth_testing::namespace::{refused, skipped};
 use proptest::prelude::*;
 use rustix::fs::FileType;
@@ -375,14 +375,14 @@ fn what_is_too_large_is_not_looked_through_and_what_cannot_be_read_is_noted() {
     json["mounts"] = ["/etc", "/gone", "/deep", "/small"].map(mount).to_vec().into();
     let (mut pod, mut report) = (pod(&json, &[]), Report::default());
     pod.measure_mounts(&open(temp.path()), &mut report);
-    assert_eq!(report.errors(), [""; 0]);
+    assert_eq!(report.errors, [""; 0]);
     for (note, part) in
-        report.notes().iter().zip(["/etc has more than 64 MiB", "/gone cannot be kept", "/deep cannot be"])
+        report.notes.iter().zip(["/etc has more than 64 MiB", "/gone cannot be kept", "/deep cannot be"])
     {
         assert!(note.starts_with(part) && note.ends_with("reads what COMMAND leaves there"), "{note}");
     }
     let kept: Vec<_> = pod.files.iter().map(|kept| kept.path.as_path()).collect();
-    assert_eq!((report.notes().len(), kept), (3, vec![Path::new("/small")]));
+    assert_eq!((report.notes.len(), kept), (3, vec![Path::new("/small")]));
 }
 
 #[test]

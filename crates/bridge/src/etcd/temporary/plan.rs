@@ -11,9 +11,9 @@ use crate::etcd::members::OWN;
 use crate::etcd::{Alone, servers};
 use crate::localhost::ETCD;
 use crate::pod::{RunningPod, runtime};
+use crate::report::Report;
 use berth_exec::{address, args};
 use berth_manifest::command::strings;
-use berth_manifest::report::Report;
 use berth_os::namespaces::is_shared_with;
 use berth_os::proc_net::{self, NamedProcess};
 use berth_os::process::{HeldProcess, ProcessAttributes};
@@ -84,13 +84,13 @@ impl Plan {
         let (own, NamedProcess { pid, name }) = match found {
             Ok(found) => found,
             Err(why) => {
-                report.info(format!("etcd at {}: {why}: {ALONE}", urls.join(",")));
+                report.note(format!("etcd at {}: {why}: {ALONE}", urls.join(",")));
                 return None;
             }
         };
         let what = format!("etcd (process {pid}, which listens on {own}): ");
         if name != ETCD {
-            report.info(format!("{what}it is {name}: {ALONE}"));
+            report.note(format!("{what}it is {name}: {ALONE}"));
             return None;
         }
         let process = report.ok(&what, HeldProcess::of(pid))?;
@@ -141,7 +141,7 @@ impl Plan {
             report.error(fix("a temporary etcd needs CAP_SYS_ADMIN, for a mount that keeps its database in its place"));
             return None;
         }
-        report.info(format!(
+        report.note(format!(
             "{what}what needs it waits twice, for about {} s each: its database has {} MiB",
             machine::expected_pause(look.size).as_secs(),
             look.size >> 20
