@@ -87,10 +87,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     let Some(port) = port else { return Err(Refusal::Unavailable(report.errors)) };
     files(port, &mut report);
     let listening = Listening::on(port, &mut report);
-    let running = match listening.instance() {
-        Some(entry) => running(entry, &options, &mut report).await,
-        None => None,
-    };
+    let running = listening.instance().and_then(|entry| running(entry, &options, &mut report));
     let addresses: Vec<_> = listening.node.iter().map(|entry| entry.local.ip()).collect();
     let addresses = answered(port, &addresses);
     let place = report.ok("", place(addresses.iter().any(IpAddr::is_ipv6)));
@@ -351,7 +348,7 @@ struct FoundInstance {
 }
 
 /// The process that listens, and how it runs.
-async fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) -> Option<FoundInstance> {
+fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) -> Option<FoundInstance> {
     let Some(process) = proc_net::process_of(entry.inode) else {
         report.error(format!(
             "the process that listens on {} cannot be seen from here ({}): run this as root, in the host's process namespace",
@@ -384,7 +381,7 @@ async fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) ->
             return None;
         }
         RunningInstance::Pod { manifest } => {
-            let pod = RunningPod::find(pid, manifest, report).await?.with_manifest();
+            let pod = RunningPod::find(pid, manifest, report)?.with_manifest();
             let command = strings(&cmdline);
             let wrong = args::check(&command).into_iter().map(|error| format!("{what}{error}"));
             wrong.for_each(|why| report.error(why));

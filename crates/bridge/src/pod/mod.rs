@@ -108,7 +108,7 @@ pub(super) fn port(manifest: &Path, report: &mut Report) -> Option<u16> {
 
 impl RunningPod {
     /// The one that a process runs in. What is in the directory above the manifest's is copied; the manifest need not be there.
-    pub(super) async fn find(pid: i32, manifest: &Path, report: &mut Report) -> Option<Self> {
+    pub(super) fn find(pid: i32, manifest: &Path, report: &mut Report) -> Option<Self> {
         let what = format!("process {pid}");
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         let Some(id) = runtime::container(&cgroup).filter(|_| !is_shared_with(pid, "mnt")) else {
@@ -130,8 +130,8 @@ impl RunningPod {
                  kube-apiserver is run by it",
             );
         }
-        let spec = runtime::spec(shim.as_ref(), id).await.map_err(|tried| {
-            format!("the specification of container {id} is not to be found ({tried}): install crictl, and see that `crictl inspect` knows it")
+        let spec = runtime::spec(shim.as_ref(), id).map_err(|tried| {
+            format!("the specification of container {id} is not to be found ({tried}): its runtime must be containerd or CRI-O")
         });
         let spec = report.ok("", spec)?;
         if spec.has_namespace("user") {

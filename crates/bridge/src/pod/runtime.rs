@@ -1,28 +1,23 @@
 //! What runs a node's containers: which one a process is in, its specification, and the program that starts it (runc or crun).
 //!
 //! A container has a parent that stays with it: containerd's shim, or CRI-O's conmon. The parent shows the directory of the specification and
-//! the program. Where the parent does not show the specification, crictl is asked.
+//! the program.
 
 use super::spec::Spec;
-use berth_manifest::command::{is_program, output, strings};
+use berth_manifest::command::{is_program, strings};
 use berth_os::file::open_regular;
 use berth_os::process::parent;
-use serde_json::Value;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// The name of a specification in a container's directory (a bundle).
 const CONFIG: &str = "config.json";
 
 /// More bytes than a specification has.
 const LIMIT: u64 = 16 << 20;
-
-/// Longest time that crictl may take.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How many ancestors are searched for the shim, which is the parent of the container's first process.
 const PARENTS: usize = 16;
@@ -85,7 +80,7 @@ impl Shim {
 ///
 /// # Errors
 /// All places that were tried.
-pub async fn spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
+pub fn spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
     let mut tried = Vec::new();
     for bundle in shim.map(|shim| shim.bundles(id)).unwrap_or_default() {
         let path = bundle.join(CONFIG);
@@ -94,18 +89,7 @@ pub async fn spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
             Err(error) => tried.push(format!("{}: {error}", path.display())),
         }
     }
-    let asked = output("crictl", &["inspect", id], PATIENCE).await.and_then(|output| inspected(&output.stdout));
-    asked.map_err(|error| {
-        tried.push(format!("crictl: {error}"));
-        tried.join("; ")
-    })
-}
-
-/// The specification in the output of `crictl inspect`.
-pub fn inspected(json: &[u8]) -> Result<Spec, String> {
-    let mut whole: Value = serde_json::from_slice(json).map_err(|_| "it does not know this container".to_owned())?;
-    let spec = whole.pointer_mut("/info/runtimeSpec").map(Value::take).ok_or("its answer has no info.runtimeSpec")?;
-    serde_json::from_value(spec).map_err(|error| error.to_string())
+    Err(tried.join("; "))
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {

@@ -241,10 +241,6 @@ impl Drop for Parent {
     }
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
-}
-
 fn program(path: &Path) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, "").unwrap();
@@ -260,16 +256,14 @@ fn containerds_shim_says_where_the_specification_is() {
     fs::write(temp.path().join(ID).join("config.json"), CONTAINERD).unwrap();
     let (_parent, pid) = Parent::start("/usr/bin/containerd-shim-runc-v2", &["-namespace", "k8s.io"], &sandbox);
     let shim = runtime::Shim::of(pid);
-    assert_eq!(block_on(runtime::spec(shim.as_ref(), ID)).unwrap(), spec(&sample()));
+    assert_eq!(runtime::spec(shim.as_ref(), ID).unwrap(), spec(&sample()));
     // What lies beside it comes before its PATH, which the machine may have too.
     let found = shim.as_ref().unwrap().program().unwrap();
     let beside = fs::canonicalize("/bin/sh").unwrap().with_file_name("runc");
     assert!(found == sandbox.join("bin/crun") || found == beside, "{}", found.display());
     fs::write(temp.path().join(ID).join("config.json"), "{").unwrap();
-    let tried = block_on(runtime::spec(shim.as_ref(), ID)).unwrap_err();
-    for part in [&format!("{ID}/config.json: EOF"), "crictl: "] {
-        assert!(tried.contains(part), "{part} is not in {tried}");
-    }
+    let tried = runtime::spec(shim.as_ref(), ID).unwrap_err();
+    assert!(tried.contains(&format!("{ID}/config.json: EOF")), "{tried}");
 }
 
 #[test]
@@ -282,20 +276,10 @@ fn conmon_says_where_the_specification_and_the_runtime_are() {
     let arguments = ["-b", bundle.to_str().unwrap(), "-r", crun.to_str().unwrap()];
     let (_parent, pid) = Parent::start("/usr/bin/conmon", &arguments, temp.path());
     let shim = runtime::Shim::of(pid);
-    assert!(block_on(runtime::spec(shim.as_ref(), ID)).is_ok());
+    assert!(runtime::spec(shim.as_ref(), ID).is_ok());
     assert_eq!(shim.unwrap().program(), Some(crun));
     // This test is in no container.
     assert!(runtime::Shim::of(std::process::id().try_into().unwrap()).is_none());
-}
-
-#[test]
-fn crictl_has_the_specification_in_its_answer() {
-    let answer = json!({"status": {"id": ID}, "info": {"runtimeSpec": sample()}}).to_string();
-    assert_eq!(runtime::inspected(answer.as_bytes()), Ok(spec(&sample())));
-    let other = r#"{"info": {"runtimeSpec": 1}}"#;
-    for (json, why) in [("", "does not know"), ("[]", "has no info.runtimeSpec"), (other, "invalid type")] {
-        assert!(runtime::inspected(json.as_bytes()).unwrap_err().contains(why), "{json}");
-    }
 }
 
 /// etcd's manifest may have any name: nobody puts it back.

@@ -103,7 +103,7 @@ impl Plan {
         let pod = match (is_shared_with(pid, "mnt"), manifest) {
             (true, _) => None,
             (false, Some(manifest)) if is_in_container() => {
-                Some(RunningPod::find(pid, &manifest.with_file_name(MANIFEST), report).await?)
+                Some(RunningPod::find(pid, &manifest.with_file_name(MANIFEST), report)?)
             }
             (false, _) => {
                 report.error(fix(
