@@ -22,7 +22,6 @@ checks! {
     BERTH_OPTIONS, Error, "berth-options";
     BERTH_DIFFERS, Error, "berth-differs";
     UID_MISMATCH, Error, "uid-mismatch";
-    PRIVILEGED_PORT, Error, "privileged-port";
     DIRECT_CAPABILITIES, Error, "direct-capabilities";
     DIRECT_ADDRESS, Error, "direct-address";
     INSTANCE_NOT_UNIQUE, Error, "instance-not-unique";
@@ -38,7 +37,6 @@ checks! {
     PEER_PROXY, Warning, "peer-proxy";
     GRACE_PERIOD, Warning, "grace-period";
     UPDATE_STRATEGY, Warning, "update-strategy";
-    PROBE_FILES, Error, "probe-files";
     ANONYMOUS_AUTH, Error, "anonymous-auth";
     AUTHENTICATION_CONFIG, Warning, "authentication-config";
     HOST_IP_UNKNOWN, Warning, "host-ip";

@@ -185,7 +185,6 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ),
         ("berth-differs", shim(&[("10.0.0.5:6443", "10.0.0.6:6443")])),
         ("uid-mismatch", shim(&[("runAsUser: 0", "runAsUser: 1000")])),
-        ("privileged-port", of_text(&pod.replace(":6443", ":443"))),
         ("direct-capabilities", steered(&[("        - BPF\n", "")])),
         ("direct-capabilities", steered(&[("        - NET_ADMIN\n", "")])),
         (
@@ -244,7 +243,6 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ),
         ("update-strategy", of_text(&with(&deployment(), &[("maxUnavailable: 0", "maxUnavailable: 1")]))),
         ("update-strategy", of_text(&with(&deployment(), &[("kind: Deployment", "kind: DaemonSet")]))),
-        ("probe-files", shim(&[("mountPath: /etc/kubernetes/pki/ca.crt", "mountPath: /elsewhere")])),
         ("anonymous-auth", changed(&[("    - --allow-privileged=true\n", "    - --anonymous-auth=false\n")])),
         ("anonymous-auth", changed(&[("    - --allow-privileged=true\n", "    - --anonymous-auth=False\n")])),
         (

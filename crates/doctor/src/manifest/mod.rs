@@ -7,7 +7,6 @@ mod volumes;
 use super::checks::*;
 use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
 use super::{Case, Check, Finding, options};
-use berth_cluster::yaml::YamlNode;
 use berth_manifest::inject::{self, Rule, Wrapping, judge};
 use berth_manifest::split;
 use berth_options::PodCommand;
@@ -16,9 +15,6 @@ use berth_options::probe::ProbeArgs;
 use berth_shim::backend::probe::ProbeKind;
 
 pub(super) use volumes::run_dir_of;
-
-/// Ports below need a capability (net.ipv4.ip_unprivileged_port_start).
-const FIRST_UNPRIVILEGED: u16 = 1024;
 
 pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
     let mut examiner = Examiner { case, findings: Vec::new() };
@@ -105,7 +101,6 @@ impl Examiner<'_> {
             self.options(shim);
             self.same_place(&layout.apiserver, shim);
             self.same_uid(layout, shim);
-            self.privileged_port(shim);
         } else if serving.is_none() {
             self.found(
                 SHIM_MISSING,
@@ -116,7 +111,7 @@ impl Examiner<'_> {
         }
         self.peer_proxy();
         self.run_dir(layout);
-        self.authentication(layout, probe);
+        self.authentication(probe);
         if let Some(serving) = serving {
             self.credentials(serving);
             self.direct(serving);
@@ -209,39 +204,9 @@ impl Examiner<'_> {
         }
     }
 
-    fn privileged_port(&mut self, shim: &Berth<'_>) {
-        let ports = options::listen(&shim.parsed).into_iter().map(|listen| listen.addr.port());
-        let Some(port) = ports.min().filter(|port| *port < FIRST_UNPRIVILEGED) else { return };
-        let capability = |list: &str, names: [&str; 2]| {
-            let all = shim.container.node().at(&["securityContext", "capabilities", list]).map(YamlNode::items);
-            all.unwrap_or_default().iter().any(|name| name.text().is_some_and(|name| names.contains(&name)))
-        };
-        if capability("drop", ["ALL", "NET_BIND_SERVICE"]) && !capability("add", ["ALL", "NET_BIND_SERVICE"]) {
-            let name = shim.container.name();
-            self.found(
-                PRIVILEGED_PORT,
-                shim.container.node().line,
-                format!("{name} may not bind port {port}: it has dropped the capability for ports below {FIRST_UNPRIVILEGED}"),
-                format!("set securityContext.capabilities.add: [NET_BIND_SERVICE] in {name}"),
-            );
-        }
-    }
-
-    /// Files that the probe needs, and whether it is let in.
-    fn authentication(&mut self, layout: &Layout<'_>, probe: Option<&ProbeArgs>) {
+    /// Whether the probe is let in.
+    fn authentication(&mut self, probe: Option<&ProbeArgs>) {
         let Some(probe) = probe.filter(|probe| probe.probe == ProbeKind::Https) else { return };
-        let files = [&probe.probe_ca, &probe.probe_cert, &probe.probe_key, &probe.probe_token_file];
-        let container = layout.serving().map_or(layout.apiserver.container, |serving| serving.container);
-        for file in files.into_iter().flatten().filter_map(|file| file.to_str()) {
-            if container.mount_of(file).is_none() {
-                self.found(
-                    PROBE_FILES,
-                    container.node().line,
-                    format!("{file}, which the probe needs, is in no volumeMount of {}", container.name()),
-                    "mount it, read-only",
-                );
-            }
-        }
         let Some(flag) = self.case.manifest.flag("authentication-config").filter(|_| !shows_itself(probe)) else {
             return;
         };

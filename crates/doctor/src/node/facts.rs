@@ -14,7 +14,7 @@ use berth_shim::config::Listen;
 use nix::unistd::Uid;
 use procfs::process::{Process, all_processes_with_root};
 use procfs::{FromRead as _, FromReadSI as _, KernelStats, Meminfo, current_system_info};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
@@ -134,9 +134,7 @@ impl Facts {
         }
         self.credentials = Credentials::gather(root, layout);
         let listen = listen(layout);
-        let mut ports: Vec<_> = listen.iter().map(|listen| listen.addr.port()).collect();
-        ports.sort_unstable();
-        ports.dedup();
+        let ports: BTreeSet<_> = listen.iter().map(|listen| listen.addr.port()).collect();
         self.clients = Clients::gather(root, &dialled(&listen, manifest));
         for entry in ports.into_iter().filter_map(|port| listeners(port).ok()).flatten() {
             self.listeners.push(HeldPort { entry, process: process_of(entry.inode) });
@@ -179,10 +177,8 @@ pub(in super::super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
 /// Ports by which clients reach kube-apiserver: the shim's, and its own where it was without berth.
 pub(super) fn dialled(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
     let own = manifest.secure_port().ok().filter(|_| !listen.is_empty());
-    let mut ports: Vec<_> = listen.iter().map(|listen| listen.addr.port()).chain(own).collect();
-    ports.sort_unstable();
-    ports.dedup();
-    ports
+    let ports: BTreeSet<_> = listen.iter().map(|listen| listen.addr.port()).chain(own).collect();
+    ports.into_iter().collect()
 }
 
 /// All processes that can be seen.
