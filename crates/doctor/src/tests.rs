@@ -315,7 +315,7 @@ fn sound() -> Facts {
     Facts {
         addresses: Some(vec!["10.0.0.5".parse().unwrap()]),
         listeners: vec![holding("10.0.0.5:6443", 0, "berth"), holding("127.1.2.3:6443", 0, "kube-apiserver")],
-        apiservers: vec![RunningProcess { name: "kube-apiserver".into(), resident: 1 << 30, started: None }],
+        apiservers: vec![RunningProcess { resident: 1 << 30, started: None }],
         available: Some(1 << 30),
         shims: vec![LiveShim { instance: "a".into(), version: berth_node::VERSION.into() }],
         settings: [("kernel.osrelease", "6.1.0-32-amd64\n".to_owned())].into(),
@@ -613,7 +613,7 @@ fn facts_are_gathered_below_a_root() {
     let facts = Facts::gather(root.path(), &manifest);
     // 100 s after the machine started.
     let started = Some(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(2_000_000_100));
-    let apiserver = RunningProcess { name: "kube-apiserver".into(), resident: 2 << 20, started };
+    let apiserver = RunningProcess { resident: 2 << 20, started };
     assert_eq!((&facts.apiservers[..], facts.available), (&[apiserver][..], Some(1 << 20)));
     assert!(facts.run_dir.is_none(), "{facts:?}");
     assert_eq!(facts.authentication.as_deref(), Some("kind: A"));

@@ -79,7 +79,6 @@ pub struct HeldPort {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunningProcess {
-    pub name: String,
     /// Resident memory, in bytes.
     pub resident: u64,
     pub started: Option<SystemTime>,
@@ -95,8 +94,7 @@ impl Facts {
             let path = root.join("proc/sys").join(name.replace('.', "/"));
             Some((name, fs::read_to_string(path).ok()?))
         });
-        let running = running(&root.join("proc"));
-        let apiservers: Vec<_> = running.into_iter().filter(|process| process.name == "kube-apiserver").collect();
+        let apiservers = apiservers(&root.join("proc"));
         let started = apiservers.iter().filter_map(|process| process.started).min();
         let newer = |flag: &'static str| {
             let path = container.on_node(manifest.flag(flag)?.value)?;
@@ -181,16 +179,15 @@ pub(super) fn dialled(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
     ports.into_iter().collect()
 }
 
-/// All processes that can be seen.
-fn running(proc: &Path) -> Vec<RunningProcess> {
+/// The kube-apiservers that can be seen.
+fn apiservers(proc: &Path) -> Vec<RunningProcess> {
     let system = current_system_info();
     let ticks = u32::try_from(system.ticks_per_second()).unwrap_or(u32::MAX);
     let stats = KernelStats::from_file(proc.join("stat"), system).ok();
     let booted = stats.and_then(|stats| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(stats.btime)));
     let read = |process: Process| {
-        let stat = process.stat().ok()?;
+        let stat = process.stat().ok().filter(|stat| stat.comm == "kube-apiserver")?;
         Some(RunningProcess {
-            name: stat.comm,
             resident: process.status().ok()?.vmrss?.checked_mul(1024)?,
             started: booted.and_then(|booted| booted.checked_add(Duration::from_secs(stat.starttime) / ticks)),
         })
