@@ -420,7 +420,7 @@ mod tests {
         let given = "kube-apiserver --secure-port 6443 --audit-log-path=/var/log/audit.log --debug_socket_path /run/x";
         assert_eq!(
             rewritten(0, given),
-            "kube-apiserver --secure-port 7000 --bind-address=127.1.2.3 --advertise-address=10.0.0.5 \
+            "kube-apiserver --bind-address=127.1.2.3 --secure-port=7000 --advertise-address=10.0.0.5 \
              --endpoint-reconciler-type=none --audit-log-path=/var/log/audit-bridge.log --cert-dir=/b/bridge-cert-dir \
              --debug-socket-path="
         );
@@ -428,7 +428,7 @@ mod tests {
         let given = "k --bind-address=:: --advertise-address=10.9.9.9 --tls-cert-file=/c --audit-log-path=- --endpoint-reconciler-type=lease";
         assert_eq!(
             rewritten(0, given),
-            "k --bind-address=127.1.2.3 --advertise-address=10.9.9.9 --tls-cert-file=/c --audit-log-path=- --secure-port=7000 \
+            "k --advertise-address=10.9.9.9 --tls-cert-file=/c --audit-log-path=- --bind-address=127.1.2.3 --secure-port=7000 \
              --endpoint-reconciler-type=none"
         );
     }
