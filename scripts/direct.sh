@@ -7,7 +7,6 @@
 #
 #   sources    the client address in audit logs, by every way to the node; compared with the relay
 #   upgrade    to the newest version and back, under new connections; compared with an instance without berth
-#   killed     SIGKILL of the instance, SIGKILL and SIGSTOP of the shim; each compared with the relay
 #   speed      requests a second and CPU time; compared with no berth, the relay, and HAProxy if it is there
 #   the first two if none is given
 #
@@ -24,7 +23,7 @@ readonly VIP=192.0.2.9
 readonly RELAYED_IP=192.0.2.5 STEERED_IP=192.0.2.6 HAPROXY_IP=192.0.2.7
 # Each instance's --shutdown-delay-duration, in seconds.
 readonly -A DELAY=([old]=0 [new]=5)
-readonly SHORT=(sources upgrade) PARTS=(sources upgrade killed speed)
+readonly SHORT=(sources upgrade) PARTS=(sources upgrade speed)
 # What makes listeners of Go's as the kernel can steer to them, and as Go makes them by default where the kernel has MPTCP.
 readonly PLAIN=multipathtcp=0 MULTIPATH=multipathtcp=2
 
@@ -42,7 +41,6 @@ main() {
     usual_logs=({a,old,new,last}{,-api}.log observer.log kube-proxy.log)
     . "$root/scripts/direct/sources.sh"
     . "$root/scripts/direct/upgrade.sh"
-    . "$root/scripts/direct/killed.sh"
     . "$root/scripts/direct/speed.sh"
 
     need_root "network namespaces"
