@@ -180,7 +180,9 @@ impl Injected {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{ConnectionKind, Failure};
+    use crate::event::Failure;
+    use crate::judges::tests::{attempt, good};
+    use crate::verdict::OLD;
     use EventKind::{Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, Player as Plays};
 
     /// The record of a log of these events, each a moment after the one before, which was written as JSON and read again.
@@ -199,18 +201,14 @@ mod tests {
 
     #[test]
     fn what_clients_saw_is_sorted_by_what_they_dialed() {
-        let attempt = |stream: &str, answer| {
-            let (kind, stream) = (ConnectionKind::New, stream.to_owned());
-            Attempt { kind, writes: false, stream, due: Stamp(1), done: Stamp(2), answer }
-        };
-        let good = || Answer::Good { instance: "old".into() };
-        let control = |stream, answer| Attempted(Dialed::Instance("old".into()), attempt(stream, answer));
+        let attempt = |stream: &str, answer| attempt(stream, 1, 2, answer);
+        let control = |stream, answer| Attempted(Dialed::Instance(OLD.into()), attempt(stream, answer));
         let refused = Answer::Failed(Failure::Refused);
         let sorted = record(vec![
             ("", EventKind::LoadBegan),
             ("new-0", Attempted(Dialed::Front, attempt("new-0", Answer::Bad { instance: "old".into(), status: 429 }))),
-            ("control-old-1", control("control-old-1", good())),
-            ("control-old-1", control("control-old-1", good())),
+            ("control-old-1", control("control-old-1", good(OLD))),
+            ("control-old-1", control("control-old-1", good(OLD))),
             ("control-old-2", control("control-old-2", refused)),
             ("", EventKind::Behind(Duration::from_millis(7))),
             ("", EventKind::Late(Duration::from_nanos(3))),

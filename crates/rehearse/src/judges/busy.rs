@@ -69,35 +69,25 @@ fn common((from, to): (Stamp, Stamp), periods: &[(Stamp, Stamp)]) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{at, attempt};
     use super::*;
-    use crate::event::{Answer, ConnectionKind, Failure};
-
-    fn ms(ms: u64) -> Stamp {
-        Stamp(ms * 1_000_000)
-    }
-
-    /// Whether a request that waited from then to then is explained.
-    fn explained(late: &[(u64, u64)], (due, done): (u64, u64)) -> bool {
-        let late = late.iter().map(|(from, to)| (ms(*from), ms(*to))).collect();
-        let record = Record { late, ..Record::default() };
-        Busy::of(&record).explains(&Attempt {
-            kind: ConnectionKind::New,
-            writes: false,
-            stream: "new-0".into(),
-            due: ms(due),
-            done: ms(done),
-            answer: Answer::Failed(Failure::Unanswered),
-        })
-    }
+    use crate::event::{Answer, Failure};
 
     #[test]
     fn a_wait_is_explained_by_timers_that_were_late_for_half_of_it() {
-        let wait = (1_000, 16_000);
-        assert!(explained(&[(0, 9_000)], wait) && explained(&[(2_000, 6_000), (9_000, 13_000)], wait));
-        // Twice the same time is half as much.
-        assert!(!explained(&[(2_000, 6_000), (3_000, 6_500)], wait));
-        for others in [&[][..], &[(1_000, 8_000)], &[(0, 1_000), (16_000, 90_000)]] {
-            assert!(!explained(others, wait), "{others:?}");
+        let wait = attempt("new-0", 1_000, 16_000, Answer::Failed(Failure::Unanswered));
+        for (late, is_explained) in [
+            (&[(0, 9_000)][..], true),
+            (&[(2_000, 6_000), (9_000, 13_000)], true),
+            // Twice the same time is half as much.
+            (&[(2_000, 6_000), (3_000, 6_500)], false),
+            (&[], false),
+            (&[(1_000, 8_000)], false),
+            (&[(0, 1_000), (16_000, 90_000)], false),
+        ] {
+            let periods = late.iter().map(|(from, to)| (at(*from), at(*to))).collect();
+            let record = Record { late: periods, ..Record::default() };
+            assert_eq!(Busy::of(&record).explains(&wait), is_explained, "{late:?}");
         }
     }
 }

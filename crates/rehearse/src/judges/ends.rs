@@ -78,32 +78,21 @@ fn kind(end: &StreamEnd) -> (bool, Protocol) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{self, at, report};
     use super::*;
-    use crate::event::{Failure, Signed};
+    use crate::event::Signed;
     use crate::record::Control;
+    use crate::verdict::{NEW, OLD};
 
-    fn end(what: StreamKind, at: u64) -> StreamEnd {
-        StreamEnd {
-            stream: format!("{what:?}-1"),
-            what,
-            protocol: Protocol::Http2,
-            instance: "old".into(),
-            at: ms(at),
-            how: Failure::Closed,
-            in_flight: true,
-            signed: None,
-        }
-    }
-
-    fn ms(at: u64) -> Stamp {
-        Stamp(at * 1_000_000)
+    fn end(what: StreamKind, ms: i64) -> StreamEnd {
+        tests::end(what, "stream", ms)
     }
 
     /// Old gets SIGTERM at 1000 ms; its kept connections end at 1200 ms, its watches at 2000 ms.
     fn stopped() -> Record {
         let mut record = Record::default();
-        record.moments.add("old", MarkKind::Started, ms(0));
-        record.moments.add("old", MarkKind::Sigterm, ms(1000));
+        record.moments.add(OLD, MarkKind::Started, at(0));
+        record.moments.add(OLD, MarkKind::Sigterm, at(1000));
         record.control =
             Control { ends: vec![end(StreamKind::Kept, 1200), end(StreamKind::Watch, 2000)], ..Control::default() };
         record
@@ -112,22 +101,22 @@ mod tests {
     #[test]
     fn an_end_without_an_announcement_is_compared_with_the_control() {
         let record = stopped();
-        let ends = Ends::new(&record);
-        let by_instance = |end: &StreamEnd| ends.by_instance(end).is_ok();
-        // 50 ms before is the same moment.
-        assert!([1150, 1200, 5000].iter().all(|at| by_instance(&end(StreamKind::Kept, *at))));
-        assert!(!by_instance(&end(StreamKind::Kept, 1149)));
-        assert!(by_instance(&end(StreamKind::Watch, 2000)) && !by_instance(&end(StreamKind::Watch, 1500)));
-        // Of another kind.
-        assert!(!by_instance(&StreamEnd { protocol: Protocol::Http1, ..end(StreamKind::Kept, 1300) }));
-        assert!(!by_instance(&StreamEnd { instance: "new".into(), ..end(StreamKind::Kept, 1300) }));
-    }
-
-    #[test]
-    fn clients_that_lag_see_the_same_moment_later() {
-        let mut record = stopped();
-        record.behind = Duration::from_millis(200);
-        assert_eq!(Ends::new(&record).by_instance(&end(StreamKind::Kept, 1000)), Ok(()));
+        for (end, is_its_own) in [
+            // 50 ms before is the same moment.
+            (end(StreamKind::Kept, 1150), true),
+            (end(StreamKind::Kept, 5000), true),
+            (end(StreamKind::Kept, 1149), false),
+            (end(StreamKind::Watch, 2000), true),
+            (end(StreamKind::Watch, 1500), false),
+            // Of another kind.
+            (StreamEnd { protocol: Protocol::Http1, ..end(StreamKind::Kept, 1300) }, false),
+            (StreamEnd { instance: NEW.into(), ..end(StreamKind::Kept, 1300) }, false),
+        ] {
+            assert_eq!(Ends::new(&record).by_instance(&end).is_ok(), is_its_own, "{end:?}");
+        }
+        // Clients that lag see the same moment later.
+        let lagging = Record { behind: Duration::from_millis(200), ..record };
+        assert_eq!(Ends::new(&lagging).by_instance(&end(StreamKind::Kept, 1000)), Ok(()));
     }
 
     #[test]
@@ -143,28 +132,30 @@ mod tests {
 
     #[test]
     fn a_report_decides() {
-        let report = |by, at| {
-            let peer = ([127, 0, 0, 1], 1).into();
-            ("old".to_owned(), EndReport { stream: "Watch-1".into(), peer, by, at: ms(at), rejected: 0 })
-        };
-        let judged = |report| {
-            let record = Record { reports: vec![report], ..stopped() };
-            Ends::new(&record)
-                .by_instance(&StreamEnd { signed: Some(Signed::CloseNotify), ..end(StreamKind::Watch, 3000) })
-        };
-        assert_eq!(judged(report(EndedBy::Instance, 3000)), Ok(()));
-        assert!(judged(report(EndedBy::Instance, 3001)).is_err());
-        assert!(judged(report(EndedBy::Peer, 2000)).is_err() && judged(report(EndedBy::PeerEarly, 2000)).is_err());
+        let not_its_own = Err("its instance saw the other side end it");
+        for (by, reported_at, wanted) in [
+            (EndedBy::Instance, 3000, Ok(())),
+            (EndedBy::Instance, 3001, Err("its instance ended it only later")),
+            (EndedBy::Peer, 2000, not_its_own),
+            (EndedBy::PeerEarly, 2000, not_its_own),
+        ] {
+            let record = Record { reports: vec![report("stream", by, reported_at)], ..stopped() };
+            let end = StreamEnd { signed: Some(Signed::CloseNotify), ..end(StreamKind::Watch, 3000) };
+            assert_eq!(Ends::new(&record).by_instance(&end), wanted);
+        }
+        // One of another stream says nothing.
+        let record = Record { reports: vec![report("other", EndedBy::Instance, 500)], ..stopped() };
+        assert!(Ends::new(&record).by_instance(&end(StreamKind::Kept, 900)).is_err());
     }
 
     #[test]
     fn an_earlier_life_excuses_nothing() {
         let mut record = stopped();
-        record.moments.add("old", MarkKind::Exited, ms(2000));
-        record.moments.add("old", MarkKind::Started, ms(3000));
+        record.moments.add(OLD, MarkKind::Exited, at(2000));
+        record.moments.add(OLD, MarkKind::Started, at(3000));
         let killed = end(StreamKind::Kept, 5000);
         assert!(Ends::new(&record).by_instance(&killed).is_err());
-        record.moments.add("old", MarkKind::Exited, ms(5000));
+        record.moments.add(OLD, MarkKind::Exited, at(5000));
         assert!(Ends::new(&record).by_instance(&killed).is_err());
         record.control.ends.push(end(StreamKind::Kept, 5010));
         assert_eq!(Ends::new(&record).by_instance(&killed), Ok(()));

@@ -244,56 +244,49 @@ impl Check<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{self, at, attempt, good};
     use super::*;
     use crate::event::Failure;
+    use crate::verdict::{NEW, OLD};
 
-    /// As it is on an idle machine.
+    /// With nobody behind, as on an idle machine.
     fn excuse(injected: &[Injected], lost: &Lost<'_>) -> Option<usize> {
         super::excuse(injected, lost, Duration::ZERO)
     }
 
-    fn check(record: &Record) -> Vec<Promise> {
-        super::check(record, &Span::of(record))
+    fn check(record: &Record) -> Promise {
+        super::check(record, &Span::of(record)).remove(0)
     }
 
-    /// A moment, in milliseconds.
-    fn ms(ms: u64) -> Stamp {
-        Stamp(ms * 1_000_000)
-    }
-
+    /// Of new, from 1 s to 10 s.
     fn injected(fault: Fault) -> Injected {
-        Injected {
-            fault,
-            instance: "new".into(),
-            standby: Standby::Sibling,
-            at: ms(1_000),
-            noticed: None,
-            over: Some(ms(10_000)),
-            seen: vec!["why".into()],
+        tests::injected(fault, NEW, 1_000, Some(10_000))
+    }
+
+    /// Answered by this instance, or refused.
+    fn tried(due: i64, done: i64, by: Option<&str>) -> Attempt {
+        attempt("new-0", due, done, by.map_or(Answer::Failed(Failure::Refused), good))
+    }
+
+    fn lost(loss: Loss, due: Option<i64>, seen: i64) -> Lost<'static> {
+        Lost { loss, due: due.map(at), seen: at(seen), instance: Some(NEW) }
+    }
+
+    /// Whether a fault excuses a loss that was due and seen then, of a connection to the instance that was harmed.
+    fn assert_excused(fault: &Injected, cases: &[(Loss, Option<i64>, i64, bool)]) {
+        for (loss, due, seen, is_excused) in cases {
+            let excused = excuse(std::slice::from_ref(fault), &lost(*loss, *due, *seen)).is_some();
+            assert_eq!(excused, *is_excused, "{fault:?}: {loss:?} due {due:?}, seen {seen}");
         }
     }
 
-    fn attempt(due: u64, done: u64, good: bool) -> Attempt {
-        let answer = if good { Answer::Good { instance: "new".into() } } else { Answer::Failed(Failure::Refused) };
-        Attempt {
-            kind: ConnectionKind::New,
-            writes: false,
-            stream: format!("new-{due}"),
-            due: ms(due),
-            done: ms(done),
-            answer,
-        }
+    /// What breaks the promise of a fault under which these were tried.
+    fn broken(fault: Injected, attempts: Vec<Attempt>) -> Vec<String> {
+        broken_in(&Record { injected: vec![fault], attempts, ..Record::default() })
     }
 
-    fn lost(loss: Loss, due: Option<u64>, seen: u64) -> Lost<'static> {
-        Lost { loss, due: due.map(ms), seen: ms(seen), instance: Some("new") }
-    }
-
-    /// What breaks the promise of a fault, in a record that `write` made.
-    fn broken(fault: Injected, write: impl FnOnce(&mut Record)) -> Vec<String> {
-        let mut record = Record { injected: vec![fault], ..Record::default() };
-        write(&mut record);
-        let promise = check(&record).remove(0);
+    fn broken_in(record: &Record) -> Vec<String> {
+        let promise = check(record);
         let broken = promise.what_happened.iter().filter_map(|line| line.strip_prefix("broken: "));
         let broken: Vec<String> = broken.map(str::to_owned).collect();
         assert_eq!(promise.held, broken.is_empty(), "{promise:?}");
@@ -303,49 +296,60 @@ mod tests {
     #[test]
     fn a_kill_excuses_what_was_on_the_one_that_died() {
         for fault in [Fault::KillShim, Fault::CrashAfterReady] {
-            let excused = |lost| excuse(&[injected(fault)], &lost).is_some();
-            assert!(excused(lost(Loss::StreamEnded, None, 1_001)));
-            assert!(excused(lost(Loss::Reset, Some(990), 1_001)));
-            // Not accepted by any shim, begun later, seen before or much later, elsewhere.
-            assert!(!excused(lost(Loss::Refused, Some(990), 1_001)));
-            assert!(!excused(lost(Loss::Reset, Some(1_001), 1_010)));
-            assert!(!excused(lost(Loss::StreamEnded, None, 999)));
-            assert!(!excused(lost(Loss::StreamEnded, None, 2_500)));
-            assert!(!excused(Lost { instance: Some("old"), ..lost(Loss::StreamEnded, None, 1_001) }));
+            let fault = injected(fault);
+            assert_excused(
+                &fault,
+                &[
+                    (Loss::StreamEnded, None, 1_001, true),
+                    (Loss::Reset, Some(990), 1_001, true),
+                    // Not accepted by any shim, begun later, seen before or much later.
+                    (Loss::Refused, Some(990), 1_001, false),
+                    (Loss::Reset, Some(1_001), 1_010, false),
+                    (Loss::StreamEnded, None, 999, false),
+                    (Loss::StreamEnded, None, 2_500, false),
+                ],
+            );
+            let elsewhere = Lost { instance: Some(OLD), ..lost(Loss::StreamEnded, None, 1_001) };
+            assert_eq!(excuse(&[fault], &elsewhere), None);
         }
     }
 
     /// No other process holds the bridge's listener: what it accepted until it was gone is lost.
     #[test]
     fn a_kill_under_a_bridge_excuses_what_was_on_the_one_that_died_until_it_was_gone() {
+        let killed = |fault| Injected { standby: Standby::Bridge, noticed: Some(at(1_020)), ..injected(fault) };
         for fault in [Fault::KillShim, Fault::KillTemporary, Fault::KillOld] {
-            let killed = Injected { standby: Standby::Bridge, noticed: Some(ms(1_020)), ..injected(fault) };
-            let excused = |lost| excuse(std::slice::from_ref(&killed), &lost).is_some();
-            assert!(excused(lost(Loss::StreamEnded, None, 1_001)));
-            assert!(excused(lost(Loss::Reset, Some(1_015), 1_030)));
-            assert!(!excused(lost(Loss::Reset, Some(1_021), 1_030)));
-            assert!(!excused(lost(Loss::Refused, Some(1_015), 1_030)));
-            assert!(!excused(Lost { instance: Some("old"), ..lost(Loss::StreamEnded, None, 1_001) }));
+            assert_excused(
+                &killed(fault),
+                &[
+                    (Loss::StreamEnded, None, 1_001, true),
+                    (Loss::Reset, Some(1_015), 1_030, true),
+                    (Loss::Reset, Some(1_021), 1_030, false),
+                    (Loss::Refused, Some(1_015), 1_030, false),
+                ],
+            );
         }
-        let crashed = Injected { standby: Standby::Bridge, noticed: Some(ms(1_020)), ..injected(Fault::BadFlag) };
-        assert!(excuse(&[crashed], &lost(Loss::Reset, Some(1_015), 1_030)).is_none());
+        assert_excused(&killed(Fault::BadFlag), &[(Loss::Reset, Some(1_015), 1_030, false)]);
     }
 
     #[test]
     fn an_outage_excuses_until_its_end_and_no_longer() {
         for fault in [Fault::KillShim, Fault::CrashAfterReady] {
-            let fault = Injected { standby: Standby::Nothing, ..injected(fault) };
-            let excused = |lost| excuse(std::slice::from_ref(&fault), &lost).is_some();
-            assert!(excused(lost(Loss::Refused, Some(9_990), 10_001)));
-            assert!(excused(lost(Loss::StreamEnded, None, 1_000)));
-            assert!(!excused(lost(Loss::Refused, Some(10_001), 10_002)));
-            assert!(!excused(lost(Loss::Refused, Some(500), 999)));
+            assert_excused(
+                &Injected { standby: Standby::Nothing, ..injected(fault) },
+                &[
+                    (Loss::Refused, Some(9_990), 10_001, true),
+                    (Loss::StreamEnded, None, 1_000, true),
+                    (Loss::Refused, Some(10_001), 10_002, false),
+                    (Loss::Refused, Some(500), 999, false),
+                ],
+            );
         }
     }
 
     #[test]
     fn of_two_faults_the_later_one_is_to_blame() {
-        let second = Injected { at: ms(12_000), over: None, ..injected(Fault::KillShim) };
+        let second = Injected { at: at(12_000), over: None, ..injected(Fault::KillShim) };
         let cut = lost(Loss::StreamEnded, None, 12_500);
         assert_eq!(excuse(&[injected(Fault::KillShim), second], &cut), Some(1));
     }
@@ -353,113 +357,123 @@ mod tests {
     /// The clients were 300 ms behind their timetable, and waited for 200 ms before anything was done.
     #[test]
     fn on_a_busy_machine_all_may_take_as_much_longer_as_it_did_before() {
-        let mut record = Record { behind: Duration::from_millis(300), ..Record::default() };
-        record.injected = vec![injected(Fault::KillShim)];
-        record.attempts = vec![attempt(500, 700, true), attempt(400, 999, false), attempt(990, 5_000, true)];
+        let record = Record {
+            behind: Duration::from_millis(300),
+            injected: vec![injected(Fault::KillShim)],
+            attempts: vec![tried(500, 700, Some(NEW)), tried(400, 999, None), tried(990, 5_000, Some(NEW))],
+            ..Record::default()
+        };
         let slack = slack(&record);
         assert_eq!(slack, Duration::from_millis(500));
         let cut = |seen| super::excuse(&record.injected, &lost(Loss::StreamEnded, None, seen), slack).is_some();
         assert!(cut(2_500) && !cut(2_501));
 
-        let hung = |behind, done| {
-            broken(injected(Fault::HangShim), |r| {
-                r.behind = Duration::from_millis(behind);
-                r.attempts = vec![attempt(8_000, done, true)];
-            })
-        };
-        assert!(!hung(0, 11_100).is_empty() && hung(100, 11_100).is_empty() && !hung(100, 11_101).is_empty());
+        for (behind_ms, done, is_broken) in [(0, 11_100, true), (100, 11_100, false), (100, 11_101, true)] {
+            let broken = broken_in(&Record {
+                behind: Duration::from_millis(behind_ms),
+                injected: vec![injected(Fault::HangShim)],
+                attempts: vec![tried(8_000, done, Some(NEW))],
+                ..Record::default()
+            });
+            assert_eq!(!broken.is_empty(), is_broken, "{behind_ms} {done}: {broken:?}");
+        }
     }
 
     #[test]
     fn requests_of_a_kept_connection_wait_for_each_other() {
-        let late = |done| {
-            let kept = Attempt { kind: ConnectionKind::Kept, ..attempt(8_000, done, true) };
-            let broken = broken(injected(Fault::HangShim), |r| r.attempts = vec![kept, attempt(8_000, 8_010, true)]);
-            broken.iter().any(|line| line.contains("waited on"))
-        };
-        assert!(!late(11_001) && !late(20_000) && late(22_001));
+        for (done, is_late) in [(11_001, false), (20_000, false), (22_001, true)] {
+            let kept = Attempt { kind: ConnectionKind::Kept, ..tried(8_000, done, Some(NEW)) };
+            let broken = broken(injected(Fault::HangShim), vec![kept, tried(8_000, 8_010, Some(NEW))]);
+            assert_eq!(broken.iter().any(|line| line.contains("waited on")), is_late, "{done}: {broken:?}");
+        }
     }
 
     #[test]
     fn nobody_waits_for_a_clock_that_jumped() {
-        let waited = |kind, late: &[(u64, u64)]| {
-            let attempts = vec![Attempt { kind, ..attempt(2_000, 8_000, true) }, attempt(3_000, 5_900, true)];
-            broken(injected(Fault::ClockJump), |r| {
-                (r.attempts, r.late) = (attempts, late.iter().map(|(from, to)| (ms(*from), ms(*to))).collect());
-            })
-        };
         for kind in [ConnectionKind::New, ConnectionKind::Kept] {
-            assert_eq!(waited(kind, &[]), ["1 requests waited for more than 3.0s"]);
-            assert_eq!(waited(kind, &[(2_000, 6_000)]), [""; 0], "this machine was busy");
+            // Unless this machine was busy.
+            for (late, wanted) in
+                [(Vec::new(), &["1 requests waited for more than 3.0s"][..]), (vec![(at(2_000), at(6_000))], &[])]
+            {
+                let long = Attempt { kind, ..tried(2_000, 8_000, Some(NEW)) };
+                let attempts = vec![long, tried(3_000, 5_900, Some(NEW))];
+                let injected = vec![injected(Fault::ClockJump)];
+                assert_eq!(broken_in(&Record { injected, attempts, late, ..Record::default() }), wanted);
+            }
         }
     }
 
     #[test]
     fn other_faults_excuse_nothing() {
         for fault in [Fault::BadFlag, Fault::NeverReady, Fault::Hang, Fault::HangShim] {
-            for loss in [Loss::Refused, Loss::StreamEnded, Loss::Unanswered] {
-                assert_eq!(excuse(&[injected(fault)], &lost(loss, None, 1_001)), None);
-            }
+            let losses = [Loss::Refused, Loss::StreamEnded, Loss::Unanswered];
+            assert_excused(&injected(fault), &losses.map(|loss| (loss, None, 1_001, false)));
         }
     }
 
     #[test]
     fn one_that_cannot_serve_must_not() {
         for fault in [Fault::BadFlag, Fault::NeverReady] {
-            assert_eq!(broken(injected(fault), |_| {}), [""; 0]);
-            assert!(
-                broken(injected(fault), |r| r.attempts.push(attempt(2_000, 2_001, true)))[0].contains("answered 1")
-            );
-            assert_eq!(broken(injected(fault), |r| r.moments.add("new", MarkKind::Joined, ms(2_000))), ["it joined"]);
-            assert!(broken(injected(fault), |r| r.injected[0].seen.clear())[0].contains("no reason was seen why"));
-            assert!(broken(Injected { over: None, ..injected(fault) }, |_| {})[0].contains("end was not seen"));
+            let sound = || injected(fault);
+            assert_eq!(broken(sound(), Vec::new()), [""; 0]);
+            assert!(broken(sound(), vec![tried(2_000, 2_001, Some(NEW))])[0].contains("answered 1"));
+            let mut joined = Record { injected: vec![sound()], ..Record::default() };
+            joined.moments.add(NEW, MarkKind::Joined, at(2_000));
+            assert_eq!(broken_in(&joined), ["it joined"]);
+            for (injected, why) in [
+                (Injected { seen: Vec::new(), ..sound() }, "no reason was seen why"),
+                (Injected { over: None, ..sound() }, "end was not seen"),
+            ] {
+                assert!(broken(injected, Vec::new())[0].contains(why));
+            }
         }
     }
 
     #[test]
     fn an_outage_is_measured() {
         let mut record = Record { injected: vec![injected(Fault::KillShim)], ..Record::default() };
-        record.attempts = vec![attempt(1_010, 1_011, false), attempt(3_500, 3_501, true)];
-        let promise = check(&record).remove(0);
+        record.attempts = vec![tried(1_010, 1_011, None), tried(3_500, 3_501, Some(NEW))];
+        let promise = check(&record);
         assert!(promise.held, "{promise:?}");
         assert_eq!(promise.what_happened[1], "the API was away for 2.50s, 1 new connections");
         record.attempts.pop();
-        assert!(!check(&record).remove(0).held);
+        assert!(!check(&record).held);
     }
 
     #[test]
     fn clients_wait_for_the_lease_or_the_probe_and_no_longer() {
-        let hang = || Injected { noticed: Some(ms(7_000)), ..injected(Fault::Hang) };
+        let hang = || Injected { noticed: Some(at(7_000)), ..injected(Fault::Hang) };
+        let later = || tried(8_000, 8_010, Some(OLD));
         for fault in [hang(), injected(Fault::HangShim)] {
-            let waited = |attempts: &[(u64, u64)]| {
-                let by_other = |&(due, done)| Attempt {
-                    answer: Answer::Good { instance: "old".into() },
-                    ..attempt(due, done, true)
-                };
-                let attempts = attempts.iter().map(by_other).collect();
-                broken(fault.clone(), |r| r.attempts = attempts)
-            };
-            assert_eq!(waited(&[(1_500, 10_100), (8_000, 8_010)]), [""; 0]);
-            assert!(waited(&[(8_000, 11_500)])[0].contains("although the other one served"));
-            assert!(waited(&[(1_500, 13_500), (8_000, 8_010)])[0].contains("waited on"));
-            assert!(waited(&[(1_500, 1_510)])[0].contains("no new connection after"));
+            for (attempts, why) in [
+                (vec![tried(8_000, 11_500, Some(OLD))], "although the other one served"),
+                (vec![tried(1_500, 13_500, Some(OLD)), later()], "waited on"),
+                (vec![tried(1_500, 1_510, Some(OLD))], "no new connection after"),
+            ] {
+                assert!(broken(fault.clone(), attempts)[0].contains(why), "{why}");
+            }
+            assert_eq!(broken(fault, vec![tried(1_500, 10_100, Some(OLD)), later()])[..], [""; 0]);
         }
-        let by = |name: &str, due, done| {
-            let answer = Answer::Good { instance: name.into() };
-            let attempts = vec![Attempt { answer, ..attempt(due, done, true) }, attempt(8_000, 8_010, true)];
-            broken(hang(), |r| r.attempts = attempts)
-        };
-        assert_eq!(by("new", 1_400, 9_000), [""; 0], "it may have been answered in part before");
-        assert!(
-            by("new", 1_600, 9_000)[0].contains("1 new connections that waited were not answered by the other one")
-        );
-        assert_eq!(by("old", 1_600, 10_000), [""; 0]);
-        assert!(by("old", 1_600, 10_100)[0].contains("within 3s after it was noticed"));
-        assert_eq!(broken(injected(Fault::Hang), |_| {}), ["its shim did not notice"]);
+        // What is due soon after the fault may have been answered in part before it.
+        let in_time = "1 new connections that waited were not answered by the other one within 3s after it was noticed";
+        for (by, due, done, wanted) in [
+            (NEW, 1_400, 9_000, &[][..]),
+            (NEW, 1_600, 9_000, &[in_time]),
+            (OLD, 1_600, 10_000, &[]),
+            (OLD, 1_600, 10_100, &[in_time]),
+        ] {
+            assert_eq!(broken(hang(), vec![tried(due, done, Some(by)), later()]), wanted, "{by} {due} {done}");
+        }
         let bridged = Injected { standby: Standby::Bridge, ..injected(Fault::Hang) };
-        assert_eq!(broken(bridged.clone(), |_| {}), ["the bridge did not notice"]);
-        assert_eq!(broken(Injected { noticed: Some(ms(4_000)), ..bridged }, |_| {}), [""; 0]);
+        let noticed = Injected { noticed: Some(at(4_000)), ..bridged.clone() };
+        for (fault, wanted) in [
+            (injected(Fault::Hang), &["its shim did not notice"][..]),
+            (bridged, &["the bridge did not notice"]),
+            (noticed, &[]),
+        ] {
+            assert_eq!(broken(fault, Vec::new()), wanted);
+        }
         let alone = Injected { standby: Standby::Nothing, ..injected(Fault::HangShim) };
-        assert_eq!(broken(alone, |r| r.attempts.push(attempt(8_000, 12_000, true))), [""; 0]);
+        assert_eq!(broken(alone, vec![tried(8_000, 12_000, Some(NEW))]), [""; 0]);
     }
 }

@@ -85,32 +85,3 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
             .note("clients that waited and were connected");
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn counts(of: &[(&str, u64)]) -> BTreeMap<String, u64> {
-        of.iter().map(|(key, count)| ((*key).to_owned(), *count)).collect()
-    }
-
-    #[test]
-    fn what_gates_counted_is_added_up_over_their_lives() {
-        let reported = |waiting, waited| GateMetrics {
-            waiting: counts(&[("others", waiting)]),
-            waited: counts(&[("others", waited)]),
-            ..GateMetrics::default()
-        };
-        let mut gates = Gates::default();
-        let mut sample = |at, shims: &[(&str, GateMetrics)]| {
-            let shims: Vec<_> = shims.iter().map(|(shim, reported)| (PathBuf::from(shim), reported.clone())).collect();
-            gates.sample(Stamp(at), &shims);
-            gates.waited.get("others").copied()
-        };
-        assert_eq!(sample(1, &[("old", reported(0, 5))]), Some(0), "from before the load");
-        assert_eq!(sample(2, &[("old", reported(3, 7)), ("new", reported(4, 1))]), Some(3));
-        assert_eq!(sample(3, &[("new", reported(0, 9))]), Some(11));
-        assert_eq!(sample(4, &[("new", reported(0, 2))]), Some(13), "it was started again");
-        assert_eq!(gates.waiting[1], (Stamp(2), 7));
-    }
-}

@@ -102,4 +102,4 @@ impl Span {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -136,31 +136,3 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     }
     ran.add("storm: tries given up", Value::Count(gave_up)).note("no TLS handshake for 10 s, or no answer for 15 s");
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_storm_has_ended_when_each_of_its_clients_was_served() {
-        let ms = |ms: u64| Stamp(ms * 1_000_000);
-        let good = Answer::Good { instance: "new".into() };
-        let tried = |tries: &[(u64, &Answer)]| {
-            let tries = tries.iter().map(|(at, answer)| (ms(*at), *answer)).collect();
-            let span = Span { began: ms(0), over: ms(9_000), last: ms(9_000) };
-            let promise = StormEvents { clients: 2, at: ms(1_000), over: Some(ms(9_000)), tries }.promise(&span);
-            let (broken, seen): (Vec<_>, Vec<_>) =
-                promise.what_happened.into_iter().partition(|line| line.starts_with("broken: "));
-            assert_eq!(promise.held, broken.is_empty());
-            (broken, seen)
-        };
-        let [gave_up, reset, x509] =
-            [Failure::Unanswered, Failure::Reset, Failure::X509("other".into())].map(Answer::Failed);
-        let (broken, seen) = tried(&[(1_100, &good), (1_200, &reset), (2_000, &gave_up), (3_500, &good)]);
-        assert_eq!(broken, [""; 0]);
-        assert_eq!(seen, ["all 2 were served within 2.5s", "2 tries failed, of which 1 were given up"]);
-        let (broken, seen) = tried(&[(1_100, &good), (2_000, &gave_up)]);
-        assert_eq!((broken, seen.len()), (vec!["broken: of 2 only 1 were served".to_owned()], 1));
-        assert_eq!(tried(&[(1_100, &good), (1_200, &x509), (2_000, &good)]).0.len(), 1);
-    }
-}

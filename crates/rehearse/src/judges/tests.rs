@@ -1,18 +1,118 @@
-mod run;
+//! What all judges make of a run.
 
 use super::*;
-use crate::data::{Losses, MarkKind, Value};
+use crate::Rehearsed;
+use crate::data::{Losses, MarkKind, Run, RunOutcome, Timeline, Value};
 use crate::event::{
-    Answer, Attempt, ConnectionKind, EndReport, EndedBy, Event, EventKind, Failure, Footprint, Informer, Protocol,
-    Signed, StreamEnd, StreamKind, WatchSum,
+    Answer, Attempt, ConnectionKind, EndReport, EndedBy, Event, Failure, Footprint, Informer, Protocol, Signed,
+    StreamEnd, StreamKind, WatchSum,
 };
+use crate::fault::{Fault, Standby};
+use crate::gate::GateMetrics;
 use crate::loss::Loss;
-use crate::plan::LoadPlan;
-use crate::record::Player;
+use crate::plan::{LoadPlan, Via};
+use crate::record::{Control, Injected, Player};
+use crate::report::assemble;
 use crate::verdict::{NEW, OLD};
 
-fn judge(record: &Record, plan: &Plan) -> Ran {
-    super::judge(record, plan, None)
+/// A moment of a clock on which the load begins at 10 s, in milliseconds from then.
+pub(crate) fn at(ms: i64) -> Stamp {
+    Stamp((10_000 + ms) as u64 * 1_000_000)
+}
+
+pub(crate) fn good(instance: &str) -> Answer {
+    Answer::Good { instance: instance.into() }
+}
+
+/// An attempt of a new connection.
+pub(crate) fn attempt(stream: &str, due: i64, done: i64, answer: Answer) -> Attempt {
+    let kind = ConnectionKind::New;
+    Attempt { kind, writes: false, stream: stream.into(), due: at(due), done: at(done), answer }
+}
+
+/// The end of a stream of old's.
+pub(crate) fn end(what: StreamKind, stream: &str, ms: i64) -> StreamEnd {
+    StreamEnd {
+        stream: stream.into(),
+        what,
+        protocol: Protocol::Http2,
+        instance: OLD.into(),
+        at: at(ms),
+        how: Failure::Closed,
+        in_flight: true,
+        signed: None,
+    }
+}
+
+/// What old reports of such an end.
+pub(crate) fn report(stream: &str, by: EndedBy, ms: i64) -> (String, EndReport) {
+    let peer = ([127, 0, 0, 1], 1).into();
+    (OLD.into(), EndReport { stream: stream.into(), peer, by, at: at(ms), rejected: 0 })
+}
+
+/// A fault of an instance that has a sibling, from then until then; or its end was not seen.
+pub(crate) fn injected(fault: Fault, instance: &str, from: i64, until: Option<i64>) -> Injected {
+    let (instance, at, over, seen) = (instance.into(), at(from), until.map(at), vec!["seen".into()]);
+    Injected { fault, instance, standby: Standby::Sibling, at, noticed: None, over, seen }
+}
+
+/// A run of 3 s in which all went well. One answer every 10 ms: by old for 2 s, then by new, which is ready after 1 s.
+pub(crate) fn record() -> Record {
+    let mut record = Record { began: Some(at(0)), over: Some(at(3_000)), ..Record::default() };
+    for n in 0..300 {
+        let answer = good(if n < 200 { OLD } else { NEW });
+        record.attempts.push(attempt(&format!("new-{n}"), n * 10, n * 10 + 2, answer));
+    }
+    let events = [(OLD.to_owned(), 20), (NEW.to_owned(), 10)].into();
+    record.watches.push(WatchSum { client: "watch-0".into(), events, ..WatchSum::default() });
+    marks(
+        &mut record,
+        &[
+            (OLD, MarkKind::Started, -500),
+            (OLD, MarkKind::Ready, -100),
+            (OLD, MarkKind::Ready, -50),
+            (NEW, MarkKind::Listening, 900),
+            (NEW, MarkKind::Ready, 1_000),
+            (OLD, MarkKind::Sigterm, 1_990),
+            (OLD, MarkKind::Terminating, 1_995),
+            (OLD, MarkKind::Drained, 2_100),
+        ],
+    );
+    record.players = [(OLD, "v1.33.0"), (NEW, "v1.34.0")].map(|(name, version)| player(name, version)).into();
+    record
+}
+
+fn player(name: &str, version: &str) -> Player {
+    Player { name: name.into(), version: Some(version.into()), serves: true }
+}
+
+fn marks(record: &mut Record, marks: &[(&str, MarkKind, i64)]) {
+    marks.iter().for_each(|(instance, mark, ms)| record.moments.add(instance, *mark, at(*ms)));
+}
+
+fn event(ms: i64, what: EventKind) -> Event {
+    Event { at: at(ms), subject: String::new(), what }
+}
+
+/// A plan with one watch, and a storm of so many clients.
+pub(crate) fn plan(storm: u32) -> Plan {
+    Plan { load: LoadPlan { watches: 1, storm, ..LoadPlan::default() }, ..Plan::default() }
+}
+
+fn judged(record: &Record) -> Ran {
+    let ran = judge(record, &plan(0), None);
+    // A page relies on lists of a timeline that are equally long.
+    let Timeline { answered, lost, allowed, ended_by_instance, .. } = &ran.timeline;
+    let lists = || answered.values().chain(lost.values()).chain([ended_by_instance]);
+    assert!(lists().all(|list| list.len() == allowed.len()));
+    ran
+}
+
+/// A good run, but for this.
+fn spoiled(spoil: impl FnOnce(&mut Record)) -> Ran {
+    let mut record = record();
+    spoil(&mut record);
+    judged(&record)
 }
 
 /// How many losses there were.
@@ -27,278 +127,203 @@ fn figure(ran: &Ran, name: &str) -> u64 {
     }
 }
 
-fn ended_by_instance(ran: &Ran) -> u64 {
-    figure(ran, "streams ended by the instance")
-}
-
-fn plan() -> Plan {
-    Plan { load: LoadPlan { watches: 1, ..LoadPlan::default() }, ..Plan::default() }
-}
-
-fn attempt(kind: ConnectionKind, stream: &str, at: u64, answer: Answer) -> Attempt {
-    Attempt { kind, writes: false, stream: stream.into(), due: Stamp(at), done: Stamp(at + 1_000_000), answer }
-}
-
-/// A run in which all went well: new is ready at 1000 ms, old stops from 2000 to 2100 ms.
-fn good() -> Record {
-    let mut record = Record::default();
-    for n in 0..300_u64 {
-        let at = n * 10_000_000;
-        let instance = if at < 2_000_000_000 { OLD } else { NEW }.to_owned();
-        record.attempts.push(attempt(ConnectionKind::New, &format!("new-{n}"), at, Answer::Good { instance }));
+fn ms(ran: &Ran, name: &str) -> f64 {
+    match ran.figure(name) {
+        Some(Value::Ms(ms)) => ms,
+        other => panic!("{name}: {other:?}"),
     }
-    for (instance, mark, ms) in [
-        (OLD, MarkKind::Ready, 0),
-        (NEW, MarkKind::Ready, 1000),
-        (OLD, MarkKind::Terminating, 2000),
-        (OLD, MarkKind::Drained, 2100),
-    ] {
-        record.moments.add(instance, mark, Stamp(ms * 1_000_000));
-    }
-    record.players = [OLD, NEW].map(|name| Player { name: name.into(), version: None, serves: true }).into();
-    let events = [(OLD.to_owned(), 20), (NEW.to_owned(), 10)].into();
-    record.watches.push(WatchSum { client: "watch-0".into(), events, ..WatchSum::default() });
-    record
 }
 
-fn report(stream: &str, by: EndedBy, at: u64) -> (String, EndReport) {
-    let peer = ([127, 0, 0, 1], 1).into();
-    (OLD.into(), EndReport { stream: stream.into(), peer, by, at: Stamp(at), rejected: 0 })
+fn note<'a>(ran: &'a Ran, name: &str) -> &'a str {
+    &ran.rows.iter().find(|row| row.name == name).unwrap().note
 }
 
-fn end(stream: &str, at: u64) -> StreamEnd {
-    StreamEnd {
-        stream: stream.into(),
-        what: StreamKind::Kept,
-        protocol: Protocol::Http1,
-        instance: OLD.into(),
-        at: Stamp(at),
-        how: Failure::Closed,
-        in_flight: false,
-        signed: None,
-    }
+/// Every way in which a connection fails but for this machine's own, and what each is as a loss.
+fn failures() -> [(Failure, Loss); 7] {
+    [
+        (Failure::Refused, Loss::Refused),
+        (Failure::Reset, Loss::Reset),
+        (Failure::Closed, Loss::Closed),
+        (Failure::Tls("alert".into()), Loss::Tls),
+        (Failure::X509("x509".into()), Loss::Tls),
+        (Failure::Http("h2".into()), Loss::Http),
+        (Failure::Unanswered, Loss::Unanswered),
+    ]
 }
 
 #[test]
 fn a_good_run_holds() {
-    let ran = judge(&good(), &plan());
-    assert!(ran.verdict == Verdict::Held, "{ran:#?}");
-    assert_eq!(
-        ["requests", "connections on old", "connections on new"].map(|name| figure(&ran, name)),
-        [300, 200, 100]
-    );
+    let ran = judged(&record());
+    assert!(ran.verdict == Verdict::Held && ran.lost.is_empty(), "{ran:#?}");
+    assert_eq!((ran.load_ms, ran.instances.len()), (3_000, 2));
+    let counts = ["requests", "connections on old", "connections on new", "watch events"];
+    assert_eq!(counts.map(|name| figure(&ran, name)), [300, 200, 100, 30]);
     for name in ["median wait", "99th percentile", "longest wait"] {
-        assert_eq!(ran.figure(name), Some(Value::Ms(1.0)), "{name}");
+        assert_eq!(ran.figure(name), Some(Value::Ms(2.0)), "{name}");
     }
+    let timeline = ran.timeline;
+    assert_eq!((timeline.step_ms, timeline.allowed.len()), (50, 61));
+    assert_eq!([OLD, NEW].map(|name| timeline.answered[name].iter().sum::<u64>()), [200, 100]);
+    assert_eq!(timeline.answered[OLD][..2], [5, 5]);
 }
 
 #[test]
-fn a_storm_is_judged_by_whether_it_came_and_which_clients_were_served() {
-    let plan = Plan { load: LoadPlan { storm: 2, ..plan().load }, ..plan() };
-    let with = |answers: &[Answer]| {
-        let event = |ms: u64, what| Event { at: Stamp(ms * 1_000_000), subject: String::new(), what };
-        let tries = answers.iter().map(|answer| event(2_300, EventKind::StormTry(answer.clone())));
-        let (began, over) = (event(2_200, EventKind::StormBegan(2)), event(2_400, EventKind::StormEnded));
-        judge(&Record { events: [began].into_iter().chain(tries).chain([over]).collect(), ..good() }, &plan)
+fn a_storm_shows_when_its_clients_were_served_and_what_failed_before() {
+    let bad = || Answer::Bad { instance: NEW.into(), status: 429 };
+    let storm = |tries: Vec<(i64, Answer)>| {
+        let tries = tries.into_iter().map(|(ms, answer)| event(ms, EventKind::StormTry(answer)));
+        let (began, over) = (event(2_100, EventKind::StormBegan(3)), event(2_900, EventKind::StormEnded));
+        judge(&Record { events: [began].into_iter().chain(tries).chain([over]).collect(), ..record() }, &plan(3), None)
     };
-    let served = || Answer::Good { instance: NEW.into() };
-    let [gave_up, local] = [Failure::Unanswered, Failure::Local("no port".into())].map(Answer::Failed);
+    let served = [(2_110, good(NEW)), (2_900, good(NEW)), (2_600, good(NEW))];
+    let [gave_up, reset, x509, local] =
+        [Failure::Unanswered, Failure::Reset, Failure::X509("other".into()), Failure::Local("no port".into())]
+            .map(Answer::Failed);
+    let failed = [(2_100, reset), (2_120, bad()), (2_400, gave_up.clone())];
     // A client that retried and was served lost nothing.
-    let ran = with(&[served(), gave_up.clone(), served()]);
-    assert!(ran.verdict == Verdict::Held && lost(&ran) == 0 && figure(&ran, "requests") == 300, "{ran:#?}");
-    let ran = with(&[served(), gave_up]);
-    assert!(ran.verdict == Verdict::Broken, "{ran:#?}");
-    assert_eq!(with(&[served(), local, served()]).objections.len(), 1);
-    assert_eq!(judge(&good(), &plan).objections, ["there was no storm"]);
+    let ran = storm([&served[..], &failed].concat());
+    assert_eq!((ran.verdict, lost(&ran), figure(&ran, "requests")), (Verdict::Held, 0, 300));
+    let name = "clients of the storm";
+    assert_eq!(figure(&ran, name), 3);
+    assert_eq!(note(&ran, name), "all served within 800 ms; 1 try given up, 1 connection reset, 1 error status");
+    assert_eq!(["half of the storm served within", "storm served within"].map(|name| ms(&ran, name)), [500.0, 800.0]);
+    let promise = &ran.promises[0];
+    assert_eq!((promise.fault.as_str(), promise.held, promise.to_ms), ("storm", true, Some(2_900)));
+    let seen = ["all 3 were served within 800.0ms", "3 tries failed, of which 1 were given up"];
+    assert_eq!(promise.what_happened, seen);
+    assert!(ran.marks.iter().any(|mark| mark.words() == "storm"));
+    for (tries, why) in [
+        ([&served[..2], &[(2_400, gave_up)]].concat(), "broken: of 3 only 2 were served"),
+        ([&served[..], &[(2_400, x509)]].concat(), "broken: 1 met a certificate that they do not trust"),
+    ] {
+        let ran = storm(tries);
+        let promise = &ran.promises[0];
+        assert_eq!((ran.verdict, promise.held, promise.what_happened[0].as_str()), (Verdict::Broken, false, why));
+    }
+    assert_eq!(storm([&served[..], &[(2_400, local)]].concat()).objections.len(), 1);
+    assert_eq!(judge(&record(), &plan(3), None).objections, ["there was no storm"]);
 }
 
 /// The temporary instance of a bridge takes over at 1000 ms, new at 2000 ms; this is ready at 1500 ms.
 fn bridged() -> Record {
-    let mut record = good();
+    let mut record = record();
     let bridge = "old-bridge";
-    for attempt in record.attempts.iter_mut().filter(|a| (1_000_000_000..2_000_000_000).contains(&a.due.0)) {
-        attempt.answer = Answer::Good { instance: bridge.into() };
+    for attempt in record.attempts.iter_mut().filter(|attempt| (at(1_000)..at(2_000)).contains(&attempt.due)) {
+        attempt.answer = good(bridge);
     }
     record.moments.0.clear();
-    for (instance, mark, ms) in [
-        (OLD, MarkKind::Ready, 0),
-        (bridge, MarkKind::Ready, 900),
-        (OLD, MarkKind::Terminating, 1100),
-        (OLD, MarkKind::Drained, 1150),
-        (NEW, MarkKind::Ready, 1500),
-        (bridge, MarkKind::Terminating, 2000),
-        (bridge, MarkKind::Drained, 2100),
-    ] {
-        record.moments.add(instance, mark, Stamp(ms * 1_000_000));
-    }
-    let player = Player { name: bridge.into(), ..record.players[0].clone() };
-    record.players.insert(1, player);
+    marks(
+        &mut record,
+        &[
+            (OLD, MarkKind::Ready, 0),
+            (bridge, MarkKind::Ready, 900),
+            (OLD, MarkKind::Terminating, 1_100),
+            (OLD, MarkKind::Drained, 1_150),
+            (NEW, MarkKind::Ready, 1_500),
+            (bridge, MarkKind::Terminating, 2_000),
+            (bridge, MarkKind::Drained, 2_100),
+        ],
+    );
+    record.players.insert(1, player(bridge, "v1.33.0"));
     record
 }
 
 #[test]
 fn what_a_bridge_brings_takes_over_and_is_taken_over_from() {
-    let ran = judge(&bridged(), &plan());
+    let ran = judged(&bridged());
     assert!(ran.verdict == Verdict::Held && figure(&ran, "connections on old-bridge") == 100, "{ran:#?}");
 
     let mut early = bridged();
-    early.moments.0[4].at = Stamp(2_001_000_000);
-    let objections = judge(&early, &plan()).objections;
-    assert_eq!(objections, ["old-bridge was stopped before new was ready"]);
+    early.moments.0[4].at = at(2_001);
+    assert_eq!(judged(&early).objections, ["old-bridge was stopped before new was ready"]);
 
     let mut idle = bridged();
-    for attempt in &mut idle.attempts {
-        if matches!(&attempt.answer, Answer::Good { instance } if instance == "old-bridge") {
-            attempt.answer = Answer::Good { instance: OLD.into() };
-        }
+    for attempt in idle.attempts.iter_mut().filter(|attempt| attempt.answer == good("old-bridge")) {
+        attempt.answer = good(OLD);
     }
-    let objections = judge(&idle, &plan()).objections;
-    assert_eq!(objections[0], "old-bridge served only 0 new connections", "{objections:?}");
+    assert_eq!(judged(&idle).objections[0], "old-bridge served only 0 new connections");
 }
 
 #[test]
 fn every_failure_of_a_new_connection_is_lost() {
-    for (failure, loss) in [
-        (Failure::Refused, Loss::Refused),
-        (Failure::Reset, Loss::Reset),
-        (Failure::Closed, Loss::Closed),
-        (Failure::Unanswered, Loss::Unanswered),
-        (Failure::Tls("alert".into()), Loss::Tls),
-        (Failure::X509("x509".into()), Loss::Tls),
-        (Failure::Http("h2".into()), Loss::Http),
-    ] {
-        let mut record = good();
-        record.attempts.push(attempt(ConnectionKind::New, "x", 0, Answer::Failed(failure)));
-        let ran = judge(&record, &plan());
-        assert_eq!(ran.lost, Losses::from([(loss, 1)]));
-        assert!(ran.verdict != Verdict::Held && ran.examples.len() == 1);
+    for (failure, loss) in failures() {
+        let ran = spoiled(|record| record.attempts.push(attempt("x", 0, 1, Answer::Failed(failure))));
+        assert_eq!((ran.verdict, ran.lost, ran.examples.len()), (Verdict::Lost, [(loss, 1)].into(), 1));
     }
 }
 
 #[test]
 fn an_instance_cannot_excuse_what_never_reached_it() {
     for failure in [Failure::Refused, Failure::Unanswered, Failure::Tls("x509".into())] {
-        let mut record = good();
-        record.attempts.push(attempt(ConnectionKind::New, "x", 5, Answer::Failed(failure)));
-        record.reports.push(report("x", EndedBy::Instance, 1));
-        assert_eq!(lost(&judge(&record, &plan())), 1);
+        let ran = spoiled(|record| {
+            record.attempts.push(attempt("x", 5, 6, Answer::Failed(failure)));
+            record.reports.push(report("x", EndedBy::Instance, 1));
+        });
+        assert_eq!(lost(&ran), 1);
     }
 }
 
+/// `ends` has what shows who ended it.
 #[test]
-fn streams_that_their_instance_ended_are_counted_apart() {
-    let mut record = good();
-    record.ends.push(end("kept", 10));
-    record.attempts.push(attempt(ConnectionKind::Kept, "kept", 9, Answer::Failed(Failure::Reset)));
-    record.reports.push(report("kept", EndedBy::Instance, 10));
-    let ran = judge(&record, &plan());
-    assert!(ran.verdict == Verdict::Held, "{ran:#?}");
-    assert_eq!((ended_by_instance(&ran), lost(&ran)), (1, 0));
-}
-
-#[test]
-fn other_ends_are_berths() {
-    let others = [
-        None,
-        Some(report("kept", EndedBy::Peer, 5)),
-        Some(report("kept", EndedBy::PeerEarly, 5)),
-        // The instance ended it after the client had seen the end.
-        Some(report("kept", EndedBy::Instance, 11)),
-        Some(report("another", EndedBy::Instance, 5)),
-    ];
-    for other in others {
-        let mut record = good();
-        record.ends.push(end("kept", 10));
-        record.reports.extend(other);
-        let ran = judge(&record, &plan());
-        assert_eq!(ended_by_instance(&ran), 0);
-        assert_eq!(ran.lost, Losses::from([(Loss::StreamEnded, 1)]));
+fn streams_that_their_instance_ended_are_counted_apart_and_others_are_lost() {
+    for (reported, losses, ended) in
+        [(Some(EndedBy::Instance), Losses::new(), 1), (None, [(Loss::StreamEnded, 1)].into(), 0)]
+    {
+        let ran = spoiled(|record| {
+            record.ends.push(end(StreamKind::Kept, "kept", 510));
+            let failed = attempt("kept", 509, 510, Answer::Failed(Failure::Reset));
+            record.attempts.push(Attempt { kind: ConnectionKind::Kept, ..failed });
+            record.reports.extend(reported.map(|by| report("kept", by, 510)));
+        });
+        assert_eq!((&ran.lost, figure(&ran, "streams ended by the instance")), (&losses, ended));
+        assert_eq!(ran.timeline.ended_by_instance[10], ended);
     }
 }
 
 #[test]
 fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
-    let bad =
-        |stream: &str| attempt(ConnectionKind::Kept, stream, 1, Answer::Bad { instance: OLD.into(), status: 503 });
-    let mut record = good();
-    record.attempts.extend([bad("a"), bad("a"), bad("b")]);
-    let (name, mut once) = report("a", EndedBy::Instance, 2);
-    once.rejected = 1;
-    record.reports.push((name, once));
-    let ran = judge(&record, &plan());
-    assert_eq!((figure(&ran, "rejected by the instance"), lost(&ran)), (1, 2));
-}
-
-#[test]
-fn without_reports_the_status_of_a_stopping_instance_shows_that_it_rejected() {
-    let bad = |status| {
-        let ms = 2_050_000_000;
-        attempt(ConnectionKind::Kept, "a", ms, Answer::Bad { instance: OLD.into(), status })
+    let bad = |stream: &str, ms: i64, status: u16| {
+        let answer = Answer::Bad { instance: OLD.into(), status };
+        Attempt { kind: ConnectionKind::Kept, ..attempt(stream, ms, ms + 1, answer) }
     };
-    let mut record = good();
-    record.attempts.extend([bad(429), bad(503), bad(500), Attempt { done: Stamp(1), ..bad(503) }]);
-    let ran = judge(&record, &plan());
-    assert_eq!((figure(&ran, "rejected by the instance"), lost(&ran)), (2, 2));
+    let rejected_and_lost = |ran: &Ran| (figure(ran, "rejected by the instance"), lost(ran));
+    let ran = spoiled(|record| {
+        record.attempts.extend(["a", "a", "b"].map(|stream| bad(stream, 1, 503)));
+        let (name, report) = report("a", EndedBy::Instance, 2);
+        record.reports.push((name, EndReport { rejected: 1, ..report }));
+    });
+    assert_eq!(rejected_and_lost(&ran), (1, 2));
+    // Without a report, the status of an instance that stops shows that it rejected.
+    let answers = [(2_050, 429), (2_050, 503), (2_050, 500), (1, 503)];
+    let ran = spoiled(|record| record.attempts.extend(answers.map(|(ms, status)| bad("a", ms, status))));
+    assert_eq!(rejected_and_lost(&ran), (2, 2));
 }
 
 #[test]
 fn a_new_connection_that_its_instance_ends_is_counted_apart() {
     for (signed, count) in [(Some(Signed::GoAway), 0), (None, 1)] {
-        let mut record = good();
-        let at = 2_050_000_000;
-        record.attempts.push(attempt(
-            ConnectionKind::New,
-            "new-x",
-            at,
-            Answer::Failed(Failure::Http("go away".into())),
-        ));
-        record.ends.push(StreamEnd { what: StreamKind::New, signed, ..end("new-x", at) });
-        let ran = judge(&record, &plan());
-        assert_eq!((lost(&ran), ended_by_instance(&ran)), (count, 1 - count));
+        let ran = spoiled(|record| {
+            let failed = Answer::Failed(Failure::Http("go away".into()));
+            record.attempts.push(attempt("new-x", 2_050, 2_051, failed));
+            record.ends.push(StreamEnd { signed, ..end(StreamKind::New, "new-x", 2_050) });
+        });
+        assert_eq!((lost(&ran), figure(&ran, "streams ended by the instance")), (count, 1 - count));
         assert!(!ran.lost.contains_key(&Loss::StreamEnded));
     }
 }
 
 #[test]
 fn an_informer_must_hold_what_was_written() {
-    for (spoil, loss) in [
-        (Informer { missing: 1, ..Informer::default() }, Loss::EventMissed),
-        (Informer { stale: 1, ..Informer::default() }, Loss::EventMissed),
-        (Informer { duplicated: 1, ..Informer::default() }, Loss::EventDuplicated),
+    let nothing = Informer::default;
+    for (informer, loss) in [
+        (Informer { missing: 1, ..nothing() }, Loss::EventMissed),
+        (Informer { stale: 1, ..nothing() }, Loss::EventMissed),
+        (Informer { duplicated: 1, ..nothing() }, Loss::EventDuplicated),
     ] {
-        let mut record = good();
-        record.informers.extend([Informer { written: 9, held: 9, relists: 1, ..Informer::default() }, spoil]);
-        let ran = judge(&record, &plan());
-        assert_eq!(ran.lost, Losses::from([(loss, 1)]));
-        assert_eq!(figure(&ran, "informers"), 1);
+        let whole = Informer { written: 9, held: 9, relists: 1, ..nothing() };
+        let ran = spoiled(|record| record.informers.extend([whole, informer]));
+        assert_eq!((&ran.lost, figure(&ran, "informers")), (&[(loss, 1)].into(), 1));
     }
-}
-
-#[test]
-fn informers_of_what_no_client_writes_are_no_evidence_that_nothing_was_missed() {
-    let mut record = good();
-    let quiet = Informer { id: "quiet-0".into(), relists: 1, expired: 1, ..Informer::default() };
-    record.informers.extend([Informer { written: 9, held: 9, ..Informer::default() }, quiet.clone(), quiet]);
-    let ran = judge(&record, &plan());
-    assert_eq!(record.informers.iter().filter(|informer| informer.is_quiet()).count(), 2);
-    assert_eq!(lost(&ran), 0);
-    assert_eq!(figure(&ran, "relists"), 2);
-}
-
-#[test]
-fn silence_is_the_longest_time_without_a_good_answer() {
-    let mut record = good();
-    (record.began, record.over) = (Some(Stamp(0)), Some(Stamp(3_500_000_000)));
-    record.attempts.retain(|a| !(500_000_000..1_500_000_000).contains(&a.due.0));
-    let ran = judge(&record, &plan());
-    assert_eq!(ran.figure("longest time without an answer"), Some(Value::Ms(1010.0)));
-}
-
-#[test]
-fn gaps_in_watches_are_lost() {
-    let mut record = good();
-    record.watches[0].flaws = vec![(Stamp(5), Loss::EventMissed, 3), (Stamp(6), Loss::EventDuplicated, 1)];
-    assert_eq!(lost(&judge(&record, &plan())), 4);
 }
 
 #[test]
@@ -306,110 +331,246 @@ fn a_run_that_tests_nothing_does_not_hold() {
     fn forget(r: &mut Record, name: &str, mark: Option<MarkKind>) {
         r.moments.0.retain(|m| m.instance != name || mark.is_some_and(|mark| m.mark != mark));
     }
+    fn fail(r: &mut Record, failure: Failure) {
+        r.attempts.push(attempt("x", 0, 1, Answer::Failed(failure)));
+    }
+    fn kill(r: &mut Record) {
+        r.troubles.push("old had to be killed".into());
+    }
+    fn lag(r: &mut Record) {
+        r.behind = Duration::from_secs(2);
+    }
     type Spoil = fn(&mut Record);
-    use Verdict::{TooBusy, Unproven, Wrong};
-    let spoils: [(Spoil, Verdict); 13] = [
+    use Verdict::{Lost, TooBusy, Unproven, Wrong};
+    let spoils: [(Spoil, Verdict); 15] = [
+        (|r| *r = Record::default(), Wrong),
         (|r| r.players.truncate(1), Wrong),
-        (|r| r.behind = Duration::from_secs(2), TooBusy),
+        (lag, TooBusy),
         (|r| r.attempts.truncate(30), Unproven),
-        (|r| r.attempts.retain(|a| matches!(&a.answer, Answer::Good { instance } if instance == OLD)), Unproven),
+        (|r| r.attempts.retain(|attempt| attempt.answer == good(OLD)), Unproven),
         (|r| r.watches.clear(), Wrong),
         (|r| r.watches[0].events.retain(|name, _| name == OLD), Unproven),
         (|r| forget(r, OLD, None), Wrong),
         (|r| forget(r, NEW, None), Wrong),
         (|r| forget(r, OLD, Some(MarkKind::Drained)), Wrong),
-        (|r| r.moments.0[1].at = Stamp(2_500_000_000), Wrong),
-        (|r| r.troubles.push("old had to be killed".into()), Wrong),
-        (
-            |r| r.attempts.push(attempt(ConnectionKind::New, "x", 0, Answer::Failed(Failure::Local("EMFILE".into())))),
-            Unproven,
-        ),
-        (|r| (r.behind, r.troubles) = (Duration::from_secs(2), vec!["old had to be killed".into()]), Wrong),
+        (|r| r.moments.0[4].at = at(2_500), Wrong),
+        (kill, Wrong),
+        (|r| fail(r, Failure::Local("EMFILE".into())), Unproven),
+        (|r| (lag(r), kill(r)).1, Wrong),
+        (|r| (lag(r), fail(r, Failure::Refused)).1, Lost),
     ];
-    for (n, (spoil, verdict)) in spoils.iter().enumerate() {
-        let mut record = good();
-        spoil(&mut record);
-        let ran = judge(&record, &plan());
-        assert!(lost(&ran) == 0 && !ran.objections.is_empty(), "{n}: {ran:#?}");
-        assert_eq!(ran.verdict, *verdict, "{n}: {ran:#?}");
+    for (n, (spoil, verdict)) in spoils.into_iter().enumerate() {
+        let ran = spoiled(spoil);
+        assert!(ran.verdict == verdict && !ran.objections.is_empty(), "{n}: {ran:#?}");
+        assert_eq!(lost(&ran), u64::from(verdict == Lost), "{n}: {ran:#?}");
     }
-    let mut lost = good();
-    lost.behind = Duration::from_secs(2);
-    lost.attempts.push(attempt(ConnectionKind::New, "x", 0, Answer::Failed(Failure::Refused)));
-    assert_eq!(judge(&lost, &plan()).verdict, Verdict::Lost);
-    assert_eq!(judge(&Record::default(), &plan()).verdict, Wrong);
+    let ran = judge(&record(), &plan(0), Some("old ended"));
+    assert_eq!((ran.verdict, ran.objections[0].as_str()), (Wrong, "it did not come to its end: old ended"));
 }
 
+/// `busy` has which timers explain a wait.
 #[test]
 fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
-    let ended = |failure: Failure, late: &[(u64, u64)], done: u64| {
-        let mut record = good();
-        let waited = attempt(ConnectionKind::New, "x", 1_000_000_000, Answer::Failed(failure));
-        record.attempts.push(Attempt { done: Stamp(done * 1_000_000), ..waited });
-        record.late = late.iter().map(|(from, to)| (Stamp(from * 1_000_000), Stamp(to * 1_000_000))).collect();
-        judge(&record, &plan())
+    let ended = |failure: &Failure, done: i64, behind_ms: u64, late: &[(i64, i64)]| {
+        spoiled(|record| {
+            record.attempts.push(attempt("x", 1_000, done, Answer::Failed(failure.clone())));
+            record.behind = Duration::from_millis(behind_ms);
+            record.late = late.iter().map(|(from, to)| (at(*from), at(*to))).collect();
+        })
     };
-    let failing = |failure, late: &[(u64, u64)]| ended(failure, late, 16_000);
     let busy = [(2_000, 14_000)];
-    let ran = failing(Failure::Unanswered, &busy);
-    assert!(ran.verdict == Verdict::TooBusy && lost(&ran) == 0, "{ran:#?}");
-    insta::assert_snapshot!(ran.objections.join("\n"), @"1 request unanswered for 15 s, and meanwhile the clients were far behind their timetable, or their own timers were late by 500ms and more for half of the time at least");
-
-    // It was not, or at another time.
-    for late in [&[][..], &[(0, 1_000), (16_000, 90_000)]] {
-        let ran = failing(Failure::Unanswered, late);
-        assert_eq!((ran.verdict, ran.lost), (Verdict::Lost, [(Loss::Unanswered, 1)].into()));
+    // A client whose timer was in time had given up before a late reset.
+    for failure in [Failure::Unanswered, Failure::Reset, Failure::Closed] {
+        let untold = ended(&failure, 16_000, 0, &busy);
+        assert_eq!((untold.verdict, lost(&untold)), (Verdict::TooBusy, 0));
+        let told = ended(&failure, 16_000, 0, &[]);
+        assert_eq!((told.verdict, lost(&told)), (Verdict::Lost, 1));
     }
-    // With its timer in time, the client had given up before.
-    for failure in [Failure::Reset, Failure::Closed] {
-        assert_eq!(failing(failure.clone(), &busy).verdict, Verdict::TooBusy);
-        assert_eq!(failing(failure, &[]).verdict, Verdict::Lost);
-    }
+    let objections = ended(&Failure::Unanswered, 16_000, 0, &busy).objections.join("\n");
+    insta::assert_snapshot!(objections, @"1 request unanswered for 15 s, and meanwhile the clients were far behind their timetable, or their own timers were late by 500ms and more for half of the time at least");
     // Clients that were far behind all along waited on their own machine.
-    let mut slow = good();
-    slow.behind = Duration::from_millis(1_001);
-    let waited = attempt(ConnectionKind::New, "x", 1_000_000_000, Answer::Failed(Failure::Unanswered));
-    slow.attempts.push(Attempt { done: Stamp(16_000_000_000), ..waited });
-    assert_eq!(judge(&slow, &plan()).verdict, Verdict::TooBusy);
-    slow.behind = Duration::from_secs(1);
-    assert_eq!(judge(&slow, &plan()).verdict, Verdict::Lost);
-    // What has nothing to do with time is lost, however busy it was.
-    let others = [
-        (Failure::Refused, Loss::Refused),
-        (Failure::Reset, Loss::Reset),
-        (Failure::Closed, Loss::Closed),
-        (Failure::Tls("alert".into()), Loss::Tls),
-        (Failure::Http("h2".into()), Loss::Http),
-    ];
-    for (failure, loss) in others {
-        let ran = ended(failure, &busy, 15_900);
-        assert_eq!((ran.verdict, ran.lost), (Verdict::Lost, [(loss, 1)].into()));
+    for (behind_ms, verdict) in [(1_001, Verdict::TooBusy), (1_000, Verdict::Lost)] {
+        assert_eq!(ended(&Failure::Unanswered, 16_000, behind_ms, &[]).verdict, verdict);
     }
-
-    // Beside a real loss, or what a process did wrong, it is not what the run came to.
-    let mut spoiled = good();
-    spoiled.behind = Duration::from_secs(2);
-    assert_eq!(judge(&spoiled, &plan()).verdict, Verdict::TooBusy);
-    spoiled.troubles.push("old had to be killed".into());
-    assert_ne!(judge(&spoiled, &plan()).verdict, Verdict::TooBusy);
-    spoiled.troubles.clear();
-    spoiled.attempts.push(attempt(ConnectionKind::New, "y", 0, Answer::Bad { instance: OLD.into(), status: 500 }));
-    assert_ne!(judge(&spoiled, &plan()).verdict, Verdict::TooBusy);
-    // Too little to tell is not too much to do.
-    let mut few = good();
-    few.attempts.truncate(30);
-    assert_eq!(judge(&few, &plan()).verdict, Verdict::Unproven);
+    // What has nothing to do with time is lost, however busy it was.
+    for (failure, loss) in &failures()[..6] {
+        assert_eq!(ended(failure, 15_900, 0, &busy).lost, [(*loss, 1)].into());
+    }
 }
 
 #[test]
 fn a_shim_that_has_more_threads_from_round_to_round_is_wrong() {
     let with = |more: u64| {
-        let footprint = |n: u64| Event {
-            at: Stamp(n),
-            subject: "node".into(),
-            what: EventKind::Footprint(Footprint { pid: 7, memory_kib: 3000, descriptors: 30, threads: 4 + n * more }),
+        let footprint = |n: u64| {
+            let footprint = Footprint { pid: 7, memory_kib: 3000, descriptors: 30, threads: 4 + n * more };
+            Event { subject: "node".into(), ..event(n as i64, EventKind::Footprint(footprint)) }
         };
-        judge(&Record { events: (0..12).map(footprint).collect(), ..good() }, &plan()).verdict
+        spoiled(|record| record.events = (0..12).map(footprint).collect()).verdict
     };
     assert_eq!((with(0), with(1)), (Verdict::Held, Verdict::Wrong));
+}
+
+#[test]
+fn marks_are_those_of_the_script_and_what_only_instances_know() {
+    let marks: Vec<_> = judged(&record()).marks.iter().map(|m| (m.at_ms, m.instance.clone(), m.what)).collect();
+    let mark = |ms, instance: &str, what| (ms, instance.to_owned(), what);
+    assert_eq!(
+        marks,
+        [
+            mark(-500, OLD, MarkKind::Started),
+            mark(-100, OLD, MarkKind::Ready),
+            mark(1_000, NEW, MarkKind::Ready),
+            mark(1_990, OLD, MarkKind::Sigterm),
+            mark(2_100, OLD, MarkKind::Drained),
+        ]
+    );
+    let marks = spoiled(|record| record.moments.0.retain(|moment| moment.mark != MarkKind::Sigterm)).marks;
+    assert!(marks.iter().any(|m| (m.at_ms, m.what) == (1_995, MarkKind::Sigterm)), "{marks:?}");
+}
+
+#[test]
+fn losses_are_where_they_happened() {
+    let x509 = Answer::Failed(Failure::X509("UnknownIssuer".into()));
+    let ran = spoiled(|record| {
+        record.attempts.push(attempt("new-300", 1_000, 1_049, Answer::Failed(Failure::Reset)));
+        record.attempts.push(attempt("new-301", 1_000, 1_050, x509));
+        // What is noticed after the end of the load is in the last step.
+        record.watches[0].flaws = vec![(at(2_008), Loss::EventMissed, 2), (at(9_000), Loss::EventDuplicated, 3)];
+    });
+    let counts = [(Loss::Reset, 1), (Loss::Tls, 1), (Loss::EventMissed, 2), (Loss::EventDuplicated, 3)];
+    assert_eq!((ran.verdict, &ran.lost), (Verdict::Lost, &counts.into()));
+    assert_eq!(note(&ran, "lost"), "1 connection reset, 1 TLS error, 2 watch events missed, 3 watch events duplicated");
+    let steps = [(Loss::Reset, 20), (Loss::Tls, 21), (Loss::EventMissed, 40), (Loss::EventDuplicated, 60)];
+    for ((loss, step), (_, count)) in steps.into_iter().zip(counts) {
+        assert_eq!(ran.timeline.lost[&loss][step], count, "{loss:?}");
+    }
+    assert_eq!((figure(&ran, "x509 errors"), ran.examples.len()), (1, 2));
+}
+
+#[test]
+fn clients_queued_at_the_gate_are_counted_over_the_lives_of_its_shims() {
+    let counts = |counts: &[(&str, u64)]| counts.iter().map(|(key, count)| ((*key).to_owned(), *count)).collect();
+    let gate = |shim: &str, first, others, waited, left| {
+        let metrics = GateMetrics {
+            waiting: counts(&[("first", first), ("others", others)]),
+            waited: counts(&[("others", waited)]),
+            dropped: counts(&[("left", left), ("full", 0)]),
+        };
+        (shim.into(), metrics)
+    };
+    let ran = spoiled(|record| {
+        record.events = [
+            (-10, vec![gate(OLD, 0, 99, 5, 0)]),
+            (100, vec![gate(OLD, 1, 3, 7, 3), gate(NEW, 0, 4, 1, 0)]),
+            (110, vec![gate(NEW, 2, 5, 9, 0)]),
+            // It was started again.
+            (120, vec![gate(NEW, 0, 0, 2, 0)]),
+        ]
+        .map(|(ms, gates)| event(ms, EventKind::Gates(gates)))
+        .into();
+    });
+    let name = "most clients queued at the gate";
+    assert_eq!((figure(&ran, name), figure(&ran, "of the gate's class others")), (8, 13));
+    assert_eq!(note(&ran, name), "16 clients had to wait, dropped: 3 that had left");
+}
+
+#[test]
+fn promises_and_what_they_allow() {
+    // Something was on old when it was killed, and cut by that.
+    let killed = |until| {
+        spoiled(|record| {
+            for (stream, seen) in [("new-1000", 510), ("new-1001", 520)] {
+                record.attempts.push(attempt(stream, 490, seen, Answer::Failed(Failure::Reset)));
+            }
+            record.injected.push(injected(Fault::KillShim, OLD, 500, until));
+        })
+    };
+    let kept = killed(Some(600));
+    assert_eq!((kept.verdict, note(&kept, "lost")), (Verdict::Held, "and 2 that a promise allows"));
+    let promise = &kept.promises[0];
+    assert_eq!((promise.fault.as_str(), promise.from_ms, promise.to_ms), ("kill-shim", 500, Some(600)));
+    assert_eq!((kept.timeline.allowed[10], &promise.allowed), (2, &[(Loss::Reset, 2)].into()));
+    assert!(kept.marks.iter().any(|m| (m.at_ms, m.what, m.text.as_str()) == (500, MarkKind::Fault, "kill-shim")));
+
+    let broken = killed(None);
+    let promise = &broken.promises[0];
+    assert_eq!((broken.verdict, promise.held, promise.to_ms), (Verdict::Broken, false, None));
+    assert_eq!(promise.what_happened, ["broken: its end was not seen", "seen"]);
+}
+
+#[test]
+fn what_other_clients_than_those_of_requests_saw() {
+    let copy = |id: &str, stale| Informer {
+        id: id.into(),
+        written: 30,
+        held: 30 + stale,
+        stale,
+        relists: 1,
+        ..Informer::default()
+    };
+    let looks = [(0, true), (2_000, false), (2_400, true), (2_500, false), (2_600, true)];
+    let ran = spoiled(|record| {
+        record.informers = vec![copy("quiet-0", 0), copy("informer-1", 0), copy("informer-0", 0)];
+        let streams = (1..=8).map(|n| format!("control-old-{n}")).collect();
+        let ends = vec![end(StreamKind::Watch, "control-old-1-1", 2_001)];
+        record.control = Control { streams: [(OLD.to_owned(), streams)].into(), ends };
+        record.events.extend(looks.map(|(ms, named)| event(ms, EventKind::Service(named))));
+        record.events.push(event(0, EventKind::Note("worth knowing".into())));
+    });
+    assert_eq!((ran.verdict, ran.simulated, ran.notes.len()), (Verdict::Held, true, 1), "{ran:#?}");
+    // What the quiet one holds is no evidence that nothing was missed.
+    assert_eq!(
+        (figure(&ran, "informers"), note(&ran, "informers"), figure(&ran, "relists")),
+        (2, "of 2 hold exactly what was written", 3)
+    );
+    assert!(note(&ran, "streams ended by the instance").ends_with("of those straight to it 1 of 8"));
+    assert_eq!(ms(&ran, "Service kubernetes was empty for"), 500.0);
+    assert_eq!(figure(&ran, "x509 errors of apiservers"), 0);
+}
+
+#[test]
+fn silence_is_seen() {
+    let name = "longest time without an answer";
+    let quiet = spoiled(|record| record.attempts.retain(|a| !(at(400)..at(2_100)).contains(&a.done)));
+    assert_eq!((ms(&quiet, name), note(&quiet, name)), (1_710.0, "1 whole second without any good answer"));
+    let ran = judged(&record());
+    assert_eq!((ms(&ran, name), note(&ran, name)), (10.0, ""));
+}
+
+#[test]
+fn an_aborted_run_is_what_there_was() {
+    let ran = spoiled(|part| {
+        part.over = None;
+        part.watches.clear();
+        part.attempts.retain(|a| a.done < at(1_000));
+    });
+    assert!(ran.verdict != Verdict::Held);
+    assert_eq!(ran.load_ms, 992);
+
+    let ran = judged(&Record::default());
+    assert_eq!((ran.load_ms, ran.marks.len(), ms(&ran, "longest time without an answer")), (0, 0, 0.0));
+}
+
+#[test]
+fn long_runs_have_long_steps() {
+    for (load_ms, step_ms) in [(9_000, 50), (11_000, 250), (40_000, 250), (120_000, 1_000), (3_600_000, 20_000)] {
+        let long = spoiled(|record| record.over = Some(at(load_ms)));
+        assert_eq!(long.timeline.step_ms, step_ms, "{load_ms}");
+    }
+}
+
+#[test]
+fn runs_are_in_the_order_of_the_plan() {
+    let run = |via, outcome| Run { via, topology: String::new(), outcome };
+    let ran = |via| run(via, RunOutcome::Ran(Box::new(judged(&record()))));
+    let rehearsed = Rehearsed {
+        runs: vec![run(Via::Haproxy, RunOutcome::Skipped("no haproxy".into())), ran(Via::Berth), ran(Via::None)],
+        failed: Vec::new(),
+        aborted: Some(crate::Aborted::Signal(libc::SIGINT)),
+    };
+    let report = assemble(&Plan::default(), rehearsed, &["berth".into()]);
+    assert_eq!(report.runs.iter().map(|run| run.via).collect::<Vec<_>>(), [Via::Haproxy, Via::Berth, Via::None]);
+    assert_eq!(report.runs[0].outcome, RunOutcome::Skipped("no haproxy".into()));
+    assert!(report.aborted.unwrap().contains("SIGINT"));
+    assert_eq!(report.environment.programs.len(), 2);
 }

@@ -121,24 +121,22 @@ mod tests {
     fn it_holds_what_events_have_and_notices_duplicates() {
         let tag = Tag::now();
         let name = |number| tag.write(number);
-        let event = |kind: &str, number| {
-            format!(r#"{{"type":"{kind}","object":{{"metadata":{{"name":"{}"}}}}}}"#, name(number))
-        };
         let mut copy = Copy { tag: tag.clone(), scope: Scope::All, held: BTreeSet::new(), duplicated: 0, missed: 0 };
-        let tell = |copy: &mut Copy, kind: &str, number| {
-            copy.observe("old", &serde_json::from_str(&event(kind, number)).unwrap());
+        let mut observe = |kind: &str, name: String| {
+            let event = format!(r#"{{"type":"{kind}","object":{{"metadata":{{"name":"{name}"}}}}}}"#);
+            copy.observe("old", &serde_json::from_str(&event).unwrap());
+            (copy.held.len(), copy.duplicated, copy.missed)
         };
-        tell(&mut copy, "ADDED", 1);
-        tell(&mut copy, "ADDED", 2);
-        tell(&mut copy, "DELETED", 1);
-        assert_eq!((copy.held.len(), copy.duplicated, copy.missed), (1, 0, 0));
-        tell(&mut copy, "ADDED", 2);
-        tell(&mut copy, "DELETED", 1);
-        assert_eq!((copy.held.len(), copy.duplicated, copy.missed), (1, 1, 1));
-        copy.observe(
-            "old",
-            &serde_json::from_str(r#"{"type":"ADDED","object":{"metadata":{"name":"other"}}}"#).unwrap(),
-        );
+        for (kind, name, now) in [
+            ("ADDED", name(1), (1, 0, 0)),
+            ("ADDED", name(2), (2, 0, 0)),
+            ("DELETED", name(1), (1, 0, 0)),
+            ("ADDED", name(2), (1, 1, 0)),
+            ("DELETED", name(1), (1, 1, 1)),
+            ("ADDED", "other".into(), (1, 1, 1)),
+        ] {
+            assert_eq!(observe(kind, name.clone()), now, "{kind} {name}");
+        }
         let goal = |numbers: &[u64]| Goal { last: 2, objects: Some(numbers.iter().map(|n| name(*n)).collect()) };
         assert!(copy.has(&goal(&[2])) && !copy.has(&goal(&[])) && !copy.has(&goal(&[1, 2])));
         copy.listed(&[]);
