@@ -593,28 +593,30 @@ mod tests {
     #[test]
     fn the_nodes_own_is_asked_at_the_address_that_it_advertises() {
         let parse = |all: &[&str]| all.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
-        let node = ["127.0.0.1", "::1", "fe80::5", "10.0.0.5", "fd00::5"];
-        let own = |answered: &[&str], advertised: &str, of_node: &[&str]| {
-            own_address(&parse(answered), advertised.parse().ok(), false, &parse(of_node)).to_string()
-        };
-        let both = ["0.0.0.0", "::"];
-        for advertised in ["10.0.0.5", "fd00::5"] {
-            assert_eq!(own(&both, advertised, &node), advertised);
+        let node = &["127.0.0.1", "::1", "fe80::5", "10.0.0.5", "fd00::5"][..];
+        let both = &["0.0.0.0", "::"][..];
+        for (answered, advertised, ipv6_first, of_node, own) in [
+            (both, "10.0.0.5", false, node, "10.0.0.5"),
+            (both, "fd00::5", false, node, "fd00::5"),
+            // It advertises none, or one of a router's, or one that does not answer.
+            (both, "", false, node, "10.0.0.5"),
+            (both, "192.0.2.1", false, node, "10.0.0.5"),
+            (&["0.0.0.0"], "fd00::5", false, node, "10.0.0.5"),
+            (&["::"], "10.0.0.5", false, node, "fd00::5"),
+            (both, "", false, &["127.0.0.1", "::1", "fe80::5", "fd00::5"], "fd00::5"),
+            (both, "", true, node, "fd00::5"),
+            (&["0.0.0.0"], "", true, node, "10.0.0.5"),
+            // Shims, each at one address.
+            (&["10.0.0.6", "fd00::5"], "", false, node, "10.0.0.6"),
+            (&["10.0.0.6", "fd00::5"], "fd00::5", false, node, "fd00::5"),
+            (both, "", false, &[], "127.0.0.1"),
+            (&["::"], "", false, &[], "::1"),
+        ] {
+            let found = own_address(&parse(answered), advertised.parse().ok(), ipv6_first, &parse(of_node));
+            assert_eq!(found.to_string(), own, "{answered:?} {advertised}");
         }
-        // It advertises none, or one of a router's, or one that does not answer.
-        assert_eq!(own(&both, "", &node), "10.0.0.5");
-        assert_eq!(own(&both, "192.0.2.1", &node), "10.0.0.5");
-        assert_eq!(own(&["0.0.0.0"], "fd00::5", &node), "10.0.0.5");
-        assert_eq!(own(&["::"], "10.0.0.5", &node), "fd00::5");
-        assert_eq!(own(&both, "", &["127.0.0.1", "::1", "fe80::5", "fd00::5"]), "fd00::5");
-        let ipv6_first = |answered: &[&str]| own_address(&parse(answered), None, true, &parse(&node)).to_string();
-        assert_eq!((ipv6_first(&both), ipv6_first(&["0.0.0.0"])), ("fd00::5".into(), "10.0.0.5".into()));
         let binds = |flags: &[&str]| binds_ipv6(&flags.iter().map(OsString::from).collect::<Vec<_>>());
         assert!(binds(&["k", "--bind-address=::"]) && !binds(&["k", "--bind-address", "0.0.0.0"]) && !binds(&["k"]));
-        // Shims, each at one address.
-        assert_eq!(own(&["10.0.0.6", "fd00::5"], "", &node), "10.0.0.6");
-        assert_eq!(own(&["10.0.0.6", "fd00::5"], "fd00::5", &node), "fd00::5");
-        assert_eq!((own(&both, "", &[]), own(&["::"], "", &[])), ("127.0.0.1".into(), "::1".into()));
     }
 
     #[test]

@@ -200,56 +200,59 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
+    /// A file of a directory that is this now, or gone, and was that before, with this mode.
+    fn saved(directory: &Path, name: &str, is: Option<&str>, was: &str, mode: u32) -> SavedFile {
+        let shown = name.ends_with(".yaml");
+        let (path, copy) = (directory.join(name), directory.with_file_name(format!("copy-of-{name}")));
+        fs::write(&copy, was).unwrap();
+        fs::set_permissions(&copy, Permissions::from_mode(mode)).unwrap();
+        if let Some(is) = is {
+            fs::write(&path, is).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        }
+        SavedFile { path, copy, shown }
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o777
+    }
+
     #[test]
     fn what_differs_is_put_back_and_nothing_else() {
         let temp = tempfile::tempdir().unwrap();
-        let manifests = temp.path().join("manifests");
-        fs::create_dir(&manifests).unwrap();
-        let before = |name: &str, is: Option<&str>, was: &str, shown| {
-            let directory = if shown { &manifests } else { temp.path() };
-            let (path, copy) = (directory.join(name), temp.path().join(format!("copy-of-{name}")));
-            fs::write(&copy, was).unwrap();
-            if let Some(is) = is {
-                fs::write(&path, is).unwrap();
-            }
-            SavedFile { path, copy, shown }
-        };
+        let [files, manifests] = ["files", "manifests"].map(|name| temp.path().join(name));
+        [&files, &manifests].map(fs::create_dir).into_iter().for_each(Result::unwrap);
         let all = [
-            before("gone.key", None, "secret\n", false),
-            before("same.crt", Some("a\n"), "a\n", false),
-            before("changed.key", Some("new\n"), "old\n", false),
-            before("manifest.yaml", Some("a: 2\n"), "a: 1\n", true),
+            saved(&files, "gone.key", None, "secret\n", 0o640),
+            saved(&files, "same.crt", Some("a\n"), "a\n", 0o600),
+            saved(&files, "changed.key", Some("new\n"), "old\n", 0o600),
+            saved(&manifests, "manifest.yaml", Some("a: 2\n"), "a: 1\n", 0o600),
         ];
-        for (before, mode) in all.iter().zip([0o640, 0o600, 0o600, 0o600]) {
-            fs::set_permissions(&before.copy, Permissions::from_mode(mode)).unwrap();
-        }
-        fs::set_permissions(&all[1].path, Permissions::from_mode(0o600)).unwrap();
+        let difference =
+            |at: usize, missing, diff| Difference { path: all[at].path.clone(), missing, diff, refused: None };
+        let path = all[3].path.display();
+        let diff = format!("--- {path}\n+++ {path}\n@@ -1 +1 @@\n-a: 2\n+a: 1\n");
         let found = differences(&all).unwrap();
-        let of = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
-        let named: Vec<_> = found.iter().map(|it| (of(&it.path), it.missing, it.diff.is_some())).collect();
-        let named: Vec<_> = named.iter().map(|(name, missing, diff)| (name.as_str(), *missing, *diff)).collect();
-        assert_eq!(named, [("gone.key", true, false), ("changed.key", false, false), ("manifest.yaml", false, true)]);
-        let diff = found[2].diff.as_ref().unwrap();
-        assert!(diff.contains("-a: 2\n+a: 1\n"), "{diff}");
+        assert_eq!(found, [difference(0, true, None), difference(2, false, None), difference(3, false, Some(diff))]);
         assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "new\n", "nothing is written");
 
         let restored = restore(&all);
         assert_eq!(restored.files.unwrap(), found);
-        // The manifest beside its directory. What was gone is nowhere.
+        // The manifest is kept beside its directory. What was gone is nowhere.
         let [key, manifest] = &restored.kept[..] else { panic!("{:?}", restored.kept) };
         assert_eq!(fs::read_dir(&manifests).unwrap().count(), 1);
-        assert!(key.parent() == Some(temp.path()) && of(key).starts_with("changed.key.replaced-"), "{key:?}");
-        assert!(manifest.parent() == Some(temp.path()) && of(manifest).starts_with("manifest.yaml.replaced-"));
-        assert_eq!(fs::read_to_string(key).unwrap(), "new\n");
-        assert_eq!(fs::metadata(key).unwrap().mode() & 0o777, 0o600);
+        for (kept, directory, name) in [(key, &*files, "changed.key"), (manifest, temp.path(), "manifest.yaml")] {
+            let start = directory.join(format!("{name}.replaced-"));
+            assert!(kept.to_str().unwrap().starts_with(start.to_str().unwrap()), "{kept:?}");
+        }
+        assert_eq!((fs::read_to_string(key).unwrap().as_str(), mode(key)), ("new\n", 0o600));
         assert_eq!(differences(&all).unwrap(), []);
-        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(&all[0].path), mode(&all[3].path)), (0o640, 0o600));
         // Who may read it counts too; a directory that is gone is made.
         fs::set_permissions(&all[1].path, Permissions::from_mode(0o400)).unwrap();
         assert_eq!(restore(&all).files.unwrap().len(), 1);
         assert_eq!(mode(&all[1].path), 0o600);
-        let inside = [SavedFile { path: temp.path().join("gone/a.key"), ..all[0].clone() }];
+        let inside = [SavedFile { path: files.join("gone/a.key"), ..all[0].clone() }];
         assert_eq!(restore(&inside).files.unwrap().len(), 1);
         // What is a link now is left alone, and the others are put back.
         fs::remove_file(&all[0].path).unwrap();
@@ -294,39 +297,41 @@ mod tests {
                 temp.display()
             )
         };
-        let saved = |path: PathBuf, is: String, was: String, shown| {
-            let copy = temp.join(format!("copy-{shown}"));
-            fs::write(&path, is).unwrap();
-            fs::write(&copy, was).unwrap();
-            SavedFile { path, copy, shown }
-        };
         [
-            saved(temp.join("enc"), config(now), config(&["old"]), false),
-            saved(manifests.join("m.yaml"), manifest(named[1]), manifest(named[0]), true),
+            saved(temp, "enc", Some(&config(now)), &config(&["old"]), 0o600),
+            saved(&manifests, "m.yaml", Some(&manifest(named[1])), &manifest(named[0]), 0o600),
         ]
     }
 
+    /// Nothing is put back where that may take a key away, and keys that the temporary instance lacks are named.
     #[test]
-    fn a_key_that_may_be_in_use_is_not_taken_away() {
-        for (now, named, is_refused) in [
-            (&["new", "old"][..], [true, true], true),
+    fn encryption_keys_are_not_taken_away_and_named_where_they_changed() {
+        for (now, named, is_refused, is_changed) in [
+            (&["new", "old"][..], [true, true], true, true),
             // Encryption was begun.
-            (&["new"], [false, true], true),
-            (&["old"], [true, true], false),
-            (&[], [true, true], true),
+            (&["new"], [false, true], true, true),
+            (&["old"], [true, true], false, false),
+            (&[], [true, true], true, true),
             // COMMAND left the file, and does not use it any more: what was written with its key is not known.
-            (&["new", "old"], [true, false], true),
-            (&["old"], [true, false], true),
+            (&["new", "old"], [true, false], true, true),
+            (&["old"], [true, false], true, false),
         ] {
             let temp = tempfile::tempdir().unwrap();
-            let all = encrypted(temp.path(), now, named);
+            let files = temp.path().join("files");
+            fs::create_dir(&files).unwrap();
+            let all = encrypted(&files, now, named);
             let all = if named[0] { &all[..] } else { &all[1..] };
+            let config = files.join("enc");
+            let changed = is_changed.then(|| config.clone()).into_iter().collect();
+            assert_eq!(changed_keys(all, &[config.clone()].into()), Ok(changed), "{now:?} {named:?}");
+            // The manifest holds none.
+            assert!(changed_keys(all, &BTreeSet::new()).unwrap().len() <= usize::from(!named[0]));
             let texts = || all.iter().map(|file| fs::read_to_string(&file.path).unwrap()).collect::<Vec<_>>();
             let before = texts();
             let files = restore(all).files;
             assert_eq!(files.is_err(), is_refused, "{now:?} {named:?}: {files:?}");
             let Err(why) = files else { continue };
-            assert!(why.contains(&temp.path().join("enc").display().to_string()), "{why}");
+            assert!(why.contains(&config.display().to_string()), "{why}");
             assert_eq!(texts(), before);
             let shown = differences(all).unwrap();
             assert!(shown.iter().any(|difference| difference.refused.as_ref() == Some(&why)), "{shown:?}");
@@ -334,29 +339,11 @@ mod tests {
         // COMMAND took the manifest or the configuration away, and no kube-apiserver was started without it.
         for gone in 0..2 {
             let temp = tempfile::tempdir().unwrap();
-            let all = encrypted(temp.path(), &["old"], [true, true]);
+            let files = temp.path().join("files");
+            fs::create_dir(&files).unwrap();
+            let all = encrypted(&files, &["old"], [true, true]);
             fs::remove_file(&all[gone].path).unwrap();
             assert_eq!(restore(&all).files.map(|all| all.len()), Ok(1));
-        }
-    }
-
-    #[test]
-    fn a_key_that_the_temporary_instance_lacks_is_named() {
-        for (now, named, is_changed) in [
-            (&["new", "old"][..], [true, true], true),
-            (&["old"], [true, true], false),
-            (&["old"], [false, true], true),
-            (&["old"], [true, false], false),
-        ] {
-            let temp = tempfile::tempdir().unwrap();
-            let all = encrypted(temp.path(), now, named);
-            fs::set_permissions(&all[0].copy, fs::metadata(&all[0].path).unwrap().permissions()).unwrap();
-            let all = if named[0] { &all[..] } else { &all[1..] };
-            let config = temp.path().join("enc");
-            let found = changed_keys(all, &[config.clone()].into()).unwrap();
-            assert_eq!(found, is_changed.then_some(config).into_iter().collect(), "{now:?} {named:?}");
-            // The manifest holds none.
-            assert!(changed_keys(all, &BTreeSet::new()).unwrap().len() <= usize::from(!named[0]));
         }
     }
 

@@ -6,6 +6,7 @@ use berth_testing::etcd::Members;
 use berth_testing::{Objects, Server, etcd, serve_with};
 use berth_upgrade::lock::{self, Claim, Holder, Lock};
 use serde_json::json;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -70,9 +71,25 @@ impl Node {
     }
 }
 
+/// Where nobody listens.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
+
 fn start(plan: &EtcdPlan) -> Keeping {
-    let nowhere = "127.0.0.1:1".parse().unwrap();
-    plan.start([nowhere; 2]).unwrap()
+    plan.start([NOWHERE; 2]).unwrap()
+}
+
+/// The same, and what was to be prepared has been, or why not.
+async fn prepared(plan: &EtcdPlan) -> (Keeping, EtcdState) {
+    prepared_at(plan, NOWHERE).await
+}
+
+/// With kube-apiservers at this address.
+async fn prepared_at(plan: &EtcdPlan, at: SocketAddr) -> (Keeping, EtcdState) {
+    let keeping = plan.start([at; 2]).unwrap();
+    keeping.prepare();
+    let state = state(&keeping, |state| state.prepared || state.refused.is_some()).await;
+    assert_ne!(state.prepared, state.refused.is_some());
+    (keeping, state)
 }
 
 /// The state, once it is as wanted.
@@ -157,8 +174,7 @@ async fn too_few_others_are_refused_and_each_is_named() {
 #[tokio::test]
 async fn the_leadership_is_moved_before_command() {
     let node = Node::new(3).await;
-    let plan = node.plan().await;
-    let keeping = start(&plan);
+    let keeping = start(&node.plan().await);
     let unlocked = state(&keeping, |state| !state.notes.is_empty()).await;
     assert!(!unlocked.prepared && unlocked.notes[0].contains("the cluster's lock is not held"));
     keeping.prepare();
@@ -169,22 +185,17 @@ async fn the_leadership_is_moved_before_command() {
 
 #[tokio::test]
 async fn the_others_are_looked_at_again_before_command() {
-    let node = Node::new(3).await;
-    let plan = node.plan().await;
-    let keeping = start(&plan);
-    node.set(|etcd| etcd.stopped.push(3));
-    keeping.prepare();
-    let refused = state(&keeping, |state| state.refused.is_some()).await;
-    assert!(!refused.prepared && refused.refused.unwrap().contains("member cp-3 (3) cannot be used"));
-    assert!(node.etcd.lock().unwrap().transfers.is_empty(), "nothing is moved in vain");
     // Of five, a majority is not enough: kube-apiserver was started with all four.
-    let node = Node::new(5).await;
-    let plan = node.plan().await;
-    let keeping = start(&plan);
-    node.set(|etcd| etcd.stopped.push(4));
-    keeping.prepare();
-    let refused = state(&keeping, |state| state.refused.is_some()).await.refused.unwrap();
-    assert!(refused.contains("member cp-4 (4), which is used, cannot be any more"), "{refused}");
+    for (members, stops, why) in
+        [(3, 3, "member cp-3 (3) cannot be used"), (5, 4, "member cp-4 (4), which is used, cannot be any more")]
+    {
+        let node = Node::new(members).await;
+        let plan = node.plan().await;
+        node.set(|etcd| etcd.stopped.push(stops));
+        let refused = prepared(&plan).await.1.refused.unwrap();
+        assert!(refused.contains(why), "{refused}");
+        assert!(node.etcd.lock().unwrap().transfers.is_empty(), "nothing is moved in vain");
+    }
 }
 
 #[tokio::test]
@@ -192,15 +203,11 @@ async fn a_leadership_that_stays_is_told_and_no_failure() {
     let node = Node::new(3).await;
     let plan = node.plan().await;
     node.set(|etcd| etcd.is_stubborn = true);
-    let keeping = start(&plan);
-    keeping.prepare();
-    let notes = state(&keeping, |state| state.prepared).await.notes;
+    let notes = prepared(&plan).await.1.notes;
     assert!(notes[1].contains("stays the leader until it stops") && notes[1].contains("timed out"), "{notes:?}");
     // Another leads already: that one is not asked.
     node.set(|etcd| (etcd.is_stubborn, etcd.leader) = (false, 3));
-    let keeping = start(&plan);
-    keeping.prepare();
-    assert_eq!(state(&keeping, |state| state.prepared).await.notes.len(), 1);
+    assert_eq!(prepared(&plan).await.1.notes.len(), 1);
     assert!(node.etcd.lock().unwrap().transfers.is_empty());
     let refused = plan.clusters[0].gateway.transfer_leadership(&node.url(2), 3).await;
     assert!(refused.unwrap_err().contains("etcdserver: not leader"));
@@ -215,11 +222,8 @@ async fn the_clusters_lock_is_held_until_the_end() {
     let client = Client::new(&api.access).unwrap();
     let at = api.access.server.trim_start_matches("https://").trim_end_matches("/k").parse().unwrap();
     let plan = EtcdPlan { lock: Some(client.clone()), ..node.plan().await };
-    let start = || plan.start([at; 2]).unwrap();
-    let keeping = start();
-    keeping.prepare();
-    let held = state(&keeping, |state| state.prepared).await;
-    assert_eq!(held.notes, Vec::<String>::new());
+    let (keeping, held) = prepared_at(&plan, at).await;
+    assert_eq!((held.prepared, held.notes), (true, Vec::new()));
     let lease = Holder::parse(&cluster.get(lock::PATH).unwrap());
     assert!(!lease.changed, "it expires where a bridge is killed: {lease:?}");
     drop(keeping);
@@ -233,17 +237,14 @@ async fn the_clusters_lock_is_held_until_the_end() {
     // Another node is upgraded.
     let other = Holder { upgrade: "u".into(), node: "cp-2".into(), changed: true, ..lease };
     Lock::new(&client, Claim::new(other, false)).acquire(&Default::default()).await.unwrap();
-    let refused = state(&start(), |state| state.refused.is_some()).await.refused.unwrap();
+    let refused = prepared_at(&plan, at).await.1.refused.unwrap();
     assert!(refused.contains("the cluster's lock is held by node cp-2"), "{refused}");
     // No API: only where it was asked for.
-    let nowhere = |needs_lock| {
-        let at = "127.0.0.1:1".parse().unwrap();
-        let plan = EtcdPlan { clusters: plan.clusters.clone(), lock: plan.lock.clone(), needs_lock, temporary: None };
-        plan.start([at; 2]).unwrap()
-    };
-    let unlocked = state(&nowhere(false), |state| !state.notes.is_empty()).await;
-    assert!(unlocked.refused.is_none() && unlocked.notes[0].contains("nothing keeps another"), "{unlocked:?}");
-    let refused = state(&nowhere(true), |state| state.refused.is_some()).await.refused.unwrap();
+    let mut plan = plan;
+    let unlocked = prepared(&plan).await.1;
+    assert!(unlocked.prepared && unlocked.notes[0].contains("nothing keeps another"), "{unlocked:?}");
+    plan.needs_lock = true;
+    let refused = prepared(&plan).await.1.refused.unwrap();
     assert!(refused.starts_with("--kubeconfig: "), "{refused}");
 }
 
@@ -260,7 +261,7 @@ async fn this_nodes_member_is_asked_itself() {
     assert!(*answers.borrow());
     // An etcd that stops keeps its listener, and answers no handshake.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    for own in [silent.local_addr().unwrap(), "127.0.0.1:1".parse().unwrap()] {
+    for own in [silent.local_addr().unwrap(), NOWHERE] {
         cluster.own = format!("https://{own}");
         let mut answers = cluster.follow(&mut tasks);
         let stopped = timeout(HANG, answers.wait_for(|answers| !answers)).await;

@@ -46,49 +46,35 @@ struct Given {
     end: Option<(u32, bool)>,
 }
 
-fn given() -> impl Strategy<Value = Given> {
-    let fate = prop_oneof![
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![
         4 => (0..60u32).prop_map(Fate::Restarts),
         1 => Just(Fate::Stays),
         1 => Just(Fate::NeverReady),
         1 => (0..19u32).prop_map(Fate::Crashes),
-    ];
-    let temporary = (
-        prop::option::weighted(0.95, 0..60u32),
-        prop::collection::vec(0..400u32, 0..4),
-        prop::option::of((0..300u32, 1..30u32)),
-        prop::option::weighted(0.2, 0..300u32),
-    );
-    let named = (prop::option::weighted(0.9, 0..30u32), (0..20u32, prop::bool::weighted(0.9)));
-    let on_failure = prop_oneof![Just(OnFailure::Stay), Just(OnFailure::Restore), Just(OnFailure::End)];
-    let end = prop::option::weighted(0.3, (0..300u32, any::<bool>()));
-    let restored = prop::option::weighted(0.8, prop::option::weighted(0.8, 0..60u32));
-    let command = (0..5u32, 1..40u32, 0..40u32);
-    (temporary, (fate, named), command, prop::bool::weighted(0.8), (on_failure, restored), end).prop_map(
-        |(
-            (start, deaths, slow, unstartable),
-            (own, (named, prepares)),
-            (asks, command, stops),
-            succeeds,
-            (on_failure, restored),
-            end,
-        )| Given {
-            start,
-            deaths,
-            slow,
-            unstartable,
-            named,
-            prepares,
-            own,
-            asks,
-            command,
-            stops: stops.min(command),
-            succeeds,
-            on_failure,
-            restored,
-            end,
-        },
-    )
+    ]
+}
+
+prop_compose! {
+    fn given()(
+        start in prop::option::weighted(0.95, 0..60u32),
+        deaths in prop::collection::vec(0..400u32, 0..4),
+        slow in prop::option::of((0..300u32, 1..30u32)),
+        unstartable in prop::option::weighted(0.2, 0..300u32),
+        own in fate(),
+        named in prop::option::weighted(0.9, 0..30u32),
+        prepares in (0..20u32, prop::bool::weighted(0.9)),
+        (asks, command, stops) in (0..5u32, 1..40u32, 0..40u32),
+        succeeds in prop::bool::weighted(0.8),
+        on_failure in prop_oneof![Just(OnFailure::Stay), Just(OnFailure::Restore), Just(OnFailure::End)],
+        restored in prop::option::weighted(0.8, prop::option::weighted(0.8, 0..60u32)),
+        end in prop::option::weighted(0.3, (0..300u32, any::<bool>())),
+    ) -> Given {
+        let stops = stops.min(command);
+        Given {
+            start, deaths, slow, unstartable, named, prepares, own, asks, command, stops, succeeds, on_failure, restored, end
+        }
+    }
 }
 
 /// The node's own process before the bridge.
@@ -231,8 +217,7 @@ impl World {
             if self.prepared() == Some(false) {
                 self.machine.refuse("too few");
             }
-            let seen = self.seen();
-            let action = self.machine.next(&seen, Duration::from_secs(self.now.into()));
+            let (seen, action) = (self.seen(), self.next());
             if !matches!(action, Action::Wait | Action::Prepare | Action::Drain) {
                 self.acts.push(action.clone());
                 assert!(self.acts.len() < 10_000, "it goes round in circles: {:?}", &self.acts[9_990..]);
@@ -347,6 +332,21 @@ impl World {
         }
         None
     }
+
+    fn comes_to_its_end(&mut self) {
+        assert_eq!(self.run(3000), Some(BridgeOutcome::Done));
+    }
+
+    /// COMMAND has ended or not, and clients stay on the bridge; why.
+    fn stays(&mut self) -> &str {
+        assert_eq!((self.run(2000), self.machine.step()), (None, Step::Hold));
+        self.machine.trouble().unwrap()
+    }
+
+    fn next(&mut self) -> Action {
+        let seen = self.seen();
+        self.machine.next(&seen, Duration::from_secs(self.now.into()))
+    }
 }
 
 proptest! {
@@ -388,6 +388,8 @@ proptest! {
     }
 }
 
+/// Both instances do what they should. The first connections are steered at 30 s; COMMAND begins at 35 s and takes 10 s, in the middle of
+/// which it stops the node's own.
 fn calm(own: Fate) -> Given {
     Given {
         start: Some(10),
@@ -407,10 +409,17 @@ fn calm(own: Fate) -> Given {
     }
 }
 
+/// A world after so many seconds.
+fn at(second: u32, given: Given) -> World {
+    let mut world = World::new(given);
+    world.run(second);
+    world
+}
+
 #[test]
 fn a_restart_goes_through_every_step() {
     let mut world = World::new(calm(Fate::Restarts(30)));
-    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+    world.comes_to_its_end();
     // 10 to be ready, 20 settled; 5 of overlap; 10 of COMMAND; 25 more to be ready, 20 settled; 5 of overlap.
     assert_eq!((world.steered, world.command, world.unsteered, world.now), (Some(30), Some(35), Some(90), 95));
     use Action::{Entered, Finish, Start, Steer, Unsteer};
@@ -422,9 +431,7 @@ fn a_restart_goes_through_every_step() {
 
 #[test]
 fn who_is_started_anew_serves_as_soon_as_it_is_ready_and_the_temporary_one_whenever_it_is_not() {
-    let mut world = World::new(Given { command: 200, ..calm(Fate::Restarts(10)) });
-    // Its COMMAND begins at 35, and stops the node's own at 40.
-    world.run(45);
+    let mut world = at(45, Given { command: 200, ..calm(Fate::Restarts(10)) });
     assert!(world.steering && !world.is_on_own());
     for again in [50, 100, 150] {
         world.run(again + 1);
@@ -436,137 +443,115 @@ fn who_is_started_anew_serves_as_soon_as_it_is_ready_and_the_temporary_one_whene
         world.run(again + 14);
         assert!(world.machine.preferred().is_some() && !world.is_on_own());
     }
-    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+    world.comes_to_its_end();
     assert_eq!(world.acts.iter().filter(|act| **act == Action::Unsteer).count(), 1, "steering stays on until the end");
 }
 
 /// A new kubelet restarts it when COMMAND has ended.
 #[test]
 fn who_may_be_restarted_yet_serves_when_it_has_settled() {
-    let mut world = World::new(calm(Fate::Stays));
-    world.run(60);
+    let mut world = at(60, calm(Fate::Stays));
     assert!(world.machine.step() == Step::AwaitOwn && world.steering && !world.is_on_own());
     world.own = None;
     world.run(65);
     world.own = world.process(0);
     world.run(67);
     assert!(world.is_on_own());
-    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+    world.comes_to_its_end();
 }
 
 #[test]
 fn who_was_there_before_serves_once_it_is_told_to_end() {
-    let mut world = World::new(Given { succeeds: false, ..calm(Fate::Stays) });
-    world.run(60);
+    let mut world = at(60, Given { succeeds: false, ..calm(Fate::Stays) });
     assert!(world.machine.trouble().is_some() && world.steering && !world.is_on_own());
     world.machine.end(false).unwrap();
     world.run(62);
     assert!(world.is_on_own());
-    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+    world.comes_to_its_end();
 }
 
 #[test]
-fn command_waits_until_the_service_names_the_node_but_not_for_ever() {
-    for (named, begins) in [(Some(3), 35), (Some(9), 39), (Some(40), 45), (None, 45)] {
-        let mut world = World::new(Given { named, ..calm(Fate::Restarts(0)) });
-        assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+fn command_waits_for_all_that_it_needs() {
+    let calm = || calm(Fate::Restarts(0));
+    let named = |named| Given { named, ..calm() };
+    for (given, begins) in [
+        // The Service names the node, but it is not waited for for ever.
+        (named(Some(3)), 35),
+        (named(Some(9)), 39),
+        (named(Some(40)), 45),
+        (named(None), 45),
+        // Etcd is prepared.
+        (Given { prepares: (7, true), ..calm() }, 42),
+        // The temporary one answers, and has settled where it was started again.
+        (Given { asks: 3, slow: Some((38, 2)), ..calm() }, 40),
+        (Given { asks: 15, deaths: vec![36], ..calm() }, 50),
+    ] {
+        let mut world = World::new(given);
+        world.comes_to_its_end();
         assert_eq!((world.steered, world.command), (Some(30), Some(begins)));
     }
 }
 
 #[test]
-fn command_waits_until_etcd_is_prepared_and_never_begins_if_that_fails() {
-    let mut world = World::new(Given { prepares: (7, true), ..calm(Fate::Restarts(0)) });
-    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
-    assert_eq!((world.steered, world.prepares, world.command), (Some(30), Some(35), Some(42)));
-    let mut world = World::new(Given { prepares: (7, false), ..calm(Fate::Restarts(0)) });
-    assert_eq!(world.run(3000), Some(BridgeOutcome::NotBegun("too few".into())));
-    assert_eq!((world.command, world.unsteered, world.now, world.own), (None, Some(42), 47, Some((FIRST, 0))));
-    // Nothing is steered yet.
-    let mut world = World::new(calm(Fate::Restarts(0)));
-    world.run(5);
-    world.machine.refuse("another node has the lock");
-    let Some(BridgeOutcome::NotBegun(why)) = world.run(3000) else { panic!("it has begun") };
-    assert_eq!((why.as_str(), world.steered), ("another node has the lock", None));
-    // COMMAND runs: what holds it back comes too late.
-    let mut world = World::new(calm(Fate::Restarts(0)));
-    world.run(40);
-    world.machine.refuse("too late");
-    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+fn what_fails_before_command_changes_nothing() {
+    let calm = || calm(Fate::Restarts(0));
+    for (given, why, unsteered) in [
+        (Given { start: None, ..calm() }, "not ready after 2m", None),
+        (Given { start: None, deaths: vec![1, 2, 3], ..calm() }, "ended 3 times before it was ready", None),
+        (Given { start: Some(2), deaths: vec![10], ..calm() }, "ended 8s after it was ready", None),
+        (Given { deaths: vec![32], ..calm() }, "ended 2s after it was ready", Some(32)),
+        // COMMAND is to begin in the second in which it ends.
+        (Given { asks: 3, deaths: vec![38], ..calm() }, "the temporary kube-apiserver is not ready any more", Some(38)),
+        (Given { prepares: (7, false), ..calm() }, "too few", Some(42)),
+    ] {
+        let mut world = World::new(given);
+        let Some(BridgeOutcome::NotBegun(reason)) = world.run(1000) else { panic!("it has begun") };
+        assert!(reason.contains(why), "{reason}");
+        assert_eq!((world.command, world.own, world.unsteered), (None, Some((FIRST, 0)), unsteered), "{why}");
+    }
+}
+
+#[test]
+fn a_bridge_is_refused_until_command_runs() {
+    let refused = |second| {
+        let mut world = at(second, calm(Fate::Restarts(0)));
+        world.machine.refuse("another node has the lock");
+        (world.run(3000), world.steered)
+    };
+    assert_eq!(refused(5), (Some(BridgeOutcome::NotBegun("another node has the lock".into())), None));
+    assert_eq!(refused(40), (Some(BridgeOutcome::Done), Some(30)));
 }
 
 #[test]
 fn a_command_that_restarts_nothing_is_told() {
     let mut world = World::new(calm(Fate::Stays));
-    assert_eq!(world.run(1000), None);
-    assert!(world.steering && world.machine.trouble().unwrap().contains("did not restart it"));
+    assert!(world.stays().contains("did not restart it") && world.steering);
     // Whichever process it is, by the operator's word.
     world.machine.end(false).unwrap();
-    assert_eq!(world.run(2000), Some(BridgeOutcome::Done));
-}
-
-#[test]
-fn one_that_never_gets_ready_changes_nothing() {
-    for (start, deaths, why) in [
-        (None, vec![], "not ready after 2m"),
-        (None, vec![1, 2, 3], "ended 3 times before it was ready"),
-        (Some(2), vec![10], "ended 8s after it was ready"),
-    ] {
-        let mut world = World::new(Given { start, deaths, ..calm(Fate::Stays) });
-        let Some(BridgeOutcome::NotBegun(reason)) = world.run(1000) else { panic!("it has begun") };
-        assert!(reason.contains(why), "{reason}");
-        assert_eq!((world.steered, world.own), (None, Some((1, 0))));
-    }
-}
-
-#[test]
-fn one_that_ends_before_command_changes_nothing() {
-    // Steered at 30.
-    let mut world = World::new(Given { deaths: vec![32], ..calm(Fate::Stays) });
-    let Some(BridgeOutcome::NotBegun(reason)) = world.run(1000) else { panic!("it has begun") };
-    assert!(reason.contains("ended 2s after it was ready"), "{reason}");
-    assert_eq!((world.command, world.unsteered, world.now), (None, Some(32), 37));
-}
-
-#[test]
-fn command_does_not_begin_when_the_temporary_one_has_just_died() {
-    // Held from 35; COMMAND is to begin at 38.
-    let given = Given { asks: 3, deaths: vec![38], ..calm(Fate::Restarts(0)) };
-    let mut world = World::new(given.clone());
-    let Some(BridgeOutcome::NotBegun(reason)) = world.run(1000) else { panic!("it has begun") };
-    assert!(reason.contains("the temporary kube-apiserver is not ready any more"), "{reason}");
-    assert_eq!((world.command, world.own), (None, Some((FIRST, 0))));
-    // A slow answer is waited for, and so is one that was started again before.
-    for (slow, deaths, asks, begins) in [(Some((38, 2)), vec![], 3, 40), (None, vec![36], 15, 50)] {
-        let mut world = World::new(Given { slow, deaths, asks, ..given.clone() });
-        assert_eq!((world.run(3000), world.command), (Some(BridgeOutcome::Done), Some(begins)));
-    }
+    world.comes_to_its_end();
 }
 
 #[test]
 fn who_goes_away_before_command_begins_leaves_no_bridge() {
-    let mut world = World::new(Given { slow: Some((35, 2)), ..calm(Fate::Stays) });
-    world.run(36);
+    let mut world = at(36, Given { slow: Some((35, 2)), ..calm(Fate::Stays) });
     assert!(!world.machine.is_commanding() && world.machine.step() == Step::Hold);
     world.machine.command_abandoned("it went away");
-    assert_eq!((world.run(3000), world.command), (Some(BridgeOutcome::Done), None));
+    world.comes_to_its_end();
+    assert_eq!(world.command, None);
 }
 
-/// It serves, and COMMAND may stop it.
 #[test]
 fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
-    let mut world = World::new(calm(Fate::Restarts(60)));
-    world.run(42);
+    // COMMAND may stop the node's own.
+    let mut world = at(42, calm(Fate::Restarts(60)));
     world.steering = false;
-    let seen = world.seen();
-    assert_eq!(world.machine.next(&seen, Duration::from_secs(42)), Action::Steer);
+    assert_eq!(world.next(), Action::Steer);
     world.machine.cannot_steer("no descriptor");
     assert_eq!((world.machine.step(), world.machine.steering_error()), (Step::Hold, Some("no descriptor")));
     world.run(43);
     assert_eq!((world.steering, world.machine.steering_error()), (true, None));
     // Before COMMAND nothing has changed yet.
-    let mut world = World::new(Given { slow: Some((35, 2)), ..calm(Fate::Stays) });
-    world.run(36);
+    let mut world = at(36, Given { slow: Some((35, 2)), ..calm(Fate::Stays) });
     world.machine.cannot_steer("no descriptor");
     assert_eq!(world.run(3000), Some(BridgeOutcome::NotBegun("cannot steer: no descriptor".into())));
     assert_eq!(world.command, None);
@@ -575,9 +560,8 @@ fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
 /// All its probes are answered by the temporary one meanwhile.
 #[test]
 fn who_does_not_get_ready_is_told_while_command_runs() {
-    let mut world = World::new(Given { command: 200, ..calm(Fate::NeverReady) });
     // Stopped at 40.
-    world.run(99);
+    let mut world = at(99, Given { command: 200, ..calm(Fate::NeverReady) });
     assert!(!world.machine.own_is_late());
     world.run(102);
     assert!(world.machine.is_commanding() && world.machine.own_is_late());
@@ -588,24 +572,22 @@ fn who_does_not_get_ready_is_told_while_command_runs() {
 
 #[test]
 fn a_temporary_instance_that_ends_is_replaced_by_the_own_one_at_once() {
-    // In the step hold, while COMMAND runs and has not stopped the node's own.
-    let mut world = World::new(Given { deaths: vec![37], stops: 9, ..calm(Fate::Restarts(1)) });
-    world.run(38);
+    // COMMAND has not stopped the node's own yet.
+    let mut world = at(38, Given { deaths: vec![37], stops: 9, ..calm(Fate::Restarts(1)) });
     assert!(!world.steering && world.temporary.is_some(), "the own one serves, and another is started");
-    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+    world.comes_to_its_end();
     // And where the own one does not serve, clients wait at the bridge.
-    let mut world = World::new(Given { deaths: vec![45], ..calm(Fate::Restarts(60)) });
-    world.run(46);
+    let mut world = at(46, Given { deaths: vec![45], ..calm(Fate::Restarts(60)) });
     assert!(world.steering && world.own.is_some_and(|(_, left)| left > 0));
-    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+    world.comes_to_its_end();
 }
 
 #[test]
 fn nothing_ends_it_while_a_command_runs_but_at_once() {
-    let mut world = World::new(Given { command: 500, ..calm(Fate::NeverReady) });
-    world.run(60);
+    let mut world = at(60, Given { command: 500, ..calm(Fate::NeverReady) });
     assert!(world.machine.command_begins().unwrap_err().contains("another COMMAND"));
     assert!(world.machine.end(false).unwrap_err().contains("--now"));
+    assert!(world.machine.restore().unwrap_err().contains("COMMAND runs"));
     world.machine.end(true).unwrap();
     let outcome = world.run(3000);
     assert!(matches!(&outcome, Some(BridgeOutcome::Abandoned(why)) if why.contains("at once")), "{outcome:?}");
@@ -613,21 +595,17 @@ fn nothing_ends_it_while_a_command_runs_but_at_once() {
 
 #[test]
 fn a_temporary_instance_that_cannot_be_started_again_keeps_nothing_from_ending() {
-    for (own, outcome) in [(Fate::Restarts(30), Some(BridgeOutcome::Done)), (Fate::NeverReady, None)] {
-        let mut world = World::new(Given { deaths: vec![50], unstartable: Some(40), ..calm(own) });
-        assert_eq!(world.run(2000), outcome);
-        assert_eq!(world.machine.trouble().is_some(), outcome.is_none());
-    }
+    let world = |own| World::new(Given { deaths: vec![50], unstartable: Some(40), ..calm(own) });
+    world(Fate::Restarts(30)).comes_to_its_end();
+    world(Fate::NeverReady).stays();
 }
 
 #[test]
 fn who_vanishes_leaves_clients_on_the_bridge() {
     for on_failure in [OnFailure::Stay, OnFailure::End] {
-        let mut world = World::new(Given { command: 5000, on_failure, ..calm(Fate::NeverReady) });
-        world.run(60);
+        let mut world = at(60, Given { command: 5000, on_failure, ..calm(Fate::NeverReady) });
         world.machine.command_abandoned("it went away");
-        assert_eq!(world.run(2000), None);
-        assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Hold, Some("it went away")));
+        assert_eq!(world.stays(), "it went away");
         // Trouble that was reported is gone at the end.
         world.machine.end(true).unwrap();
         assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Linger, None));
@@ -636,17 +614,13 @@ fn who_vanishes_leaves_clients_on_the_bridge() {
 
 #[test]
 fn what_was_before_is_put_back_once() {
-    let given = Given { on_failure: OnFailure::Restore, ..calm(Fate::NeverReady) };
-    let mut world = World::new(Given { restored: Some(Some(10)), ..given.clone() });
-    let Some(BridgeOutcome::Restored(why)) = world.run(2000) else { panic!("it is not put back") };
+    let given = |restored| Given { on_failure: OnFailure::Restore, restored, ..calm(Fate::NeverReady) };
+    let Some(BridgeOutcome::Restored(why)) = World::new(given(Some(Some(10)))).run(2000) else { panic!("it is not") };
     assert!(why.contains("does not stay ready"), "{why}");
-    let mut world = World::new(Given { restored: Some(None), ..given.clone() });
-    assert_eq!(world.run(2000), None);
-    assert!(world.steering && world.machine.trouble().unwrap().contains("does not stay ready"));
+    let mut world = World::new(given(Some(None)));
+    assert!(world.stays().contains("does not stay ready") && world.steering);
     assert_eq!(world.acts.iter().filter(|action| **action == Action::Restore).count(), 1);
-    let mut world = World::new(given);
-    assert_eq!(world.run(2000), None);
-    assert!(world.machine.trouble().unwrap().ends_with("cannot be put back: disk full"));
+    assert!(World::new(given(None)).stays().ends_with("cannot be put back: disk full"));
 }
 
 #[test]
@@ -656,7 +630,7 @@ fn who_was_there_before_is_what_was_before() {
         let mut world = World::new(given);
         let outcome = world.run(2000);
         assert!(matches!(outcome, Some(BridgeOutcome::Restored(_))), "{outcome:?} {:?}", world.machine.trouble());
-        assert_eq!(world.own, Some((1, 0)));
+        assert_eq!(world.own, Some((FIRST, 0)));
         // It had to be ready for a while, again.
         let restored = world.acts.iter().position(|act| *act == Action::Restore).unwrap();
         assert!(world.acts[restored..].contains(&Action::Unsteer));
@@ -666,10 +640,7 @@ fn who_was_there_before_is_what_was_before() {
 #[test]
 fn the_operator_puts_back_what_was_before() {
     // A new one that is ready and not what is wanted: it is not waited for.
-    let mut world = World::new(calm(Fate::Restarts(0)));
-    world.run(36);
-    assert!(world.machine.restore().unwrap_err().contains("COMMAND runs"));
-    world.run(50);
+    let mut world = at(50, calm(Fate::Restarts(0)));
     assert_eq!((world.machine.step(), world.machine.restore()), (Step::AwaitOwn, Ok(())));
     assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Restore, Some("the operator wanted it")));
     world.machine.restored(Ok(true));
@@ -684,40 +655,32 @@ fn the_operator_puts_back_what_was_before() {
 /// A disk may be slow.
 #[test]
 fn clients_are_served_while_it_is_put_back() {
-    let mut world = World::new(calm(Fate::NeverReady));
-    world.run(50);
+    let mut world = at(50, calm(Fate::NeverReady));
     world.machine.restore().unwrap();
-    let seen = |world: &World| world.machine.step();
-    let next = |world: &mut World| {
-        let seen = world.seen();
-        world.machine.next(&seen, Duration::from_secs(world.now.into()))
-    };
-    assert_eq!((next(&mut world), next(&mut world)), (Action::Restore, Action::Wait), "it is begun once");
+    assert_eq!((world.next(), world.next()), (Action::Restore, Action::Wait), "it is begun once");
     (world.temporary, world.ends) = (None, 1);
-    assert_eq!(next(&mut world), Action::Start);
+    assert_eq!(world.next(), Action::Start);
     assert!(world.machine.end(false).unwrap_err().contains("wait for it"));
     assert!(world.machine.command_begins().unwrap_err().contains("in the step restore"));
     world.machine.end(true).unwrap();
     world.machine.restored(Ok(true));
-    assert_eq!((seen(&world), world.machine.trouble()), (Step::Linger, None), "it ends although something is written");
+    let ends = (world.machine.step(), world.machine.trouble());
+    assert_eq!(ends, (Step::Linger, None), "it ends although something is written");
 }
 
 #[test]
 fn a_command_that_fails_leaves_clients_where_the_operator_said() {
-    let failed = Given { succeeds: false, ..calm(Fate::NeverReady) };
-    let mut world = World::new(failed.clone());
-    assert_eq!(world.run(2000), None);
-    assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Hold, Some("exit status 1")));
-    let mut world = World::new(Given { on_failure: OnFailure::End, ..failed });
-    let Some(BridgeOutcome::Abandoned(why)) = world.run(2000) else { panic!("it stays") };
+    let failed = |on_failure| World::new(Given { succeeds: false, on_failure, ..calm(Fate::NeverReady) });
+    assert_eq!(failed(OnFailure::Stay).stays(), "exit status 1");
+    let Some(BridgeOutcome::Abandoned(why)) = failed(OnFailure::End).run(2000) else { panic!("it stays") };
     assert!(why.starts_with("exit status 1; ") && why.contains("does not stay ready"), "{why}");
 }
 
 #[test]
 fn a_command_that_nobody_reports_may_run() {
     // By `berth bridge start`: until the operator says that it is over.
-    let mut world = World::new(Given { asks: 5000, ..calm(Fate::Stays) });
-    world.run(32);
+    let unreported = || Given { asks: 5000, ..calm(Fate::Stays) };
+    let mut world = at(32, unreported());
     assert!(!world.machine.command_may_run() && world.machine.step() == Step::Overlap);
     for etcd in [true, false] {
         world.etcd = etcd;
@@ -727,13 +690,11 @@ fn a_command_that_nobody_reports_may_run() {
     world.machine.end(false).unwrap();
     assert!(!world.machine.command_may_run());
     // What is put back may be what such a command writes.
-    let mut world = World::new(Given { asks: 5000, ..calm(Fate::Stays) });
-    world.run(50);
+    let mut world = at(50, unreported());
     world.machine.restore().unwrap();
     assert!(world.machine.command_may_run());
     // One that was abandoned may run until the end, whatever the operator asks for.
-    let mut world = World::new(Given { command: 5000, ..calm(Fate::NeverReady) });
-    world.run(60);
+    let mut world = at(60, Given { command: 5000, ..calm(Fate::NeverReady) });
     world.machine.command_abandoned("it went away");
     world.run(70);
     assert!(world.machine.command_may_run());
@@ -745,20 +706,14 @@ fn a_command_that_nobody_reports_may_run() {
 /// The temporary etcd serves again, until the node's own has come back: what stops that is a command that an operator runs by hand.
 #[test]
 fn a_command_that_is_known_to_have_failed_runs_no_more() {
-    let mut world = World::new(Given { succeeds: false, ..calm(Fate::NeverReady) });
-    world.run(40);
-    world.etcd = false;
-    assert!(world.machine.command_may_run());
-    world.run(100);
-    assert!(!world.machine.command_may_run() && world.machine.step() == Step::Hold);
-    world.etcd = true;
-    world.run(101);
-    world.etcd = false;
-    world.run(102);
-    assert!(world.machine.command_may_run());
+    let mut world = at(40, Given { succeeds: false, ..calm(Fate::NeverReady) });
+    for (etcd, until, may_run) in [(false, 40, true), (false, 100, false), (true, 101, true), (false, 102, true)] {
+        world.etcd = etcd;
+        world.run(until);
+        assert_eq!(world.machine.command_may_run(), may_run, "{until}");
+    }
     // Nor where the node's own did not come back after it.
-    let mut world = World::new(calm(Fate::NeverReady));
-    world.run(40);
+    let mut world = at(40, calm(Fate::NeverReady));
     world.etcd = false;
     world.run(1000);
     assert!(!world.machine.command_may_run() && world.machine.step() == Step::Hold);
@@ -767,28 +722,23 @@ fn a_command_that_is_known_to_have_failed_runs_no_more() {
 /// By another member, through the bridge's relay, which goes dark as the bridge ends.
 #[test]
 fn a_node_whose_member_of_etcd_is_down_is_not_back() {
-    let mut world = World::new(calm(Fate::Restarts(10)));
-    world.run(40);
+    let mut world = at(40, calm(Fate::Restarts(10)));
     world.etcd = false;
-    assert_eq!(world.run(1000), None);
-    assert_eq!(world.machine.step(), Step::Hold);
-    let trouble = world.machine.trouble().unwrap_or_default();
-    assert!(trouble.contains("its member does not answer"), "{trouble}");
+    assert!(world.stays().contains("its member does not answer"));
     world.machine.end(false).unwrap();
-    world.run(1050);
+    world.run(2050);
     assert_eq!(world.machine.step(), Step::AwaitOwn);
     world.etcd = true;
-    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+    world.comes_to_its_end();
     // A slow answer does not count, but in the last moment.
-    let mut world = World::new(calm(Fate::Restarts(10)));
-    world.run(60);
+    let mut world = at(60, calm(Fate::Restarts(10)));
     assert_eq!(world.machine.step(), Step::AwaitOwn);
-    for slow in [1, 1] {
+    for _ in 0..2 {
         world.etcd = false;
-        world.run(world.now + slow);
+        world.run(world.now + 1);
         world.etcd = true;
         world.run(world.now + 2);
     }
-    assert_eq!(world.run(3000), Some(BridgeOutcome::Done));
+    world.comes_to_its_end();
     assert!(world.now < 110, "{}", world.now);
 }

@@ -251,15 +251,52 @@ impl World {
         }
     }
 
-    /// Runs until it is in this step, for a minute at most; how long it took.
+    /// Runs until it is in this step, for two minutes at most; how long it took.
     fn until(&mut self, step: EtcdStep) -> Duration {
         let began = self.now;
         while self.machine.step() != step {
             self.tick();
-            assert!(self.now - began < Duration::from_secs(120), "{} and not {step}", self.machine.step());
+            assert!(self.now - began < secs(120), "{} and not {step}", self.machine.step());
         }
         self.now - began
     }
+
+    /// The node's own answers too late this once.
+    fn answer_slowly(&mut self) -> EtcdWanted {
+        let mut slow = self.seen();
+        slow.own.answers = false;
+        self.now += TICK;
+        self.machine.next(&slow, self.now)
+    }
+
+    fn is_given_back(&self) -> bool {
+        self.machine.step() == EtcdStep::GivenBack && self.temporary.is_none()
+    }
+}
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+/// The node's own serves.
+fn serving() -> World {
+    let mut world = World::new();
+    world.run(secs(1));
+    world
+}
+
+/// The node's own has just ended.
+fn crashed() -> World {
+    let mut world = World::new();
+    world.happen(Event::Crash);
+    world
+}
+
+/// The temporary one serves.
+fn replaced() -> World {
+    let mut world = crashed();
+    world.until(EtcdStep::Temporary);
+    world
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -290,7 +327,7 @@ proptest! {
             world.happen(Event::Crash);
             world.happen(Event::Start(Kind::Good));
         }
-        world.run(Duration::from_secs(200));
+        world.run(secs(200));
         prop_assert_eq!(world.machine.step(), EtcdStep::Own);
         prop_assert!(world.temporary.is_none());
         prop_assert_eq!((world.wanted.route, world.wanted.steers), (Route::Own, false));
@@ -298,10 +335,9 @@ proptest! {
 
     /// While COMMAND runs, whatever does not become healthy has the data alone after 90 s: a backup may be copied over it.
     #[test]
-    fn the_data_is_given_back_in_time(events in prop::collection::vec((event(), 0_u32..100), 0..12)) {
-        let mut world = World::new();
-        world.happen(Event::Crash);
-        let (mut away, mut back, mut waited) = (Duration::ZERO, Duration::ZERO, false);
+    fn the_data_is_given_back_in_time(events in prop::collection::vec((event(), 0_u32..600), 0..12)) {
+        let mut world = crashed();
+        let (mut away, mut back, mut silent, mut waited) = (Duration::ZERO, Duration::ZERO, Duration::ZERO, false);
         for (event, ticks) in events {
             if !matches!(event, Event::Command(_) | Event::Replace) {
                 world.happen(event);
@@ -311,10 +347,10 @@ proptest! {
                 let seen = world.seen();
                 waited |= seen.own.waits();
                 // An answer for a moment between two ends is none to kubeadm.
-                back = if seen.own.answers { back + TICK } else { Duration::ZERO };
+                (back, silent) = if seen.own.answers { (back + TICK, Duration::ZERO) } else { (Duration::ZERO, silent + TICK) };
                 away = if back > BACK { Duration::ZERO } else { away + TICK };
                 // One that waits for the lock gets it at once; what it does then counts.
-                if away > GIVES_BACK + HUNG && !waited && !seen.own.answers {
+                if away > GIVES_BACK + HUNG && silent > HUNG && !waited {
                     prop_assert_eq!(world.machine.step(), EtcdStep::GivenBack);
                 }
             }
@@ -324,27 +360,25 @@ proptest! {
 
 #[test]
 fn an_own_that_is_replaced_costs_two_pauses() {
-    let mut world = World::new();
-    world.run(Duration::from_secs(1));
+    let mut world = serving();
     world.happen(Event::Stop(140));
     let pause = world.until(EtcdStep::Temporary);
     assert!(pause < expected_pause(0), "its connections are ended, so that it ends: {pause:?}");
-    world.run(Duration::from_secs(12));
+    world.run(secs(12));
     assert_eq!((world.machine.step(), world.wanted.route), (EtcdStep::Temporary, Route::Temporary));
     world.happen(Event::Start(Kind::Good));
     world.until(EtcdStep::Returning);
     assert_eq!((world.wanted.route, world.wanted.ends_connections), (Route::Hold, false), "calls may be answered yet");
     assert!(world.until(EtcdStep::Own) < expected_pause(0));
-    world.run(Duration::from_secs(1));
+    world.run(secs(1));
     assert!(world.temporary.is_none());
 }
 
 #[test]
 fn calls_in_flight_have_their_time_to_be_answered() {
     let mut world = World::new();
-    world.own.iter_mut().for_each(|own| own.stops = Some(u32::MAX));
-    world.tick();
-    world.run(GRACE - TICK);
+    world.happen(Event::Stop(u32::MAX));
+    world.run(GRACE);
     assert_eq!((world.wanted.ends_connections, world.wanted.route), (false, Route::Hold));
     world.run(2 * TICK);
     assert!(world.wanted.ends_connections);
@@ -352,14 +386,10 @@ fn calls_in_flight_have_their_time_to_be_answered() {
 
 #[test]
 fn a_slow_answer_costs_nothing() {
-    let mut world = World::new();
-    world.run(Duration::from_secs(1));
-    let mut slow = world.seen();
-    slow.own.answers = false;
-    let wanted = world.machine.next(&slow, world.now + TICK);
+    let mut world = serving();
+    let wanted = world.answer_slowly();
     assert_eq!((wanted.route, wanted.ends_connections), (Route::Hold, false));
     assert_eq!(world.machine.step(), EtcdStep::Own);
-    world.now += TICK;
     world.tick();
     assert_eq!((world.machine.step(), world.wanted.route), (EtcdStep::Own, Route::Own));
 }
@@ -368,11 +398,8 @@ fn a_slow_answer_costs_nothing() {
 fn slow_answers_for_minutes_are_no_absence() {
     let mut world = World::new();
     for _ in 0..20 {
-        world.run(Duration::from_secs(10));
-        let mut slow = world.seen();
-        slow.own.answers = false;
-        world.now += TICK;
-        world.machine.next(&slow, world.now);
+        world.run(secs(10));
+        world.answer_slowly();
         assert_ne!(world.machine.step, EtcdStep::GivenBack);
     }
     world.tick();
@@ -382,10 +409,7 @@ fn slow_answers_for_minutes_are_no_absence() {
 
 #[test]
 fn one_that_refuses_the_data_is_tried_again_once_a_minute() {
-    let mut world = World::new();
-    world.commanding = false;
-    world.happen(Event::Crash);
-    world.until(EtcdStep::Temporary);
+    let mut world = World { commanding: false, ..replaced() };
     for _ in 0..2 {
         world.happen(Event::Start(Kind::Refuses));
         world.until(EtcdStep::Returning);
@@ -401,15 +425,13 @@ fn one_that_refuses_the_data_is_tried_again_once_a_minute() {
 
 #[test]
 fn one_that_fails_again_and_again_has_the_data_alone_while_command_runs() {
-    let mut world = World::new();
-    world.happen(Event::Crash);
+    let mut world = crashed();
     while world.now < GIVES_BACK {
         world.happen(Event::Start(Kind::Refuses));
-        world.run(Duration::from_secs(10));
+        world.run(secs(10));
     }
     world.run(HUNG);
-    assert_eq!(world.machine.step(), EtcdStep::GivenBack);
-    assert!(world.temporary.is_none());
+    assert!(world.is_given_back());
     // COMMAND has put a backup there, or given up.
     world.happen(Event::Command(false));
     world.until(EtcdStep::Temporary);
@@ -417,8 +439,7 @@ fn one_that_fails_again_and_again_has_the_data_alone_while_command_runs() {
 
 #[test]
 fn a_temporary_one_that_does_not_start_leaves_the_node_as_it_is() {
-    let mut world = World::new();
-    world.happen(Event::Crash);
+    let mut world = crashed();
     for _ in 0..ENDS {
         world.tick();
         world.happen(Event::CrashTemporary);
@@ -426,7 +447,7 @@ fn a_temporary_one_that_does_not_start_leaves_the_node_as_it_is() {
     world.until(EtcdStep::GivenBack);
     assert!(world.machine.trouble().unwrap().contains("etcd.log"));
     world.happen(Event::Command(false));
-    world.run(Duration::from_secs(100));
+    world.run(secs(100));
     assert_eq!(world.machine.step(), EtcdStep::GivenBack);
     world.happen(Event::Start(Kind::Good));
     world.until(EtcdStep::Own);
@@ -434,8 +455,7 @@ fn a_temporary_one_that_does_not_start_leaves_the_node_as_it_is() {
 
 #[test]
 fn a_temporary_one_that_comes_too_late_is_killed_before_it_has_a_client() {
-    let mut world = World::new();
-    world.happen(Event::Crash);
+    let mut world = crashed();
     world.tick();
     assert!(world.temporary.is_some() && world.wanted.temporary == Process::Run);
     // The kubelet's is faster.
@@ -451,9 +471,7 @@ fn a_temporary_one_that_comes_too_late_is_killed_before_it_has_a_client() {
 
 #[test]
 fn a_temporary_one_with_another_file_is_killed_at_once() {
-    let mut world = World::new();
-    world.happen(Event::Crash);
-    world.until(EtcdStep::Temporary);
+    let mut world = replaced();
     world.happen(Event::Replace);
     world.tick();
     assert_eq!((world.wanted.route, world.wanted.temporary), (Route::Hold, Process::Kill));
@@ -462,37 +480,31 @@ fn a_temporary_one_with_another_file_is_killed_at_once() {
 
 #[test]
 fn an_own_with_another_file_is_seen_twice_and_saved() {
-    for snapped in [false, true] {
-        let mut world = World::new();
-        world.run(Duration::from_secs(1));
+    // Where a snapshot leads past the file that is named, only what is open has all.
+    for (snapped, step) in [(false, EtcdStep::Temporary), (true, EtcdStep::Returning)] {
+        let mut world = serving();
         world.happen(Event::Replace);
         world.snapped = snapped;
         world.tick();
         assert_eq!((world.wanted.route, world.wanted.rescues), (Route::Hold, false));
         world.run(SEEN_TWICE);
         assert!(world.wanted.ends_connections && world.wanted.rescues);
-        world.run(Duration::from_secs(30));
-        // Where a snapshot leads past the file that is named, only what is open has all.
-        assert_eq!(
-            (world.own.is_some(), world.machine.step()),
-            if snapped { (true, EtcdStep::Returning) } else { (false, EtcdStep::Temporary) }
-        );
+        world.run(secs(30));
+        assert_eq!((world.own.is_some(), world.machine.step()), (snapped, step));
         assert_eq!(world.machine.failed, 0, "it was ended by the bridge");
     }
 }
 
 #[test]
 fn what_may_lack_writes_is_the_nodes_alone_until_its_own_serves() {
-    let mut world = World::new();
-    world.commanding = false;
-    world.run(Duration::from_secs(1));
+    let mut world = World { commanding: false, ..serving() };
     world.happen(Event::Replace);
-    world.snapped = true;
-    world.run(Duration::from_secs(1));
-    // Somebody ends it: T would start from a file that lacks what was acknowledged.
+    world.happen(Event::Snapshot);
+    world.run(secs(1));
+    // Somebody ends it: the temporary one would start from a file that lacks what was acknowledged.
     world.happen(Event::Crash);
-    world.run(Duration::from_secs(200));
-    assert_eq!((world.machine.step(), world.temporary.is_none()), (EtcdStep::GivenBack, true));
+    world.run(secs(200));
+    assert!(world.is_given_back());
     world.happen(Event::Start(Kind::Good));
     world.until(EtcdStep::Own);
     world.happen(Event::Crash);
@@ -501,30 +513,27 @@ fn what_may_lack_writes_is_the_nodes_alone_until_its_own_serves() {
 
 #[test]
 fn an_own_that_serves_for_a_moment_between_two_ends_is_still_away() {
-    let mut world = World::new();
-    world.happen(Event::Crash);
+    let mut world = crashed();
     while world.now < GIVES_BACK {
-        world.run(Duration::from_secs(10));
+        world.run(secs(10));
         world.happen(Event::Start(Kind::Good));
         world.until(EtcdStep::Own);
-        world.run(Duration::from_secs(5));
+        world.run(secs(5));
         world.happen(Event::Crash);
     }
-    world.run(Duration::from_secs(1));
-    assert_eq!((world.machine.step(), world.temporary.is_none()), (EtcdStep::GivenBack, true));
+    world.run(secs(1));
+    assert!(world.is_given_back());
     // It is well for as long as kubeadm waits between two questions.
     world.happen(Event::Start(Kind::Good));
     world.until(EtcdStep::Own);
-    world.run(BACK + Duration::from_secs(1));
+    world.run(BACK + secs(1));
     world.happen(Event::Crash);
     world.until(EtcdStep::Temporary);
 }
 
 #[test]
 fn what_the_temporary_one_leaves_is_told_at_once() {
-    let mut world = World::new();
-    world.happen(Event::Crash);
-    world.until(EtcdStep::Temporary);
+    let mut world = replaced();
     world.happen(Event::CrashTemporary);
     world.tick();
     assert_eq!(world.machine.step(), EtcdStep::Stopping);
@@ -532,8 +541,7 @@ fn what_the_temporary_one_leaves_is_told_at_once() {
 
 #[test]
 fn a_defragmentation_that_ends_well_costs_no_connection() {
-    let mut world = World::new();
-    world.run(Duration::from_secs(1));
+    let mut world = serving();
     let mut seen = world.seen();
     for opened in [Opened::Unseen, Opened::Other, Opened::Waits, Opened::Named] {
         seen.own.opened = opened;
@@ -547,9 +555,7 @@ fn a_defragmentation_that_ends_well_costs_no_connection() {
 #[test]
 fn a_large_database_has_more_time_to_open() {
     for (size, opens) in [(0, 100), (1_u64 << 30, 600), (8 << 30, 3000)] {
-        let mut world = World::new();
-        (world.size, world.commanding) = (size, false);
-        world.happen(Event::Crash);
+        let mut world = World { size, commanding: false, ..crashed() };
         world.tick();
         world.temporary.iter_mut().for_each(|it| it.opens = opens);
         // Its time counts from when it has the lock.
@@ -561,8 +567,7 @@ fn a_large_database_has_more_time_to_open() {
 
 #[test]
 fn what_cannot_be_seen_gets_no_client_and_an_operator_is_told() {
-    let mut world = World::new();
-    world.happen(Event::Crash);
+    let mut world = crashed();
     world.tick();
     let own = OwnEtcd { process: Some(1), answers: true, opened: Opened::Unseen };
     let seen = EtcdObservation { own, holder: Holder::Unknown, ..EtcdObservation::default() };
