@@ -234,38 +234,49 @@ mod tests {
     const SIGNING: &str = "--service-account-signing-key-file=/etc/kubernetes/pki/sa.key";
     const ACCEPTED: &str = "--service-account-key-file=/etc/kubernetes/pki/sa.pub";
 
-    #[test]
-    fn the_same_is_nothing_to_speak_of() {
-        assert_eq!(beside(&[], &[]), []);
+    type Changes<'a> = &'a [(&'a str, &'a str)];
+
+    /// What is found for each pair of static pods that differ so is this, or nothing.
+    fn assert_found(found: (&'static str, Severity), pairs: &[(Changes<'_>, Changes<'_>, bool)]) {
+        for (old, new, is_found) in pairs {
+            assert_eq!(beside(old, new).first(), is_found.then_some(&found), "{old:?} {new:?}");
+        }
     }
 
     #[test]
     fn two_stores_behind_one_port_are_an_error() {
-        let error = [("etcd-differs", Severity::Error)];
         let both = "--etcd-servers=https://127.0.0.1:2379,https://10.0.0.5:2379";
         let other = "--etcd-servers=https://10.0.0.5:2379/";
-        assert_eq!(beside(&[], &[(ETCD, other)]), error);
-        // By way of both.
-        assert_eq!(beside(&[], &[(ETCD, both)]), []);
-        assert_eq!(beside(&[(ETCD, both)], &[(ETCD, other)]), []);
         let prefix = |prefix: &str| format!("{ETCD}\n    - --etcd-prefix={prefix}");
-        assert_eq!(beside(&[], &[(ETCD, &prefix("/other"))]), error);
-        assert_eq!(beside(&[], &[(ETCD, &prefix("registry/"))]), []);
         let events = format!("{ETCD}\n    - --etcd-servers-overrides=/events#https://10.0.0.5:2379");
-        assert_eq!(beside(&[], &[(ETCD, &events)]), error);
+        assert_found(
+            ("etcd-differs", Severity::Error),
+            &[
+                (&[], &[], false),
+                (&[], &[(ETCD, other)], true),
+                // By way of both.
+                (&[], &[(ETCD, both)], false),
+                (&[(ETCD, both)], &[(ETCD, other)], false),
+                (&[], &[(ETCD, &prefix("/other"))], true),
+                (&[], &[(ETCD, &prefix("registry/"))], false),
+                (&[], &[(ETCD, &events)], true),
+            ],
+        );
     }
 
     #[test]
     fn more_than_one_minor_version_is_an_error_either_way() {
-        let error = [("version-skew", Severity::Error)];
         let image = "registry.k8s.io/kube-apiserver:v1.36.3";
-        let beside = |old: &str, new: &str| beside(&[(image, old)], &[(image, new)]);
-        assert_eq!(beside("r/kube-apiserver:v1.34.9", image), error);
-        assert_eq!(beside(image, "r/kube-apiserver:v1.34.9@sha256:00"), error);
-        assert_eq!(beside("r:5000/kube-apiserver:v1.35.0", image), []);
-        assert_eq!(beside(image, "r/kube-apiserver:v1.35.0"), []);
-        // What it is cannot be seen.
-        assert_eq!(beside("r:5000/kube-apiserver", image), []);
+        for (old, new, is_found) in [
+            ("r/kube-apiserver:v1.34.9", image, true),
+            (image, "r/kube-apiserver:v1.34.9@sha256:00", true),
+            ("r:5000/kube-apiserver:v1.35.0", image, false),
+            (image, "r/kube-apiserver:v1.35.0", false),
+            // What it is cannot be seen.
+            ("r:5000/kube-apiserver", image, false),
+        ] {
+            assert_found(("version-skew", Severity::Error), &[(&[(image, old)], &[(image, new)], is_found)]);
+        }
     }
 
     #[test]
@@ -280,19 +291,24 @@ mod tests {
 
     #[test]
     fn keys_that_the_other_has_not_are_warned_of() {
-        let warning = [("keys-differ", Severity::Warning)];
-        let config = |path: &str| format!("{ETCD}\n    - --encryption-provider-config={path}");
-        assert_eq!(beside(&[], &[(ETCD, &config("/etc/kubernetes/pki/a"))]), warning);
-        assert_eq!(beside(&[], &[(SIGNING, "--service-account-signing-key-file=/etc/kubernetes/pki/b.key")]), warning);
+        let config = format!("{ETCD}\n    - --encryption-provider-config=/etc/kubernetes/pki/a");
         let added = format!("{ACCEPTED}\n    - --service-account-key-file=/etc/kubernetes/pki/b.pub");
-        assert_eq!(beside(&[], &[(ACCEPTED, &added)]), []);
-        assert_eq!(beside(&[(ACCEPTED, &added)], &[]), warning);
-        let second = |first: &str| format!("--service-account-issuer={first}\n    - {ISSUER}");
-        let behind = format!("{ISSUER}\n    - --service-account-issuer=https://new");
-        assert_eq!(beside(&[], &[(ISSUER, "--service-account-issuer=https://new")]), warning);
-        assert_eq!(beside(&[], &[(ISSUER, &second("https://new"))]), warning);
-        assert_eq!(beside(&[], &[(ISSUER, &behind)]), []);
-        assert_eq!(beside(&[(ISSUER, &behind)], &[(ISSUER, &second("https://new"))]), []);
+        let new = "--service-account-issuer=https://new";
+        let before = format!("{new}\n    - {ISSUER}");
+        let behind = format!("{ISSUER}\n    - {new}");
+        assert_found(
+            ("keys-differ", Severity::Warning),
+            &[
+                (&[], &[(ETCD, &config)], true),
+                (&[], &[(SIGNING, "--service-account-signing-key-file=/etc/kubernetes/pki/b.key")], true),
+                (&[], &[(ACCEPTED, &added)], false),
+                (&[(ACCEPTED, &added)], &[], true),
+                (&[], &[(ISSUER, new)], true),
+                (&[], &[(ISSUER, &before)], true),
+                (&[], &[(ISSUER, &behind)], false),
+                (&[(ISSUER, &behind)], &[(ISSUER, &before)], false),
+            ],
+        );
     }
 
     #[test]

@@ -382,7 +382,7 @@ impl<'a> KeptSlice<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_testing::{Objects, serve_with};
+    use berth_testing::{Objects, answer, serve_with};
     use tokio::sync::mpsc::UnboundedReceiver;
 
     const IP: &str = "10.0.0.5";
@@ -405,22 +405,36 @@ mod tests {
         (objects, kept, server.asked)
     }
 
-    fn slice(node: &str, boot: &str) -> Value {
+    /// Keeps the slice of a node that serves.
+    fn serving(kept: ServiceKeeper) -> Keeping {
+        let keeping = kept.start();
+        keeping.demand(Demand::Serving);
+        keeping
+    }
+
+    async fn end(keeping: Keeping) {
+        drop(keeping.demand);
+        keeping.task.await.unwrap();
+    }
+
+    /// The slice of a bridge that was left, with when it was renewed, where that is known.
+    fn slice(node: &str, boot: &str, age: Option<Duration>) -> Value {
         let mut slice = service::slice(node, "10.0.0.9:6443".parse().unwrap(), "https");
         slice["metadata"]["name"] = format!("berth-bridge-{node}-ipv4").into();
         slice["metadata"]["annotations"] = json!({NODE: node, BOOT: boot});
+        if let Some(age) = age {
+            let time = humantime::format_rfc3339_seconds(SystemTime::now() - age);
+            slice["metadata"]["annotations"][RENEWED] = time.to_string().into();
+        }
         slice
     }
 
     #[tokio::test]
     async fn the_only_node_is_named_until_the_bridge_is_over() {
-        let (objects, kept, mut asked) = cluster(&[], Vec::new()).await;
+        let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
         let path = service::slice_path(&kept.name());
-        let (on, is_on) = watch::channel(Demand::Serving);
-        let (state, mut is) = watch::channel(Err(UNKNOWN.into()));
-        let keeping = tokio::spawn(kept.keep(is_on, state));
-        while !asked.recv().await.unwrap().0.starts_with("PATCH") {}
-        is.wait_for(SliceState::is_ok).await.unwrap();
+        let mut keeping = serving(kept);
+        keeping.kept.wait_for(|kept| *kept == Ok(true)).await.unwrap();
         let there = objects.get(&path).unwrap();
         assert_eq!(service::addresses(&there).collect::<Vec<_>>(), [IP.parse::<IpAddr>().unwrap()]);
         let annotations = &there["metadata"]["annotations"];
@@ -428,9 +442,8 @@ mod tests {
         let time = humantime::parse_rfc3339(annotations["berth/renewed"].as_str().unwrap()).unwrap();
         assert!(time.elapsed().is_ok_and(|age| age < Duration::from_secs(600)), "{annotations}");
         // The node's own is not in again: nothing is requested until the bridge has ended.
-        on.send_replace(Demand::Ending);
-        drop(on);
-        keeping.await.unwrap();
+        keeping.demand(Demand::Ending);
+        end(keeping).await;
         assert_eq!(objects.get(&path), None);
     }
 
@@ -444,20 +457,11 @@ mod tests {
         let ports = json!([{"name": "https"}]);
         objects.set(service::SERVICE, Some(json!({"spec": {"ipFamilies": ["IPv6", "IPv4"], "ports": ports}})));
         kept.check().await.unwrap();
-        let (_on, is_on) = watch::channel(Demand::Serving);
-        let (state, mut is) = watch::channel(Err(UNKNOWN.into()));
-        let keeping = tokio::spawn(kept.keep(is_on, state));
-        is.wait_for(SliceState::is_ok).await.unwrap();
-        let path = service::slice_path("berth-bridge-cp-1-ipv6");
-        let there = loop {
-            match objects.get(&path) {
-                Some(there) => break there,
-                None => tokio::task::yield_now().await,
-            }
-        };
+        let mut keeping = serving(kept);
+        keeping.kept.wait_for(|kept| *kept == Ok(true)).await.unwrap();
+        let there = objects.get(&service::slice_path("berth-bridge-cp-1-ipv6")).unwrap();
         assert_eq!(there["addressType"], "IPv6");
         assert_eq!(service::addresses(&there).collect::<Vec<_>>(), ["fd00::5".parse::<IpAddr>().unwrap()]);
-        keeping.abort();
     }
 
     #[tokio::test]
@@ -467,18 +471,22 @@ mod tests {
         assert_eq!(objects.get(&service::slice_path(&kept.name())), None);
         let mut tried = std::iter::from_fn(|| asked.try_recv().ok());
         assert!(tried.any(|(request, _)| request.starts_with("PATCH") && request.contains("dryRun=All")));
-        // Who may read only.
-        let server = serve_with(move |request| match request.starts_with("PATCH") {
-            true => berth_testing::answer("403 Forbidden", r#"{"message": "endpointslices is forbidden"}"#),
-            false => objects.answer(request),
-        });
-        let kept = ServiceKeeper { client: Client::new(&server.await.access).unwrap(), ..kept };
-        assert!(kept.check().await.unwrap_err().contains("endpointslices is forbidden"));
-        let (_on, is_on) = watch::channel(Demand::Serving);
-        let (state, mut is) = watch::channel(Err(UNKNOWN.into()));
-        let keeping = tokio::spawn(kept.keep(is_on, state));
-        is.wait_for(|is| is.as_ref().is_err_and(|why| why.contains("endpointslices is forbidden"))).await.unwrap();
-        keeping.abort();
+    }
+
+    /// Where the rule changes nothing, the operator has to know why.
+    #[tokio::test]
+    async fn an_operator_who_may_not_write_or_not_read_is_told() {
+        for refused in ["PATCH /", RECONCILED] {
+            let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
+            let server = serve_with(move |request| match request.contains(refused) {
+                true => answer("403 Forbidden", r#"{"message": "endpointslices is forbidden"}"#),
+                false => objects.answer(request),
+            });
+            let kept = ServiceKeeper { client: Client::new(&server.await.access).unwrap(), ..kept };
+            let is_told = |why: &String| why.contains("endpointslices is forbidden");
+            assert!(kept.check().await.is_err_and(|why| is_told(&why)), "{refused}");
+            serving(kept).kept.wait_for(|kept| kept.as_ref().is_err_and(is_told)).await.unwrap();
+        }
     }
 
     /// Other nodes serve, and this one must not be named.
@@ -489,8 +497,7 @@ mod tests {
         let path = service::slice_path(&kept.name());
         // As an upgrade that is resumed finds it.
         objects.set(&path, Some(kept.slice().await.unwrap()));
-        let mut keeping = kept.start();
-        keeping.demand(Demand::Serving);
+        let mut keeping = serving(kept);
         keeping.kept.wait_for(SliceState::is_ok).await.unwrap();
         assert!(objects.get(&path).is_some());
         keeping.demand(Demand::NotServing);
@@ -503,34 +510,16 @@ mod tests {
     async fn the_only_node_stays_named_when_it_serves_nothing() {
         let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
         let path = service::slice_path(&kept.name());
-        let mut keeping = kept.start();
-        keeping.demand(Demand::Serving);
+        let mut keeping = serving(kept);
         keeping.kept.wait_for(|kept| *kept == Ok(true)).await.unwrap();
         keeping.demand(Demand::NotServing);
         let out = timeout(Duration::from_millis(200), keeping.kept.wait_for(|kept| *kept != Ok(true))).await;
         assert!(out.is_err() && objects.get(&path).is_some());
     }
 
-    /// Then the rule changes nothing, and the operator has to know why.
-    #[tokio::test]
-    async fn a_read_that_is_refused_is_told() {
-        let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
-        let server = serve_with(move |request| match request.contains(RECONCILED) {
-            true => berth_testing::answer("403 Forbidden", r#"{"message": "may not get endpointslices"}"#),
-            false => objects.answer(request),
-        });
-        let kept = ServiceKeeper { client: Client::new(&server.await.access).unwrap(), ..kept };
-        assert!(kept.check().await.unwrap_err().contains("may not get endpointslices"));
-        let mut keeping = kept.start();
-        keeping.demand(Demand::Serving);
-        let refused = |kept: &SliceState| kept.as_ref().is_err_and(|why| why.contains("may not get endpointslices"));
-        keeping.kept.wait_for(refused).await.unwrap();
-    }
-
     #[tokio::test]
     async fn an_api_that_does_not_answer_is_asked_again_and_one_that_refuses_is_not() {
         let slice = json!({"addressType": "IPv4", "endpoints": [{"addresses": [IP]}]}).to_string();
-        let answer = berth_testing::answer;
         let mut answers = vec![answer("403 Forbidden", "{}"), answer("200 OK", &slice), "no HTTP\r\n\r\n".into()];
         let server = serve_with(move |_| answers.pop().unwrap()).await;
         let (_, kept, _) = cluster(&[], Vec::new()).await;
@@ -543,13 +532,9 @@ mod tests {
     async fn with_other_nodes_there_is_none() {
         let (objects, kept, mut asked) = cluster(&["10.0.0.6"], Vec::new()).await;
         let path = service::slice_path(&kept.name());
-        let (on, is_on) = watch::channel(Demand::Serving);
-        let (state, mut is) = watch::channel(Err(UNKNOWN.into()));
-        let keeping = tokio::spawn(kept.keep(is_on, state));
-        while !asked.recv().await.unwrap().0.contains(RECONCILED) {}
-        is.wait_for(SliceState::is_ok).await.unwrap();
-        drop(on);
-        keeping.await.unwrap();
+        let mut keeping = serving(kept);
+        keeping.kept.wait_for(SliceState::is_ok).await.unwrap();
+        end(keeping).await;
         assert_eq!(objects.get(&path), None);
         while let Ok((request, _)) = asked.try_recv() {
             assert!(!request.starts_with("PATCH"), "{request}");
@@ -558,32 +543,29 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_of_no_bridge_any_more_is_known() {
-        let mut nameless = slice("x", "b");
+        let [short, long] = [2, 20].map(|minutes| Some(Duration::from_secs(minutes * 60)));
+        let mut nameless = slice("x", "b", None);
         nameless["metadata"]["annotations"] = json!({NODE: "x"});
-        let all = vec![slice("own", "1"), slice("booted", "2"), slice("bridged", "3"), slice("gone", "4"), nameless];
-        // Where a time is: hosts that are no Node, and one that is.
-        let at = |node: &str, age: Duration| {
-            let mut slice = slice(node, "5");
-            let time = humantime::format_rfc3339_seconds(SystemTime::now() - age);
-            slice["metadata"]["annotations"]["berth/renewed"] = time.to_string().into();
-            slice
-        };
-        let minutes = |number: u64| Duration::from_secs(number * 60);
         // Of an upgrade, on a node that has not booted since.
-        let upgrade = |node: &str, age: Duration| {
-            let mut slice = at(node, age);
+        let upgrade = |node: &str, age| {
+            let mut slice = slice(node, "3", age);
             slice["metadata"]["name"] = format!("berth-upgrade-{node}-ipv4").into();
-            slice["metadata"]["annotations"][BOOT] = "3".into();
             slice
         };
-        let timed = [
-            at("no-node", minutes(2)),
-            at("silent", minutes(20)),
-            at("a-node", minutes(2)),
-            upgrade("running", minutes(2)),
-            upgrade("killed", minutes(20)),
+        let all = vec![
+            slice("own", "1", None),
+            slice("booted", "2", None),
+            slice("bridged", "3", None),
+            slice("gone", "4", None),
+            nameless,
+            // Hosts that are no Node, and one that is.
+            slice("no-node", "5", short),
+            slice("silent", "5", long),
+            slice("a-node", "5", short),
+            upgrade("running", short),
+            upgrade("killed", long),
         ];
-        let (objects, kept, _) = cluster(&[], all.into_iter().chain(timed).collect()).await;
+        let (objects, kept, _) = cluster(&[], all).await;
         let node = |boot| json!({"metadata": {"name": "a-node"}, "status": {"nodeInfo": {"bootID": boot}}});
         objects.set(NODES, Some(json!({"items": [node("1"), node("later"), node("3")]})));
         let names = |nodes: &[&str]| {

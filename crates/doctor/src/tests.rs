@@ -10,6 +10,7 @@ use berth_os::proc_net::{Entry, NamedProcess};
 use berth_shim::config::DirectMode;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, UNIX_EPOCH};
 
 pub(super) const KUBEADM: &str = include_str!("../../../tests/manifest/kubeadm-v1.36.yaml");
 const DEPLOYMENT: &str = include_str!("../../../tests/manifest/deployment.yaml");
@@ -100,12 +101,12 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     let changed = |changes: &[(&str, &str)]| of_text(&with(&pod, changes));
     let shim = |changes: &[(&str, &str)]| of_text(&with_shim(&pod, changes));
     // The findings for it as a replacement of one that is different.
-    let replacing = |changes: &[(&str, &str)]| {
-        let old = changes.iter().fold(pod.clone(), |old, (now, before)| old.replace(now, before));
+    let replacing = |(id, now, before)| {
+        let old = pod.replace(now, before);
         assert_ne!(old, pod);
         let old = Manifest::parse(&old).unwrap();
         let manifest = Manifest::parse(&pod).unwrap();
-        examine(&Case { running: Some(&old), cluster: Some(&NO_OTHERS), ..Case::new("a.yaml", &manifest) })
+        (id, examine(&Case { running: Some(&old), cluster: Some(&NO_OTHERS), ..Case::new("a.yaml", &manifest) }))
     };
     let instance = "- name: BERTH_INSTANCE\n      valueFrom:\n        fieldRef:\n          fieldPath: metadata.uid\n";
     let literal = "- name: BERTH_INSTANCE\n      value: one\n";
@@ -117,14 +118,9 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         let (from, to) = (pod.find("  - args:\n    - serve\n").unwrap(), pod.find("  priority: ").unwrap());
         format!("{}{}", &pod[..from], &pod[to..])
     };
-    let uid = "  securityContext:\n    runAsUser: 7\n    seccompProfile";
-    let kept = ("  securityContext:\n    seccompProfile", uid);
+    let kept = ("  securityContext:\n    seccompProfile", "  securityContext:\n    runAsUser: 7\n    seccompProfile");
     let clustered = clustered();
     assert_eq!(of_text(&clustered), []);
-    let in_cluster = |changes: &[(&str, &str)]| {
-        let value = ("value: /etc/kubernetes/berth-cluster/kubeconfig", "value: in-cluster");
-        of_text(&with(&clustered, &[&[value], changes].concat()))
-    };
     let credentials = |changes: &[(&str, &str)]| of_text(&with(&clustered, changes));
     let steered = |changes: &[(&str, &str)]| of_text(&with(&direct(DirectMode::On), changes));
     let owner = ("    - --owner\n    - \"0\"\n", "    - --owner\n    - \"7\"\n");
@@ -140,42 +136,18 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         let base = include_str!("../../../examples/kustomize/base/kube-apiserver.yaml");
         of_text(&with(base, &[&[(waits, variables.as_str())], changes].concat()))
     };
-    assert_eq!(without_token(&[("automountServiceAccountToken: false", "serviceAccountName: berth")]), []);
-    assert_eq!(
-        ids(&without_token(&[
-            ("automountServiceAccountToken: false", "serviceAccountName: berth"),
-            ("valueFrom: {fieldRef: {fieldPath: spec.nodeName}}", "value: cp-1")
-        ])),
-        ["node-name"]
-    );
+    let account = ("automountServiceAccountToken: false", "serviceAccountName: berth");
+    assert_eq!(without_token(&[account]), []);
     // Of one node, so its name may be written out.
     assert_eq!(credentials(&[(field, "      value: cp-1\n")]), []);
-    vec![
-        ("cluster-account", in_cluster(&[])),
+    let mut cases = vec![
+        ("cluster-account", credentials(&[("value: /etc/kubernetes/berth-cluster/kubeconfig", "value: in-cluster")])),
         ("cluster-account", without_token(&[])),
-        ("cluster-mount", credentials(&[("mountPath: /etc/kubernetes/berth-cluster\n", "mountPath: /elsewhere\n")])),
-        (
-            "cluster-mount",
-            credentials(&[(
-                "mountPath: /etc/kubernetes/berth-cluster\n",
-                "mountPath: /etc/kubernetes/berth-cluster/kubeconfig\n",
-            )]),
-        ),
         ("cluster-mount", credentials(&[(mounted, &format!("{mounted}      subPath: a\n"))])),
         ("cluster-mount", credentials(&[(mounted, &format!("{mounted}      readOnly: true\n"))])),
-        (
-            "cluster-mount",
-            credentials(&[(
-                "  - hostPath:\n      path: /etc/kubernetes/berth-cluster\n      type: Directory\n",
-                "  - emptyDir: {}\n",
-            )]),
-        ),
-        ("node-name", credentials(&[("    - name: BERTH_NODE_NAME\n", "    - name: OTHER\n")])),
-        ("node-name", credentials(&[("fieldPath: spec.nodeName", "fieldPath: metadata.name")])),
+        ("node-name", without_token(&[account, ("valueFrom: {fieldRef: {fieldPath: spec.nodeName}}", "value: cp-1")])),
         ("not-behind-berth", of_text(KUBEADM)),
-        ("host-network", changed(&[("hostNetwork: true", "hostNetwork: false")])),
         ("shim-missing", of_text(&no_shim)),
-        ("berth-options", shim(&[("value: 10m", "value: soon")])),
         (
             "berth-options",
             of_text(&pod.replace("value: 10.0.0.5:6443", "value: 10.0.0.5:6443 0.0.0.0:6443"))
@@ -183,8 +155,6 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
                 .filter(|finding| finding.cause.starts_with("berth serve"))
                 .collect(),
         ),
-        ("berth-differs", shim(&[("10.0.0.5:6443", "10.0.0.6:6443")])),
-        ("uid-mismatch", shim(&[("runAsUser: 0", "runAsUser: 1000")])),
         ("direct-capabilities", steered(&[("        - BPF\n", "")])),
         ("direct-capabilities", steered(&[("        - NET_ADMIN\n", "")])),
         (
@@ -201,71 +171,91 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             )])[..1]
                 .to_vec(),
         ),
-        (
-            "run-dir-volume",
-            shim(&[("mountPath: /run/berth\n      name: berth-run", "mountPath: /run/other\n      name: berth-run")]),
-        ),
-        ("run-dir-volume", shim(&[("name: berth-run", "name: berth-run\n      readOnly: true")])),
-        ("run-dir-volume", shim(&[("name: berth-run", "name: k8s-certs")])),
-        ("probe-on-shared-port", changed(&[(asks_berth, "    livenessProbe:\n      httpGet: {port: 6443}\n")])),
         ("probe-on-shared-port", live(&["kubectl", "get", "--server=https://localhost:6443/", "--raw=/livez"])),
         ("probe-on-shared-port", live(&["curl", "--insecure", "https://10.0.0.5:6443/livez"])),
         ("probe-elsewhere", live(&["/healthcheck"])),
-        (
-            "probe-elsewhere",
-            changed(&[(asks_berth, "    livenessProbe:\n      httpGet: {host: 127.0.0.1, port: 3990}\n")]),
-        ),
-        ("readiness-missing", changed(&[("    readinessProbe:\n", "    livenessProbe2:\n")])),
-        ("probe-pace", changed(&[("      periodSeconds: 5\n", "      periodSeconds: 1\n")])),
-        ("probe-pace", changed(&[("        - --timeout\n        - 14s\n", "")])),
-        (
-            "declared-ports",
-            changed(&[(
-                "    name: kube-apiserver\n    readinessProbe",
-                "    name: kube-apiserver\n    ports: [{containerPort: 8080}]\n    readinessProbe",
-            )]),
-        ),
-        (
-            "shared-file",
-            changed(&[(
-                "    - --advertise-address=10.0.0.5\n",
-                "    - --advertise-address=10.0.0.5\n    - --audit-log-path=/l/a.log\n",
-            )]),
-        ),
-        ("pre-stop", changed(&[("          - drain\n", "          - status\n")])),
-        ("pre-stop", changed(&[("    lifecycle:\n", "    lifecycle2:\n")])),
-        ("shutdown-delay", changed(&[("    - --shutdown-delay-duration=5s", "    - --shutdown-delay-duration=0s")])),
-        ("peer-proxy", changed(&[PEERS])),
-        ("grace-period", changed(&[("GracePeriodSeconds: 120", "GracePeriodSeconds: 119")])),
-        (
-            "grace-period",
-            shim(&[("- name: BERTH_BIND_WAIT\n      value: 10m", "- name: BERTH_DRAIN_TIMEOUT\n      value: 61s")]),
-        ),
         ("update-strategy", of_text(&with(&deployment(), &[("maxUnavailable: 0", "maxUnavailable: 1")]))),
         ("update-strategy", of_text(&with(&deployment(), &[("kind: Deployment", "kind: DaemonSet")]))),
-        ("anonymous-auth", changed(&[("    - --allow-privileged=true\n", "    - --anonymous-auth=false\n")])),
-        ("anonymous-auth", changed(&[("    - --allow-privileged=true\n", "    - --anonymous-auth=False\n")])),
-        (
-            "authentication-config",
-            changed(&[("    - --allow-privileged=true\n", "    - --authentication-config=/etc/kubernetes/pki/a\n")]),
-        ),
         (
             "host-ip",
             of_text(&inject(&with(KUBEADM, &[("--advertise-address=10.0.0.5", "--v=1")]), &options()).unwrap().text),
         ),
+        ("not-checked", findings(&pod, |case| case.cluster = None)),
+    ];
+    let of_pod = [
+        ("host-network", "hostNetwork: true", "hostNetwork: false"),
+        ("probe-on-shared-port", asks_berth, "    livenessProbe:\n      httpGet: {port: 6443}\n"),
+        ("probe-elsewhere", asks_berth, "    livenessProbe:\n      httpGet: {host: 127.0.0.1, port: 3990}\n"),
+        ("readiness-missing", "    readinessProbe:\n", "    livenessProbe2:\n"),
+        ("probe-pace", "      periodSeconds: 5\n", "      periodSeconds: 1\n"),
+        ("probe-pace", "        - --timeout\n        - 14s\n", ""),
+        (
+            "declared-ports",
+            "    name: kube-apiserver\n    readinessProbe",
+            "    name: kube-apiserver\n    ports: [{containerPort: 8080}]\n    readinessProbe",
+        ),
+        (
+            "shared-file",
+            "    - --advertise-address=10.0.0.5\n",
+            "    - --advertise-address=10.0.0.5\n    - --audit-log-path=/l/a.log\n",
+        ),
+        ("pre-stop", "          - drain\n", "          - status\n"),
+        ("pre-stop", "    lifecycle:\n", "    lifecycle2:\n"),
+        ("shutdown-delay", "    - --shutdown-delay-duration=5s", "    - --shutdown-delay-duration=0s"),
+        ("peer-proxy", PEERS.0, PEERS.1),
+        ("grace-period", "GracePeriodSeconds: 120", "GracePeriodSeconds: 119"),
+        ("anonymous-auth", "    - --allow-privileged=true\n", "    - --anonymous-auth=false\n"),
+        ("anonymous-auth", "    - --allow-privileged=true\n", "    - --anonymous-auth=False\n"),
+        (
+            "authentication-config",
+            "    - --allow-privileged=true\n",
+            "    - --authentication-config=/etc/kubernetes/pki/a\n",
+        ),
         (
             "not-checked",
-            changed(&[(
-                "    env:\n    - name: BERTH_INSTANCE",
-                "    envFrom: [{configMapRef: {name: a}}]\n    env:\n    - name: BERTH_INSTANCE",
-            )]),
+            "    env:\n    - name: BERTH_INSTANCE",
+            "    envFrom: [{configMapRef: {name: a}}]\n    env:\n    - name: BERTH_INSTANCE",
         ),
-        ("not-checked", findings(&pod, |case| case.cluster = None)),
-        ("version-skew", replacing(&[("kube-apiserver:v1.36.3", "kube-apiserver:v1.34.0")])),
-        ("listen-lost", replacing(&[("10.0.0.5:6443", "10.0.0.5:6443 127.0.0.1:6443")])),
-        ("etcd-differs", replacing(&[("https://127.0.0.1:2379", "https://10.0.0.9:2379")])),
-        ("keys-differ", replacing(&[("pki/sa.key", "pki/sb.key")])),
-    ]
+    ];
+    cases.extend(of_pod.map(|(id, old, new)| (id, changed(&[(old, new)]))));
+    let of_shim = [
+        ("berth-options", "value: 10m", "value: soon"),
+        ("berth-differs", "10.0.0.5:6443", "10.0.0.6:6443"),
+        ("uid-mismatch", "runAsUser: 0", "runAsUser: 1000"),
+        (
+            "run-dir-volume",
+            "mountPath: /run/berth\n      name: berth-run",
+            "mountPath: /run/other\n      name: berth-run",
+        ),
+        ("run-dir-volume", "name: berth-run", "name: berth-run\n      readOnly: true"),
+        ("run-dir-volume", "name: berth-run", "name: k8s-certs"),
+        ("grace-period", "- name: BERTH_BIND_WAIT\n      value: 10m", "- name: BERTH_DRAIN_TIMEOUT\n      value: 61s"),
+    ];
+    cases.extend(of_shim.map(|(id, old, new)| (id, shim(&[(old, new)]))));
+    let of_credentials = [
+        ("cluster-mount", "mountPath: /etc/kubernetes/berth-cluster\n", "mountPath: /elsewhere\n"),
+        (
+            "cluster-mount",
+            "mountPath: /etc/kubernetes/berth-cluster\n",
+            "mountPath: /etc/kubernetes/berth-cluster/kubeconfig\n",
+        ),
+        (
+            "cluster-mount",
+            "  - hostPath:\n      path: /etc/kubernetes/berth-cluster\n      type: Directory\n",
+            "  - emptyDir: {}\n",
+        ),
+        ("node-name", "    - name: BERTH_NODE_NAME\n", "    - name: OTHER\n"),
+        ("node-name", "fieldPath: spec.nodeName", "fieldPath: metadata.name"),
+    ];
+    cases.extend(of_credentials.map(|(id, old, new)| (id, credentials(&[(old, new)]))));
+    let of_another = [
+        ("version-skew", "kube-apiserver:v1.36.3", "kube-apiserver:v1.34.0"),
+        ("listen-lost", "10.0.0.5:6443", "10.0.0.5:6443 127.0.0.1:6443"),
+        ("etcd-differs", "https://127.0.0.1:2379", "https://10.0.0.9:2379"),
+        ("keys-differ", "pki/sa.key", "pki/sb.key"),
+    ];
+    cases.extend(of_another.map(replacing));
+    cases
 }
 
 /// Who is alone on the node has its identity alone, and without a CA there is no proxy.
@@ -583,21 +573,22 @@ fn facts_are_gathered_below_a_root() {
         std::fs::write(path, text).unwrap();
     };
     // As this kernel writes them, but for one line each.
-    let write_like = |path: &str, like: &str, name: &str, line: &str| {
+    for (path, like, name, line) in [
+        ("proc/7/status", "/proc/self/status", "VmRSS:", "VmRSS:\t    2048 kB"),
+        ("proc/stat", "/proc/stat", "btime", "btime 2000000000"),
+        ("proc/meminfo", "/proc/meminfo", "MemAvailable:", "MemAvailable:      1024 kB"),
+    ] {
         let text = std::fs::read_to_string(like).unwrap();
-        let lines: String =
-            text.lines().filter(|line| !line.starts_with(name)).map(|line| format!("{line}\n")).collect();
-        write(path, &(lines + line + "\n"));
-    };
-    write_like("proc/7/status", "/proc/self/status", "VmRSS:", "VmRSS:\t    2048 kB");
+        let lines: Vec<_> = text.lines().filter(|line| !line.starts_with(name)).chain([line]).collect();
+        write(path, &(lines.join("\n") + "\n"));
+    }
     write("proc/7/stat", &format!("7 (kube-apiserver) S{} 10000{}", " 0".repeat(18), " 0".repeat(30)));
-    write_like("proc/stat", "/proc/stat", "btime", "btime 2000000000");
     write("proc/8/comm", "gone");
-    write_like("proc/meminfo", "/proc/meminfo", "MemAvailable:", "MemAvailable:      1024 kB");
     write("proc/sys/net/ipv4/ip_nonlocal_bind", "1\n");
     write("etc/kubernetes/pki/a", "kind: A");
-    std::fs::create_dir_all(root.path().join("run/berth/10.0.0.5:6443/instances")).unwrap();
-    std::fs::create_dir_all(root.path().join("run/berth/10.0.0.5:6443/leases")).unwrap();
+    for directory in ["instances", "leases"] {
+        std::fs::create_dir_all(root.path().join("run/berth/10.0.0.5:6443").join(directory)).unwrap();
+    }
     let text = with(
         &static_pod(),
         &[
@@ -612,18 +603,18 @@ fn facts_are_gathered_below_a_root() {
     let manifest = Manifest::parse(&text).unwrap();
     let facts = Facts::gather(root.path(), &manifest);
     // 100 s after the machine started.
-    let started = Some(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(2_000_000_100));
+    let started = Some(UNIX_EPOCH + Duration::from_secs(2_000_000_100));
     let apiserver = RunningProcess { resident: 2 << 20, started };
     assert_eq!((&facts.apiservers[..], facts.available), (&[apiserver][..], Some(1 << 20)));
     assert!(facts.run_dir.is_none(), "{facts:?}");
     assert_eq!(facts.authentication.as_deref(), Some("kind: A"));
     assert_eq!(facts.settings, BTreeMap::from([("net.ipv4.ip_nonlocal_bind", "1\n".to_owned())]));
     assert_eq!(facts.newer_keys, []);
-    let key = fs_time(&root.path().join("etc/kubernetes/pki/sa.key"), 2_000_000_101);
+    let key = std::fs::File::create(root.path().join("etc/kubernetes/pki/sa.key")).unwrap();
+    key.set_modified(UNIX_EPOCH + Duration::from_secs(2_000_000_101)).unwrap();
     assert_eq!(
         Facts::gather(root.path(), &manifest).newer_keys,
-        [("service-account-signing-key-file", "/etc/kubernetes/pki/sa.key".to_owned())],
-        "{key:?}"
+        [("service-account-signing-key-file", "/etc/kubernetes/pki/sa.key".to_owned())]
     );
     let found = ids(&of_node(&text, &facts));
     for id in ["memory", "authentication-config"] {
@@ -632,13 +623,6 @@ fn facts_are_gathered_below_a_root() {
     std::fs::set_permissions(root.path().join("run/berth"), std::os::unix::fs::PermissionsExt::from_mode(0o777))
         .unwrap();
     assert!(ids(&of_node(&text, &Facts::gather(root.path(), &manifest))).contains(&"run-dir-owner"));
-}
-
-/// Writes a file that was changed then.
-fn fs_time(path: &std::path::Path, second: u64) -> std::fs::File {
-    let file = std::fs::File::create(path).unwrap();
-    file.set_modified(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(second)).unwrap();
-    file
 }
 
 proptest! {
