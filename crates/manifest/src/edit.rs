@@ -435,35 +435,38 @@ mod tests {
         edited(text, steps, Change::Set(value)).unwrap()
     }
 
-    fn removed(text: &str, steps: &str) -> String {
-        edited(text, steps, Change::Remove).unwrap()
-    }
-
     #[test]
     fn values_are_set_where_they_stand_with_their_comments() {
-        assert_eq!(set("a: 1 # one\nb: 2", "a", json!("x")), "a: x # one\nb: 2");
-        assert_eq!(set("a:\n# of b\n- b: {c: 1} # d\n", "a.0.b.c", json!([2])), "a:\n# of b\n- b: {c: [2]} # d\n");
-        assert_eq!(set("a:\n  b: |\n    x\n\n  c: 1\n", "a.b", json!("z")), "a:\n  b: z\n\n  c: 1\n");
-        assert_eq!(set("a:\n- x # X\n- y\n", "a.1", json!("1")), "a:\n- x # X\n- \"1\"\n");
-        assert_eq!(set("a: { b: 1, c: [ # d\n 2 ] }\n", "a.c.0", json!(3)), "a: { b: 1, c: [ # d\n 3 ] }\n");
-        assert_eq!(set("a: { b: 1 }\nc: &x { d: 1 }\n", "a.e", json!(2)), "a: { b: 1, e: 2 }\nc: &x { d: 1 }\n");
-        assert_eq!(set("a: { b: }\n", "a.c", json!(1)), "a: { b: , c: 1 }\n");
-        assert_eq!(set("a: { b: }\n", "a.b", json!(1)), "a: { b: 1 }\n");
-        assert_eq!(set("a: {}\n", "a.b.c", json!(1)), "a:\n  b:\n    c: 1\n");
-        assert_eq!(set("\"a\" : 1\n'b': 2", "b", json!([1])), "\"a\" : 1\n'b':\n  - 1");
-        assert_eq!(set("a:\nb: 1\n", "a.c", json!([1])), "a:\n  c:\n    - 1\nb: 1\n");
+        for (text, steps, value, wanted) in [
+            ("a: 1 # one\nb: 2", "a", json!("x"), "a: x # one\nb: 2"),
+            ("a:\n# of b\n- b: {c: 1} # d\n", "a.0.b.c", json!([2]), "a:\n# of b\n- b: {c: [2]} # d\n"),
+            ("a:\n  b: |\n    x\n\n  c: 1\n", "a.b", json!("z"), "a:\n  b: z\n\n  c: 1\n"),
+            ("a:\n- x # X\n- y\n", "a.1", json!("1"), "a:\n- x # X\n- \"1\"\n"),
+            ("a: { b: 1, c: [ # d\n 2 ] }\n", "a.c.0", json!(3), "a: { b: 1, c: [ # d\n 3 ] }\n"),
+            ("a: { b: 1 }\nc: &x { d: 1 }\n", "a.e", json!(2), "a: { b: 1, e: 2 }\nc: &x { d: 1 }\n"),
+            ("a: { b: }\n", "a.c", json!(1), "a: { b: , c: 1 }\n"),
+            ("a: { b: }\n", "a.b", json!(1), "a: { b: 1 }\n"),
+            ("a: {}\n", "a.b.c", json!(1), "a:\n  b:\n    c: 1\n"),
+            ("\"a\" : 1\n'b': 2", "b", json!([1]), "\"a\" : 1\n'b':\n  - 1"),
+            ("a:\nb: 1\n", "a.c", json!([1]), "a:\n  c:\n    - 1\nb: 1\n"),
+        ] {
+            assert_eq!(set(text, steps, value), wanted);
+        }
     }
 
     #[test]
     fn what_is_new_comes_where_people_or_programs_put_it() {
         // People: the name first, the volumes last. Programs: by the alphabet.
-        assert_eq!(
-            set("- name: a\n  image: b\n  volumeMounts: []\n", "0.env", json!(1)),
-            "- name: a\n  image: b\n  env: 1\n  volumeMounts: []\n"
-        );
-        assert_eq!(set("- b: 1\n  # of d\n  d: 2\n", "0.c", json!(1)), "- b: 1\n  c: 1\n  # of d\n  d: 2\n");
-        assert_eq!(set("- b: 1\n", "0.a", json!(1)), "- a: 1\n  b: 1\n");
-        assert_eq!(set("a: 1", "b", json!(1)), "a: 1\nb: 1");
+        let people = "- name: a\n  image: b\n  volumeMounts: []\n";
+        for (text, steps, wanted) in [
+            (people, "0.env", "- name: a\n  image: b\n  env: 1\n  volumeMounts: []\n"),
+            ("- b: 1\n  # of d\n  d: 2\n", "0.c", "- b: 1\n  c: 1\n  # of d\n  d: 2\n"),
+            ("- b: 1\n", "0.a", "- a: 1\n  b: 1\n"),
+            ("a: 1", "b", "a: 1\nb: 1"),
+            ("{\"a\": 1}", "b", "{\"a\": 1, \"b\": 1}"),
+        ] {
+            assert_eq!(set(text, steps, json!(1)), wanted);
+        }
         assert_eq!(set("{\"a\": 1}", "b", json!({"c": "d"})), "{\"a\": 1, \"b\": {\"c\": \"d\"}}");
     }
 
@@ -481,29 +484,33 @@ mod tests {
 
     #[test]
     fn comments_at_the_end_of_a_value_stay_with_it() {
-        let list = "a:\n  - b\n  # - c\n\n  # - d\ne: 1\n";
-        assert_eq!(set(list, "b", json!(1)), "a:\n  - b\n  # - c\n\n  # - d\nb: 1\ne: 1\n");
-        // A list no deeper than its key, as Kubernetes' programs write it.
-        let list = "a:\n- b\n# - c\n# of e\ne: 1\n";
-        assert_eq!(set(list, "b", json!(1)), "a:\n- b\n# - c\nb: 1\n# of e\ne: 1\n");
+        for (text, steps, wanted) in [
+            ("a:\n  - b\n  # - c\n\n  # - d\ne: 1\n", "b", "a:\n  - b\n  # - c\n\n  # - d\nb: 1\ne: 1\n"),
+            // A list no deeper than its key, as Kubernetes' programs write it.
+            ("a:\n- b\n# - c\n# of e\ne: 1\n", "b", "a:\n- b\n# - c\nb: 1\n# of e\ne: 1\n"),
+            ("a: |\n  x\n # - y\n# - z\nc: 1\n", "b", "a: |\n  x\n # - y\nb: 1\n# - z\nc: 1\n"),
+            ("a:\n  - b\n  # - c", "d", "a:\n  - b\n  # - c\nd: 1"),
+        ] {
+            assert_eq!(set(text, steps, json!(1)), wanted);
+        }
         let nested = "a:\n- b:\n  - c\n  # - d\n# end\n";
         let appended = edited(nested, "a", Change::Append(vec![json!("x")])).unwrap();
         assert_eq!(appended, "a:\n- b:\n  - c\n  # - d\n- x\n# end\n");
-        let scalar = "a: |\n  x\n # - y\n# - z\nc: 1\n";
-        assert_eq!(set(scalar, "b", json!(1)), "a: |\n  x\n # - y\nb: 1\n# - z\nc: 1\n");
-        assert_eq!(set("a:\n  - b\n  # - c", "d", json!(1)), "a:\n  - b\n  # - c\nd: 1");
     }
 
     #[test]
     fn what_goes_leaves_its_reason_where_it_stood() {
-        let lines = "a: 1\n  # of b\nb:\n  - c # d\ne: 1\n";
-        assert_eq!(removed(lines, "b"), "a: 1\n  # of b\n# berth: b: so it is\ne: 1\n");
-        assert_eq!(removed("- a: 1\n  b: 2\n", "0.a"), "- b: 2\n");
-        assert_eq!(removed("a: {b: 1, c: 2}\n", "a.b"), "a: {c: 2}\n");
-        assert_eq!(removed("a: [b, c]\n", "a.1"), "a: [b]\n");
-        assert_eq!(removed("a:\n  - name: b\n  - name: c\n    d: 1\n", "a.#b"), "a:\n  - name: c\n    d: 1\n");
-        assert_eq!(removed("a:\n  b: 1\n", "a.b"), "a: {}\n");
-        assert_eq!(removed("a: 1\n", "b"), "a: 1\n");
+        for (text, steps, wanted) in [
+            ("a: 1\n  # of b\nb:\n  - c # d\ne: 1\n", "b", "a: 1\n  # of b\n# berth: b: so it is\ne: 1\n"),
+            ("- a: 1\n  b: 2\n", "0.a", "- b: 2\n"),
+            ("a: {b: 1, c: 2}\n", "a.b", "a: {c: 2}\n"),
+            ("a: [b, c]\n", "a.1", "a: [b]\n"),
+            ("a:\n  - name: b\n  - name: c\n    d: 1\n", "a.#b", "a:\n  - name: c\n    d: 1\n"),
+            ("a:\n  b: 1\n", "a.b", "a: {}\n"),
+            ("a: 1\n", "b", "a: 1\n"),
+        ] {
+            assert_eq!(edited(text, steps, Change::Remove).unwrap(), wanted);
+        }
     }
 
     #[test]
@@ -518,15 +525,19 @@ mod tests {
     #[test]
     fn what_cannot_be_edited_is_told_and_not_guessed() {
         let refused = |text, steps| edited(text, steps, Change::Set(json!(1))).unwrap_err();
-        assert!(refused("x: &a {b: 1}\na: *a\n", "a.b").starts_with("2: a.b is to be changed, and an anchor"));
-        assert!(refused("x: &a {b: 1}\na: *a\n", "x.b").starts_with("1: x.b is to be changed"));
+        for (text, steps, why) in [
+            ("x: &a {b: 1}\na: *a\n", "a.b", "2: a.b is to be changed, and an anchor"),
+            ("x: &a {b: 1}\na: *a\n", "x.b", "1: x.b is to be changed"),
+            ("a:\n  <<: {b: 1}\n", "a.c", "2: a merge key"),
+            ("a: 1\n", "a.b", "1: a.b: here should be a mapping"),
+            ("a:\n- name: x\n", "a.#y.b", "2: a[y].b is not there"),
+            ("b: 1\n? a\n: 2\n", "a", "2: a key that is more"),
+        ] {
+            assert!(refused(text, steps).starts_with(why), "{text}");
+        }
         // The YAML that Kubernetes uses takes a comma for a part of a tag.
         let tagged = edited("a: [1, !-c ]\n", "a", Change::Append(vec![json!(2)]));
         assert!(tagged.is_err_and(|refused| refused.starts_with("1: a tag (!)")));
-        assert!(refused("a:\n  <<: {b: 1}\n", "a.c").starts_with("2: a merge key"));
-        assert!(refused("a: 1\n", "a.b").starts_with("1: a.b: here should be a mapping"));
-        assert!(refused("a:\n- name: x\n", "a.#y.b").starts_with("2: a[y].b is not there"));
-        assert!(refused("b: 1\n? a\n: 2\n", "a").starts_with("2: a key that is more"));
         let below = edited("-\n  a: 1\n-\n  b: 1\n", "0", Change::Remove).unwrap_err();
         assert!(below.contains("cannot be edited: write it plainly"));
         assert!(edited("a: x\n", "a", Change::Append(vec![json!(1)])).unwrap_err().contains("should be a list"));

@@ -357,34 +357,38 @@ mod tests {
 
     #[test]
     fn finds_the_apiserver_by_command_or_name() {
-        let name = |container: &str| Manifest::parse(&pod(container)).map(|found| found.name);
-        assert_eq!(name("{name: a, command: [/usr/local/bin/kube-apiserver]}").unwrap(), "a");
-        assert_eq!(name("{name: a, command: [/hyperkube, kube-apiserver]}").unwrap(), "a");
-        assert_eq!(name("{name: a, command: [/x/berth, exec, --, kube-apiserver, --v=1]}").unwrap(), "a");
-        assert_eq!(name("{name: kube-apiserver, command: [/server]}").unwrap(), "kube-apiserver");
-        let both = "{name: kube-apiserver, command: [x]}\n  - {name: b, command: [kube-apiserver]}";
-        assert_eq!(name(both).unwrap(), "b");
+        for (container, name) in [
+            ("{name: a, command: [/usr/local/bin/kube-apiserver]}", "a"),
+            ("{name: a, command: [/hyperkube, kube-apiserver]}", "a"),
+            ("{name: a, command: [/x/berth, exec, --, kube-apiserver, --v=1]}", "a"),
+            ("{name: kube-apiserver, command: [/server]}", "kube-apiserver"),
+            ("{name: kube-apiserver, command: [x]}\n  - {name: b, command: [kube-apiserver]}", "b"),
+        ] {
+            assert_eq!(Manifest::parse(&pod(container)).unwrap().name, name, "{container}");
+        }
         let second = format!("kind: Service\n---\n{}", pod("{name: a, command: [kube-apiserver]}"));
         assert_eq!(Manifest::parse(&second).unwrap().document(), 1);
     }
 
     #[test]
     fn what_it_cannot_take_is_told_with_line_and_mend() {
-        assert!(refused("kind: Pod\n").starts_with("1: there is no kube-apiserver: "));
-        assert!(refused("\nkind: List\nitems: []\n").starts_with("2: kind: List: give its items"));
         let one = pod("{name: a, command: [kube-apiserver]}");
-        assert!(
-            refused(&format!("{one}---\n{one}")).starts_with("6: a second kube-apiserver, there is one in line 1 too")
-        );
-        assert!(refused(&pod("{command: [kube-apiserver]}")).starts_with("4: the container has no name"));
-        let twins = refused(&pod("{name: a, command: [kube-apiserver]}\n  - {name: a}"));
-        assert!(twins.starts_with("4: a is the name of several containers"), "{twins}");
-        assert!(refused(&pod("{name: kube-apiserver}")).contains("no command: write it out"));
-        assert!(
-            refused(&pod("{name: kube-apiserver, command: [/bin/sh, -c, kube-apiserver]}"))
-                .contains("is a shell (/bin/sh)")
-        );
-        assert!(refused(&pod("{name: kube-apiserver, command: kube-apiserver}")).contains("no list of texts"));
+        for (text, why) in [
+            ("kind: Pod\n", "1: there is no kube-apiserver: "),
+            ("\nkind: List\nitems: []\n", "2: kind: List: give its items"),
+            (&format!("{one}---\n{one}"), "6: a second kube-apiserver, there is one in line 1 too"),
+        ] {
+            assert!(refused(text).starts_with(why), "{text}");
+        }
+        for (container, why) in [
+            ("{command: [kube-apiserver]}", "4: the container has no name"),
+            ("{name: a, command: [kube-apiserver]}\n  - {name: a}", "4: a is the name of several containers"),
+            ("{name: kube-apiserver}", "no command: write it out"),
+            ("{name: kube-apiserver, command: [/bin/sh, -c, kube-apiserver]}", "is a shell (/bin/sh)"),
+            ("{name: kube-apiserver, command: kube-apiserver}", "no list of texts"),
+        ] {
+            assert!(refused(&pod(container)).contains(why), "{container}");
+        }
     }
 
     #[test]

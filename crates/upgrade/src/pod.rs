@@ -133,7 +133,7 @@ pub fn draw_uid() -> Result<InstanceId, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject};
+    use berth_manifest::inject::{InjectOptions, inject};
 
     const KUBEADM: &str = include_str!("../../../tests/manifest/kubeadm-v1.36.yaml");
 
@@ -141,11 +141,7 @@ mod tests {
         let options = InjectOptions {
             image: "registry.example/berth:v0.1.0".into(),
             run_dir: "/run/other".into(),
-            addresses: Addresses::OfManifest,
-            service: None,
-            probing: Probing::default(),
-            direct: berth_shim::config::DirectMode::Off,
-            added: Vec::new(),
+            ..InjectOptions::default()
         };
         inject(KUBEADM, &options).unwrap().text
     }
