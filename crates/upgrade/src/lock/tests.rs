@@ -225,22 +225,27 @@ fn who_holds_it_is_told_with_the_fix() {
     let Turn::Create(object) = claim.next(Duration::ZERO, time, None) else { panic!() };
     let read = Holder::parse(&object);
     assert_eq!(read, Holder { since: "1970-01-01T00:00:01.000000Z".into(), ..holder("a", "cp-1", false) });
+    let changed = Holder { changed: true, ..read.clone() };
     let who = "node cp-1 since 1970-01-01T00:00:01Z (process 7 there: berth upgrade --manifest m)";
-    let message = read.refuses("cp-2");
-    assert!(message.ends_with(&format!("{who}: wait for it")), "{message}");
-    let changed = Holder { changed: true, ..read };
-    let message = changed.refuses("cp-2");
-    assert!(
-        message.contains(who) && message.contains("run `berth upgrade` on cp-1") && message.contains("--break-lock"),
-        "{message}"
-    );
-    assert!(changed.refuses("cp-1").contains("--backup-dir"));
+    for (holder, asks, parts) in [
+        (&read, "cp-2", &[who, ": wait for it"][..]),
+        (&changed, "cp-2", &[who, "run `berth upgrade` on cp-1", "--break-lock"]),
+        (&changed, "cp-1", &["--backup-dir"]),
+    ] {
+        let message = holder.refuses(asks);
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    }
     // What a later berth writes may mean anything.
     assert!(Holder::parse(&json!({})).changed);
 }
 
-fn lock(server: &Server, claim: Claim) -> Lock {
-    Lock::new(&Client::new(&server.access).unwrap(), claim)
+/// The lock of an upgrade of this node that has changed nothing yet.
+fn lock(server: &Server, upgrade: &str, node: &str) -> Lock {
+    claimed(server, holder(upgrade, node, false), false)
+}
+
+fn claimed(server: &Server, holder: Holder, breaks: bool) -> Lock {
+    Lock::new(&Client::new(&server.access).unwrap(), Claim::new(holder, breaks))
 }
 
 /// An API with a namespace, and its server.
@@ -257,7 +262,7 @@ async fn a_lock_is_taken_marked_and_released() {
     // A cluster where berth wrote nothing before.
     objects.set(NAMESPACE_PATH, None);
     let progress = Progress::default();
-    let first = lock(&server, Claim::new(holder("a", "cp-1", false), false));
+    let first = lock(&server, "a", "cp-1");
     first.acquire(&progress).await.unwrap();
     assert!(objects.get(NAMESPACE_PATH).is_some(), "the namespace is made");
     assert!(!Holder::parse(&objects.get(PATH).unwrap()).changed);
@@ -265,15 +270,14 @@ async fn a_lock_is_taken_marked_and_released() {
     let held = objects.get(PATH).unwrap();
     assert!(Holder::parse(&held).changed);
 
-    let other = |break_lock| lock(&server, Claim::new(holder("b", "cp-2", false), break_lock));
-    let busy = other(false).acquire(&progress).await.unwrap_err();
+    let busy = lock(&server, "b", "cp-2").acquire(&progress).await.unwrap_err();
     assert!(busy.to_string().contains("node cp-1 since"), "{busy}");
     // The same upgrade, gone on with.
-    lock(&server, Claim::new(holder("a", "cp-1", true), false)).acquire(&progress).await.unwrap();
+    claimed(&server, holder("a", "cp-1", true), false).acquire(&progress).await.unwrap();
     let again = objects.get(PATH).unwrap();
     assert_eq!(again["spec"]["acquireTime"], held["spec"]["acquireTime"]);
 
-    let breaker = other(true);
+    let breaker = claimed(&server, holder("b", "cp-2", false), true);
     breaker.acquire(&progress).await.unwrap();
     let broken = objects.get(PATH).unwrap();
     assert_eq!((Holder::parse(&broken).node.as_str(), &broken["spec"]["leaseTransitions"]), ("cp-2", &json!(1)));
@@ -288,7 +292,7 @@ async fn a_lock_is_taken_marked_and_released() {
 async fn a_release_that_fails_is_given_up() {
     let server = serve_with(|_| answer("503 Service Unavailable", "{}")).await;
     let began = tokio::time::Instant::now();
-    lock(&server, Claim::new(holder("a", "cp-1", true), false)).release(&Progress::default()).await;
+    claimed(&server, holder("a", "cp-1", true), false).release(&Progress::default()).await;
     assert!(began.elapsed() >= RELEASE);
 }
 
@@ -297,9 +301,9 @@ async fn a_release_that_fails_is_given_up() {
 async fn who_lives_is_believed_as_soon_as_it_is_seen() {
     let (objects, server) = api().await;
     let progress = Progress::default();
-    let first = lock(&server, Claim::new(holder("a", "cp-1", false), false));
+    let first = lock(&server, "a", "cp-1");
     first.acquire(&progress).await.unwrap();
-    let second = lock(&server, Claim::new(holder("b", "cp-2", false), false));
+    let second = lock(&server, "b", "cp-2");
     let renew = async {
         sleep(RETRY * 3 / 2).await;
         first.acquire(&progress).await.unwrap();
@@ -317,8 +321,8 @@ async fn who_lives_is_believed_as_soon_as_it_is_seen() {
 async fn of_two_that_race_one_has_it() {
     let (objects, server) = api().await;
     let progress = Progress::default();
-    let locks = [("a", "cp-1"), ("b", "cp-2")]
-        .map(|(upgrade, node)| lock(&server, Claim::new(holder(upgrade, node, true), false)));
+    let locks =
+        [("a", "cp-1"), ("b", "cp-2")].map(|(upgrade, node)| claimed(&server, holder(upgrade, node, true), false));
     let (first, second) = tokio::join!(locks[0].acquire(&progress), locks[1].acquire(&progress));
     assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
     let has = Holder::parse(&objects.get(PATH).unwrap()).node;
@@ -330,7 +334,7 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
     let progress = Progress::default();
     for (status, message) in [("403 Forbidden", "403"), ("500 Internal Server Error", "500")] {
         let server = serve_with(move |_| answer(status, r#"{"message": "no"}"#)).await;
-        let error = lock(&server, Claim::new(holder("a", "cp-1", false), false)).acquire(&progress).await.unwrap_err();
+        let error = lock(&server, "a", "cp-1").acquire(&progress).await.unwrap_err();
         assert!(matches!(&error, LockError::Api(error) if error.to_string().contains(message)), "{error}");
     }
     // Once a holder was seen, it is.
@@ -342,8 +346,7 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
         true => objects.answer(request),
         false => answer("500 Internal Server Error", "no"),
     });
-    let error =
-        lock(&server.await, Claim::new(holder("a", "cp-1", false), false)).acquire(&progress).await.unwrap_err();
+    let error = lock(&server.await, "a", "cp-1").acquire(&progress).await.unwrap_err();
     assert!(matches!(error, LockError::Busy { .. }), "{error}");
 }
 
@@ -351,7 +354,7 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
 #[tokio::test]
 async fn no_shim_may_touch_it() {
     let (_, mut server) = api().await;
-    lock(&server, Claim::new(holder("a", "cp-1", false), false)).acquire(&Progress::default()).await.unwrap();
+    lock(&server, "a", "cp-1").acquire(&Progress::default()).await.unwrap();
     let asked: Vec<_> = std::iter::from_fn(|| server.asked.try_recv().ok()).map(|(request, _)| request).collect();
     let namespace =
         |path: &str| path.split_once("/namespaces/")?.1.split(['/', '?', ' ']).next().map(ToOwned::to_owned);

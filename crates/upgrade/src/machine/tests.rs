@@ -41,36 +41,34 @@ fn judge() -> impl Strategy<Value = Option<Judge>> {
     prop::option::of(judge.prop_map(|(emulated, takes, verdicts)| Judge { emulated, takes, verdicts }))
 }
 
-fn given() -> impl Strategy<Value = Given> {
-    let kills = prop::collection::vec((1..25usize, 0..90u32), 0..6);
-    let times = (0..25u32, 0..40u32, 0..20u32);
-    let layout = (prop::bool::weighted(0.2), prop::bool::weighted(0.8), any::<bool>());
-    let harm = (kills, prop::option::weighted(0.2, 1..20usize), silences());
-    (fate(), fate(), fate(), layout, times, harm, judge()).prop_map(
-        |(temporary, canonical, back, layout, (lag, start, stop), (kills, interrupt, silences), mut judge)| {
-            let (same, drains, journal) = layout;
-            if let Some(judge) = &mut judge {
-                // One text is of one release.
-                judge.emulated &= !same;
-            }
-            Given {
-                temporary,
-                canonical,
-                back,
-                same,
-                drains,
-                journal,
-                lag,
-                start,
-                stop,
-                kills,
-                interrupt,
-                reboot: None,
-                silences,
-                judge,
-            }
-        },
-    )
+prop_compose! {
+    fn given()(
+        (temporary, canonical, back) in (fate(), fate(), fate()),
+        (same, drains, journal) in (prop::bool::weighted(0.2), prop::bool::weighted(0.8), any::<bool>()),
+        (lag, start, stop) in times(),
+        kills in prop::collection::vec((1..25usize, 0..90u32), 0..6),
+        interrupt in prop::option::weighted(0.2, 1..20usize),
+        silences in silences(),
+        mut judge in judge(),
+    ) -> Given {
+        if let Some(judge) = &mut judge {
+            // One text is of one release.
+            judge.emulated &= !same;
+        }
+        let reboot = None;
+        Given { temporary, canonical, back, same, drains, journal, lag, start, stop, kills, interrupt, reboot, silences, judge }
+    }
+}
+
+fn times() -> impl Strategy<Value = (u32, u32, u32)> {
+    (0..25u32, 0..40u32, 0..20u32)
+}
+
+prop_compose! {
+    /// In which nothing fails.
+    fn sound()((lag, start, stop) in times(), same: bool, drains: bool, judged: bool) -> Given {
+        Given { lag, start, stop, same, drains, judge: judged.then(|| passes(!same)), ..good() }
+    }
 }
 
 proptest! {
@@ -120,37 +118,22 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
 
-    /// After a reboot no instance serves until the pods have started, and that is no version's failure.
+    /// After a reboot no instance serves until the pods have started, and that is no version's failure. Nor is it one if a shim does not
+    /// answer for a while.
     #[test]
-    fn a_reboot_undoes_nothing(
-        reboot in reboot(),
-        times in (0..25u32, 0..40u32, 0..20u32),
-        (same, drains, judged) in any::<(bool, bool, bool)>(),
+    fn a_reboot_or_a_silent_shim_undoes_nothing(
+        given in sound(),
+        harm in prop_oneof![reboot().prop_map(Ok), silences().prop_map(Err)],
     ) {
-        let (lag, start, stop) = times;
-        let judge = judged.then(|| passes(!same));
-        let given = Given { lag, start, stop, same, drains, judge, reboot: Some(reboot), ..good() };
+        let given = match harm {
+            Ok(reboot) => Given { reboot: Some(reboot), ..given },
+            Err(silences) => Given { silences, ..given },
+        };
         let mut world = World::new(given);
         let mut disk = Position::begin();
         prop_assert_eq!(world.run(&mut disk), Action::Finish(UpgradeOutcome::Done), "{:?}", disk.why);
         prop_assert!(world.alone());
         prop_assert_eq!(world.files[0], Some(Version::New));
-    }
-
-    /// Nor is it one if a shim does not answer for a while.
-    #[test]
-    fn a_silent_shim_undoes_nothing(
-        silences in silences(),
-        times in (0..25u32, 0..40u32, 0..20u32),
-        (same, drains, judged) in any::<(bool, bool, bool)>(),
-    ) {
-        let (lag, start, stop) = times;
-        let judge = judged.then(|| passes(!same));
-        let given = Given { lag, start, stop, same, drains, judge, silences, ..good() };
-        let mut world = World::new(given);
-        let mut disk = Position::begin();
-        prop_assert_eq!(world.run(&mut disk), Action::Finish(UpgradeOutcome::Done), "{:?}", disk.why);
-        prop_assert!(world.alone());
     }
 
     /// Nor is a version that fails kept, whatever the reboot comes into: it ends, and the same command brings it on.
@@ -188,6 +171,11 @@ fn good() -> Given {
         silences: [None; 2],
         judge: None,
     }
+}
+
+/// In this step.
+fn machine(step: Step) -> Machine {
+    Machine::new(Position { step, ..Position::begin() }, LIMITS, Course::default())
 }
 
 fn passes(emulated: bool) -> Judge {
@@ -265,7 +253,7 @@ fn the_time_to_stop_begins_when_the_file_has_gone() {
     let mut world = World::new(Given { drains: false, ..good() });
     world.files[1] = Some(Version::New);
     world.pods[1] = world.pods[0].take();
-    let mut machine = Machine::new(Position { step: Step::Withdraw, ..Position::begin() }, LIMITS, Course::default());
+    let mut machine = machine(Step::Withdraw);
     assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Wait);
     world.pods[0] = world.pods[1];
     assert_eq!(machine.next(&world.see(), Duration::from_secs(100)), Action::Remove(Slot::Temporary));
@@ -277,16 +265,15 @@ fn the_time_to_stop_begins_when_the_file_has_gone() {
 
 #[test]
 fn what_another_wrote_is_left_alone() {
-    let world = World::new(good());
+    let seen = World::new(good()).see();
     for step in [Step::StartTemporary, Step::StopOld, Step::StopTemporary, Step::Withdraw] {
-        let position = Position { step, ..Position::begin() };
-        let next = |seen: NodeObservation| {
-            Machine::new(position.clone(), LIMITS, Course::default()).next(&seen, Duration::ZERO)
-        };
-        let other = NodeObservation { canonical_file: Content::Other, ..world.see() };
-        assert!(matches!(next(other), Action::Halt(why) if why.contains("canonical file")), "{step:?}");
-        let other = NodeObservation { temporary_file: Content::Other, ..world.see() };
-        assert!(matches!(next(other), Action::Halt(why) if why.contains("temporary file")), "{step:?}");
+        for (other, what) in [
+            (NodeObservation { canonical_file: Content::Other, ..seen }, "canonical file"),
+            (NodeObservation { temporary_file: Content::Other, ..seen }, "temporary file"),
+        ] {
+            let next = machine(step).next(&other, Duration::ZERO);
+            assert!(matches!(&next, Action::Halt(why) if why.contains(what)), "{step:?}: {next:?}");
+        }
     }
 }
 
@@ -295,18 +282,19 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     let mut world = World::new(good());
     world.files[1] = Some(Version::New);
     world.pods[1] = world.pods[0];
-    let mut machine = Machine::new(Position { step: Step::StopOld, ..Position::begin() }, LIMITS, Course::default());
+    let seen = world.see();
+    let mut refused = machine(Step::StopOld);
     for _ in 0..DRAINS {
-        assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Drain(Slot::Canonical));
-        machine.drained(false);
+        assert_eq!(refused.next(&seen, Duration::ZERO), Action::Drain(Slot::Canonical));
+        refused.drained(false);
     }
-    assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Entered);
-    assert_eq!(machine.position().step, Step::Withdraw);
+    assert_eq!(refused.next(&seen, Duration::ZERO), Action::Entered);
+    assert_eq!(refused.position().step, Step::Withdraw);
     // Drained, but still there: it is stopped all the same, since the other one is in the group.
-    let mut machine = Machine::new(Position { step: Step::StopOld, ..Position::begin() }, LIMITS, Course::default());
-    assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Drain(Slot::Canonical));
-    machine.drained(true);
-    assert_eq!(machine.next(&world.see(), LEAVING), Action::Remove(Slot::Canonical));
+    let mut drained = machine(Step::StopOld);
+    assert_eq!(drained.next(&seen, Duration::ZERO), Action::Drain(Slot::Canonical));
+    drained.drained(true);
+    assert_eq!(drained.next(&seen, LEAVING), Action::Remove(Slot::Canonical));
 }
 
 #[test]
@@ -319,7 +307,7 @@ fn an_image_that_cannot_be_had_is_not_waited_for() {
             _ => [Some(Version::New), None],
         };
         let mut seen = NodeObservation { canonical: InstanceObservation::default(), ..world.see() };
-        let mut machine = Machine::new(Position { step, ..Position::begin() }, LIMITS, Course::default());
+        let mut machine = machine(step);
         assert_eq!(machine.next(&seen, Duration::ZERO), Action::Wait, "{step:?}");
         (seen.canonical.no_image, seen.temporary.no_image) = (true, true);
         assert_eq!(machine.next(&seen, Duration::from_secs(1)), Action::Entered, "{step:?}");

@@ -18,7 +18,7 @@ pub(super) enum Fate {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Life {
+enum Life {
     /// Gets ready when the time has passed.
     Starting(u32),
     Ready(u32),
@@ -30,12 +30,12 @@ pub(super) enum Life {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pod {
-    pub(super) version: Version,
-    pub(super) fate: Fate,
-    pub(super) life: Life,
-    pub(super) drained: bool,
-    pub(super) backoff: u32,
-    pub(super) process: u64,
+    version: Version,
+    fate: Fate,
+    life: Life,
+    drained: bool,
+    backoff: u32,
+    process: u64,
 }
 
 /// How a world is.
@@ -95,19 +95,19 @@ pub(super) struct World {
     pub(super) given: Given,
     pub(super) files: [Option<Version>; 2],
     /// What the kubelet knows of the files, and since when it is to know better.
-    pub(super) known: [Option<Version>; 2],
-    pub(super) unknown_for: [u32; 2],
+    known: [Option<Version>; 2],
+    unknown_for: [u32; 2],
     pub(super) pods: [Option<Pod>; 2],
-    pub(super) ends: [u32; 2],
-    pub(super) processes: u64,
+    ends: [u32; 2],
+    processes: u64,
     /// Seconds that have gone by.
-    pub(super) now: u32,
+    now: u32,
     /// No instance need serve: it has rebooted, and no pod is ready yet or not all stay so.
-    pub(super) dark: bool,
+    dark: bool,
     /// Each slot's shim last reported its instance in the group.
-    pub(super) reported: [bool; 2],
+    reported: [bool; 2],
     /// Each slot's instance was judged, and may stay.
-    pub(super) passed: [bool; 2],
+    passed: [bool; 2],
 }
 
 impl World {
@@ -164,7 +164,7 @@ impl World {
         self.given.silences[slot].is_some_and(|(at, long)| (at..at + long).contains(&self.now))
     }
 
-    pub(super) fn instance(&self, slot: usize) -> InstanceObservation {
+    fn instance(&self, slot: usize) -> InstanceObservation {
         let pod = self.pods[slot].filter(|pod| pod.fate != Fate::NotStarted);
         let silent = pod.is_some() && self.is_silent(slot);
         InstanceObservation {
