@@ -256,6 +256,28 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
+    pub(super) fn id(text: &str) -> InstanceId {
+        InstanceId::parse(text).unwrap()
+    }
+
+    /// A berth in a run directory that goes with the first of the two.
+    pub(super) fn berth() -> (tempfile::TempDir, BerthDir) {
+        let temp = tempfile::tempdir().unwrap();
+        let run = RunDir::open(&temp.path().join("run")).unwrap();
+        let berth = run.berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        (temp, berth)
+    }
+
+    /// Just these files are ignored, each for a reason with these words, in one short line.
+    pub(super) fn assert_ignored(problems: &[file::IgnoredFile], expected: &[(&str, &str)]) {
+        assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+        for (problem, (name, part)) in problems.iter().zip(expected) {
+            let text = problem.to_string();
+            assert!(text.contains(&format!("/{name} is ignored: ")) && text.contains(part), "{text}");
+            assert!(problem.reason.len() <= 300 && !text.contains(char::is_control), "{text}");
+        }
+    }
+
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().mode() & 0o7777
     }
@@ -333,7 +355,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let run = RunDir::open(temp.path()).unwrap();
         let berth = run.berth("[::1]:6443".parse().unwrap()).unwrap();
-        let id = InstanceId::parse("a").unwrap();
+        let id = id("a");
         assert!(berth.socket_path(&id).unwrap().ends_with("[::1]:6443/a.sock"));
         let deep = RunDir::open(&temp.path().join("x".repeat(100))).unwrap();
         let error = deep.berth("[::1]:6443".parse().unwrap()).unwrap().socket_path(&id).unwrap_err().to_string();

@@ -130,26 +130,17 @@ fn is_change(names: &[Option<CString>]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::instance::InstanceId;
-    use crate::registry::RunDir;
     use crate::registry::instance::{Claimant, InstanceClaim, claim, list, prune};
     use crate::registry::lease;
+    use crate::registry::tests::{berth, id};
     use std::time::SystemTime;
     use tokio::time::timeout;
 
     const LONG: Duration = Duration::from_secs(3600);
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    fn berth() -> (tempfile::TempDir, BerthDir) {
-        let temp = tempfile::tempdir().unwrap();
-        let run = RunDir::open(&temp.path().join("run")).unwrap();
-        let berth = run.berth("10.0.0.5:6443".parse().unwrap()).unwrap();
-        (temp, berth)
-    }
-
     fn claim_a(berth: &BerthDir) -> InstanceClaim {
-        let id = InstanceId::parse("a").unwrap();
-        let claimant = Claimant { instance: &id, advertise: "10.0.0.5".parse().unwrap(), pid: None };
+        let claimant = Claimant { instance: &id("a"), advertise: "10.0.0.5".parse().unwrap(), pid: None };
         claim(berth, &claimant, |_, _| Ok("127.1.2.3:6443".parse().unwrap())).unwrap()
     }
 
