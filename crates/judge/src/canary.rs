@@ -213,12 +213,5 @@ mod tests {
                 prop_assert!(outcome != Outcome::Bad);
             }
         }
-
-        #[test]
-        fn a_part_is_neither_nothing_nor_all(text in "[0-9%., +-]{0,12}|\\PC{0,12}") {
-            if let Ok(parts) = parts(&text) {
-                prop_assert!(parts.iter().all(|part| (1..ALL).contains(part)));
-            }
-        }
     }
 }

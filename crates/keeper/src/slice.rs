@@ -84,18 +84,6 @@ mod tests {
         assert_eq!(rule.decide(seconds(50), named), Want::AsItIs);
     }
 
-    #[test]
-    fn who_does_not_know_or_does_not_serve_changes_nothing() {
-        let mut rule = Rule::default();
-        for phase in [Phase::Waiting, Phase::Left] {
-            assert_eq!(rule.decide(seconds(0), Sight { phase, ..CALM }), Want::AsItIs);
-        }
-        assert_eq!(rule.decide(seconds(0), Sight { others: Some(true), ..CALM }), Want::AsItIs);
-        assert_eq!(rule.decide(seconds(60), Sight { others: None, ..CALM }), Want::AsItIs);
-        // What was not read does not count.
-        assert_eq!(rule.decide(seconds(61), Sight { others: Some(true), ..CALM }), Want::AsItIs);
-    }
-
     fn sights() -> impl Strategy<Value = Sight> {
         let others = prop_oneof![Just(None), Just(Some(true)), Just(Some(false))];
         (0..Phase::ALL.len(), any::<bool>(), any::<bool>(), others).prop_map(|(phase, sibling, withdrawn, others)| {
