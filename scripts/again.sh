@@ -40,20 +40,20 @@ disturb() {
 }
 
 main() {
-    local busy=false run began status log failed=0
+    local busy=false run began status log logs failed=0
     groups=()
     parse_options busy 'ARGUMENT=^[1-9][0-9]*$' -- "$@"
     ((${#arguments[@]} == 1)) || wrong_usage "give the number of runs"
     ((${#command[@]})) || wrong_usage "no COMMAND"
-    mkdir -p target/again
+    mkdir -p target/again && logs=$(mktemp -d target/again/XXXXXX)
     ! $busy || disturb
     for ((run = 1; run <= arguments[0]; run++)); do
-        log=target/again/$run.log began=$SECONDS status=0
+        log=$logs/$run.log began=$SECONDS status=0
         "${command[@]}" >"$log" 2>&1 </dev/null || status=$?
         printf 'run %d: exit status %d, %d s\n' "$run" "$status" $((SECONDS - began))
         if ((status)); then failed=$((failed + 1)); else rm -- "$log"; fi
     done
-    printf '%d runs, %d failed\n' "${arguments[0]}" "$failed"
+    printf '%d runs, %d failed%s\n' "${arguments[0]}" "$failed" "$( ((!failed)) || printf ': %s' "$logs")"
     ((!failed))
 }
 

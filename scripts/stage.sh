@@ -96,7 +96,7 @@ stop() {
     take_exit "$1"
 }
 
-kill_now() { stop "$1" 5 KILL; }
+kill_now() { stop "$1" 5 KILL; ((exits[$1] == 137)) || fail "$1 had ended before it was killed" "$1.log"; }
 
 # take_exit NAME: the exit status of what has ended
 take_exit() {

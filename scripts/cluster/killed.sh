@@ -23,7 +23,7 @@ readonly LONGEST_WAIT=5000000
 declare -ga kills=()
 
 killed_begins() {
-    [[ $bridge ]] || { flag_begins && return; }
+    [[ $bridge ]] || { flag_begins; return; }
     # Else each kube-apiserver waits for its watches, the node's own for 30 s, the other for 60 s.
     sed -i 's/^    - --allow-privileged=true$/&\n    - --event-ttl=2h0m0s\n    - --shutdown-watch-termination-grace-period=2s/' $manifests/kube-apiserver.yaml
     await 120 "kube-apiserver with its new flags" has_flag
@@ -34,7 +34,7 @@ killed_begins() {
 }
 killed_ends() {
     local when victim
-    [[ $bridge ]] || { flag_ends && return; }
+    [[ $bridge ]] || { flag_ends; return; }
     mkfifo "$work/gate"
     for when in "${WHENS[@]}"; do
         for victim in "${VICTIMS[@]}"; do kill_one "$victim" "$when"; done

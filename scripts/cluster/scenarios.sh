@@ -226,7 +226,7 @@ judged_begins() {
 }
 judged_operates() {
     local judge=(--judge --canary-time 15s)
-    [[ $bridge ]] || { cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml && return; }
+    [[ $bridge ]] || { cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml; return; }
     say "judged: berth upgrade --judge, to a version that lacks an API, then to a good one"
     on_the_node "$BERTH" upgrade --manifest "$work/node/lacks-api.yaml" "${judge[@]}" >"$work/lacks-api.log" 2>&1 || status=$?
     expect "exit status of the upgrade to a version that lacks an API" "$status" -eq 75 lacks-api.log
@@ -249,7 +249,7 @@ interrupted_begins() {
 }
 interrupted_operates() {
     local step delay before=$work/node/before.yaml upgrades=/etc/kubernetes/berth/upgrade.json kills=0
-    [[ $bridge ]] || { cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml && return; }
+    [[ $bridge ]] || { cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml; return; }
     cp $manifests/kube-apiserver.yaml "$before"
     sed 's/^\( *- \)--allow-privileged=true$/&\n\1--no-such-flag/' "$before" >"$work/node/unknown-flag.yaml"
     upgrade_killed_at withdraw 0 --manifest "$work/node/unknown-flag.yaml"

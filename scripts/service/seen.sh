@@ -97,7 +97,7 @@ follow_list() {
             {
                 jq -c '{type: "LIST", object: .}' <<<"$list"
                 kubectl --request-timeout 0 get --raw "$2&watch=1&timeoutSeconds=7200&resourceVersion=$version" || :
-            } | dated
+            } | dated || :
         fi
         pause 0.2
     done
