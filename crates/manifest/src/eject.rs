@@ -75,6 +75,7 @@ pub fn plan(manifest: &Manifest) -> Result<Vec<Edit>, Problem> {
     let (pod, container) = (manifest.pod(), manifest.apiserver());
     let (pod_path, container_path) = (manifest.pod_path(), manifest.apiserver_path());
     undo.names(pod, &pod_path, "initContainers", &[INSTALL, SHIM]);
+    undo.names(pod, &pod_path, "containers", &[SHIM]);
     undo.names(pod, &pod_path, "volumes", &VOLUMES);
     undo.names(container, &container_path, "env", &VARIABLES);
     undo.names(container, &container_path, "volumeMounts", &VOLUMES);
