@@ -19,6 +19,7 @@ checks! {
     INJECT_REFUSES, Error, "inject-refuses";
     HOST_NETWORK, Error, "host-network";
     SHIM_MISSING, Warning, "shim-missing";
+    SHIM_BLOCKS_START, Error, "shim-blocks-start";
     BERTH_OPTIONS, Error, "berth-options";
     BERTH_DIFFERS, Error, "berth-differs";
     UID_MISMATCH, Error, "uid-mismatch";

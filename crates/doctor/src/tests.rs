@@ -222,6 +222,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ("berth-options", "value: 10m", "value: soon"),
         ("berth-differs", "10.0.0.5:6443", "10.0.0.6:6443"),
         ("uid-mismatch", "runAsUser: 0", "runAsUser: 1000"),
+        ("shim-blocks-start", "    restartPolicy: Always\n", ""),
         (
             "run-dir-volume",
             "mountPath: /run/berth\n      name: berth-run",

@@ -101,6 +101,7 @@ impl Examiner<'_> {
             self.options(shim);
             self.same_place(&layout.apiserver, shim);
             self.same_uid(layout, shim);
+            self.start(shim);
         } else if serving.is_none() {
             self.found(
                 SHIM_MISSING,
@@ -115,6 +116,20 @@ impl Examiner<'_> {
         if let Some(serving) = serving {
             self.credentials(serving);
             self.direct(serving);
+        }
+    }
+
+    /// An init container that never ends: the kubelet waits for its end before it starts kube-apiserver.
+    fn start(&mut self, shim: &Berth<'_>) {
+        let (node, name) = (shim.container.node(), shim.container.name());
+        let is_init = self.case.manifest.containers("initContainers").any(|container| container.name() == name);
+        if is_init && node.text_of("restartPolicy") != Some("Always") {
+            self.found(
+                SHIM_BLOCKS_START,
+                node.line,
+                format!("{name} is an init container that never ends, so kube-apiserver never starts"),
+                format!("set restartPolicy: Always in {name}"),
+            );
         }
     }
 
