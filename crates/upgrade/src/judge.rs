@@ -181,7 +181,7 @@ pub async fn check_judge(run_dir: &Path, client: Option<&Client>, temporary: &In
         Ok(_) => Ok(()),
         Err(error) => refused(format!(
             "the instance that serves at {address} does not give its metrics: {error}: let the user of --kubeconfig read \
-             /metrics, /api/ and /apis/, and see that its server's certificate authority signed the instance's certificate"
+             /metrics, /api/ and /apis/, and see that its server's certificate authority signed the instance's certificate, for the name kubernetes"
         )),
     }
 }

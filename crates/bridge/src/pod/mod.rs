@@ -131,7 +131,10 @@ impl RunningPod {
             );
         }
         let spec = runtime::spec(shim.as_ref(), id).map_err(|tried| {
-            format!("the specification of container {id} is not to be found ({tried}): its runtime must be containerd or CRI-O")
+            format!(
+                "the specification of container {id} is not to be found ({tried}): its runtime must be containerd, or CRI-O with \
+                 conmon"
+            )
         });
         let spec = report.ok("", spec)?;
         if spec.has_namespace("user") {

@@ -82,6 +82,9 @@ impl Shim {
 /// All places that were tried.
 pub fn spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
     let mut tried = Vec::new();
+    if shim.is_none() {
+        tried.push("no containerd-shim and no conmon is an ancestor of its process".to_owned());
+    }
     for bundle in shim.map(|shim| shim.bundles(id)).unwrap_or_default() {
         let path = bundle.join(CONFIG);
         match read(&path).and_then(|json| Spec::parse(&json).map_err(Into::into)) {
