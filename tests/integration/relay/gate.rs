@@ -143,7 +143,7 @@ fn what_comes_in_pieces_is_one_handshake() {
 /// Where there is room for no more connections, clients of the first class (those on loopback are) stay, and others wait in the
 /// backlog.
 #[test]
-fn the_first_class_makes_no_room() {
+fn the_first_class_makes_no_room_within_its_share() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "1", "--max-connections", "3"]);

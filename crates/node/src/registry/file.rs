@@ -92,6 +92,11 @@ pub(super) fn id_of(name: &OsStr) -> Option<InstanceId> {
     InstanceId::parse(name.to_str()?.strip_suffix(".json")?).ok()
 }
 
+/// Whether nothing has this name. A file that cannot be inspected is not missing.
+pub(super) fn is_missing(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 /// An open file, and its content or why that is ignored.
 pub(super) struct Opened<T> {
     pub(super) file: File,

@@ -191,6 +191,11 @@ pub fn read(berth: &BerthDir, id: &InstanceId) -> Result<Option<Lease>, IgnoredF
     read_at(berth, id, &path).map_err(|reason| IgnoredFile::new(path, &reason))
 }
 
+/// Whether there is no file of a shim's lease, good or bad.
+pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
+    file::is_missing(&path_of(berth, id))
+}
+
 /// The leases of a berth, live or not.
 ///
 /// # Errors

@@ -2,14 +2,14 @@
 //! with the leases of siblings whose instance has no record (`--backend`).
 //!
 //! New instances are found in the directory. Whether a recorded instance is still alive is known from the lock on its record, by a
-//! descriptor that is kept: it is not gone because the name is, or cannot be read for a moment. A lease that cannot be
-//! read counts as none.
+//! descriptor that is kept: it is not gone because the name is, or cannot be read for a moment. A lease that cannot be read holds until
+//! it would have expired.
 
 use crate::backend::prober::Probers;
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::registry::instance::{self, HeldRecord, IgnoredFile, Record};
-use berth_node::registry::lease;
+use berth_node::registry::lease::{self, Lease};
 use berth_node::registry::watch::Watch;
 use berth_os::clock;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,19 +47,26 @@ struct RunDirContents {
     live: BTreeMap<InstanceId, LiveInstance>,
     /// The records of those that are recorded.
     held: BTreeMap<InstanceId, HeldRecord>,
+    leases: Vec<Lease>,
     /// Instances with a live shim, the own one left out.
     shimmed: BTreeSet<InstanceId>,
     problems: BTreeSet<IgnoredFile>,
 }
 
-/// Reads records and leases.
-fn read(berth: &BerthDir, own: &OwnShim) -> io::Result<RunDirContents> {
-    let mut found = RunDirContents::default();
+/// Reads records and leases. A lease that exists and cannot be read holds as it was read before, in `known`.
+fn read(berth: &BerthDir, own: &OwnShim, known: &[Lease]) -> io::Result<RunDirContents> {
+    let mut found = RunDirContents { leases: lease::list(berth)?.found, ..RunDirContents::default() };
+    for lease in known {
+        let read = found.leases.iter().any(|read| read.instance == lease.instance);
+        if !read && !lease::is_missing(berth, &lease.instance) {
+            found.leases.push(lease.clone());
+        }
+    }
     let (boot, now) = (clock::boot_id()?, clock::boottime()?);
-    let leases = lease::list(berth)?.found.into_iter();
-    for lease in leases.filter(|lease| lease.instance != own.id && lease.is_live(&boot, now)) {
+    found.leases.retain(|lease| lease.instance != own.id && lease.is_live(&boot, now));
+    for lease in &found.leases {
         found.live.extend(lease.backend.map(|address| (lease.instance.clone(), LiveInstance::Leased(address))));
-        found.shimmed.insert(lease.instance);
+        found.shimmed.insert(lease.instance.clone());
     }
     let records = instance::list_live(berth)?;
     found.problems.extend(records.problems);
@@ -93,6 +100,7 @@ pub(crate) async fn follow(berth: BerthDir, own: OwnShim, mut probers: Probers) 
     let mut watch = Watch::new(&berth);
     let mut known: BTreeMap<InstanceId, LiveInstance> = BTreeMap::new();
     let mut held: BTreeMap<InstanceId, HeldRecord> = BTreeMap::new();
+    let mut known_leases: Vec<Lease> = Vec::new();
     let mut logged: BTreeSet<IgnoredFile> = BTreeSet::new();
     let mut broken = false;
     loop {
@@ -104,11 +112,11 @@ pub(crate) async fn follow(berth: BerthDir, own: OwnShim, mut probers: Probers) 
                 None => ended.push(id),
             }
         }
-        match read(&berth, &own) {
+        match read(&berth, &own, &known_leases) {
             Ok(mut found) => {
                 broken = false;
                 found.add(alive);
-                let RunDirContents { live, held: records, shimmed, problems } = found;
+                let RunDirContents { live, held: records, leases, shimmed, problems } = found;
                 for problem in problems.difference(&logged) {
                     tracing::warn!("{problem}");
                 }
@@ -121,7 +129,7 @@ pub(crate) async fn follow(berth: BerthDir, own: OwnShim, mut probers: Probers) 
                     probers.insert(id, seen.address(), *id == own.id, renewed);
                     probers.set_fallback(id, own.any && shimmed.contains(id));
                 }
-                (known, held) = (live, records);
+                (known, held, known_leases) = (live, records, leases);
             }
             Err(error) => {
                 if !std::mem::replace(&mut broken, true) {
@@ -138,5 +146,89 @@ pub(crate) async fn follow(berth: BerthDir, own: OwnShim, mut probers: Probers) 
             tracing::debug!(%error, "cannot prune instance records");
         }
         watch.changed().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
+    use crate::backend::{Table, TableWriter};
+    use crate::metrics::Metrics;
+    use crate::shared::ShimState;
+    use berth_node::registry::RunDir;
+    use berth_node::terms::Phase;
+    use std::sync::Arc;
+    use std::time::Duration;
+    use tokio::sync::watch;
+    use tokio::time::timeout;
+
+    fn lease(id: &str, address: &str, seconds: u32) -> Lease {
+        let golden = include_bytes!("../../../../tests/golden/lease-v1.json");
+        let golden = Lease::parse(golden, &"v1.34_b".parse().unwrap()).unwrap();
+        let mut lease = Lease {
+            instance: id.parse().unwrap(),
+            backend: Some(address.parse().unwrap()),
+            lease_duration_seconds: seconds,
+            boot_id: clock::boot_id().unwrap(),
+            ..golden
+        };
+        lease.renew(clock::boottime().unwrap(), SystemTime::now());
+        lease
+    }
+
+    /// Puts it into its place as a later version of berth would, which this one does not read.
+    fn of_another_format(berth: &BerthDir, id: &str) {
+        let new = berth.leases().join(format!(".{id}.lease.new"));
+        std::fs::write(&new, r#"{"version": 2}"#).unwrap();
+        std::fs::rename(new, berth.leases().join(format!("{id}.json"))).unwrap();
+    }
+
+    fn find(table: &Table, id: &str) -> Option<(SocketAddr, u64)> {
+        let found = table.instances.iter().find(|instance| instance.id.as_str() == id)?;
+        Some((found.address, found.started))
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_cannot_be_read_holds_until_it_expires() {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let temp = tempfile::tempdir().unwrap();
+        let berth = RunDir::open(&temp.path().join("run")).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        let writer = TableWriter::new(1, 1);
+        let mut table = writer.subscribe();
+        let (_state, state) = watch::channel(ShimState { phase: Phase::Joined, ..ShimState::default() });
+        let own: InstanceId = "a".parse().unwrap();
+        let metrics = Arc::new(Metrics::new(&own, 1, 8, writer.subscribe(), state, Vec::new()));
+        let probe = Probe::new(ProbeConfig {
+            kind: ProbeKind::Tcp,
+            path: String::new(),
+            ca: None,
+            client: None,
+            token: None,
+            server_name: "localhost".try_into().unwrap(),
+            timeout: Duration::from_secs(1),
+        });
+        let probers = Probers::new(writer, probe, ProbeKind::Tcp, Duration::from_secs(1), metrics);
+        lease::write(&berth, &lease("b", "127.1.2.3:1", 600)).unwrap();
+        tokio::spawn(follow(berth.clone(), OwnShim { id: own, given: true, any: false }, probers));
+        let mut until = async |is: &dyn Fn(&Table) -> bool| {
+            timeout(PATIENCE, table.wait_for(|table| is(table))).await.unwrap().unwrap().clone()
+        };
+
+        let before = until(&|table| find(table, "b").is_some()).await;
+        of_another_format(&berth, "b");
+        lease::write(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
+        let after = until(&|table| find(table, "c").is_some()).await;
+        assert_eq!(find(&after, "b"), find(&before, "b"), "nothing is known against it");
+
+        // A second later it has expired, whether it was seen meanwhile or not.
+        lease::write(&berth, &lease("b", "127.1.2.5:1", 1)).unwrap();
+        until(&|table| find(table, "b") != find(&before, "b")).await;
+        of_another_format(&berth, "b");
+        until(&|table| find(table, "b").is_none()).await;
+
+        // And one that is removed is of a shim that ended.
+        lease::remove(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
+        until(&|table| find(table, "c").is_none()).await;
     }
 }

@@ -21,6 +21,7 @@ use ipnet::IpNet;
 use metrics::GateCounters;
 use queue::{Class, LONGEST_WAIT, Queue, Room, Ticket};
 use source::First;
+use std::cmp::Reverse;
 use std::collections::{HashMap, hash_map};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -155,12 +156,12 @@ impl Gate {
 
     /// Rejects one of the waiting clients that are not of the first class, the one that would be served last; whether there is one.
     pub(crate) fn make_room(&self) -> bool {
-        let mut instances = self.instances();
-        let waited_at = instances.values_mut().filter(|instance| instance.queue.has_others());
-        let longest = waited_at.max_by_key(|instance| instance.queue.len());
-        longest.is_some_and(|instance| {
-            instance.queue.reject().is_some_and(|ticket| instance.waiting.remove(&ticket).is_some())
-        })
+        let mut guard = self.instances();
+        let mut instances: Vec<_> = guard.values_mut().collect();
+        instances.sort_by_key(|instance| Reverse(instance.queue.len()));
+        instances
+            .into_iter()
+            .any(|instance| instance.queue.reject().is_some_and(|ticket| instance.waiting.remove(&ticket).is_some()))
     }
 
     /// Renews what is known of the node's own addresses, until it is dropped.

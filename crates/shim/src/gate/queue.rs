@@ -4,10 +4,11 @@
 //! round robin, where all clients cost the same: one handshake), so that a source with a thousand clients waits for its own. Of
 //! [`TURNS`] turns while all three classes wait, the first class has five, the others four and the late one: none
 //! starves another. Beyond the room, the newest client of the longest queue is rejected: it would be served last and
-//! has waited least. One of the first class is rejected only where no other waits.
+//! has waited least.
 
 use super::source::Source;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -19,6 +20,9 @@ pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(15);
 
 /// Turns of one cycle.
 const TURNS: u8 = 10;
+
+/// The first class may have one in this many of all places.
+const FIRST_SHARE: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Class {
@@ -73,9 +77,6 @@ struct Waiting {
 
 type Key = (Class, Source);
 
-/// Whether a queue is of another class than the first; its length; its key.
-type Length = (bool, usize, Key);
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Next {
     pub(super) ticket: Ticket,
@@ -87,14 +88,10 @@ pub(super) struct Next {
 #[derive(Debug, Default)]
 struct SourceQueue {
     places: BTreeSet<Place>,
+    /// Random order among queues of the same length, drawn each time that the source comes, so that no address is always the first to go.
+    any: u64,
     /// The queue with the smallest number of its class is next.
     turn: u64,
-}
-
-impl SourceQueue {
-    fn length(&self, key: Key) -> Length {
-        (key.0 != Class::First, self.places.len(), key)
-    }
 }
 
 #[derive(Debug)]
@@ -104,8 +101,9 @@ pub(super) struct Queue {
     bytes: usize,
     queues: HashMap<Key, SourceQueue>,
     turns: BTreeMap<(Class, u64), Source>,
-    /// Length and source of each queue: those of the first class, then the others, the longest last.
-    lengths: BTreeSet<Length>,
+    /// Of the other classes, and of the first: sorted by length, the longest last.
+    lengths: [BTreeSet<(usize, u64, Key)>; 2],
+    random: RandomState,
     /// Those that are not late yet, and those that are.
     ages: [BTreeSet<Place>; 2],
     /// Of each class, how many.
@@ -123,7 +121,8 @@ impl Queue {
             bytes: 0,
             queues: HashMap::new(),
             turns: BTreeMap::new(),
-            lengths: BTreeSet::new(),
+            lengths: [BTreeSet::new(), BTreeSet::new()],
+            random: RandomState::new(),
             ages: [BTreeSet::new(), BTreeSet::new()],
             waiting: [0; 3],
             turn: 1,
@@ -140,11 +139,6 @@ impl Queue {
         self.clients.len()
     }
 
-    /// Whether a client waits that is not of the first class.
-    pub(super) fn has_others(&self) -> bool {
-        self.len() > self.waiting(Class::First)
-    }
-
     /// Number of waiting clients of a class.
     pub(super) fn waiting(&self, class: Class) -> usize {
         self.waiting[class as usize]
@@ -158,7 +152,8 @@ impl Queue {
 
     /// Length and source of the longest queue.
     pub(super) fn longest(&self) -> Option<(usize, Source)> {
-        self.lengths.iter().map(|(_, length, (_, source))| (*length, *source)).max()
+        let longest = self.lengths.iter().filter_map(BTreeSet::last).max();
+        longest.map(|(length, _, (_, source))| (*length, *source))
     }
 
     /// Queues a client that waits `since` then; gives the clients that are rejected for it, which may include itself.
@@ -179,15 +174,19 @@ impl Queue {
         self.age(now);
         let mut rejected = Vec::new();
         while self.clients.len() > self.room.clients || self.bytes > self.room.bytes {
-            let Some(newest) = self.reject() else { break };
+            let Some(newest) = self.reject().or_else(|| self.reject_of(true)) else { break };
             rejected.push(newest);
         }
         (ticket, rejected)
     }
 
-    /// Removes the newest client of the longest queue, of the first class only if no other waits.
+    /// Removes the newest client of the longest queue: of the first class only if that has more than its share.
     pub(super) fn reject(&mut self) -> Option<Ticket> {
-        let (.., key) = self.lengths.last()?;
+        self.reject_of(self.waiting(Class::First) > self.room.clients / FIRST_SHARE)
+    }
+
+    fn reject_of(&mut self, is_first: bool) -> Option<Ticket> {
+        let (.., key) = self.lengths[usize::from(is_first)].last()?;
         let (_, newest) = *self.queues.get(key)?.places.last()?;
         self.remove(newest);
         Some(newest)
@@ -241,24 +240,27 @@ impl Queue {
         let queue = self.queues.entry(key).or_default();
         if queue.places.is_empty() {
             queue.turn = self.next_turn;
+            queue.any = self.random.hash_one(queue.turn);
             self.next_turn += 1;
             self.turns.insert((key.0, queue.turn), key.1);
         }
-        self.lengths.remove(&queue.length(key));
+        let lengths = &mut self.lengths[usize::from(key.0 == Class::First)];
+        lengths.remove(&(queue.places.len(), queue.any, key));
         queue.places.insert(place);
-        self.lengths.insert(queue.length(key));
+        lengths.insert((queue.places.len(), queue.any, key));
     }
 
     fn leave(&mut self, key: Key, place: Place) {
         let Some(queue) = self.queues.get_mut(&key) else { return };
         self.waiting[key.0 as usize] -= 1;
-        self.lengths.remove(&queue.length(key));
+        let lengths = &mut self.lengths[usize::from(key.0 == Class::First)];
+        lengths.remove(&(queue.places.len(), queue.any, key));
         queue.places.remove(&place);
         if queue.places.is_empty() {
             self.turns.remove(&(key.0, queue.turn));
             self.queues.remove(&key);
         } else {
-            self.lengths.insert(queue.length(key));
+            lengths.insert((queue.places.len(), queue.any, key));
         }
     }
 }
