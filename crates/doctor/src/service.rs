@@ -9,7 +9,7 @@
 
 use berth_cluster::client::found;
 use berth_cluster::service::{self, Family, LOOK, MANAGER, RECONCILED};
-use berth_cluster::{Client, Error};
+use berth_cluster::{Client, Error, lease};
 use berth_keeper::slice::{Rule, Sight, Want};
 use berth_manifest::wait::until;
 use berth_node::terms::Phase;
@@ -20,7 +20,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Longest time that a request may take: then another instance is asked.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -207,7 +207,9 @@ impl ServiceKeeper {
         let mut looks = false;
         // What was asked for may have been done although no answer came; in an upgrade that is resumed, before.
         let (mut there, mut tried) = (false, self.purpose == Purpose::Upgrade);
-        let mut trouble = None;
+        // When it was applied last: it may have been removed by others.
+        let mut applied: Option<Instant> = None;
+        let mut in_trouble = false;
         loop {
             let demand = *demanded.borrow_and_update();
             if demand == Demand::Serving && !looks {
@@ -218,9 +220,16 @@ impl ServiceKeeper {
                 }
                 looks = true;
             }
-            let addresses = match looks {
-                true => self.named().await.map_err(|error| error.to_string()),
-                false => Err(UNKNOWN.into()),
+            let read = async {
+                match looks {
+                    true => self.named().await.map_err(|error| error.to_string()),
+                    false => Err(UNKNOWN.into()),
+                }
+            };
+            let addresses = tokio::select! {
+                // It is read again.
+                changed = demanded.changed() => if changed.is_ok() { continue } else { break },
+                addresses = read => addresses,
             };
             let named = addresses.as_ref().is_ok_and(|all| all.contains(&self.address.ip()));
             let others = addresses.as_ref().ok().map(|all| all.iter().any(|ip| *ip != self.address.ip()));
@@ -232,8 +241,9 @@ impl ServiceKeeper {
             };
             let sight = Sight { phase, sibling: false, withdrawn: demand == Demand::Ending, others };
             let brought = match rule.decide(clock::boottime().unwrap_or_default(), sight) {
+                Want::Present if there && applied.is_some_and(|at| at.elapsed() < lease::RENEWAL) => Ok(true),
                 Want::Present => {
-                    tried = true;
+                    (tried, applied) = (true, Some(Instant::now()));
                     self.apply().await.map(|()| true)
                 }
                 // At the end, not before kube-apiserver names the node itself.
@@ -258,14 +268,12 @@ impl ServiceKeeper {
                         let what = if is { "is in" } else { "is out of" };
                         tracing::info!(slice = self.name(), address = %self.address, "the slice {what} the Service kubernetes");
                     }
-                    trouble = None;
+                    in_trouble = false;
                 }
                 Err(error) => {
-                    let why = error.to_string();
                     // An upgrade prints why itself, if that lasts.
-                    if self.purpose == Purpose::Bridge && trouble.as_ref() != Some(&why) {
+                    if self.purpose == Purpose::Bridge && !std::mem::replace(&mut in_trouble, true) {
                         tracing::warn!(%error, "the Service kubernetes cannot be kept");
-                        trouble = Some(why);
                     }
                 }
             }

@@ -12,6 +12,9 @@ use std::time::Duration;
 /// node's may be there still.
 const OTHERS: Duration = Duration::from_secs(30);
 
+/// How long the addresses that were read last hold where they cannot be read.
+const UNREAD: Duration = Duration::from_secs(10);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sight {
     pub phase: Phase,
@@ -32,18 +35,19 @@ pub enum Want {
     AsItIs,
 }
 
-/// Remembers since when another node is named.
+/// Remembers since when another node is named, and when that was read last.
 #[derive(Debug, Default)]
 pub struct Rule {
-    others_since: Option<Duration>,
+    others: Option<(Duration, Duration)>,
 }
 
 impl Rule {
     /// By a clock that never goes back.
     pub fn decide(&mut self, now: Duration, sight: Sight) -> Want {
-        self.others_since = match sight.others {
-            Some(true) => self.others_since.or(Some(now)),
-            Some(false) | None => None,
+        self.others = match sight.others {
+            Some(true) => Some((self.others.map_or(now, |(since, _)| since), now)),
+            Some(false) => None,
+            None => self.others.filter(|(_, read)| now < *read + UNREAD),
         };
         match (sight.phase, sight.others) {
             _ if sight.withdrawn && !sight.sibling => Want::Absent,
@@ -56,7 +60,7 @@ impl Rule {
     }
 
     fn lasted(&self, now: Duration) -> bool {
-        self.others_since.is_some_and(|since| now >= since + OTHERS)
+        self.others.is_some_and(|(since, _)| now >= since + OTHERS)
     }
 }
 
@@ -93,17 +97,20 @@ mod tests {
 
     proptest! {
         /// Whatever came before: a lone shim that goes, or refuses, is not named; no shim writes that has not joined; and the
-        /// slice of one that serves goes only after another was named all the while.
+        /// slice of one that serves goes only after another was named all the while, as far as it could be read.
         #[test]
         fn the_promise_holds(steps in prop::collection::vec((0u64..20, sights()), 1..40)) {
-            let (mut rule, mut now, mut named_for) = (Rule::default(), 0, None);
+            let (mut rule, mut now, mut unread, mut named_for) = (Rule::default(), 0, 0, None);
             for (pause, sight) in steps {
                 now += pause;
+                unread += pause;
                 named_for = match (sight.others, named_for) {
                     (Some(true), Some(lasting)) => Some(lasting + pause),
                     (Some(true), None) => Some(0),
+                    (None, Some(lasting)) if unread < UNREAD.as_secs() => Some(lasting + pause),
                     _ => None,
                 };
+                unread = if sight.others.is_some() { 0 } else { unread };
                 let want = rule.decide(seconds(now), sight);
                 if !sight.sibling && (sight.withdrawn || sight.phase == Phase::Refusing) {
                     prop_assert_eq!(want, Want::Absent);

@@ -67,10 +67,14 @@ impl Slices {
             }
             let gone = *going.borrow_and_update();
             before = now;
+            let (phase, sibling) = (before.phase, before.sibling);
             tokio::select! {
                 () = self.bring(&before, gone) => {}
                 // What is under way may hang, and can be repeated.
                 changed = going.changed() => if changed.is_ok() { continue } else { return },
+                changed = facts.wait_for(|now| (now.phase, now.sibling) != (phase, sibling)) => {
+                    if changed.is_ok() { continue } else { return }
+                }
             }
             tokio::select! {
                 changed = facts.changed() => if changed.is_err() { return },
@@ -90,9 +94,9 @@ impl Slices {
 
     /// Brings each slice into its wanted state.
     async fn bring(&mut self, facts: &Facts, going: bool) {
-        // A shim that has not joined decides nothing by what it reads.
+        // A shim that has not joined decides nothing by what it reads, nor does one that goes alone, which has 2 s for all.
         let mut reconciled = None;
-        if facts.phase == Phase::Joined {
+        if facts.phase == Phase::Joined && (facts.sibling || !going) {
             reconciled = self.reconciled().await;
             if self.service.is_none() {
                 let read =
@@ -196,5 +200,20 @@ mod tests {
         is_out.wait_for(|out| *out).await.unwrap();
         assert_eq!(objects.get(&path), None);
         keeping.abort();
+    }
+
+    /// A shim that goes alone waits 2 s at most, and what it reads could change nothing.
+    #[tokio::test]
+    async fn a_lone_shim_that_goes_asks_for_nothing_but_the_removal() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut server = serve_with(|_| berth_testing::answer("404 Not Found", "{}")).await;
+        let (_facts, facts) = watch::channel(Facts { phase: Phase::Joined, ..Facts::default() });
+        let (api, _) = api(&server, temp.path(), facts.clone());
+        let (out, is_out) = watch::channel(false);
+        let mut slices = Slices::new(api, "cp-1", &["10.0.0.5:6443".parse().unwrap()], out);
+        let facts = facts.borrow().clone();
+        slices.bring(&facts, true).await;
+        assert!(server.asked.recv().await.unwrap().0.starts_with("DELETE "), "it is the first request");
+        assert!(server.asked.try_recv().is_err() && *is_out.borrow());
     }
 }
