@@ -146,7 +146,7 @@ fn a_standard_error_that_takes_nothing_stops_nothing() {
     let temp = tempfile::tempdir().unwrap();
     for (mut command, status) in printing(temp.path()) {
         for error in [closed(), full().into()] {
-            // Neither has a reader, so that --watch ends.
+            // Neither has a reader, so that the output ends.
             let code = command.stdout(closed()).stderr(error).status().unwrap().code();
             assert_eq!(code, Some(status), "{command:?}");
         }

@@ -108,7 +108,7 @@ pub async fn grant(access: &Access, client: &Client, options: &GrantOptions) -> 
     let may = try_all(&shim, node, NOTICED).await.map_err(|error| match error {
         TryError::Asked(error) => untried(format!(
             "{error}: see that the apiserver answers at --listen and that its certificate is for {server_name}, and run this \
-             again"
+             again; for another name, run `berth inject --probe-server-name NAME` first, and give this the manifest that has it"
         )),
         TryError::Refused(requests) => {
             GrantError::Refused { account: format!("{NAMESPACE}/{account}"), requests }
