@@ -12,7 +12,7 @@ use berth_shim::metrics::Metrics;
 use berth_shim::relay::client_hello::is_whole;
 use berth_shim::relay::source::Sources;
 use berth_shim::relay::{Context, Open, serve};
-use berth_shim::shared::ShimState;
+use berth_shim::state::ShimState;
 use libfuzzer_sys::fuzz_target;
 use std::cell::{Cell, RefCell};
 use std::io::ErrorKind;

@@ -13,7 +13,7 @@ use berth_options::log::LogArgs;
 use berth_options::shim::RunArgs;
 use berth_os::process::{KILL_CHILD, die_with_parent};
 use berth_shim::app::Bound;
-use berth_shim::drain::Stop;
+use berth_shim::state::Stop;
 use clap::ValueEnum;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

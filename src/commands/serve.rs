@@ -6,7 +6,7 @@ use berth_options::shim::ServeArgs;
 use berth_os::signals;
 use berth_shim::app::{self, Bound, BuildError};
 use berth_shim::config::Config;
-use berth_shim::drain::Stop;
+use berth_shim::state::Stop;
 use nix::sys::signal::Signal;
 use tokio::sync::watch;
 

@@ -263,6 +263,19 @@ impl fmt::Display for MarkKind {
 }
 
 impl Ran {
+    /// The verdict in words.
+    pub(crate) fn words(&self) -> &'static str {
+        match self.verdict {
+            Verdict::Held if self.allowed() > 0 => "nothing was lost but what faults may cost, every promise held",
+            Verdict::Held => "nothing was lost",
+            Verdict::Unproven => "nothing was seen to be lost, but the run proves nothing",
+            Verdict::Wrong => "nothing was seen to be lost, but a process did not do what it should",
+            Verdict::TooBusy => "this machine was too busy to tell",
+            Verdict::Broken => "a promise was broken",
+            Verdict::Lost => "something was lost",
+        }
+    }
+
     /// Adds a figure, which does not matter most and has no note unless that is said.
     pub(crate) fn add(&mut self, name: impl Into<String>, value: Value) -> &mut Row {
         self.rows.push(Row { name: name.into(), value, note: String::new(), main: false });

@@ -3,7 +3,6 @@
 //! **Lost** is a new connection that was refused, reset, or not answered within
 //! 15 s of being dialled, or a stream that ended before its instance ended it.
 
-use super::data::Ran;
 use serde::{Deserialize, Serialize};
 
 pub use super::loss::Loss;
@@ -32,19 +31,4 @@ pub enum Verdict {
     Broken,
     /// Something was lost.
     Lost,
-}
-
-impl Ran {
-    /// The verdict in words.
-    pub(crate) fn words(&self) -> &'static str {
-        match self.verdict {
-            Verdict::Held if self.allowed() > 0 => "nothing was lost but what faults may cost, every promise held",
-            Verdict::Held => "nothing was lost",
-            Verdict::Unproven => "nothing was seen to be lost, but the run proves nothing",
-            Verdict::Wrong => "nothing was seen to be lost, but a process did not do what it should",
-            Verdict::TooBusy => "this machine was too busy to tell",
-            Verdict::Broken => "a promise was broken",
-            Verdict::Lost => "something was lost",
-        }
-    }
 }

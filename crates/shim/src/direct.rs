@@ -15,8 +15,8 @@
 
 use crate::backend::Table;
 use crate::config::{CROWD, DirectMode, is_steered};
-use crate::metrics::{counter, gauge};
-use crate::shared::ShimState;
+use crate::family::{counter, gauge};
+use crate::state::{ShimState, Turn};
 use crate::steering::{self, Counters, Purpose, Steering};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::DirectStatus;
@@ -59,17 +59,6 @@ pub enum Error {
     NoAddress,
     #[error("{0}")]
     Steering(#[from] steering::Error),
-}
-
-/// Which shim steers new connections to the instance itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    Own,
-    Sibling,
-    /// They go to the shims, and why.
-    NoShim(&'static str),
-    /// They go to the shims, which give each instance its share.
-    Shared,
 }
 
 /// A shim's part in the direct path.

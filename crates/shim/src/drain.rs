@@ -5,25 +5,12 @@
 use crate::backend::Table;
 use crate::direct::Direct;
 use crate::metrics::Metrics;
-use crate::shared::ShimState;
+use crate::state::{ShimState, Stop};
 use berth_node::terms::{InstanceHealth, Phase};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
-
-/// A request to stop, from outside.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stop {
-    /// Serve.
-    No,
-    /// Leave, let connections end, and stay.
-    Leave,
-    /// Leave, let connections end, then end.
-    Drain,
-    /// End at once.
-    Now,
-}
 
 /// Longest that the stop of an instance waits for clients without a first byte: kube-apiserver closes its listener
 /// at once on SIGTERM, if `--shutdown-delay-duration` is 0.

@@ -14,6 +14,7 @@ mod cluster;
 pub mod config;
 mod direct;
 pub mod drain;
+mod family;
 #[allow(missing_docs, reason = "names and types say enough")]
 pub mod gate;
 #[allow(missing_docs, reason = "names and types say enough")]
@@ -26,6 +27,7 @@ pub mod relay;
 #[allow(missing_docs, reason = "names and types say enough")]
 pub mod share;
 pub mod shared;
+pub mod state;
 #[allow(missing_docs, reason = "names and types say enough")]
 pub mod steering;
 mod view;

@@ -3,57 +3,15 @@
 use crate::backend::Table;
 use crate::cluster::Cluster;
 use crate::config::Config;
-use crate::direct::{Direct, Turn};
-use crate::drain::Stop;
+use crate::direct::Direct;
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::share::Sharing;
+use crate::state::{ShimState, Stop};
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
-use berth_node::terms::Phase;
 use std::sync::Arc;
-use std::time::SystemTime;
 use tokio::sync::{Notify, watch};
-
-/// What changes in the life of a shim.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ShimState {
-    /// Where the shim is in its life.
-    pub phase: Phase,
-    /// When that phase began.
-    pub since: SystemTime,
-    /// The last request to stop, by a signal or through the shim's socket.
-    pub stop: Stop,
-    /// A worker gives no sign of life: better a sibling takes the connections.
-    pub(crate) blocked: bool,
-    /// A sibling is there that stays when this shim goes.
-    pub(crate) has_successor: bool,
-    /// The siblings that live and have no connection to this shim.
-    pub(crate) unconnected: Vec<InstanceId>,
-    /// Which shim steers new connections to the instance.
-    pub(crate) turn: Turn,
-}
-
-impl Default for ShimState {
-    fn default() -> Self {
-        Self {
-            phase: Phase::Waiting,
-            since: SystemTime::now(),
-            stop: Stop::No,
-            blocked: false,
-            has_successor: false,
-            unconnected: Vec::new(),
-            turn: Turn::NoShim("not joined yet"),
-        }
-    }
-}
-
-impl ShimState {
-    /// The shim leaves: from the request on, not from when siblings took over.
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.stop != Stop::No
-    }
-}
 
 /// A duplicate is the same.
 #[derive(Debug, Clone)]

@@ -1,6 +1,7 @@
 //! Status and metrics of a running shim, for its socket and its admin server.
 
-use crate::shared::{Shared, ShimState};
+use crate::shared::Shared;
+use crate::state::ShimState;
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{self, Ask, InstanceStatus, Reply, Status};

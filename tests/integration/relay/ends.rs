@@ -6,7 +6,7 @@ use crate::support::net::{
     Backend, Pattern, client_hello, expect_end, expect_error, expect_reset, expect_silence, fill, read, reset,
 };
 use crate::support::shim::{Shim, THREADS};
-use berth_shim::drain::Stop;
+use berth_shim::state::Stop;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::thread;

@@ -4,7 +4,7 @@ use super::expect_answer;
 use crate::support::net::{Backend, client_hello, connect_from, echo, expect_silence, fresh_ip, ping, read, reset};
 use crate::support::shim::{Shim, THREADS, with_threads};
 use crate::support::{PATIENCE, eventually};
-use berth_shim::drain::Stop;
+use berth_shim::state::Stop;
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;

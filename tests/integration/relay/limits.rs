@@ -3,11 +3,10 @@
 use crate::support::net::{Backend, client_hello, echo, expect_silence, ping, read};
 use crate::support::shim::{Shim, THREADS};
 use berth_shim::backend::TableWriter;
-use berth_shim::drain::Stop;
 use berth_shim::metrics::Metrics;
 use berth_shim::relay::source::Sources;
 use berth_shim::relay::{Context, Open, serve};
-use berth_shim::shared::ShimState;
+use berth_shim::state::{ShimState, Stop};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;

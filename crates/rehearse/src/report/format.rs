@@ -1,4 +1,4 @@
-//! Numbers for people: separators between thousands, and units.
+//! Numbers for people, with separators between thousands and units; text as HTML.
 
 /// A number with separators between thousands.
 pub fn count(number: u64) -> String {
@@ -48,6 +48,22 @@ pub fn bytes(bytes: u64) -> String {
 pub(crate) fn capital(words: &str) -> String {
     let mut letters = words.chars();
     letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
+}
+
+/// A text as HTML, in an element or in a quoted attribute.
+pub(super) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            letter => escaped.push(letter),
+        }
+    }
+    escaped
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! The page loads nothing and runs nothing; a policy in its head forbids both. Whatever a program or a user wrote goes through
 //! [`escape`]. What a colour means, a word means too.
 
-use super::format;
+use super::format::{self, escape};
 use super::plot::{self, Frame};
 use crate::data::{Environment, Promise, Ran, Report, Row, Run, RunOutcome, Via};
 use crate::loss;
@@ -42,22 +42,6 @@ pub(super) fn render(report: &Report) -> String {
         command = escape(&report.command),
         environment = environment(&report.environment),
     )
-}
-
-/// A text as HTML, in an element or in a quoted attribute.
-pub(super) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            letter => escaped.push(letter),
-        }
-    }
-    escaped
 }
 
 fn verdict(ran: &Ran) -> String {

@@ -4,7 +4,7 @@
 //! scrolled, as scaled text could not be read.
 
 use super::format;
-use super::page::escape;
+use super::format::escape;
 use crate::data::{Instance, Mark, MarkKind, Ran};
 use std::fmt::Write;
 

@@ -155,7 +155,7 @@ mod tests {
     use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
     use crate::backend::{Table, TableWriter};
     use crate::metrics::Metrics;
-    use crate::shared::ShimState;
+    use crate::state::ShimState;
     use berth_node::registry::RunDir;
     use berth_node::terms::Phase;
     use std::sync::Arc;

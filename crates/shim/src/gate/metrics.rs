@@ -2,7 +2,7 @@
 
 use super::queue::Class;
 use super::{Gate, Refused};
-use crate::metrics::{describe, family, gauge};
+use crate::family::{describe, family, gauge};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;

@@ -20,7 +20,7 @@
 //! Because an announcement is a state and no change, one that is lost, late or repeated breaks
 //! nothing, and any order of events leads to the same result.
 
-use crate::direct::Turn;
+use crate::state::Turn;
 use berth_node::terms::{Announce, Cookie, Phase, ShimId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -4,9 +4,9 @@
 //! when the sender has given up and serves the client itself.
 
 use super::Group;
-use crate::drain::Stop;
 use crate::relay::Pass;
 use crate::shared::Shared;
+use crate::state::Stop;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, IncomingRequest};
 use berth_node::terms::Phase;

@@ -9,9 +9,9 @@
 
 use super::abort::AbortOnDrop;
 use super::copy::{ResetWatch, with_buffer};
+use super::opening::{Opening, Tried};
 use super::replay_buffer::ReplayBuffer;
 use super::source::Source;
-use super::waiting::TurnWait;
 use super::{Context, Outcome, Pass};
 use crate::backend::{BackendInstance, Table};
 use crate::gate::HandshakeSlot;
@@ -33,10 +33,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
-
-/// Attempts at one instance in one epoch. The second shows whether the first met a process that was
-/// just ending; an instance that ends two without a byte does so on purpose.
-const ATTEMPTS: u8 = 2;
 
 /// How long a connect to a loopback address may take: longer means a full accept queue.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -83,65 +79,7 @@ enum AttemptResult {
     Refused(Outcome),
 }
 
-/// Epochs of instances that this connection tried, and the number of attempts at each.
-#[derive(Clone, Default)]
-struct Tried(Vec<(u64, u8)>);
-
-impl Tried {
-    fn allows(&self, instance: &BackendInstance) -> bool {
-        self.attempts(instance.epoch) < ATTEMPTS
-    }
-
-    fn refused(&self, instance: &BackendInstance) -> bool {
-        self.attempts(instance.epoch) > ATTEMPTS
-    }
-
-    fn attempts(&self, epoch: u64) -> u8 {
-        self.0.iter().find(|(known, _)| *known == epoch).map_or(0, |(_, attempts)| *attempts)
-    }
-
-    fn add(&mut self, epoch: u64) {
-        match self.0.iter_mut().find(|(known, _)| *known == epoch) {
-            Some((_, attempts)) => *attempts = (*attempts + 1).min(ATTEMPTS),
-            None => self.0.push((epoch, 1)),
-        }
-    }
-
-    /// The connection was refused: no further attempt in this epoch.
-    fn refuse(&mut self, epoch: u64) {
-        self.0.retain(|(known, _)| *known != epoch);
-        self.0.push((epoch, ATTEMPTS + 1));
-    }
-}
-
-/// A client's connection on its way to an instance.
-pub(super) struct Opening<'a> {
-    pub(super) context: &'a Context,
-    pub(super) client: &'a mut AbortOnDrop,
-    pub(super) peer: SocketAddr,
-    pub(super) kept: ReplayBuffer,
-    pub(super) turn: TurnWait,
-    /// How long the client was held, all times together.
-    pub(super) held: Duration,
-    tried: Tried,
-    /// How the last attempt ended; the client's connection ends alike if no instance does better.
-    ended: Option<Outcome>,
-}
-
-impl<'a> Opening<'a> {
-    pub(super) fn new(context: &'a Context, client: &'a mut AbortOnDrop, peer: SocketAddr, kept: ReplayBuffer) -> Self {
-        Self {
-            context,
-            client,
-            peer,
-            kept,
-            turn: TurnWait::default(),
-            held: Duration::ZERO,
-            tried: Tried::default(),
-            ended: None,
-        }
-    }
-
+impl Opening<'_> {
     /// Finds an instance that answers the client.
     ///
     /// # Errors
@@ -331,14 +269,6 @@ impl<'a> Opening<'a> {
                 }
             }
         }
-    }
-
-    /// Ends the client's connection as its last attempt ended.
-    pub(super) fn end_alike(&self, outcome: Outcome) -> Outcome {
-        if outcome != Outcome::Closed {
-            socket::reset_on_close(&**self.client);
-        }
-        outcome
     }
 }
 

@@ -1,10 +1,10 @@
 //! What a client waits for before an attempt: its turn at the gate, or an instance; and how its end is noticed meanwhile.
 
 use super::Outcome;
-use super::attempt::Opening;
+use super::opening::Opening;
 use super::replay_buffer::ReplayBuffer;
 use crate::backend::BackendInstance;
-use crate::gate::{Entry, HandshakeSlot, Refused};
+use crate::gate::{Entry, Refused};
 use berth_os::socket;
 use std::future::poll_fn;
 use std::io;
@@ -12,16 +12,6 @@ use std::time::Duration;
 use tokio::io::{Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
-
-/// A client's waits for its turn at instances: they are bounded together.
-#[derive(Default)]
-pub(super) struct TurnWait {
-    waited: Duration,
-    since: Option<Instant>,
-    hello_by: Option<Instant>,
-    /// For the next attempt.
-    pub(super) slot: Option<HandshakeSlot>,
-}
 
 impl Opening<'_> {
     /// Returns when the instance may be dialled, or may get the ClientHello that is complete now.

@@ -7,7 +7,7 @@
 
 mod sides;
 
-use crate::metrics::{family, gauge};
+use crate::family::{family, gauge};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::{Share, ShareStatus, Side};
 use berth_node::registry::BerthDir;

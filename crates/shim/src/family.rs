@@ -1,0 +1,48 @@
+//! Families of metrics that are made when a page is read.
+
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeMetric, MetricEncoder,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use std::fmt;
+
+/// Begins a family. As in a [`Registry`], its help becomes a sentence.
+pub(crate) fn describe<'s>(
+    to: &'s mut DescriptorEncoder<'_>,
+    name: &'s str,
+    help: &str,
+    of: MetricType,
+) -> Result<MetricEncoder<'s>, fmt::Error> {
+    to.encode_descriptor(name, &format!("{help}."), None, of)
+}
+
+pub(crate) fn family<'a, const LABELS: usize>(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    of: MetricType,
+    samples: impl IntoIterator<Item = ([(&'a str, &'a str); LABELS], impl EncodeMetric)>,
+) -> fmt::Result {
+    let mut family = describe(to, name, help, of)?;
+    samples.into_iter().try_for_each(|(labels, sample)| sample.encode(family.encode_family(&labels)?))
+}
+
+pub(crate) fn gauge(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: impl EncodeGaugeValue,
+) -> fmt::Result {
+    ConstGauge::new(value).encode(describe(to, name, help, MetricType::Gauge)?)
+}
+
+pub(crate) fn counter(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: impl EncodeCounterValue,
+) -> fmt::Result {
+    ConstCounter::new(value).encode(describe(to, name, help, MetricType::Counter)?)
+}

@@ -1,0 +1,93 @@
+//! A client's connection on its way to an instance: what is known of it between attempts.
+
+use super::abort::AbortOnDrop;
+use super::replay_buffer::ReplayBuffer;
+use super::{Context, Outcome};
+use crate::backend::BackendInstance;
+use crate::gate::HandshakeSlot;
+use berth_os::socket;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Attempts at one instance in one epoch. The second shows whether the first met a process that was
+/// just ending; an instance that ends two without a byte does so on purpose.
+const ATTEMPTS: u8 = 2;
+
+/// A client's waits for its turn at instances: they are bounded together.
+#[derive(Default)]
+pub(super) struct TurnWait {
+    pub(super) waited: Duration,
+    pub(super) since: Option<Instant>,
+    pub(super) hello_by: Option<Instant>,
+    /// For the next attempt.
+    pub(super) slot: Option<HandshakeSlot>,
+}
+
+/// Epochs of instances that this connection tried, and the number of attempts at each.
+#[derive(Clone, Default)]
+pub(super) struct Tried(Vec<(u64, u8)>);
+
+impl Tried {
+    pub(super) fn allows(&self, instance: &BackendInstance) -> bool {
+        self.attempts(instance.epoch) < ATTEMPTS
+    }
+
+    pub(super) fn refused(&self, instance: &BackendInstance) -> bool {
+        self.attempts(instance.epoch) > ATTEMPTS
+    }
+
+    fn attempts(&self, epoch: u64) -> u8 {
+        self.0.iter().find(|(known, _)| *known == epoch).map_or(0, |(_, attempts)| *attempts)
+    }
+
+    pub(super) fn add(&mut self, epoch: u64) {
+        match self.0.iter_mut().find(|(known, _)| *known == epoch) {
+            Some((_, attempts)) => *attempts = (*attempts + 1).min(ATTEMPTS),
+            None => self.0.push((epoch, 1)),
+        }
+    }
+
+    /// The connection was refused: no further attempt in this epoch.
+    pub(super) fn refuse(&mut self, epoch: u64) {
+        self.0.retain(|(known, _)| *known != epoch);
+        self.0.push((epoch, ATTEMPTS + 1));
+    }
+}
+
+/// A client's connection on its way to an instance.
+pub(super) struct Opening<'a> {
+    pub(super) context: &'a Context,
+    pub(super) client: &'a mut AbortOnDrop,
+    pub(super) peer: SocketAddr,
+    pub(super) kept: ReplayBuffer,
+    pub(super) turn: TurnWait,
+    /// How long the client was held, all times together.
+    pub(super) held: Duration,
+    pub(super) tried: Tried,
+    /// How the last attempt ended; the client's connection ends alike if no instance does better.
+    pub(super) ended: Option<Outcome>,
+}
+
+impl<'a> Opening<'a> {
+    pub(super) fn new(context: &'a Context, client: &'a mut AbortOnDrop, peer: SocketAddr, kept: ReplayBuffer) -> Self {
+        Self {
+            context,
+            client,
+            peer,
+            kept,
+            turn: TurnWait::default(),
+            held: Duration::ZERO,
+            tried: Tried::default(),
+            ended: None,
+        }
+    }
+
+    /// Ends the client's connection as its last attempt ended.
+    pub(super) fn end_alike(&self, outcome: Outcome) -> Outcome {
+        if outcome != Outcome::Closed {
+            socket::reset_on_close(&**self.client);
+        }
+        outcome
+    }
+}
