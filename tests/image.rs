@@ -1,4 +1,4 @@
-//! The image of `scripts/image.sh`: two builds, one digest, and what is in it. A pod of it, as `berth inject` makes one, is run by a real
+//! The image of `scripts/image.sh`: two builds have one digest; its files and its configuration. A pod of it, as `berth inject` makes one, is run by a real
 //! kubelet in `scripts/cluster.sh interrupted`.
 //!
 //! Nothing is built here but what packing takes. Where that cannot be had, the test counts as ignored and prints why.

@@ -67,7 +67,7 @@ impl Simulated {
     }
 }
 
-/// One that keeps its connection.
+/// A client of a simulated apiserver that keeps its connection.
 struct Client(tokio_rustls::client::TlsStream<TcpStream>);
 
 impl Client {

@@ -88,7 +88,7 @@ fn wrong_command_lines_are_64() {
     assert!(!node.temp.path().join("run").exists(), "nothing was begun");
 }
 
-/// A new version with a flag that does not exist: it never joins, and status prints that it has ended.
+/// A new version with a flag that does not exist: its shim never joins, and `berth status` prints that its apiserver has ended.
 #[test]
 fn an_apiserver_that_never_serves_never_gets_a_connection() {
     let node = Node::new();

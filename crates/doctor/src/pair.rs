@@ -272,7 +272,7 @@ mod tests {
             (image, "r/kube-apiserver:v1.34.9@sha256:00", true),
             ("r:5000/kube-apiserver:v1.35.0", image, false),
             (image, "r/kube-apiserver:v1.35.0", false),
-            // What it is cannot be seen.
+            // An image without a tag has no version to compare.
             ("r:5000/kube-apiserver", image, false),
         ] {
             assert_found(("version-skew", Severity::Error), &[(&[(image, old)], &[(image, new)], is_found)]);

@@ -566,7 +566,7 @@ mod tests {
             slice("bridged", "3", None),
             slice("gone", "4", None),
             nameless,
-            // Hosts that are no Node, and one that is.
+            // Two hosts that are no Node of the cluster, and one host that is a Node.
             slice("no-node", "5", short),
             slice("silent", "5", long),
             slice("a-node", "5", short),

@@ -94,7 +94,8 @@ impl Slices {
 
     /// Brings each slice into its wanted state.
     async fn bring(&mut self, facts: &Facts, going: bool) {
-        // A shim that has not joined decides nothing by what it reads, nor does one that goes alone, which has 2 s for all.
+        // A shim that has not joined decides nothing by the slice. A shim that leaves without a sibling removes its own slice whatever the
+        // other slice says, and has 2 s for the removal.
         let mut reconciled = None;
         if facts.phase == Phase::Joined && (facts.sibling || !going) {
             reconciled = self.reconciled().await;

@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 
-/// Begins a family. As in a [`Registry`], its help becomes a sentence.
+/// Begins a family. As in a [`Registry`](prometheus_client::registry::Registry), its help becomes a sentence.
 pub(crate) fn describe<'s>(
     to: &'s mut DescriptorEncoder<'_>,
     name: &'s str,

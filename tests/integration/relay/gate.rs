@@ -229,7 +229,7 @@ fn a_client_that_sends_a_part_holds_no_slot() {
         let backend = Backend::new();
         // A backend connection comes when it had its time to send the rest.
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "1", "--speedup", "20"]);
-        // It fills all that is kept.
+        // This ClientHello fills the replay buffer.
         let _large = shim.client_with(&client_hello(60_000)[..16 * 1024]);
         let _leg = backend.accept();
         let mut other = client(&shim);

@@ -24,7 +24,7 @@ fn options() -> InjectOptions {
     }
 }
 
-/// That of a shim which trusts whom it probes.
+/// Options for a shim that does not check the certificate of the apiserver that it probes.
 fn trusting() -> InjectOptions {
     let probing = Probing { trusts: true, credentials: true, ..Probing::default() };
     InjectOptions { probing, ..options() }

@@ -143,7 +143,7 @@ mod tests {
             let end = StreamEnd { signed: Some(Signed::CloseNotify), ..end(StreamKind::Watch, 3000) };
             assert_eq!(Ends::new(&record).by_instance(&end), wanted);
         }
-        // One of another stream says nothing.
+        // A report of another stream says nothing of this stream.
         let record = Record { reports: vec![report("other", EndedBy::Instance, 500)], ..stopped() };
         assert!(Ends::new(&record).by_instance(&end(StreamKind::Kept, 900)).is_err());
     }
