@@ -15,7 +15,8 @@
 //! Intervals in which the old instance suffers too are left out, with the one after, since the two do not see an outage
 //! of etcd at the same moment; so are requests that the old one never had. Whether it suffers shows in its own requests:
 //! times count only while it has some (`BESIDE`), for without them a busy machine looks like a slow version; and where
-//! it answers slowly, whatever it is asked for, the new one may as well.
+//! it answers slowly, whatever it is asked for, the new one may as well. Reads and writes are told apart in this: a
+//! webhook makes only writes slow, and all clients that write may have moved.
 //!
 //! The probability of a false alarm ([`ALPHA`]) is divided among signals and, within each, among all requests,
 //! resources, verbs and their combinations (as many as the old instance had before the first step): family-wise, by
@@ -43,8 +44,19 @@ const SUFFERS: Counts = Counts { bad: 3.0, all: 0.05 };
 const BESIDE: f64 = 5.0;
 /// Samples in a row without an answer, while the other instance answers.
 const SILENCE: u32 = 4;
-/// Connections, none of which got a byte, that are as good as no answer.
+/// Samples in a row without metrics from an instance that answers, while the other instance gives its own: a minute. An
+/// instance that is busy refuses some.
+const REFUSALS: u32 = 30;
+/// Connections in a row without a byte that are as good as no answer.
+const EMPTY: f64 = 4.0;
+/// Connections or refusals that speak against an instance.
 const FEW: f64 = 2.0;
+/// Connections of a step from which on requests have to follow, and how many have to follow each. Every client makes
+/// one at least, but for who only looks whether TLS works.
+const CONNECTIONS: f64 = 20.0;
+const FOLLOW: f64 = 0.25;
+/// An instance with a smaller part than this of the old one's seats rejects because its seats are few.
+const SEATS: f64 = 0.75;
 /// What a step has to have for "good": intervals, requests of the new instance, and the part of these that can be
 /// compared.
 const INTERVALS: u32 = 10;
@@ -81,8 +93,16 @@ pub struct Judge {
     requests: Option<BTreeMap<String, f64>>,
     apis: [Option<BTreeSet<String>>; 2],
     suffered: bool,
-    /// Samples in a row in which the new instance was silent.
+    /// Samples in a row in which the new instance was silent, and in which it refused its metrics.
     unanswered: u32,
+    refused: u32,
+    /// Samples since the first of the connections that got no byte, and those connections.
+    empty: (u32, f64),
+    /// Steps before this one in which most intervals were left out.
+    unseen: u32,
+    /// Connections that the new instance was given since the first step began, and requests that it counted and let in.
+    given: f64,
+    followed: f64,
     step: Step,
 }
 
@@ -111,6 +131,9 @@ struct Step {
     left_out: u32,
     requests: f64,
     compared: f64,
+    /// Connections that the new instance was given, and all requests that arrived there, berth's own too.
+    connections: f64,
+    arrived: f64,
 }
 
 impl Judge {
@@ -129,6 +152,7 @@ impl Judge {
         for history in self.history.values_mut() {
             history.most = history.most.max(mem::take(&mut history.bad) / self.step.seconds.max(1.0));
         }
+        self.unseen += u32::from(self.step.is_unseen());
         self.step = Step::default();
         self.tests.values_mut().for_each(|test| test.wealth.begin_step());
     }
@@ -137,15 +161,17 @@ impl Judge {
     pub fn observe(&mut self, at: Duration, old: Sample, new: Sample) {
         self.look(&old, &new);
         let answered = [old.answered, new.answered];
+        let alive = [&old, &new].map(|sample| sample.answered || sample.refused);
+        self.refused = if new.refused { self.refused + u32::from(old.answered) } else { 0 };
         let seconds = if self.old.last.answered { at.saturating_sub(self.at).as_secs_f64() } else { 0.0 };
         let mut tallies = self.states(&old, &new, seconds);
         if !self.old.last.answered {
             self.learn_life(&old);
         }
-        let busy = self.busy_levels(&new);
+        let busy = self.busy_levels(&old, &new);
         let starts_again = restarted(&self.old.last, &old);
         let (from_old, from_new) = (self.old.advance(old), self.new.advance(new));
-        self.listen(answered, &from_new);
+        self.listen(alive, &from_new);
         if answered[0] {
             self.at = at;
         }
@@ -159,11 +185,15 @@ impl Judge {
         if self.tests.is_empty() {
             return;
         }
-        if !answered[0] || suffers || suffered {
+        self.follow(&from_new, answered[1]);
+        if answered != [true; 2] || suffers || suffered {
             self.step.left_out += 1;
+        } else {
+            self.step.intervals += 1;
+        }
+        if !answered[0] || suffers || suffered {
             return;
         }
-        self.step.intervals += u32::from(answered[1]);
         self.compare(&from_new, &was, &busy, seconds, &mut tallies);
         for (id, tally) in tallies {
             if let Some(test) = self.tests.get_mut(&id) {
@@ -208,7 +238,14 @@ impl Judge {
             () if lacking.is_empty() => Outcome::Good,
             () => Outcome::Undecided,
         };
-        Verdict { outcome, rows, lacking, intervals: self.step.intervals, left_out: self.step.left_out }
+        Verdict {
+            outcome,
+            rows,
+            lacking,
+            intervals: self.step.intervals,
+            left_out: self.step.left_out,
+            against: self.against(),
+        }
     }
 
     /// A test for everything that is known of the old instance, each with its part of [`ALPHA`].
@@ -256,17 +293,57 @@ impl Judge {
     /// Whether the new instance is silent: no metrics, or not a byte on any connection. The first byte is of the TLS
     /// handshake, and needs neither etcd nor a webhook.
     fn listen(&mut self, [old, new]: [bool; 2], from_new: &Increments) {
-        let connections = from_new.counts.get(&(Signal::EmptyConnections, Subject::default()));
-        let empty = connections.is_some_and(|connections| connections.all >= FEW && connections.bad >= connections.all);
-        match (new, empty) {
-            (true, true) | (false, _) => self.unanswered += u32::from(old),
-            (true, false) => self.unanswered = 0,
+        self.unanswered = if new { 0 } else { self.unanswered + u32::from(old) };
+        match from_new.counts.get(&(Signal::EmptyConnections, Subject::default())) {
+            Some(connections) if connections.bad < connections.all => self.empty = (0, 0.0),
+            Some(connections) if old => self.empty = (self.empty.0 + 1, self.empty.1 + connections.all),
+            // The first of them began it.
+            None if old && self.empty.0 > 0 => self.empty.0 += 1,
+            _ => {}
         }
-        if self.unanswered >= SILENCE {
+        if self.refused >= REFUSALS {
+            let note = format!("it refused its metrics {REFUSALS} times in a row, while the old one gave its own");
+            self.certain.entry((Signal::NoMetrics, "process".to_owned())).or_insert(note);
+        }
+        let (samples, connections) = self.empty;
+        if self.unanswered >= SILENCE || samples >= SILENCE && connections >= EMPTY {
             let note =
-                format!("no metrics or no connection with a byte for {SILENCE} samples, while the old one answered");
+                format!("no metrics, or no byte on any connection, in {SILENCE} samples in which the old one answered");
             self.certain.entry((Signal::NoAnswer, "process".to_owned())).or_insert(note);
         }
+    }
+
+    /// Whether requests follow the connections that the new instance is given. What it answers does not matter.
+    fn follow(&mut self, from_new: &Increments, answered: bool) {
+        let of = |signal| from_new.counts.get(&(signal, Subject::default())).map_or(0.0, |counts| counts.all);
+        let requests = from_new.counts.iter().filter(|((signal, _), _)| *signal == Signal::Errors);
+        self.followed += requests.map(|(_, counts)| counts.all).sum::<f64>();
+        self.given += of(Signal::EmptyConnections);
+        self.step.connections += of(Signal::EmptyConnections);
+        self.step.arrived += of(Signal::Authentication);
+        let Step { intervals, connections, arrived, .. } = self.step;
+        let counts = answered && self.new.last.metrics.contains(Signal::NoRequests.metric());
+        if counts && intervals >= INTERVALS && connections >= CONNECTIONS && arrived < FOLLOW * connections {
+            let note = format!("{connections:.0} connections were given, and {arrived:.0} requests came of them");
+            self.certain.entry((Signal::NoRequests, "all".to_owned())).or_insert(note);
+        }
+    }
+
+    /// What speaks against the new instance, if there is too little to prove it: a version that refuses everybody has few
+    /// requests that could be compared.
+    fn against(&self) -> Option<String> {
+        let refused =
+            [(Signal::Authentication, 401), (Signal::Authorization, 403)].into_iter().find_map(|(signal, code)| {
+                let test =
+                    self.tests.get(&(signal, Subject::default())).filter(|_| !self.accepted.contains(&signal))?;
+                let mut all = test.total;
+                all.add(&test.interval);
+                let Tally { new, allowed, .. } = all;
+                (new.bad >= FEW && new.bad > allowed)
+                    .then(|| format!("{} of {} requests to the new one were answered {code}", new.bad, new.all))
+            });
+        let lost = || format!("the new one was given {} connections and let in no request", self.given);
+        refused.or_else(|| (self.given >= FEW && self.followed == 0.0).then(lost))
     }
 
     /// What is no count: whether an APIService is unavailable, and whether the process grows beyond the size that the
@@ -296,8 +373,13 @@ impl Judge {
         tallies
     }
 
-    /// Priority levels of the new instance that have no seats to spare, now or before.
-    fn busy_levels(&self, new: &Sample) -> BTreeSet<Subject> {
+    /// Priority levels of the new instance that have no seats to spare, now or before; none where the instance has few seats.
+    /// Levels lend each other seats, so that only all of them together can be compared with the old instance's.
+    fn busy_levels(&self, old: &Sample, new: &Sample) -> BTreeSet<Subject> {
+        let [all_old, all_new] = [old, new].map(|sample| sample.seats.values().map(|seats| seats.all).sum::<f64>());
+        if old.answered && new.answered && all_new < SEATS * all_old {
+            return BTreeSet::new();
+        }
         let seats = self.new.last.seats.iter().chain(&new.seats);
         seats.filter(|(_, seats)| seats.bad > seats.all / 2.0).map(|(level, _)| Subject::resource(level)).collect()
     }
@@ -365,9 +447,12 @@ impl Judge {
             history.new.merge(histogram);
             Some((id, Counts { bad: histogram.above(history.slow?), all: histogram.total() }))
         });
-        let mut beside: BTreeMap<Signal, Counts> = BTreeMap::new();
-        was.iter().for_each(|(id, old)| beside.entry(id.0).or_default().add(old.bad, old.all));
-        let beside = |signal: &Signal| beside.get(signal).copied().filter(|_| signal.is_time());
+        let mut beside: BTreeMap<(Signal, bool), Counts> = BTreeMap::new();
+        was.iter().for_each(|((signal, subject), old)| {
+            beside.entry((*signal, subject.writes())).or_default().add(old.bad, old.all);
+        });
+        let beside =
+            |(signal, subject): &Id| beside.get(&(*signal, subject.writes())).copied().filter(|_| signal.is_time());
         let all: Vec<_> = slow.collect();
         for (id, new) in all.into_iter().chain(from.counts.iter().map(|(id, new)| (id, *new))) {
             let (signal, subject) = id;
@@ -375,12 +460,12 @@ impl Judge {
             self.step.requests += if is_request { new.all } else { 0.0 };
             let known = self.history.get(id).filter(|history| history.counts.all >= ENOUGH);
             let Some(history) = known.filter(|_| new.all > 0.0) else { continue };
-            let alone = signal.is_time() && beside(signal).is_none_or(|old| old.all < BESIDE);
+            let alone = signal.is_time() && beside(id).is_none_or(|old| old.all < BESIDE);
             if alone || *signal == Signal::Rejections && busy.contains(subject) {
                 continue;
             }
             self.step.compared += if is_request { new.all } else { 0.0 };
-            let now = was.get(id).copied().into_iter().chain(beside(signal)).map(Counts::share).fold(0.0, f64::max);
+            let now = was.get(id).copied().into_iter().chain(beside(id)).map(Counts::share).fold(0.0, f64::max);
             let old = history.counts.share().max(now) * new.all;
             let allowed = (signal.tolerance() * new.all + RATIO * old + history.most * seconds).min(new.all);
             for level in subject.levels() {
@@ -444,6 +529,12 @@ impl Judge {
                 "{intervals} intervals, {INTERVALS} needed; {left_out} left out, as the old one suffered too"
             ));
         }
+        let unseen = self.unseen + u32::from(self.step.is_unseen());
+        if unseen > 0 {
+            lacking.push(format!(
+                "most intervals of {unseen} of the steps were left out: the old one suffered, too, or the new one gave no metrics"
+            ));
+        }
         if compared < REQUESTS {
             lacking.push(format!("{compared:.0} requests to the new one that can be compared, {REQUESTS:.0} needed"));
         }
@@ -459,6 +550,14 @@ impl Judge {
             }
         }
         lacking
+    }
+}
+
+impl Step {
+    /// Whether most of it was left out: it says nothing of the new instance, and a later step says nothing of this one's
+    /// share.
+    fn is_unseen(&self) -> bool {
+        self.left_out > self.intervals
     }
 }
 

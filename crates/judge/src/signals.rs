@@ -10,12 +10,17 @@
 //! | `apiserver_admission_webhook_admission_duration_seconds`, `…_rejection_count`, `…_fail_open_count` | apiserver/pkg/admission/metrics/metrics.go |
 //! | `etcd_requests_total`, `etcd_request_errors_total`, `apiserver_storage_decode_errors_total` | apiserver/pkg/storage/etcd3/metrics/metrics.go |
 //! | `apiserver_storage_transformation_operations_total` | apiserver/pkg/storage/value/metrics.go |
+//! | `authentication_attempts`, `authorization_attempts_total` | apiserver/pkg/endpoints/filters/metrics.go |
 //! | `aggregator_unavailable_apiservice` | kube-aggregator/pkg/controllers/status/metrics/metrics.go |
 //!
 //! What is in that source and not in the names:
 //!
+//! - 401 and 403 are not counted in `apiserver_request_total`: the filters that answer them are before the handler that
+//!   counts. Each request is counted once in `authentication_attempts`, and once in `authorization_attempts_total` if it
+//!   was authenticated.
 //! - 429 is counted in `apiserver_request_total` too. It follows the load and the seats of each instance, so that it is
-//!   no error here; rejections are compared by priority level, and only where less than half of its seats are taken.
+//!   no error here; rejections are compared by priority level, and only where less than half of its seats are taken, or
+//!   where the instance has fewer seats in all than the old one.
 //! - A webhook's own refusal has `error_type="no_error"`, and a failure of one with `failurePolicy: Ignore` is counted
 //!   in `…_fail_open_count` alone. The duration is counted for every call, so that its count is what both are shares
 //!   of; `…_webhook_request_total` counts the same calls.
@@ -54,7 +59,11 @@ pub enum Signal {
     NotFound,
     /// Requests that took more than twice the time in which the old instance answers 95 of 100.
     Latency,
-    /// Requests that were rejected while seats were free.
+    /// Requests that were answered with 401.
+    Authentication,
+    /// Requests that were answered with 403.
+    Authorization,
+    /// Requests that were rejected while seats were free, or because there are fewer seats than the old instance has.
     Rejections,
     WebhookErrors,
     WebhookLatency,
@@ -74,16 +83,22 @@ pub enum Signal {
     Restart,
     /// The instance does not answer berth.
     NoAnswer,
+    /// The instance refuses berth its metrics.
+    NoMetrics,
+    /// Clients' connections, on which the instance counts no requests.
+    NoRequests,
     /// An API that the old instance serves, and is asked for.
     MissingApi,
 }
 
 impl Signal {
     /// All that are compared by [`crate::sequential`].
-    pub const COMPARED: [Self; 15] = [
+    pub const COMPARED: [Self; 17] = [
         Self::Errors,
         Self::NotFound,
         Self::Latency,
+        Self::Authentication,
+        Self::Authorization,
         Self::Rejections,
         Self::WebhookErrors,
         Self::WebhookLatency,
@@ -119,11 +134,11 @@ impl Signal {
         }
     }
 
-    /// Its part of the probability of a false alarm: half is for the four that tell most, 11 others share the rest.
+    /// Its part of the probability of a false alarm: half is for the four that tell most, 13 others share the rest.
     pub fn weight(self) -> f64 {
         match self {
             Self::Errors | Self::Latency | Self::EmptyConnections | Self::FirstByte => 1.0 / 8.0,
-            _ => 1.0 / 22.0,
+            _ => 1.0 / 26.0,
         }
     }
 
@@ -133,6 +148,8 @@ impl Signal {
         match self {
             Self::Errors | Self::NotFound | Self::Aborts => "apiserver_request_total",
             Self::Latency => "apiserver_request_duration_seconds_bucket",
+            Self::Authentication => "authentication_attempts",
+            Self::Authorization => "authorization_attempts_total",
             Self::Rejections => "apiserver_flowcontrol_dispatched_requests_total",
             Self::WebhookErrors | Self::WebhookLatency => {
                 "apiserver_admission_webhook_admission_duration_seconds_bucket"
@@ -144,7 +161,8 @@ impl Signal {
             Self::Memory => "process_resident_memory_bytes",
             Self::Restart => "process_start_time_seconds",
             Self::EmptyConnections | Self::FirstByte => "berth's count of connections",
-            Self::NoAnswer => "/metrics",
+            Self::NoAnswer | Self::NoMetrics => "/metrics",
+            Self::NoRequests => "authentication_attempts",
             Self::MissingApi => "the list of APIs",
         }
     }
@@ -189,6 +207,11 @@ impl Subject {
         Self { verb: sample.label("verb").into(), resource: resource.into(), scope: sample.label("scope").into() }
     }
 
+    /// Whether webhooks are asked, and etcd writes.
+    pub(crate) fn writes(&self) -> bool {
+        !matches!(&*self.verb, "" | "GET" | "LIST" | "WATCH")
+    }
+
     /// All that it counts in: everything, its verb, its resource, and itself.
     pub fn levels(&self) -> BTreeSet<Self> {
         [Self::default(), Self::verb(&self.verb), Self::resource(&self.resource), self.clone()].into()
@@ -225,7 +248,7 @@ impl Counts {
 /// What berth counted of one instance's connections, since it began to count.
 #[derive(Debug, Clone, Default)]
 pub struct Connections {
-    /// Those that were passed on, and berth's own probes.
+    /// TLS clients' connections that were passed on.
     pub all: f64,
     /// Those that the instance ended, or let run into a timeout, without a byte.
     pub empty: f64,
@@ -238,6 +261,8 @@ pub struct Connections {
 pub struct Sample {
     /// Whether it answered with its metrics.
     pub(crate) answered: bool,
+    /// Whether it answered with an error: it is not silent.
+    pub(crate) refused: bool,
     pub(crate) started: Option<f64>,
     pub(crate) counts: BTreeMap<(Signal, Subject), Counts>,
     pub(crate) histograms: BTreeMap<(Signal, Subject), Histogram>,
@@ -280,6 +305,12 @@ impl Sample {
         self
     }
 
+    /// Of an instance that answered with an error instead of its metrics.
+    #[must_use]
+    pub fn refused() -> Self {
+        Self { refused: true, ..Self::default() }
+    }
+
     /// The APIs (`v1`, `apps/v1`) that it has been asked for.
     pub fn used(&self) -> BTreeSet<String> {
         let used = self.requests.iter().chain(&self.open).filter(|(api, count)| !api.is_empty() && **count > 0.0);
@@ -309,6 +340,14 @@ impl Sample {
                 self.bucket(Signal::Latency, Subject::of(line), line);
             }
             "request_aborts_total" => self.count(Signal::Aborts, Subject::of(line), value, value),
+            "authentication_attempts" => {
+                let bad = if line.label("result") == "success" { 0.0 } else { value };
+                self.count(Signal::Authentication, all, bad, value);
+            }
+            "authorization_attempts_total" => {
+                let bad = if line.label("result") == "allowed" { 0.0 } else { value };
+                self.count(Signal::Authorization, all, bad, value);
+            }
             "tls_handshake_errors_total" => self.count(Signal::TlsErrors, all, value, 0.0),
             "flowcontrol_rejected_requests_total" => self.count(Signal::Rejections, level(line), value, value),
             "flowcontrol_dispatched_requests_total" => self.count(Signal::Rejections, level(line), 0.0, value),
@@ -375,7 +414,11 @@ fn is_wanted(name: &str) -> bool {
         || name.starts_with("etcd_request")
         || matches!(
             name,
-            "aggregator_unavailable_apiservice" | "process_start_time_seconds" | "process_resident_memory_bytes"
+            "aggregator_unavailable_apiservice"
+                | "authentication_attempts"
+                | "authorization_attempts_total"
+                | "process_start_time_seconds"
+                | "process_resident_memory_bytes"
         )
 }
 
@@ -417,12 +460,23 @@ apiserver_flowcontrol_current_limit_seats{priority_level="exempt"} 9
 etcd_requests_total{group="",operation="get",resource="pods"} 4
 etcd_requests_total{operation="get",type="*core.Pod"} 4
 etcd_request_errors_total{group="",operation="get",resource="pods"} 1
+authentication_attempts{result="success"} 20
+authentication_attempts{result="failure"} 3
+authentication_attempts{result="error"} 2
+authorization_attempts_total{result="allowed"} 18
+authorization_attempts_total{result="no-opinion"} 2
 process_start_time_seconds 1.76414e+09
 "#;
 
     #[test]
     fn a_code_is_read_as_it_is_written() {
-        for signal in Signal::COMPARED.into_iter().chain([Signal::Restart, Signal::NoAnswer, Signal::MissingApi]) {
+        for signal in Signal::COMPARED.into_iter().chain([
+            Signal::Restart,
+            Signal::NoAnswer,
+            Signal::NoMetrics,
+            Signal::NoRequests,
+            Signal::MissingApi,
+        ]) {
             assert_eq!(signal.to_string().parse(), Ok(signal));
         }
         let unknown = "error".parse::<Signal>().unwrap_err();
@@ -442,6 +496,8 @@ process_start_time_seconds 1.76414e+09
         assert_eq!(counts(Signal::Errors, "PATCH", "pods/status", "resource"), Some((0.0, 3.0)));
         assert_eq!(counts(Signal::Errors, "GET", "/readyz", ""), None);
         assert_eq!(counts(Signal::EtcdErrors, "get", "", ""), Some((1.0, 8.0)));
+        assert_eq!(counts(Signal::Authentication, "", "", ""), Some((5.0, 25.0)));
+        assert_eq!(counts(Signal::Authorization, "", "", ""), Some((2.0, 20.0)));
         // Versions add up, and watches are left out.
         let times: Vec<_> = sample.histograms.values().map(Histogram::total).collect();
         assert_eq!(times, [10.0]);

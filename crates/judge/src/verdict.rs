@@ -19,6 +19,8 @@ pub struct Verdict {
     pub rows: Vec<Row>,
     /// What "good" lacks, if it is undecided.
     pub lacking: Vec<String>,
+    /// What speaks against the new instance, if there was too little to prove it.
+    pub against: Option<String>,
     /// Intervals of this step that count, and that were left out.
     pub intervals: u32,
     pub left_out: u32,
@@ -98,7 +100,8 @@ mod tests {
             row(Signal::Aborts, "all", Judgement::NotCompared, "nothing that both had"),
             row(Signal::Errors, "LIST pods", Judgement::Bad, ""),
         ];
-        let verdict = Verdict { outcome: Outcome::Bad, rows, lacking: Vec::new(), intervals: 12, left_out: 0 };
+        let verdict =
+            Verdict { outcome: Outcome::Bad, rows, lacking: Vec::new(), against: None, intervals: 12, left_out: 0 };
         let table = verdict.to_string();
         let words = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
         let wanted = [

@@ -247,7 +247,7 @@ impl Driver<'_> {
             let why = "there is no --kubeconfig with which both could be asked".to_owned();
             let undecided = self.state.judge.as_ref().map(|judge| judge.undecided);
             self.progress.line(&format!("     not judged: {why}"));
-            self.machine.judged(undecided.unwrap_or_default().judged(why));
+            self.machine.judged(undecided.unwrap_or_default().judged(why, false));
             return true;
         };
         if let Some(why) = refused {

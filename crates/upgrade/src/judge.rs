@@ -131,9 +131,12 @@ impl Judging {
                 Judged::GoBack(said(verdict))
             }
             Outcome::Undecided => {
-                let why = format!("there was not enough to judge: {}", verdict.lacking.join("; "));
+                let mut why = format!("there was not enough to judge: {}", verdict.lacking.join("; "));
+                if let Some(against) = &verdict.against {
+                    why = format!("{why}; and {against}, so that the upgrade does not go on");
+                }
                 progress.line(&format!("     {why}"));
-                self.options.undecided.judged(why)
+                self.options.undecided.judged(why, verdict.against.is_some())
             }
         }
     }

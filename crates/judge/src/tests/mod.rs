@@ -117,6 +117,44 @@ fn faults_are_found() {
     }
 }
 
+/// What hides a fault hides it from the judge at most so that the judge is undecided. BERTH_JUDGE_SEEDS is how many clusters are
+/// tried of each.
+#[test]
+fn no_fault_is_called_good() {
+    let seeds = env::var("BERTH_JUDGE_SEEDS").map_or(2, |count| count.parse().expect("a number"));
+    let all = [
+        (Fault::RefusesMost, Some(Signal::Authentication)),
+        (Fault::RefusesAll, Some(Signal::Authentication)),
+        (Fault::Forbids, Some(Signal::Authorization)),
+        (Fault::Swallows, None),
+        (Fault::FewSeats, Some(Signal::Rejections)),
+        (Fault::HidesMetrics, Some(Signal::NoMetrics)),
+        (Fault::FailsMoved, Some(Signal::Errors)),
+        (Fault::FailsBesideTenant, Some(Signal::Errors)),
+        (Fault::FailsControllers, Some(Signal::Errors)),
+        (Fault::Starves, None),
+        (Fault::SlowsWebhook, None),
+    ];
+    for (fault, code) in all {
+        for rate in [50.0, 200.0, 1000.0] {
+            for seed in 0..seeds {
+                let upgrade = upgrade(Cluster::calm(seed, rate, fault), &[]);
+                println!(
+                    "{fault:?} {rate}: {} s, {:?}, {:?}",
+                    upgrade.seconds,
+                    upgrade.verdict.outcome,
+                    upgrade.codes()
+                );
+                assert_ne!(upgrade.verdict.outcome, Outcome::Good, "{fault:?} {rate}, seed {seed}: {upgrade:?}");
+                assert!(
+                    code.is_none_or(|code| upgrade.codes().contains(&code)),
+                    "{fault:?} {rate}, seed {seed}: {upgrade:?}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn an_accepted_finding_does_not_count() {
     let upgrade = upgrade(Cluster::calm(1, 200.0, Fault::SlowLists), &[Signal::Latency]);
@@ -131,8 +169,24 @@ fn too_little_is_undecided_and_says_what_it_lacks() {
     let upgrade = upgrade(Cluster::calm(1, 1.0, Fault::None), &[]);
     assert_eq!(upgrade.verdict.outcome, Outcome::Undecided);
     assert!(upgrade.verdict.lacking[0].ends_with("requests to the new one that can be compared, 100 needed"));
+    assert_eq!(upgrade.verdict.against, None);
     let verdict = Judge::new([]).verdict();
     assert_eq!((verdict.outcome, verdict.rows.len()), (Outcome::Undecided, 0));
+}
+
+/// Where too little comes to prove anything, what refuses everybody is not merely unknown.
+#[test]
+fn few_clients_that_are_refused_speak_against_a_version() {
+    for (fault, rate, words) in [
+        (Fault::RefusesAll, 0.1, "requests to the new one were answered 401"),
+        (Fault::Forbids, 0.04, "requests to the new one were answered 403"),
+        (Fault::Swallows, 0.5, "connections and let in no request"),
+    ] {
+        let Verdict { outcome, against, .. } = upgrade(Cluster::calm(1, rate, fault), &[]).verdict;
+        assert_eq!(outcome, Outcome::Undecided, "{fault:?}");
+        let against = against.unwrap_or_default();
+        assert!(against.ends_with(words), "{fault:?}: {against:?}");
+    }
 }
 
 /// Judges pages that both have at the beginning, and then the same increments again and again.

@@ -2,7 +2,7 @@
 //! samples, as pages of metrics would give them.
 
 use crate::histogram::Histogram;
-use crate::signals::{Connections, Sample, Signal, Subject};
+use crate::signals::{Connections, Counts, Sample, Signal, Subject};
 use fastrand::Rng;
 use std::f64::consts::TAU;
 
@@ -28,6 +28,7 @@ const REQUESTS: [(&str, &str, &str, f64, f64); 14] = [
 ];
 const BOUNDS: [f64; 12] = [0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 15.0, f64::INFINITY];
 const WEBHOOK: &str = "policy.example.com";
+const LEVEL: &str = "workload-low";
 const SIGMA: f64 = 0.7;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,6 +49,26 @@ pub(super) enum Fault {
     Hang,
     /// Who asks for metrics is answered.
     StandStill,
+    /// 401 for seven of ten requests, or for all; 403 for seven of ten.
+    RefusesMost,
+    RefusesAll,
+    Forbids,
+    /// Connections are accepted, and requests on them are not read.
+    Swallows,
+    /// 429 for nine of ten requests, since there are a hundredth of the old instance's seats.
+    FewSeats,
+    /// The new instance takes the node's CPU time: both are slow.
+    Starves,
+    /// The new instance answers 429 to who asks for its metrics.
+    HidesMetrics,
+    /// The new instance makes a webhook slow for both.
+    SlowsWebhook,
+    /// Writes of widgets fail; their clients all move to the new instance as soon as they can.
+    FailsMoved,
+    /// Requests for config maps fail; one tenant makes nine of ten requests, for pods.
+    FailsBesideTenant,
+    /// All writes fail; the leaders of all controllers are elected on the new instance's side.
+    FailsControllers,
 }
 
 #[derive(Debug)]
@@ -62,6 +83,42 @@ struct Client {
     on_new: f64,
     /// Seconds that a connection of it lasts; 0: every request has its own.
     life: f64,
+    /// It is on the new instance as soon as that has clients.
+    moves: bool,
+    /// The part of its requests that is answered 401, and 403, wherever they go.
+    refused: [f64; 2],
+}
+
+/// What an upgrade meets without a fault of the new instance.
+#[derive(Debug, Clone, Copy, Default)]
+struct Scene {
+    /// Clients of widgets are on the new instance as soon as that has clients, or all that write are.
+    widgets_move: bool,
+    controllers_move: bool,
+    /// One tenant makes nine of ten requests.
+    tenant: bool,
+}
+
+impl Scene {
+    /// The clients of a cluster, each with its part of all requests.
+    fn apply(self, clients: &mut Vec<Client>, rate: f64) {
+        for client in &mut *clients {
+            let (verb, resource, ..) = REQUESTS[client.request];
+            client.moves = self.widgets_move && resource == "widgets.example.com"
+                || self.controllers_move && matches!(verb, "PUT" | "PATCH");
+        }
+        if self.tenant {
+            let request = REQUESTS.iter().position(|(verb, resource, ..)| (*verb, *resource) == ("GET", "pods"));
+            clients.push(Client { life: 30.0, ..Client::new(request.expect("is there"), 9.0 * rate) });
+        }
+    }
+}
+
+impl Client {
+    /// Every request is on a connection of its own.
+    fn new(request: usize, rate: f64) -> Self {
+        Self { request, rate, fails: 0.0, factor: 1.0, on_new: 0.0, life: 0.0, moves: false, refused: [0.0; 2] }
+    }
 }
 
 #[derive(Debug)]
@@ -76,6 +133,9 @@ pub(super) struct Cluster {
     /// it.
     burst: (usize, u32, [f64; 2]),
     stall: (u32, [f64; 2]),
+    /// Intervals left in which the webhook is slow, and in which each side refuses its metrics.
+    slow_webhook: u32,
+    refuses: [u32; 2],
     /// Intervals since the new instance has clients.
     age: u32,
     errors: [f64; REQUESTS.len()],
@@ -87,11 +147,15 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Every request on a connection of its own, and no disturbance.
     pub(super) fn calm(seed: u64, rate: f64, fault: Fault) -> Self {
-        let clients = (0..REQUESTS.len()).map(|request| {
-            let rate = rate * REQUESTS[request].3;
-            Client { request, rate, fails: 0.0, factor: 1.0, on_new: 0.0, life: 0.0 }
-        });
-        Self::new(Rng::with_seed(seed), clients.collect(), fault, false)
+        let clients = (0..REQUESTS.len()).map(|request| Client::new(request, rate * REQUESTS[request].3));
+        let mut clients = clients.collect();
+        let scene = Scene {
+            widgets_move: fault == Fault::FailsMoved,
+            controllers_move: fault == Fault::FailsControllers,
+            tenant: fault == Fault::FailsBesideTenant,
+        };
+        scene.apply(&mut clients, rate);
+        Self::new(Rng::with_seed(seed), clients, fault, false)
     }
 
     /// Clients of all sizes on connections of all lengths, some of which always fail or ask for more than others, and
@@ -105,14 +169,15 @@ impl Cluster {
             let sizes: Vec<f64> = (0..count).map(|_| (rng.f64() + 0.02).powf(-1.2)).collect();
             let all: f64 = sizes.iter().sum();
             clients.extend(sizes.into_iter().map(|size| Client {
-                request,
-                rate: rate * share * size / all,
                 fails: if rng.f64() < 0.02 { rng.f64() } else { 0.0 },
                 factor: if rng.f64() < 0.05 { 3.0 + 7.0 * rng.f64() } else { 1.0 },
-                on_new: 0.0,
                 life: 3.0 * 200_f64.powf(rng.f64()),
+                refused: [(); 2].map(|()| if rng.f64() < 0.01 { rng.f64() } else { 0.0 }),
+                ..Client::new(request, rate * share * size / all)
             }));
         }
+        let [widgets_move, controllers_move, tenant] = [(); 3].map(|()| rng.f64() < 0.1);
+        Scene { widgets_move, controllers_move, tenant }.apply(&mut clients, rate);
         Self::new(rng, clients, Fault::None, true)
     }
 
@@ -134,6 +199,8 @@ impl Cluster {
             noisy: false,
             burst,
             stall,
+            slow_webhook: 0,
+            refuses: [0; 2],
             age: 0,
             errors,
             met: 0.0,
@@ -153,13 +220,20 @@ impl Cluster {
         }
         let leak = if self.fault == Fault::Leak && share > 0.0 { 50.0 } else { 2.0 * self.rng.f64() };
         *self.samples[1].memory.get_or_insert_default() += leak * INTERVAL * f64::from(1 << 20);
-        let [hangs, stands_still] = [Fault::Hang, Fault::StandStill].map(|fault| self.fault == fault && share > 0.0);
-        // A probe a second.
-        self.connections.iter_mut().for_each(|connections| connections.all += INTERVAL);
-        self.connections[1].empty += if hangs || stands_still { INTERVAL } else { 0.0 };
+        let hangs = self.fault == Fault::Hang && share > 0.0;
+        // A probe a second, and who asks for metrics.
+        for sample in &mut self.samples {
+            sample.count(Signal::Authentication, Subject::default(), 0.0, INTERVAL + 1.0);
+        }
         let mut samples = self.samples.clone();
         if hangs {
             samples[1] = Sample::new(None);
+        }
+        if self.fault == Fault::HidesMetrics && share > 0.0 {
+            samples[1] = Sample::refused();
+        }
+        for (sample, _) in samples.iter_mut().zip(self.refuses).filter(|(_, left)| *left > 0) {
+            *sample = Sample::refused();
         }
         let mut connections = self.connections.clone().into_iter();
         samples.map(|sample| sample.with_connections(connections.next().expect("one each")))
@@ -168,8 +242,22 @@ impl Cluster {
     fn disturb(&mut self) {
         self.burst.1 = self.burst.1.saturating_sub(1);
         self.stall.0 = self.stall.0.saturating_sub(1);
+        self.slow_webhook = self.slow_webhook.saturating_sub(1);
+        self.refuses = self.refuses.map(|left| left.saturating_sub(1));
+        if self.age > 0 && self.fault == Fault::Starves {
+            self.stall = (1, [0.9; 2]);
+        }
+        if self.age > 0 && self.fault == Fault::SlowsWebhook {
+            self.slow_webhook = 1;
+        }
         if !self.noisy {
             return;
+        }
+        if self.rng.f64() < 1.0 / 200.0 {
+            self.slow_webhook = 1 + self.rng.u32(..10);
+        }
+        if self.rng.f64() < 1.0 / 200.0 {
+            self.refuses[self.rng.usize(..2)] = 1 + self.rng.u32(..10);
         }
         if self.burst.1 == 0 && self.rng.f64() < 1.0 / 40.0 {
             self.burst = (self.rng.usize(..REQUESTS.len()), 1 + self.rng.u32(..5), [self.rng.f64(), self.rng.f64()]);
@@ -184,7 +272,9 @@ impl Cluster {
     fn ask(&mut self, at: usize, share: f64) {
         let Client { request, rate, life, .. } = self.clients[at];
         let (verb, resource, scope, ..) = REQUESTS[request];
-        if life == 0.0 {
+        if self.clients[at].moves {
+            self.clients[at].on_new = f64::from(u8::from(share > 0.0));
+        } else if life == 0.0 {
             self.clients[at].on_new = share;
         } else if self.rng.f64() < INTERVAL / life {
             self.clients[at].on_new = f64::from(u8::from(self.rng.f64() < share));
@@ -217,18 +307,28 @@ impl Cluster {
         let on = |fault: Fault, is: bool| side == 1 && self.fault == fault && is;
         let fails = on(Fault::Errors, true)
             || on(Fault::ErrorsOfOne, resource == "configmaps")
+            || on(Fault::FailsBesideTenant, resource == "configmaps")
+            || on(Fault::FailsMoved, verb == "PATCH" && resource == "widgets.example.com")
+            || on(Fault::FailsControllers, matches!(verb, "PUT" | "PATCH"))
             || on(Fault::Webhook, matches!(verb, "POST" | "PATCH"));
         let missing = on(Fault::NotFound, resource == "widgets.example.com" && matches!(verb, "LIST" | "WATCH"));
         let slow = on(Fault::SlowLists, verb == "LIST");
         let hangs = on(Fault::Hang, true) || on(Fault::StandStill, true);
+        let swallows = on(Fault::Swallows, true);
         self.all += count;
-        self.met += if fails || missing || slow || hangs { count } else { 0.0 };
         let fresh = self.binomial(count, 0.2);
         self.connections[side].all += fresh;
         if hangs {
+            self.met += count;
             self.connections[side].empty += fresh;
             return;
         }
+        if swallows {
+            self.met += count;
+            return;
+        }
+        let count = self.filters(client, side, count);
+        self.met += if fails || missing || slow { count } else { 0.0 };
         let stalls = if self.stall.0 > 0 { self.stall.1[side] } else { 0.0 };
         let mut errors = self.errors[request].max(self.clients[client].fails) + 0.1 * stalls;
         if self.burst.1 > 0 && self.burst.0 == request {
@@ -238,7 +338,17 @@ impl Cluster {
         if verb != "WATCH" {
             let new = if side == 1 && self.noisy { 1.2 } else { 1.0 };
             let cold = if side == 1 && self.noisy && self.age <= 3 { 4.0 } else { 1.0 };
-            let factor = new * cold * if slow { 10.0 } else { 1.0 } * self.clients[client].factor;
+            let waits = self.slow_webhook > 0 && matches!(verb, "POST" | "PATCH");
+            let factor = new
+                * cold
+                * if slow {
+                    10.0
+                } else if waits {
+                    50.0
+                } else {
+                    1.0
+                }
+                * self.clients[client].factor;
             let stalled = self.binomial(count, stalls);
             let histogram = self.times(count - stalled, median * factor);
             let more = self.times(stalled, 2.0);
@@ -253,6 +363,29 @@ impl Cluster {
         sample.count(Signal::EtcdErrors, Subject::verb("get"), if stalls > 0.0 { bad } else { 0.0 }, count);
         sample.count(Signal::Aborts, subject.clone(), 0.0, count);
         sample.count(Signal::Errors, subject, bad, count);
+    }
+
+    /// What is left of so many requests after authentication and authorization; what priority and fairness rejects is left, too.
+    fn filters(&mut self, client: usize, side: usize, count: f64) -> f64 {
+        let [unknown, denied] = match self.fault {
+            Fault::RefusesMost if side == 1 => [0.7, 0.0],
+            Fault::RefusesAll if side == 1 => [1.0, 0.0],
+            Fault::Forbids if side == 1 => [0.0, 0.7],
+            _ => self.clients[client].refused,
+        };
+        let unknown = self.binomial(count, unknown);
+        let denied = self.binomial(count - unknown, denied);
+        let left = count - unknown - denied;
+        let few = side == 1 && self.fault == Fault::FewSeats;
+        let rejected = self.binomial(left, if few { 0.9 } else { 0.0 });
+        let seats = if few { Counts { bad: 6.0, all: 6.0 } } else { Counts { bad: 20.0, all: 600.0 } };
+        self.met += unknown + denied + rejected;
+        let sample = &mut self.samples[side];
+        sample.count(Signal::Authentication, Subject::default(), unknown, count);
+        sample.count(Signal::Authorization, Subject::default(), denied, count - unknown);
+        sample.count(Signal::Rejections, Subject::resource(LEVEL), rejected, left);
+        sample.seats.insert(LEVEL.to_owned(), seats);
+        left
     }
 
     /// So many requests with lognormal times.

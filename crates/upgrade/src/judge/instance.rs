@@ -104,17 +104,22 @@ impl Instance {
         let began = Instant::now();
         let page = async {
             match details.address {
-                Some(address) => self.page(address, patience).await.ok(),
-                None => None,
+                Some(address) => self.page(address, patience).await.map_err(|error| error.status().is_some()),
+                None => Err(false),
             }
         };
         let (page, connections) = tokio::join!(page, connections(details));
         let took = began.elapsed();
-        let mut sample = Sample::new(page.as_deref());
+        let mut sample = match &page {
+            Ok(page) => Sample::new(Some(page)),
+            // An answer, such as 429 or 403, is none of an instance that is silent.
+            Err(true) => Sample::refused(),
+            Err(false) => Sample::new(None),
+        };
         if let Some(connections) = connections {
             sample = sample.with_connections(connections);
         }
-        Seen { sample, page, took }
+        Seen { sample, page: page.ok(), took }
     }
 
     /// Its metrics.
@@ -216,6 +221,8 @@ fn is_plain(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use berth_judge::Judge;
+    use berth_testing::{Server, answer, authority, serve_as};
     use serde_json::json;
 
     #[test]
@@ -240,6 +247,31 @@ mod tests {
         let Connections { all, empty, first_byte } =
             counted(&format!("{page}berth_empty_attempts_total{{shim=\"a\"}} 3\n# EOF\n")).unwrap();
         assert_eq!((all, empty, first_byte.total()), (10.0, 3.0, 7.0));
+    }
+
+    /// An instance that is busy answers 429 to who asks for its metrics; one that is gone answers nothing.
+    #[tokio::test]
+    async fn a_refusal_of_metrics_is_no_silence() {
+        let ca = authority();
+        let page = answer("200 OK", "process_start_time_seconds 1\n");
+        let old = serve_as(&ca, ([127, 0, 0, 1], 0).into(), NAME, move |_| page.clone()).await;
+        let busy = answer("429 Too Many Requests", "{}");
+        let busy = serve_as(&ca, ([127, 0, 0, 1], 0).into(), NAME, move |_| busy.clone()).await;
+        let silent = serve_as(&ca, ([127, 0, 0, 1], 0).into(), NAME, |_| "no HTTP\r\n\r\n".into()).await;
+        let at = |server: &Server| InstanceDetails {
+            address: server.access.server.strip_prefix("https://").map(|address| address.parse().unwrap()),
+            ..InstanceDetails::default()
+        };
+        for (new, is_bad) in [(busy, false), (silent, true)] {
+            let mut both = Both::new(&Client::new(&old.access).unwrap());
+            let mut judge = Judge::new([]);
+            judge.begin_step();
+            for second in 0..6 {
+                let [old, new] = both.sample([&at(&old), &at(&new)]).await;
+                judge.observe(Duration::from_secs(2 * second), old.sample, new.sample);
+            }
+            assert_eq!(judge.is_bad(), is_bad, "{:?}", judge.verdict());
+        }
     }
 
     #[test]

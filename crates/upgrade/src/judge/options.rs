@@ -25,7 +25,7 @@ pub struct JudgeOptions {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Undecided {
-    /// As without a judge
+    /// As without a judge, unless something speaks against the new instance
     #[default]
     GoOn,
     /// As after a bad verdict
@@ -35,10 +35,11 @@ pub enum Undecided {
 }
 
 impl Undecided {
-    pub fn judged(self, why: String) -> Judged {
+    /// What comes of a verdict that is undecided; `against`: something speaks against the new instance.
+    pub fn judged(self, why: String, against: bool) -> Judged {
         match self {
-            Self::GoOn => Judged::GoOn,
-            Self::GoBack => Judged::GoBack(why),
+            Self::GoOn if !against => Judged::GoOn,
+            Self::GoOn | Self::GoBack => Judged::GoBack(why),
             Self::Stop => Judged::Stop(why),
         }
     }
