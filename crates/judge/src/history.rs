@@ -42,6 +42,8 @@ pub(crate) struct History {
     /// Bad requests since the last step began, and the most per second that there were from one to the next.
     pub(crate) bad: f64,
     pub(crate) most: f64,
+    /// Requests in the last intervals: each counts half as much as the one after it.
+    pub(crate) recent: f64,
     /// Of the new instance, since the first step.
     pub(crate) new: Histogram,
 }

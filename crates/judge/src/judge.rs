@@ -80,7 +80,8 @@ const MOST_BATCH: f64 = 10.0;
 pub struct Judge {
     accepted: BTreeSet<Signal>,
     /// When both answered last.
-    at: Duration,
+    /// When each of them answered last.
+    at: [Duration; 2],
     old: Side,
     new: Side,
     history: BTreeMap<Id, History>,
@@ -121,6 +122,8 @@ struct Tally {
     new: Counts,
     old: f64,
     allowed: f64,
+    /// Bad ones of subjects that the old instance had none of at the time.
+    alone: f64,
 }
 
 #[derive(Debug, Default)]
@@ -163,8 +166,10 @@ impl Judge {
         let answered = [old.answered, new.answered];
         let alive = [&old, &new].map(|sample| sample.answered || sample.refused);
         self.refused = if new.refused { self.refused + u32::from(old.answered) } else { 0 };
-        let seconds = if self.old.last.answered { at.saturating_sub(self.at).as_secs_f64() } else { 0.0 };
-        let mut tallies = self.states(&old, &new, seconds);
+        let since = |side: usize| at.saturating_sub(self.at[side]).as_secs_f64();
+        let [old_seconds, new_seconds] = [(0, &self.old), (1, &self.new)]
+            .map(|(side, seen)| if answered[side] && seen.last.answered { since(side) } else { 0.0 });
+        let mut tallies = self.states(&old, &new, new_seconds);
         if !self.old.last.answered {
             self.learn_life(&old);
         }
@@ -172,14 +177,15 @@ impl Judge {
         let starts_again = restarted(&self.old.last, &old);
         let (from_old, from_new) = (self.old.advance(old), self.new.advance(new));
         self.listen(alive, &from_new);
-        if answered[0] {
-            self.at = at;
-        }
+        (0..2).filter(|side| answered[*side]).for_each(|side| self.at[side] = at);
         let was = self.usual(&from_old);
+        for (id, history) in &mut self.history {
+            history.recent = history.recent / 2.0 + was.get(id).map_or(0.0, |counts| counts.all);
+        }
         let suffers = starts_again || self.suffers(&was);
         if !suffers {
             self.learn(&from_old, &was);
-            self.step.seconds += seconds;
+            self.step.seconds += old_seconds;
         }
         let suffered = mem::replace(&mut self.suffered, suffers);
         if self.tests.is_empty() {
@@ -194,7 +200,7 @@ impl Judge {
         if !answered[0] || suffers || suffered {
             return;
         }
-        self.compare(&from_new, &was, &busy, seconds, &mut tallies);
+        self.compare(&from_new, &was, &busy, new_seconds, &mut tallies);
         for (id, tally) in tallies {
             if let Some(test) = self.tests.get_mut(&id) {
                 test.interval.add(&tally);
@@ -352,7 +358,7 @@ impl Judge {
         let mut tallies = BTreeMap::new();
         let mut add = |signal: Signal, subject: Subject, bad: bool| {
             let new = Counts { bad: if bad { SAMPLE } else { 0.0 }, all: SAMPLE };
-            let tally = Tally { new, old: 0.0, allowed: signal.tolerance() * SAMPLE };
+            let tally = Tally { new, old: 0.0, allowed: signal.tolerance() * SAMPLE, alone: 0.0 };
             tallies.insert((signal, subject), tally);
         };
         let services = old.unavailable.iter().filter_map(|(name, old)| Some((name, *old, *new.unavailable.get(name)?)));
@@ -468,8 +474,9 @@ impl Judge {
             let now = was.get(id).copied().into_iter().chain(beside(id)).map(Counts::share).fold(0.0, f64::max);
             let old = history.counts.share().max(now) * new.all;
             let allowed = (signal.tolerance() * new.all + RATIO * old + history.most * seconds).min(new.all);
+            let alone = if history.recent < 1.0 { new.bad } else { 0.0 };
             for level in subject.levels() {
-                tallies.entry((*signal, level)).or_default().add(&Tally { new, old, allowed });
+                tallies.entry((*signal, level)).or_default().add(&Tally { new, old, allowed, alone });
             }
         }
     }
@@ -486,7 +493,7 @@ impl Judge {
             first(&a.1).cmp(&first(&b.1)).then(other.total.new.bad.total_cmp(&one.total.new.bad))
         });
         let rows = tests.into_iter().take(1 + LINES).map(|((_, subject), test)| {
-            let Tally { new, old, allowed } = test.total;
+            let Tally { new, old, allowed, .. } = test.total;
             let share = |part: f64| if new.all > 0.0 { part / new.all } else { 0.0 };
             let (judgement, note) = match lacks {
                 _ if test.found => (self.bad(signal), self.quantiles(signal, subject)),
@@ -563,10 +570,10 @@ impl Step {
 
 impl Test {
     fn bet(&mut self) {
-        let Tally { new, allowed, .. } = self.interval;
+        let Tally { new, allowed, alone, .. } = self.interval;
         if new.all > 0.0 && new.all >= (BATCH * allowed / new.all).min(MOST_BATCH) {
             self.total.add(&mem::take(&mut self.interval));
-            self.wealth.bet(new, (allowed / new.all).min(1.0));
+            self.wealth.bet(new, (allowed / new.all).min(1.0), alone > new.bad / 2.0);
             self.found |= self.wealth.refutes(self.alpha);
         }
     }
@@ -577,6 +584,7 @@ impl Tally {
         self.new.add(other.new.bad, other.new.all);
         self.old += other.old;
         self.allowed += other.allowed;
+        self.alone += other.alone;
     }
 }
 

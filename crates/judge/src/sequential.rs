@@ -17,7 +17,8 @@
 //!
 //! - `x` is `bad / (all + 5)`: a few requests of one client prove nothing.
 //! - A factor is at most 16, so that no burst alone gives a verdict, however large: at least four intervals have to be
-//!   bad.
+//!   bad. It is at most 2, and 40 s have to be bad, where the old instance has no such requests: nobody knows whether it
+//!   would suffer, too.
 //! - Part of the initial wealth is kept for later bets, which begin afresh: an eighth at each step, and 1/256 at each
 //!   interval up to the 128th (a mixture over the time when the fault begins, as in Shin, Ramdas and Rinaldo,
 //!   "E-detectors", NEJSDS 2024). What is lost in quiet minutes does not have to be won back.
@@ -32,6 +33,7 @@ const STAKE: f64 = 0.6;
 /// Requests that are taken to have been good in every interval.
 const GOOD: f64 = 5.0;
 const MOST: f64 = 16.0;
+const MOST_ALONE: f64 = 2.0;
 
 /// Steps and intervals that have a part of the initial wealth. Together they spend all of it.
 const STEPS: u32 = 4;
@@ -54,14 +56,15 @@ impl Wealth {
         }
     }
 
-    /// After an interval in which so many were bad, of which this share is allowed.
-    pub(crate) fn bet(&mut self, counts: Counts, allowed: f64) {
+    /// After an interval in which so many were bad, of which this share is allowed; `alone`: the old instance had none to compare
+    /// with.
+    pub(crate) fn bet(&mut self, counts: Counts, allowed: f64, alone: bool) {
         if self.intervals < INTERVALS {
             self.intervals += 1;
             self.now += AT_INTERVAL;
         }
         let share = (counts.bad / (counts.all + GOOD)).clamp(0.0, 1.0);
-        self.now *= (1.0 + STAKE / allowed * (share - allowed)).min(MOST);
+        self.now *= (1.0 + STAKE / allowed * (share - allowed)).min(if alone { MOST_ALONE } else { MOST });
     }
 
     #[cfg(test)]
