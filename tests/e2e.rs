@@ -226,9 +226,12 @@ fn ends_watches(kube_apiserver: &str) -> String {
 /// count as those of a version are answered by it.
 fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
     let Binaries { old, new, etcd } = binaries;
+    let directory = Path::new(etcd).parent().unwrap_or(Path::new("/"));
+    let path = format!("{}:{}", directory.display(), std::env::var("PATH").unwrap_or_default());
     let output = Command::new(env!("CARGO_BIN_EXE_berth"))
         .args(["rehearse", "--verbose", "--netns", "--rate=100", "--watches=200", "--compare=berth"])
-        .args(["--old", &ends_watches(&old.path), "--new", &ends_watches(&new.path), "--etcd", etcd])
+        .args(["--old", &ends_watches(&old.path), "--new", &ends_watches(&new.path)])
+        .env("PATH", path)
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("cannot run berth rehearse: {error}"))?;

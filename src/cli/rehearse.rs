@@ -26,15 +26,12 @@ const OUTPUT: &str = "Output";
 #[derive(Debug, Clone, Args)]
 pub struct RehearseArgs {
     /// Command of the apiserver that is replaced, split as a shell does it; missing flags are
-    /// added. `stand-in FLAGS`: the simulated apiserver that is part of berth
+    /// added, and without --etcd-servers the etcd in PATH is started. `stand-in FLAGS`: the simulated apiserver that is part of berth
     #[arg(long, env = "BERTH_REHEARSE_OLD", default_value = "stand-in", value_name = "CMD", value_parser = Apiserver::parse, help_heading = REHEARSED)]
     pub old: Apiserver,
     /// Command of the one that replaces it
     #[arg(long, env = "BERTH_REHEARSE_NEW", default_value = "stand-in", value_name = "CMD", value_parser = Apiserver::parse, help_heading = REHEARSED)]
     pub new: Apiserver,
-    /// The etcd that real apiservers get, if their commands name none [default: the one in PATH]
-    #[arg(long, env = "BERTH_REHEARSE_ETCD", value_name = "PATH", help_heading = REHEARSED)]
-    pub etcd: Option<PathBuf>,
     /// The berth whose shims are rehearsed, an image's for example [default: this program]
     #[arg(long, env = "BERTH_REHEARSE_BERTH", value_name = "PATH", help_heading = REHEARSED)]
     pub berth: Option<PathBuf>,
@@ -55,13 +52,13 @@ pub struct RehearseArgs {
     #[arg(long, env = "BERTH_REHEARSE_FAULT", value_name = "LIST", value_delimiter = ',', value_enum, help_heading = REHEARSED)]
     pub fault: Vec<Fault>,
     /// How long the load lasts before an upgrade, while both serve, and after it, each
-    #[arg(long, env = "BERTH_REHEARSE_PHASE", default_value = "3s", value_name = "DURATION", value_parser = seconds, help_heading = TIMES)]
+    #[arg(long, hide = true, default_value = "3s", value_parser = seconds)]
     pub phase: Duration,
-    /// How long both serve before the old one goes, as `berth upgrade --settle` [default: --phase]
+    /// How long both serve before the old one goes, as `berth upgrade --settle` [default: 3s]
     #[arg(long, env = "BERTH_REHEARSE_SETTLE", value_name = "DURATION", value_parser = seconds, help_heading = TIMES)]
     pub settle: Option<Duration>,
     /// How long a simulated apiserver that replaces another listens before it is ready: a real one takes 8 to 10 s
-    #[arg(long, env = "BERTH_REHEARSE_START_DELAY", default_value = "8s", value_name = "DURATION", value_parser = duration, help_heading = TIMES)]
+    #[arg(long, env = "BERTH_REHEARSE_START_DELAY", hide = true, default_value = "8s", value_parser = duration)]
     pub start_delay: Duration,
     /// Divide the times that no option of shims, bridges and faults sets
     #[arg(long, hide = true, default_value_t)]
@@ -79,10 +76,10 @@ pub struct RehearseArgs {
     /// Seed of the clients' random choices, to repeat a run [default: a random one, which is printed]
     #[arg(long, env = "BERTH_REHEARSE_SEED", value_name = "N", help_heading = LOAD)]
     pub seed: Option<u64>,
-    /// What clients go through
-    #[arg(long, env = "BERTH_REHEARSE_VIA", default_value = "berth", value_name = "VIA", value_parser = via_names(), help_heading = COMPARISON)]
+    /// What clients go through in the rehearsal whose result is the exit status
+    #[arg(long, hide = true, default_value = "berth", value_parser = via_names())]
     pub via: Via,
-    /// Rehearse through each of these, one after the other, and at last through --via, whose result is the exit status
+    /// Rehearse through each of these, one after the other, and at last through berth, whose result is the exit status
     #[arg(long, env = "BERTH_REHEARSE_COMPARE", default_value = "none", value_name = "LIST", value_delimiter = ',', value_enum, help_heading = COMPARISON)]
     pub compare: Vec<Via>,
     /// Print all figures, not only those that matter most

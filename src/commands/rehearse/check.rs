@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Flags that the rehearsal sets itself: clients verify servers by them, and servers clients.
 const OWN_FLAGS: [&str; 4] = ["client-ca-file", "tls-cert-file", "tls-private-key-file", "tls-sni-cert-key"];
 
-/// Checks everything but what may change until it is needed: the programs of ways other than `--via`.
+/// Checks everything but what may change until it is needed: the programs of ways other than the one that decides.
 pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut checks = Checks::default();
     let (old, new) = (args.old.clone(), args.new.clone());
@@ -20,7 +20,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
             "--old and --new: a simulated apiserver and a real one have no store in common; give both or neither",
         );
     }
-    let etcd = etcd(args, [&old, &new], &mut checks);
+    let etcd = etcd(args.netns, [&old, &new], &mut checks);
     let berth = args.berth.as_deref().and_then(|path| program("--berth", path, "a berth", &mut checks));
     let mut timing = Timing {
         phase: args.phase,
@@ -91,28 +91,26 @@ fn apiserver(option: &str, apiserver: &Apiserver, checks: &mut Checks) {
 }
 
 /// The etcd to be started, if one is needed.
-fn etcd(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<PathBuf> {
+fn etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<PathBuf> {
     let named = apiservers.map(|apiserver| match apiserver {
         Apiserver::Simulated { .. } => None,
         Apiserver::Command { flags, .. } => Some(has(flags, "etcd-servers")),
     });
-    let wanted = match named {
+    match named {
         [Some(old), Some(new)] if old != new => {
             checks.wrong("--old and --new: one names --etcd-servers and the other does not; give both or neither");
-            return None;
+            None
         }
-        [Some(named), Some(_)] => !named,
-        _ => false,
-    };
-    if args.netns && named.contains(&Some(true)) {
-        checks.wrong("--netns: an etcd outside cannot be reached from a network namespace; leave out --etcd-servers");
-    }
-    match (wanted, &args.etcd) {
-        (false, None) => None,
-        (_, path) => {
-            let path = path.as_deref().unwrap_or(Path::new("etcd"));
-            program("--etcd", path, "an etcd", checks).filter(|_| wanted)
+        [Some(true), Some(_)] if netns => {
+            checks
+                .wrong("--netns: an etcd outside cannot be reached from a network namespace; leave out --etcd-servers");
+            None
         }
+        [Some(false), Some(_)] => {
+            let fix = |why| format!("etcd: {why}; put its directory in PATH, or give both apiservers --etcd-servers");
+            checks.ok(find_program("etcd".as_ref()).map_err(fix))
+        }
+        _ => None,
     }
 }
 
@@ -157,7 +155,6 @@ mod tests {
     fn every_mistake_is_reported_with_its_option() {
         let wrong = [
             ("--old", "/nonexistent/kube-apiserver"),
-            ("--etcd", "/nonexistent/etcd"),
             ("--berth", "/nonexistent/berth"),
             ("--json", "/nonexistent/file"),
             ("--report", "/"),
@@ -193,14 +190,17 @@ mod tests {
     fn real_apiservers_get_an_etcd_unless_they_name_one() {
         let plan = typed(&["--old=true", "--new=true --etcd_servers=x"]).unwrap_err().0;
         assert!(plan[0].contains("give both or neither"), "{plan:?}");
-        let plan = typed(&["--old=true", "--new=true", "--etcd=/bin/true"]).unwrap();
-        assert_eq!(plan.etcd, Some("/bin/true".into()));
+        match find_program("etcd".as_ref()) {
+            Ok(etcd) => assert_eq!(typed(&["--old=true", "--new=true"]).unwrap().etcd, Some(etcd)),
+            Err(_) => assert!(typed(&["--old=true", "--new=true"]).unwrap_err().0[0].contains("directory in PATH")),
+        }
         let named = "true --etcd-servers=http://127.0.0.1:2379";
         let plan = typed(&["--old", named, "--new", named]).unwrap();
         assert_eq!(plan.etcd, None);
-        assert_eq!(typed(&["--etcd=/bin/true"]).unwrap().etcd, None);
-        let mistakes = typed(&["--old=true --tls-cert-file=x", "--new=true", "--etcd=/nonexistent"]).unwrap_err().0;
-        assert!(mistakes.len() == 2 && mistakes[0].contains("--old: --tls-cert-file"), "{mistakes:?}");
+        assert_eq!(typed(&[]).unwrap().etcd, None);
+        let with_own = format!("--old={named} --tls-cert-file=x");
+        let mistakes = typed(&[&with_own, "--new", named]).unwrap_err().0;
+        assert!(mistakes.len() == 1 && mistakes[0].contains("--old: --tls-cert-file"), "{mistakes:?}");
     }
 
     #[test]

@@ -185,14 +185,8 @@ impl Plan {
                 fault.is_of_shims() && !apart,
                 "it needs a shim in a process of its own; give --topology sidecar, native-sidecar or node",
             ),
-            (
-                fault.is_of_shims() && self.via == Via::Haproxy,
-                "--via haproxy has no such shim; leave it out or give --via berth",
-            ),
-            (
-                fault.needs_a_shim() && self.via == Via::None,
-                "--via none has nothing that relays; leave it out or give another way",
-            ),
+            (fault.is_of_shims() && self.via == Via::Haproxy, "HAProxy has no such shim; leave the fault out"),
+            (fault.needs_a_shim() && self.via == Via::None, "there is nothing that relays; leave the fault out"),
         ];
         rules.into_iter().filter_map(|(is_wrong, why)| is_wrong.then_some(why))
     }
