@@ -529,6 +529,26 @@ fn cpu_ticks(pid: u32) -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
+/// An accepted client needs a second descriptor for its instance: without one it would be reset.
+#[test]
+fn more_connections_than_descriptors_are_not_taken() {
+    let node = Node::new();
+    let command = node.command(Backend::new().serve(echo), &["--threads", "1", "--max-connections", "1000"]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", r#"ulimit -n 300; exec "$0" "$@""#]).arg(command.get_program()).args(command.get_args());
+    let shim = Running::start(&mut limited);
+    shim.logs("--max-connections 1000 is more than");
+    shim.logs("joined");
+    let mut clients: Vec<_> = (0..150).map(|_| connect(node.listen)).collect();
+    for client in &mut clients {
+        client.write_all(&client_hello(100)).unwrap();
+    }
+    shim.logs("--max-connections is reached");
+    for mut client in clients {
+        assert!(read(&mut client, 100) == client_hello(100));
+    }
+}
+
 #[test]
 fn the_log_is_json_when_asked_and_names_connections() {
     let node = Node::new();

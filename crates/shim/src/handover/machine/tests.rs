@@ -48,6 +48,8 @@ const LOOPS: ShimId = ShimId(0);
 #[derive(Debug)]
 struct Shim {
     machine: Machine,
+    /// The last phase that was announced.
+    phase: Phase,
     ready: bool,
     leaving: bool,
     hung: bool,
@@ -223,6 +225,7 @@ impl World {
         let others: Vec<_> = self.shims.keys().copied().collect();
         let shim = Shim {
             machine,
+            phase: Phase::Waiting,
             ready: false,
             leaving: false,
             hung: false,
@@ -556,7 +559,12 @@ impl World {
                     }
                     updates.into_iter().for_each(|(other, message)| self.post(other, holder, message));
                 }
-                Action::Phase(phase) => self.is_so(holder, phase),
+                Action::Phase(phase) => {
+                    self.is_so(holder, phase);
+                    let shim = self.shims.get_mut(&holder).unwrap();
+                    let joins = std::mem::replace(&mut shim.phase, phase) == Phase::Waiting && phase == Phase::Joined;
+                    assert!(!joins || shim.ready, "{holder:?} joins, and its apiserver was never ready");
+                }
             }
         }
         self.sockets.retain(|_, socket| !socket.holders.is_empty());
