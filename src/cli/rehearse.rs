@@ -45,7 +45,7 @@ pub struct RehearseArgs {
     #[arg(long, env = "BERTH_REHEARSE_UPGRADES", default_value = "1", value_name = "N", value_parser = within(UPGRADES), help_heading = REHEARSED)]
     pub upgrades: u32,
     /// Upgrades go on for this long instead, back and forth, each with one fault that --seed draws (of those of --fault, else of all);
-    /// and no shim that lives through them may use more and more memory, descriptors or threads
+    /// and no shim that lives through eight of them or more may use more and more memory, descriptors or threads
     #[arg(long = "for", env = "BERTH_REHEARSE_FOR", value_name = "DURATION", value_parser = seconds, conflicts_with = "upgrades", help_heading = REHEARSED)]
     pub lasts: Option<Duration>,
     /// Faults to inject during the upgrades, separated by commas; several run one after the other
