@@ -336,8 +336,7 @@ fn all_mistakes_are_reported_at_once() {
         let output = rehearse(tmp.path(), args).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let (code, said) =
-        mistakes(&["--berth=/nonexistent", "--new=/nonexistent --etcd-servers=x", "--json=/nonexistent/a"]);
+    let (code, said) = mistakes(&["--berth=/nonexistent", "--report=/", "--json=/nonexistent/a"]);
     assert_eq!((code, said.lines().count()), (Some(64), 3), "{said}");
     for wrong in ["--rate=0", "--watches=-1", "--storm=20001", "--for=soon", "--old=", "--fault=hang,other"] {
         let (code, said) = mistakes(&[wrong]);
