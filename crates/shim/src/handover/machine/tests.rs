@@ -48,9 +48,8 @@ const LOOPS: ShimId = ShimId(0);
 #[derive(Debug)]
 struct Shim {
     machine: Machine,
-    /// The last phase that was announced.
-    phase: Phase,
     ready: bool,
+    was_ready: bool,
     leaving: bool,
     hung: bool,
     /// It cannot listen nor wait for clients: descriptors ran out, or another process listens.
@@ -154,7 +153,8 @@ impl World {
             Event::Start => {}
             Event::Ready(nth, ready) => {
                 let Some(holder) = self.holder(nth) else { return };
-                self.shims.get_mut(&holder).unwrap().ready = ready;
+                let shim = self.shims.get_mut(&holder).unwrap();
+                (shim.ready, shim.was_ready) = (ready, shim.was_ready || ready);
                 self.update_facts();
             }
             Event::Leave(nth) => {
@@ -225,8 +225,8 @@ impl World {
         let others: Vec<_> = self.shims.keys().copied().collect();
         let shim = Shim {
             machine,
-            phase: Phase::Waiting,
             ready: false,
+            was_ready: false,
             leaving: false,
             hung: false,
             deaf: false,
@@ -561,9 +561,8 @@ impl World {
                 }
                 Action::Phase(phase) => {
                     self.is_so(holder, phase);
-                    let shim = self.shims.get_mut(&holder).unwrap();
-                    let joins = std::mem::replace(&mut shim.phase, phase) == Phase::Waiting && phase == Phase::Joined;
-                    assert!(!joins || shim.ready, "{holder:?} joins, and its apiserver was never ready");
+                    let was_ready = self.shims[&holder].was_ready;
+                    assert!(phase != Phase::Joined || was_ready, "{holder:?} joins, and its apiserver was never ready");
                 }
             }
         }
