@@ -79,7 +79,6 @@ const MOST_BATCH: f64 = 10.0;
 #[derive(Debug, Default)]
 pub struct Judge {
     accepted: BTreeSet<Signal>,
-    /// When both answered last.
     /// When each of them answered last.
     at: [Duration; 2],
     old: Side,
@@ -192,12 +191,12 @@ impl Judge {
             return;
         }
         self.follow(&from_new, answered[1]);
-        if answered != [true; 2] || suffers || suffered {
-            self.step.left_out += 1;
-        } else {
-            self.step.intervals += 1;
+        let compares = answered[0] && !suffers && !suffered;
+        match compares && answered[1] {
+            true => self.step.intervals += 1,
+            false => self.step.left_out += 1,
         }
-        if !answered[0] || suffers || suffered {
+        if !compares {
             return;
         }
         self.compare(&from_new, &was, &busy, new_seconds, &mut tallies);
@@ -303,7 +302,7 @@ impl Judge {
         match from_new.counts.get(&(Signal::EmptyConnections, Subject::default())) {
             Some(connections) if connections.bad < connections.all => self.empty = (0, 0.0),
             Some(connections) if old => self.empty = (self.empty.0 + 1, self.empty.1 + connections.all),
-            // The first of them began it.
+            // From the first empty connection on, samples without a connection count, too.
             None if old && self.empty.0 > 0 => self.empty.0 += 1,
             _ => {}
         }
@@ -319,13 +318,13 @@ impl Judge {
         }
     }
 
-    /// Whether requests follow the connections that the new instance is given. What it answers does not matter.
+    /// Whether requests follow the connections that the new instance is given, whatever the instance answers to them.
     fn follow(&mut self, from_new: &Increments, answered: bool) {
         let of = |signal| from_new.counts.get(&(signal, Subject::default())).map_or(0.0, |counts| counts.all);
         let requests = from_new.counts.iter().filter(|((signal, _), _)| *signal == Signal::Errors);
         self.followed += requests.map(|(_, counts)| counts.all).sum::<f64>();
-        self.given += of(Signal::EmptyConnections);
-        self.step.connections += of(Signal::EmptyConnections);
+        let given = of(Signal::EmptyConnections);
+        (self.given, self.step.connections) = (self.given + given, self.step.connections + given);
         self.step.arrived += of(Signal::Authentication);
         let Step { intervals, connections, arrived, .. } = self.step;
         let counts = answered && self.new.last.metrics.contains(Signal::NoRequests.metric());

@@ -331,6 +331,7 @@ impl Sample {
 
     fn add(&mut self, line: &metrics::Sample<'_>) {
         let (value, all) = (line.value, Subject::default());
+        let unless = |result: &str| if line.label("result") == result { 0.0 } else { value };
         let known = Signal::COMPARED.map(Signal::metric).into_iter().find(|name| *name == line.name);
         self.metrics.extend(known);
         match line.name.strip_prefix("apiserver_").unwrap_or(line.name) {
@@ -340,14 +341,8 @@ impl Sample {
                 self.bucket(Signal::Latency, Subject::of(line), line);
             }
             "request_aborts_total" => self.count(Signal::Aborts, Subject::of(line), value, value),
-            "authentication_attempts" => {
-                let bad = if line.label("result") == "success" { 0.0 } else { value };
-                self.count(Signal::Authentication, all, bad, value);
-            }
-            "authorization_attempts_total" => {
-                let bad = if line.label("result") == "allowed" { 0.0 } else { value };
-                self.count(Signal::Authorization, all, bad, value);
-            }
+            "authentication_attempts" => self.count(Signal::Authentication, all, unless("success"), value),
+            "authorization_attempts_total" => self.count(Signal::Authorization, all, unless("allowed"), value),
             "tls_handshake_errors_total" => self.count(Signal::TlsErrors, all, value, 0.0),
             "flowcontrol_rejected_requests_total" => self.count(Signal::Rejections, level(line), value, value),
             "flowcontrol_dispatched_requests_total" => self.count(Signal::Rejections, level(line), 0.0, value),

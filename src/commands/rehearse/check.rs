@@ -4,12 +4,12 @@ use crate::cli::RehearseArgs;
 use berth_options::check::{Checks, Mistakes};
 use berth_rehearse::apiserver::{Apiserver, has};
 use berth_rehearse::plan::{GRACE, LoadPlan, Output, Plan, REAL_READY_WITHIN, Timing, Topology, Via, find_program};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Flags that the rehearsal sets itself: clients verify servers by them, and servers clients.
 const OWN_FLAGS: [&str; 4] = ["client-ca-file", "tls-cert-file", "tls-private-key-file", "tls-sni-cert-key"];
 
-/// Checks everything but what may change until it is needed: the programs of ways other than the one that decides.
+/// Checks everything but what may change until it is needed: the programs that only a comparison needs.
 pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut checks = Checks::default();
     let (old, new) = (args.old.clone(), args.new.clone());
@@ -21,7 +21,10 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         );
     }
     let etcd = etcd(args.netns, [&old, &new], &mut checks);
-    let berth = args.berth.as_deref().and_then(|path| program("--berth", path, "a berth", &mut checks));
+    let berth = args.berth.as_deref().and_then(|path| {
+        let fix = |why| format!("--berth {}: {why}; give the path of a berth binary", path.display());
+        checks.ok(find_program(path.as_os_str()).map_err(fix))
+    });
     let mut timing = Timing {
         phase: args.phase,
         settle: args.settle.unwrap_or(args.phase),
@@ -71,12 +74,6 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         bridge(&plan, &mut checks);
     }
     checks.finish(Some(plan))
-}
-
-/// Finds the program of an option.
-fn program(option: &str, path: &Path, what: &str, checks: &mut Checks) -> Option<PathBuf> {
-    let fix = |why| format!("{option} {}: {why}; give the path of {what} binary", path.display());
-    checks.ok(find_program(path.as_os_str()).map_err(fix))
 }
 
 fn apiserver(option: &str, apiserver: &Apiserver, checks: &mut Checks) {

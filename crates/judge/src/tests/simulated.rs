@@ -90,7 +90,7 @@ struct Client {
 }
 
 /// What an upgrade meets without a fault of the new instance.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Scene {
     /// Clients of widgets are on the new instance as soon as that has clients, or all that write are.
     widgets_move: bool,
@@ -339,16 +339,12 @@ impl Cluster {
             let new = if side == 1 && self.noisy { 1.2 } else { 1.0 };
             let cold = if side == 1 && self.noisy && self.age <= 3 { 4.0 } else { 1.0 };
             let waits = self.slow_webhook > 0 && matches!(verb, "POST" | "PATCH");
-            let factor = new
-                * cold
-                * if slow {
-                    10.0
-                } else if waits {
-                    50.0
-                } else {
-                    1.0
-                }
-                * self.clients[client].factor;
+            let fault = match (slow, waits) {
+                (true, _) => 10.0,
+                (false, true) => 50.0,
+                (false, false) => 1.0,
+            };
+            let factor = new * cold * fault * self.clients[client].factor;
             let stalled = self.binomial(count, stalls);
             let histogram = self.times(count - stalled, median * factor);
             let more = self.times(stalled, 2.0);
