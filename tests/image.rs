@@ -1,5 +1,5 @@
-//! The image of `scripts/image.sh`: two builds have one digest; its files and its configuration. A pod of it, as `berth inject` makes one, is run by a real
-//! kubelet in `scripts/cluster.sh interrupted`.
+//! The image of `scripts/image.sh`: two builds have one digest, and the image has the files and the configuration that it should have. A
+//! real kubelet runs a pod of the image, as `berth inject` makes one, in `scripts/cluster.sh interrupted`.
 //!
 //! Nothing is built here but what packing takes. Where that cannot be had, the test counts as ignored and prints why.
 

@@ -529,7 +529,8 @@ fn cpu_ticks(pid: u32) -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// An accepted client needs a second descriptor for its instance: without one it would be reset.
+/// An accepted client needs a second descriptor, for the connection to the instance: without that descriptor the shim would reset
+/// the client.
 #[test]
 fn more_connections_than_descriptors_are_not_taken() {
     let node = Node::new();

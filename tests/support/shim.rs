@@ -187,7 +187,7 @@ impl Shim {
         net::connect(self.address)
     }
 
-    /// A client that has sent this text.
+    /// Connects a client, and sends `text`.
     #[track_caller]
     pub(crate) fn client_with(&self, text: &[u8]) -> TcpStream {
         let mut client = self.client();

@@ -112,7 +112,7 @@ impl Instance {
         let took = began.elapsed();
         let mut sample = match &page {
             Ok(page) => Sample::new(Some(page)),
-            // An answer, such as 429 or 403, is none of an instance that is silent.
+            // An instance that answers 429 or 403 is not silent.
             Err(true) => Sample::refused(),
             Err(false) => Sample::new(None),
         };
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!((all, empty, first_byte.total()), (10.0, 3.0, 7.0));
     }
 
-    /// An instance that is busy answers 429 to who asks for its metrics; one that is gone answers nothing.
+    /// A busy instance answers 429 to a request for its metrics; an instance that is gone answers nothing.
     #[tokio::test]
     async fn a_refusal_of_metrics_is_no_silence() {
         let ca = authority();
