@@ -32,6 +32,7 @@ checks! {
     READINESS_MISSING, Warning, "readiness-missing";
     PROBE_PACE, Warning, "probe-pace";
     DECLARED_PORTS, Error, "declared-ports";
+    OTHER_CONTAINER, Warning, "other-container";
     SHARED_FILE, Error, "shared-file";
     PRE_STOP, Warning, "pre-stop";
     SHUTDOWN_DELAY, Warning, "shutdown-delay";

@@ -2,7 +2,7 @@
 //! each. Options are read as berth itself reads them, from arguments and variables.
 
 use berth_cluster::yaml::YamlNode;
-use berth_manifest::{Container, Manifest, basename};
+use berth_manifest::{Container, Manifest};
 use berth_options::{InPod, PodCommand};
 use clap::builder::Resettable;
 use clap::{ArgAction, CommandFactory, FromArgMatches};
@@ -78,14 +78,10 @@ impl<'a> Berth<'a> {
     /// None: it runs something else.
     fn of(container: Container<'a>) -> Option<Self> {
         let words: Vec<_> = container.arguments().iter().filter_map(|word| word.text()).collect();
-        let words = if container.node().get("command").is_some() {
-            let (program, rest) = words.split_first()?;
-            (basename(program) == "berth").then_some(rest)?
-        } else {
-            // The image's entrypoint: by what goes with it.
-            let named = container.name().contains("berth") || container.variable("BERTH_LISTEN").is_some();
-            named.then_some(&words[..])?
-        };
+        if !container.is_berths() {
+            return None;
+        }
+        let words = &words[usize::from(container.node().get("command").is_some()).min(words.len())..];
         let ours = words.iter().take_while(|word| **word != "--");
         let (at, command) = ours.enumerate().find_map(|(at, word)| {
             let command = COMMANDS.into_iter().find(|command| command == word)?;

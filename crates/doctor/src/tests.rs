@@ -194,6 +194,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             "    name: kube-apiserver\n    readinessProbe",
             "    name: kube-apiserver\n    ports: [{containerPort: 8080}]\n    readinessProbe",
         ),
+        ("other-container", "  hostNetwork: true\n", "  - {name: kms-plugin, image: kms:v1}\n  hostNetwork: true\n"),
         (
             "shared-file",
             "    - --advertise-address=10.0.0.5\n",
@@ -232,6 +233,10 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ("run-dir-volume", "name: berth-run", "name: k8s-certs"),
         ("grace-period", "- name: BERTH_BIND_WAIT\n      value: 10m", "- name: BERTH_DRAIN_TIMEOUT\n      value: 61s"),
     ];
+    cases.push((
+        "declared-ports",
+        shim(&[("    restartPolicy: Always\n", "    restartPolicy: Always\n    ports: [{containerPort: 9443}]\n")]),
+    ));
     cases.extend(of_shim.map(|(id, old, new)| (id, shim(&[(old, new)]))));
     let of_credentials = [
         ("cluster-mount", "mountPath: /etc/kubernetes/berth-cluster\n", "mountPath: /elsewhere\n"),

@@ -1,5 +1,6 @@
 //! A container of a pod: its command, its user and its mounts.
 
+use super::basename;
 use berth_cluster::yaml::YamlNode;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,14 @@ impl<'a> Container<'a> {
 
     pub fn name(self) -> &'a str {
         self.node.text_of("name").unwrap_or_default()
+    }
+
+    /// Whether it runs berth: by its command, or by what goes with an image's entrypoint.
+    pub fn is_berths(self) -> bool {
+        match self.node.list("command").first().and_then(YamlNode::text) {
+            Some(program) => basename(program) == "berth",
+            None => self.name().contains("berth") || self.variable("BERTH_LISTEN").is_some(),
+        }
     }
 
     /// Its command line: `command`, then `args`.

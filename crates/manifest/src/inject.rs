@@ -201,6 +201,7 @@ impl<'a> Planner<'a> {
         }
         self.readiness();
         self.ports();
+        self.notes.extend(self.others().into_iter().map(|other| other.message));
         self.pre_stop();
         self.grace(stop);
 
@@ -326,6 +327,21 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Containers of which a second pod runs another one.
+    fn others(&self) -> Vec<Problem> {
+        let other = |container: Container<'_>| {
+            let cause = format!(
+                "{} is in the pod, too, and runs twice during an upgrade; a fixed port or a socket in a hostPath is taken twice then",
+                container.name()
+            );
+            Problem::new(
+                container.node().line,
+                format!("{cause}: give it a pod of its own, or see that two of it can run"),
+            )
+        };
+        self.manifest.others().map(other).collect()
+    }
+
     /// Kubernetes has to know what the shim's container is.
     fn sidecar(&mut self) {
         if let Some((major, minor)) = self.manifest.version().filter(|version| *version < SIDECARS) {
@@ -378,7 +394,22 @@ impl<'a> Planner<'a> {
         })
     }
 
+    /// With hostNetwork each declared port is one of the node, and the kubelet refuses the second pod that declares it.
     fn ports(&mut self) {
+        let apiserver = self.manifest.container().name();
+        for container in self.manifest.lasting().filter(|container| container.name() != apiserver) {
+            let ports = container.node().list("ports");
+            let numbers = ports.iter().filter_map(|port| port.text_of("hostPort").or(port.text_of("containerPort")));
+            let numbers = numbers.collect::<Vec<_>>().join(", ");
+            if let Some(first) = ports.first() {
+                let cause = format!(
+                    "{} declares the port {numbers}, and the kubelet refuses a second pod with it",
+                    container.name()
+                );
+                let fix = "take ports out of that container, which needs none in the node's network";
+                self.wrong(first.line, format!("{cause}: {fix}"));
+            }
+        }
         let Some(ports) = self.manifest.apiserver().get("ports") else { return };
         self.original.fields.insert("ports".into(), ports.value());
         self.edits.push(Edit {

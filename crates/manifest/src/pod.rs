@@ -173,6 +173,17 @@ impl Manifest {
         containers.iter().map(move |node| Container::new(node, pod))
     }
 
+    /// The containers that run as long as the pod: `containers`, and native sidecars.
+    pub fn lasting(&self) -> impl Iterator<Item = Container<'_>> {
+        let sidecars = self.containers("initContainers");
+        sidecars.filter(|it| it.node().text_of("restartPolicy") == Some("Always")).chain(self.containers("containers"))
+    }
+
+    /// Those of [`Manifest::lasting`] that are neither kube-apiserver's nor berth's.
+    pub fn others(&self) -> impl Iterator<Item = Container<'_>> {
+        self.lasting().filter(|it| it.name() != self.name && !it.is_berths())
+    }
+
     /// The arguments from the program on: `command`, then `args`.
     pub fn arguments(&self) -> Vec<&YamlNode> {
         self.container().arguments()

@@ -101,6 +101,13 @@ pub(super) fn port(manifest: &Path, report: &mut Report) -> Option<u16> {
         if manifest.pod().get("hostNetwork").and_then(|it| it.text()) != Some("true") {
             return Err(wrong(&"its pod has a network of its own (no hostNetwork: true), and no port of this node"));
         }
+        for other in manifest.others() {
+            report.note(format!(
+                "{} is in kube-apiserver's pod and stops with it; the temporary kube-apiserver is without it meanwhile: if it needs that one \
+                 (a KMS plugin, konnectivity), give it a pod of its own first",
+                other.name()
+            ));
+        }
         manifest.secure_port().map_err(|problem| wrong(&problem))
     });
     report.ok("", parsed)

@@ -80,7 +80,7 @@ impl Examiner<'_> {
             }
         }
         // The rest is what inject fixes; this it leaves to the operator.
-        self.rules(Wrapping::default(), |rule| matches!(rule, Rule::Rollout | Rule::ForeignProbe));
+        self.rules(Wrapping::default(), |rule| matches!(rule, Rule::Rollout | Rule::ForeignProbe | Rule::Others));
     }
 
     fn behind_berth(&mut self, layout: &Layout<'_>) {
@@ -257,6 +257,7 @@ fn check_of(rule: Rule) -> Check {
         Rule::Pace => PROBE_PACE,
         Rule::Readiness => READINESS_MISSING,
         Rule::Ports => DECLARED_PORTS,
+        Rule::Others => OTHER_CONTAINER,
         Rule::PreStop => PRE_STOP,
         Rule::GracePeriod => GRACE_PERIOD,
         Rule::Anonymous => ANONYMOUS_AUTH,

@@ -29,6 +29,8 @@ pub enum Rule {
     Readiness,
     /// No ports are declared.
     Ports,
+    /// No other container runs twice.
+    Others,
     /// The shim leaves the port before kube-apiserver gets SIGTERM.
     PreStop,
     /// The grace period is long enough.
@@ -50,6 +52,7 @@ impl Rule {
             Self::Pace => "a probe of berth comes too often, or waits too short a time",
             Self::Readiness => "there is no readiness probe, so an update does not wait for the new instance",
             Self::Ports => "ports are declared, and on one node only one pod can have them",
+            Self::Others => "another container runs twice",
             Self::PreStop => "there is no preStop hook, so the shim is notified no sooner than kube-apiserver",
             Self::GracePeriod => "the grace period ends before the shutdown and the drain can",
             Self::Anonymous => "the probe is not let in",
@@ -113,6 +116,7 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     }
     judge.check(Rule::Readiness, Planner::readiness);
     judge.check(Rule::Ports, Planner::ports);
+    judge.check(Rule::Others, |planner| planner.problems.extend(planner.others()));
     judge.check(Rule::PreStop, Planner::pre_stop);
     judge.check(Rule::GracePeriod, |planner| {
         let watches = planner.given_watch_grace();

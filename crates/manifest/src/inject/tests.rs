@@ -306,6 +306,38 @@ fn words_that_name_the_shared_port_or_loopback_are_known() {
     }
 }
 
+/// The kubelet counts the ports of containers and of native sidecars, and a second pod runs a second one of each.
+#[test]
+fn other_containers_of_the_pod_are_told_of() {
+    for (list, fields, ports, runs) in [
+        ("containers", "ports: [{containerPort: 8083}]", "8083", true),
+        ("containers", "ports: [{containerPort: 80, hostPort: 8132}, {containerPort: 8133}]", "8132, 8133", true),
+        ("initContainers", "restartPolicy: Always, ports: [{containerPort: 8083}]", "8083", true),
+        ("initContainers", "restartPolicy: Always", "", true),
+        ("containers", "ports: []", "", true),
+        ("containers", "args: [--listen=/var/run/kmsplugin/socket.sock]", "", true),
+        // It has ended before kube-apiserver starts.
+        ("initContainers", "ports: [{containerPort: 8083}]", "", false),
+    ] {
+        let container = format!("  - {{name: kms-plugin, image: kms:v1, {fields}}}\n");
+        let text = match list {
+            "containers" => kubeadm_with("  hostNetwork: true\n", &format!("{container}  hostNetwork: true\n")),
+            _ => kubeadm_with("  hostNetwork: true\n", &format!("  hostNetwork: true\n  initContainers:\n{container}")),
+        };
+        let Ok(outcome) = inject(&text, &options()) else {
+            let refused = problems(&text);
+            let wanted = format!(": kms-plugin declares the port {ports}, and the kubelet refuses a second pod");
+            assert!(refused.len() == 1 && !ports.is_empty() && refused[0].contains(&wanted), "{fields}: {refused:?}");
+            continue;
+        };
+        assert_eq!(
+            (ports, has_note(&outcome, "kms-plugin is in the pod, too, and runs twice")),
+            ("", runs),
+            "{fields}"
+        );
+    }
+}
+
 #[test]
 fn a_native_sidecar_is_for_versions_that_have_them() {
     let with = |tag: &str| kubeadm_with("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"));
