@@ -67,7 +67,7 @@ async fn of_node_shim(run_dir: &RunDirArgs, known: &KnownInstance, patience: Dur
 
 pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
-    let config = check_probe(&args.probe, "/livez", false, &mut checks);
+    let config = check_probe(&args.probe, &args.path, false, &mut checks);
     let patience = args.timeout.timeout;
     let mut config = checks.finish(config).map_err(mistaken)?;
     config.timeout = patience.unwrap_or(config.timeout);

@@ -301,6 +301,10 @@ fn https_probe_live_and_version() {
     let (status, out, _) = live();
     assert_eq!(status, Some(1));
     assert!(out.contains("500 for /livez"), "{out}");
+    let (_, out, _) = node.ask(&["live", "--probe-ca", ca_file, "--timeout", "60s", "--path", "/livez?exclude=etcd"]);
+    assert!(out.contains("500 for /livez?exclude=etcd"), "{out}");
+    let (status, _, log) = node.ask(&["live", "--probe-ca", ca_file, "--path", "livez"]);
+    assert!(status == Some(64) && log.contains("give a path such as /livez?exclude=etcd"), "{log}");
 }
 
 /// Under a storm of lists an answer takes longer than the shim's own probe waits. Then it is the kubelet's timeout that

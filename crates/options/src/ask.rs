@@ -59,12 +59,24 @@ pub struct DrainArgs {
 pub struct LiveArgs {
     #[command(flatten)]
     pub ask: AskArgs,
+    /// What it is asked for; with `?exclude=etcd` an outage of etcd does not have kube-apiserver restarted
+    #[arg(long, env = "BERTH_LIVE_PATH", default_value = "/livez", value_name = "PATH", value_parser = path)]
+    pub path: String,
     /// As the shim probes: in a pod, both have the same variables.
     #[command(flatten)]
     pub probe: ProbeArgs,
     /// How long it may take, if not --probe-timeout.
     #[command(flatten)]
     pub timeout: TimeoutArgs,
+}
+
+/// A path that can be requested.
+///
+/// # Errors
+/// It is none.
+pub fn path(text: &str) -> Result<String, String> {
+    let fits = text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
+    if fits { Ok(text.to_owned()) } else { Err("give a path such as /livez?exclude=etcd".to_owned()) }
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

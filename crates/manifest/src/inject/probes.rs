@@ -3,10 +3,14 @@
 use super::{Change, LEAST, Planner, Problem, YamlNode, basename, parts};
 use crate::exec_words;
 use berth_exec::args;
+use berth_options::ask;
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;
 
 const KINDS: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
+
+/// What `berth live` asks for.
+const LIVE: &str = "/livez";
 
 /// What becomes of a probe of the shared port: the shim may not listen on localhost, and is shared if it does.
 const MISTAKEN: &str =
@@ -75,6 +79,13 @@ impl Planner<'_> {
     }
 
     pub(super) fn readiness(&mut self) {
+        let path = self.manifest.apiserver().at(&["readinessProbe", "httpGet", "path"]).and_then(YamlNode::text);
+        if let Some(path) = path.filter(|path| path.contains('?')) {
+            self.notes.push(format!(
+                "readinessProbe asks for {path}, and the shim for all of /readyz: while a check fails that this leaves out, new connections \
+                 go to another instance that is ready, if there is one"
+            ));
+        }
         if self.manifest.apiserver().get("readinessProbe").is_some() {
             return;
         }
@@ -87,7 +98,17 @@ impl Planner<'_> {
     /// The `exec` of a probe. It waits for its answer as long as the kubelet allows, less a second in which the runtime
     /// starts it: under a storm of requests a shorter wait would have a live apiserver killed.
     fn asking(&self, probe: &str) -> Value {
-        json!({"command": [self.wrapping.binary, what(probe), "--timeout", format!("{}s", self.seconds(probe) - 1)]})
+        let timeout = format!("{}s", self.seconds(probe) - 1);
+        let mut words = vec![self.wrapping.binary, what(probe), "--timeout", &timeout];
+        let path = self.manifest.apiserver().at(&[probe, "httpGet", "path"]).and_then(YamlNode::text);
+        // The kubelet takes one without its first slash, too.
+        let path = path.map(|path| format!("/{}", path.trim_start_matches('/')));
+        if let Some(path) =
+            path.as_deref().filter(|path| what(probe) == "live" && *path != LIVE && ask::path(path).is_ok())
+        {
+            words.extend(["--path", path]);
+        }
+        json!({"command": words})
     }
 
     /// Lets a probe of berth without a timeout of its own wait as long as the kubelet does.

@@ -255,6 +255,30 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
     refused(&text, "is mounted as this one file, and each instance needs a file of its own: mount its directory");
 }
 
+/// Without the query an outage of etcd has kube-apiserver restarted, which does not bring etcd back.
+#[test]
+fn what_a_probe_asks_for_is_carried_over() {
+    for (path, words) in [
+        ("/livez", ""),
+        ("/livez?exclude=etcd&exclude=kms-provider-0", ", --path, /livez?exclude=etcd&exclude=kms-provider-0"),
+        ("/healthz", ", --path, /healthz"),
+        ("livez/ping", ", --path, /livez/ping"),
+        // No request can ask for it.
+        ("'/livez x'", ""),
+    ] {
+        let text = KUBEADM.replace("path: /livez", &format!("path: {path}"));
+        let outcome = inject(&text, &options()).unwrap();
+        let manifest = Manifest::parse(&outcome.text).unwrap();
+        let asked = |probe| crate::exec_words(manifest.apiserver().get(probe).unwrap()).join(", ");
+        assert_eq!(asked("livenessProbe"), format!("{BINARY}, live, --timeout, 14s{words}"));
+        assert_eq!(asked("startupProbe"), asked("livenessProbe"));
+        assert_eq!(values(&ejected(&outcome.text)), values(&text));
+    }
+    let text = KUBEADM.replace("path: /readyz", "path: /readyz?exclude=informer-sync");
+    let outcome = inject(&text, &options()).unwrap();
+    assert!(has_note(&outcome, "readinessProbe asks for /readyz?exclude=informer-sync, and the shim for all"));
+}
+
 /// The kubelet would kill kube-apiserver for ever.
 #[test]
 fn a_program_that_asks_the_shared_port_for_a_probe_is_refused() {
