@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 use tokio::process::Command;
@@ -33,7 +33,13 @@ pub const AUDIT_LOG: &str = "--audit-log-path";
 
 /// The file that a kube-apiserver audits into.
 pub fn audit_log(argv: &[OsString]) -> Option<PathBuf> {
-    args::value(argv, AUDIT_LOG).filter(|path| *path != "-" && !path.is_empty()).map(PathBuf::from)
+    args::value(argv, AUDIT_LOG).map(PathBuf::from).filter(|path| is_file(path))
+}
+
+/// Whether a path is that of a file: not empty, standard output (`-`), or what each process has of its own, such as /dev/stdout.
+pub(crate) fn is_file(path: &Path) -> bool {
+    let device = (path.starts_with("/dev") && !path.starts_with("/dev/shm")) || path.starts_with("/proc");
+    !device && path != "-" && path != ""
 }
 
 /// Splits a list of NUL-terminated strings, as in /proc.

@@ -169,7 +169,9 @@ fn the_audit_log_stays_on_the_node() {
         (argv[1].to_str().unwrap()["--audit-log-path=".len()..].to_owned(), on_node)
     };
     assert_eq!(kept("/audit/x.log"), ("/audit/x.log".into(), Some("/var/log/k8s/x.log".into())));
-    assert_eq!(kept("-"), ("-".into(), None));
+    for own in ["-", "/dev/stdout", "/proc/self/fd/2"] {
+        assert_eq!(kept(own), (own.into(), None));
+    }
     // Nowhere, in memory, a file that cannot be rotated, where nothing can be written.
     for path in ["/x.log", "/etc/kubernetes/pki/x.log", "/one.log", "/etc/ssl/certs/x.log"] {
         let name = Path::new(path).file_name().unwrap().to_str().unwrap();

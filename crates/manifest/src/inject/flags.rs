@@ -1,7 +1,7 @@
 //! Flags of the kube-apiserver, and the times that follow from them.
 
 use super::{Change, Planner, YamlNode, basename};
-use crate::command::{WATCH_GRACE, WATCH_GRACE_FLAG};
+use crate::command::{WATCH_GRACE, WATCH_GRACE_FLAG, is_file};
 use crate::edit::Step;
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ impl Planner<'_> {
     /// A file that only one instance may write, with the instance in its name.
     pub(super) fn file_of_its_own(&mut self, (name, named): (&str, bool)) {
         let Some(flag) = self.manifest.flag(name) else { return };
-        // An instance's own already; or standard output, or off.
-        if self.is_own(flag.value) || matches!(flag.value, "-" | "") {
+        // An instance's own already, or off.
+        if self.is_own(flag.value) || !is_file(flag.value.as_ref()) {
             return;
         }
         let mount = self.manifest.container().mount_of(flag.value);
@@ -64,7 +64,7 @@ impl Planner<'_> {
 
     /// A note on the audit log: its name changes, which log shippers and retention have to follow.
     pub(super) fn add_audit_log_note(&mut self) {
-        let Some(flag) = self.manifest.flag("audit-log-path").filter(|flag| !matches!(flag.value, "-" | "")) else {
+        let Some(flag) = self.manifest.flag("audit-log-path").filter(|flag| is_file(flag.value.as_ref())) else {
             return;
         };
         let path = if self.is_own(flag.value) { flag.value.to_owned() } else { with_instance(flag.value) };

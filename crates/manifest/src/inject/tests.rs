@@ -486,6 +486,26 @@ fn a_variable_is_an_instances_own_only_by_its_uid_or_name() {
 }
 
 #[test]
+fn what_each_process_has_of_its_own_stays() {
+    for (path, is_file) in [
+        ("-", false),
+        ("/dev/stdout", false),
+        ("//dev/stderr", false),
+        ("/dev/fd/1", false),
+        ("/dev/null", false),
+        ("/proc/self/fd/1", false),
+        ("/dev/shm/audit", true),
+        ("/device/audit", true),
+    ] {
+        let text =
+            kubeadm_with("- --secure-port=6443", &format!("- --secure-port=6443\n    - --audit-log-path={path}"));
+        let outcome = inject(&text, &options()).unwrap();
+        let changed = outcome.text.contains(&format!("--audit-log-path={path}-{{instance}}"));
+        assert_eq!((changed, has_note(&outcome, "each pod has an audit log")), (is_file, is_file), "{path}");
+    }
+}
+
+#[test]
 fn a_file_of_its_own_has_the_instance_before_its_extension() {
     let names = [
         ("/l/audit.log", "/l/audit-{instance}.log"),
