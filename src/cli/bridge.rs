@@ -51,7 +51,7 @@ pub struct BridgeDirArgs {
     #[arg(long, hide = true, env = "BERTH_BRIDGE_STATE_DIR", default_value = DIRECTORY, value_parser = absolute)]
     pub state_dir: PathBuf,
     /// Print JSON: the bridge's status, a line at each change, on standard error (of `status` and --dry-run on standard output)
-    #[arg(long, env = "BERTH_BRIDGE_JSON")]
+    #[arg(long)]
     pub json: bool,
 }
 
@@ -69,7 +69,7 @@ pub struct BridgeStartArgs {
     )]
     pub manifest: PathBuf,
     /// The command line of the kube-apiserver that runs on this node, if it is in no pod; its words are separated as by a shell
-    #[arg(long, env = "BERTH_BRIDGE_COMMAND", value_name = "COMMAND LINE", value_parser = words)]
+    #[arg(long, value_name = "COMMAND LINE", value_parser = words)]
     pub command: Option<Words>,
     /// How long either kube-apiserver may take to get ready
     #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION", value_parser = ready_timeout)]
@@ -79,7 +79,7 @@ pub struct BridgeStartArgs {
     #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION", value_parser = parse_duration)]
     pub settle: Duration,
     /// What happens when COMMAND fails, or the node's own kube-apiserver does not come back
-    #[arg(long, env = "BERTH_BRIDGE_ON_FAILURE", default_value = "stay", value_name = "WHAT", value_enum)]
+    #[arg(long, default_value = "stay", value_name = "WHAT", value_enum)]
     pub on_failure: OnFailure,
     /// Which etcd the temporary kube-apiserver uses, where one of its members is on this node
     #[arg(long, env = "BERTH_BRIDGE_ETCD", default_value = "auto", value_name = "WHICH", value_enum)]
@@ -105,7 +105,7 @@ pub struct BridgeStartArgs {
     #[arg(long, hide = true, default_value = "2s", value_parser = parse_duration)]
     pub probe_timeout: Duration,
     /// Check what is needed, print the steps, and do nothing; COMMAND may be left out
-    #[arg(long, env = "BERTH_DRY_RUN")]
+    #[arg(long)]
     pub dry_run: bool,
     /// Divide the times that no option sets
     #[arg(long, hide = true, default_value_t)]
@@ -142,7 +142,7 @@ pub struct BridgeRestoreArgs {
     #[command(flatten)]
     pub dir: BridgeDirArgs,
     /// Show the difference, and do nothing
-    #[arg(long, env = "BERTH_DRY_RUN")]
+    #[arg(long)]
     pub dry_run: bool,
 }
 
@@ -156,6 +156,6 @@ pub struct BridgeEndArgs {
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Do not wait for the node's own kube-apiserver: without one, clients are refused
-    #[arg(long, env = "BERTH_BRIDGE_NOW")]
+    #[arg(long)]
     pub now: bool,
 }

@@ -11,7 +11,7 @@ pub struct GrantArgs {
     #[command(flatten)]
     pub admin: AdminArgs,
     /// The shim's kubeconfig, which is written with its token into a directory of their own
-    #[arg(long, env = "BERTH_GRANT_WRITE", value_name = "FILE", conflicts_with_all = ["revoke", "print"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["revoke", "print"])]
     pub write: Option<PathBuf>,
     /// The node's name in the cluster; with --print or --revoke there may be several, separated by commas [default:
     /// what this machine's kubelet calls it]
@@ -32,12 +32,12 @@ pub struct GrantArgs {
     #[arg(long, env = "BERTH_UID", value_name = "UID")]
     pub uid: Option<String>,
     /// Delete the node's service account, which ends its tokens, and its Role and RoleBindings
-    #[arg(long, env = "BERTH_REVOKE", conflicts_with = "print")]
+    #[arg(long, conflicts_with = "print")]
     pub revoke: bool,
     /// Print the objects as YAML, without a request to the cluster
-    #[arg(long, env = "BERTH_PRINT")]
+    #[arg(long)]
     pub print: bool,
     /// Print JSON
-    #[arg(long, env = "BERTH_GRANT_JSON")]
+    #[arg(long)]
     pub json: bool,
 }

@@ -115,3 +115,35 @@ pub enum Command {
     #[command(short_flag = 'v')]
     Version,
 }
+
+#[cfg(all(test, feature = "operate"))]
+mod tests {
+    use super::*;
+    use clap::{ArgAction, CommandFactory};
+
+    /// One that is left in the environment would write, or wave errors through, at each later run.
+    #[test]
+    fn what_holds_for_one_run_has_no_environment_variable() {
+        let values =
+            ["accept", "canary", "canary_time", "ignore_errors", "kubeadm_patch", "on_failure", "undecided", "write"];
+        let probe = ["probe_insecure"];
+        let of_one_run = |arg: &&Arg| {
+            let id = arg.get_id().as_str();
+            !probe.contains(&id) && (matches!(arg.get_action(), ArgAction::SetTrue) || values.contains(&id))
+        };
+        let mut seen = Vec::new();
+        let cli = Cli::command();
+        let operators = ["bridge", "upgrade", "doctor", "inject", "eject", "grant", "status"];
+        for command in cli.get_subcommands().filter(|command| operators.contains(&command.get_name())) {
+            for command in std::iter::once(command).chain(command.get_subcommands()) {
+                for arg in command.get_arguments().filter(of_one_run) {
+                    assert_eq!(arg.get_env(), None, "{} {}", command.get_name(), arg.get_id());
+                    seen.push(arg.get_id().to_string());
+                }
+            }
+        }
+        for known in values.into_iter().chain(["bridge", "break_lock", "diff", "dry_run", "judge", "revoke"]) {
+            assert!(seen.iter().any(|id| id == known), "{known} is not in {seen:?}");
+        }
+    }
+}

@@ -10,6 +10,6 @@ pub struct StatusArgs {
     #[command(flatten)]
     pub run_dir: RunDirArgs,
     /// Print JSON instead of a table
-    #[arg(long, env = "BERTH_STATUS_JSON")]
+    #[arg(long)]
     pub json: bool,
 }

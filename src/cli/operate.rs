@@ -22,7 +22,7 @@ pub struct InjectArgs {
     #[arg(long, env = "BERTH_IMAGE", value_name = "IMAGE")]
     pub image: String,
     /// Write patches for `kubeadm … --patches DIR` into this directory, and leave the manifest alone
-    #[arg(long, env = "BERTH_KUBEADM_PATCH", value_name = "DIR", conflicts_with_all = ["write", "diff"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["write", "diff"])]
     pub kubeadm_patch: Option<PathBuf>,
     /// Where the shim listens; may be given several times, the first names the berth [default: the
     /// manifest's --bind-address or --advertise-address, else the node's address]
@@ -79,14 +79,14 @@ pub struct ManifestArgs {
     pub path: PathBuf,
     /// Write the result into the file, not to standard output; the kubelet then restarts a static pod, and clients are refused until it
     /// is ready: --bridge prevents that
-    #[arg(long, env = "BERTH_WRITE")]
+    #[arg(long)]
     pub write: bool,
     /// Write it under `berth bridge`, which needs Linux 5.9: a temporary kube-apiserver serves until the one of the new manifest does, and
     /// nothing is lost. Nothing is written if `berth doctor --node` finds an error
-    #[arg(long, env = "BERTH_BRIDGE", requires = "write")]
+    #[arg(long, requires = "write")]
     pub bridge: bool,
-    /// Print what changes, not the whole result
-    #[arg(long, env = "BERTH_DIFF")]
+    /// Print what changes, not the whole result; nothing is written
+    #[arg(long, conflicts_with = "write")]
     pub diff: bool,
     #[command(flatten)]
     pub kept: KeptArgs,
@@ -98,7 +98,6 @@ pub struct ExcusedArgs {
     /// Checks of berth doctor whose errors are warnings, separated by commas (docs/doctor.md names all)
     #[arg(
         long,
-        env = "BERTH_IGNORE_ERRORS",
         value_name = "CHECKS",
         value_delimiter = ',',
         value_parser = checks_with_errors(),
@@ -121,7 +120,7 @@ pub struct DoctorArgs {
     pub manifest: PathBuf,
     /// Check this node too: the manifest is, or will be, of a static pod here, like the others in the
     /// kubelet's directory
-    #[arg(long, env = "BERTH_NODE")]
+    #[arg(long)]
     pub node: bool,
     /// Where the kubelet finds static pods.
     #[command(flatten)]
@@ -135,7 +134,7 @@ pub struct DoctorArgs {
     #[command(flatten)]
     pub excused: ExcusedArgs,
     /// Print JSON
-    #[arg(long, env = "BERTH_DOCTOR_JSON")]
+    #[arg(long)]
     pub json: bool,
 }
 
@@ -151,7 +150,7 @@ const JUDGE: &str = "The judge";
 pub struct UpgradeArgs {
     /// The new manifest, behind berth, outside the kubelet's directory [default: the current one, for a
     /// rolling restart]
-    #[arg(long, env = "BERTH_UPGRADE_MANIFEST", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     pub manifest: Option<PathBuf>,
     /// Where the kubelet finds static pods.
     #[command(flatten)]
@@ -168,7 +167,7 @@ pub struct UpgradeArgs {
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Take the cluster's lock from the node that holds it and whose upgrade will not be completed
-    #[arg(long, env = "BERTH_BREAK_LOCK")]
+    #[arg(long)]
     pub break_lock: bool,
     /// Which errors do not count.
     #[command(flatten)]
@@ -177,7 +176,7 @@ pub struct UpgradeArgs {
     #[command(flatten)]
     pub judge: JudgeArgs,
     /// Print the steps, and do nothing
-    #[arg(long, env = "BERTH_DRY_RUN")]
+    #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
     pub kept: KeptArgs,
@@ -191,29 +190,29 @@ pub struct UpgradeArgs {
 pub struct JudgeArgs {
     /// Give the new one its clients in steps, judge it by the metrics of both, and go back by itself if it is bad; it needs a kubeconfig
     /// (docs/judge.md)
-    #[arg(long, env = "BERTH_JUDGE", help_heading = JUDGE)]
+    #[arg(long, help_heading = JUDGE)]
     pub judge: bool,
     /// The new one's part of new connections, step by step
-    #[arg(long, env = "BERTH_CANARY", default_value = "5%,25%,50%", value_name = "PERCENTAGES", value_parser = parts, requires = "judge", help_heading = JUDGE)]
+    #[arg(long, default_value = "5%,25%,50%", value_name = "PERCENTAGES", value_parser = parts, requires = "judge", help_heading = JUDGE)]
     pub canary: Parts,
     /// How long each of these steps takes; then the new one has all new connections for twice as long, while the old one still runs
-    #[arg(long, env = "BERTH_CANARY_TIME", default_value = "60s", value_name = "DURATION", value_parser = seconds, requires = "judge", help_heading = JUDGE)]
+    #[arg(long, default_value = "60s", value_name = "DURATION", value_parser = seconds, requires = "judge", help_heading = JUDGE)]
     pub canary_time: Duration,
     /// Clients on the node itself are in the steps, too; otherwise they stay on the old one until it goes, since kubelet and
     /// controller-manager must not depend on a server that is not judged
-    #[arg(long, env = "BERTH_CANARY_LOCAL", requires = "judge", help_heading = JUDGE)]
+    #[arg(long, requires = "judge", help_heading = JUDGE)]
     pub canary_local: bool,
     /// Do not let the new one behave as the old one's release (--emulated-version) until it is judged
-    #[arg(long, env = "BERTH_NO_EMULATE", requires = "judge", help_heading = JUDGE)]
+    #[arg(long, requires = "judge", help_heading = JUDGE)]
     pub no_emulate: bool,
     /// Findings that do not make a verdict bad, separated by commas (docs/judge.md names all)
-    #[arg(long, env = "BERTH_ACCEPT", value_name = "CODES", value_delimiter = ',', requires = "judge", help_heading = JUDGE)]
+    #[arg(long, value_name = "CODES", value_delimiter = ',', requires = "judge", help_heading = JUDGE)]
     pub accept: Vec<Signal>,
     /// What to do if there was not enough to judge
-    #[arg(long, env = "BERTH_UNDECIDED", default_value = "go-on", value_name = "WHAT", requires = "judge", help_heading = JUDGE)]
+    #[arg(long, default_value = "go-on", value_name = "WHAT", requires = "judge", help_heading = JUDGE)]
     pub undecided: Undecided,
     /// Where clients send too few requests to judge by, send some to both: lists, and writes without effect (dry run)
-    #[arg(long, env = "BERTH_JUDGE_REQUESTS", requires = "judge", help_heading = JUDGE)]
+    #[arg(long, requires = "judge", help_heading = JUDGE)]
     pub judge_requests: bool,
     /// Divide the times that no option sets
     #[arg(long, hide = true, default_value_t)]

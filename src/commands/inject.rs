@@ -128,12 +128,10 @@ impl Target {
             let name = name.trim_start_matches('/');
             let (before, after) = (format!("a/{name}"), format!("b/{name}"));
             let diff = TextDiff::from_lines(old, new);
-            print(&diff.unified_diff().header(&before, &after).to_string())?;
-        } else if !self.write {
-            print(new)?;
+            return print(&diff.unified_diff().header(&before, &after).to_string());
         }
         if !self.write {
-            return Ok(Exit::Ok);
+            return print(new);
         }
         if old == new {
             print_stderr(format_args!("{} is as it should be: not written", self.name()));
@@ -149,7 +147,7 @@ impl Target {
                  --bridge prevents that (Linux 5.9)",
             );
         }
-        if !self.diff && !edits.is_empty() {
+        if !edits.is_empty() {
             print_stderr(format_args!("{} changes, see --diff", edits.len()));
         }
         if let Some(original) = original {

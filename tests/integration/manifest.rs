@@ -81,6 +81,13 @@ fn without_write_nothing_is_written() {
     let diff = node.berth("inject", &["--diff"]);
     assert!(diff.out.starts_with("--- a/") && diff.out.contains("\n+    - /opt/berth/berth\n"), "{}", diff.out);
     assert!(diff.err.contains("berth: spec.containers[kube-apiserver].ports: with hostNetwork"), "{}", diff.err);
+    // A preview never writes, and nothing in the environment makes it.
+    let both = node.berth("inject", &["--diff", "--write"]);
+    assert!(both.status == Some(64) && both.err.contains("'--diff' cannot be used with '--write'"), "{}", both.err);
+    let mut berth = berth();
+    berth.args(["inject", "--image", IMAGE, "--diff"]).arg(node.manifest()).arg("--backup-dir").arg(node.backups());
+    let left = run(berth.env("BERTH_WRITE", "true").env("BERTH_BRIDGE", "true"));
+    assert!(left.status == Some(0) && left.out.starts_with("--- a/"), "{}", left.err);
     assert_eq!((node.text(), names(node.temp.path())), (KUBEADM.into(), vec!["manifests".into()]));
 }
 

@@ -142,8 +142,7 @@ pub async fn ended(directory: &Path, json: bool, client: &Connection, now: bool)
 async fn command(run: &[OsString]) -> io::Result<ExitStatus> {
     let Some((program, arguments)) = run.split_first() else { return Err(ErrorKind::InvalidInput.into()) };
     let mut signals = Signals::new(&[Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT])?;
-    // A caller that has the variable set already must not begin another.
-    let mut child = tokio::process::Command::new(program).args(arguments).env_remove("BERTH_BRIDGE").spawn()?;
+    let mut child = tokio::process::Command::new(program).args(arguments).spawn()?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     let pass = |signal| pid.map(|pid| kill(Pid::from_raw(pid), signal));
     loop {
