@@ -348,8 +348,9 @@ impl Editor<'_> {
     }
 
     /// Where the lines of a value end whose key or dash is in this column: with the comments below that stand deeper, or, below a
-    /// list no deeper than its key, look like its items. Others belong to what follows.
+    /// list no deeper than its key, look like its items, and what stands between. Others belong to what follows.
     fn end(&self, value: &YamlNode, column: usize) -> usize {
+        let list = !value.flow && !value.items().is_empty();
         let mut end = self.line_end(value.span.end);
         let mut at = end;
         while at < self.text.len() {
@@ -358,7 +359,8 @@ impl Editor<'_> {
             let said = line.trim_start_matches(' ');
             let indent = line.len() - said.len();
             match said.strip_prefix('#') {
-                Some(said) if indent > column || indent == column && is_item(value, said) => end = next,
+                Some(said) if indent > column || indent == column && list && is_item(said) => end = next,
+                Some(_) if indent == column && list => {}
                 None if said.is_empty() => {}
                 _ => break,
             }
@@ -405,9 +407,9 @@ impl Editor<'_> {
     }
 }
 
-/// Whether a comment below a value looks like an item that was taken out of it.
-fn is_item(value: &YamlNode, comment: &str) -> bool {
-    !value.flow && !value.items().is_empty() && comment.trim_start().starts_with("- ")
+/// Whether a comment below a value looks like an item that was taken out of it, a further line of one, or a flag.
+fn is_item(comment: &str) -> bool {
+    comment.trim_start().starts_with('-') || comment.starts_with("  ")
 }
 
 /// What separates a colon from what follows it in a flow mapping: libyaml takes the colon for a part of the key otherwise.
@@ -488,6 +490,18 @@ mod tests {
             ("a:\n  - b\n  # - c\n\n  # - d\ne: 1\n", "b", "a:\n  - b\n  # - c\n\n  # - d\nb: 1\ne: 1\n"),
             // A list no deeper than its key, as Kubernetes' programs write it.
             ("a:\n- b\n# - c\n# of e\ne: 1\n", "b", "a:\n- b\n# - c\nb: 1\n# of e\ne: 1\n"),
+            (
+                "a:\n- b\n# of d:\n# - d\n\n# --v=6\n# of e\ne: 1\n",
+                "b",
+                "a:\n- b\n# of d:\n# - d\n\n# --v=6\nb: 1\n# of e\ne: 1\n",
+            ),
+            (
+                "a:\n- b: 1\n# - b: 2\n#   c: 3\n# of e\ne: 1\n",
+                "b",
+                "a:\n- b: 1\n# - b: 2\n#   c: 3\nb: 1\n# of e\ne: 1\n",
+            ),
+            // Of the next key.
+            ("a:\n- b\n# of e: - x\ne: 1\n", "b", "a:\n- b\nb: 1\n# of e: - x\ne: 1\n"),
             ("a: |\n  x\n # - y\n# - z\nc: 1\n", "b", "a: |\n  x\n # - y\nb: 1\n# - z\nc: 1\n"),
             ("a:\n  - b\n  # - c", "d", "a:\n  - b\n  # - c\nd: 1"),
         ] {
