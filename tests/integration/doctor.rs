@@ -109,7 +109,10 @@ fn a_node_is_checked_with_its_directory_and_its_ports() {
     // Elsewhere a second file means nothing, and without --node neither does this machine.
     let done = berth(temp.path(), &["doctor", manifest, "--node", "--json"], "");
     assert!(!found(&done.out).contains(&"same-pod-name".into()), "{}", done.out);
-    assert_eq!(found(&berth(temp.path(), &["doctor", manifest, "--json"], "").out), ["not-checked"]);
+    assert_eq!(
+        found(&berth(temp.path(), &["doctor", manifest, "--json"], "").out),
+        ["loopback-address", "not-checked"]
+    );
 }
 
 /// A client on this machine that a shim which listens on another address would refuse.

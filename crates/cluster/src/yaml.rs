@@ -152,6 +152,12 @@ impl YamlNode {
         matches!(&self.data, Data::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL"))
     }
 
+    /// A whole number that is not negative.
+    #[must_use]
+    pub fn number(&self) -> Option<u64> {
+        self.value().as_u64()
+    }
+
     /// How many values it is, with all that are in it.
     fn size(&self) -> usize {
         let inner = match &self.data {
@@ -189,7 +195,7 @@ pub fn resolve(text: &str) -> Value {
         "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" | "n" | "N" => return false.into(),
         _ => {}
     }
-    if let Ok(number) = text.parse::<i64>() {
+    if let Some(number) = integer(text) {
         return number.into();
     }
     // Rust reads "inf" and "nan", YAML does not.
@@ -198,6 +204,25 @@ pub fn resolve(text: &str) -> Value {
         Ok(number) if digits && number.is_finite() => number.into(),
         _ => Value::String(text.to_owned()),
     }
+}
+
+/// A whole number as Go reads it: without each `_`, and by its prefix; that of an octal one may be 0 alone.
+fn integer(text: &str) -> Option<i64> {
+    if text.starts_with('_') {
+        return None;
+    }
+    let text = text.replace('_', "");
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(&text);
+    let (radix, prefix) = match digits.as_bytes() {
+        [b'0', b'x' | b'X', ..] => (16, 2),
+        [b'0', b'o' | b'O', ..] => (8, 2),
+        [b'0', b'b' | b'B', ..] => (2, 2),
+        [b'0', _, ..] => (8, 1),
+        _ => (10, 0),
+    };
+    let (sign, digits) = (&text[..text.len() - digits.len()], &digits[prefix..]);
+    let signed = digits.starts_with(['-', '+']);
+    i64::from_str_radix(&format!("{sign}{digits}"), radix).ok().filter(|_| !signed)
 }
 
 /// The first character that ends a line, or is nothing at all, for some readers only, and what it is.
@@ -433,11 +458,19 @@ mod tests {
 
     #[test]
     fn plain_scalars_are_what_kubernetes_takes_them_for() {
-        for (text, value) in [("1", Value::from(1)), ("-1.5", (-1.5).into()), ("yes", true.into()), ("~", Value::Null)]
-        {
+        for (text, value) in [
+            ("1", Value::from(1)),
+            ("010", 8.into()),
+            ("-0x1F", (-31).into()),
+            ("0b11", 3.into()),
+            ("+1_000", 1000.into()),
+            ("-1.5", (-1.5).into()),
+            ("yes", true.into()),
+            ("~", Value::Null),
+        ] {
             assert_eq!(resolve(text), value);
         }
-        for text in ["10.0.0.5", "10m", "inf", "nan", "v1", "0x", "1_000"] {
+        for text in ["10.0.0.5", "10m", "inf", "nan", "v1", "0x", "0b", "_1", "--1", "0x-1", "-"] {
             assert_eq!(resolve(text), Value::from(text));
         }
     }

@@ -42,6 +42,7 @@ checks! {
     ANONYMOUS_AUTH, Error, "anonymous-auth";
     AUTHENTICATION_CONFIG, Warning, "authentication-config";
     HOST_IP_UNKNOWN, Warning, "host-ip";
+    LOOPBACK_ADDRESS, Warning, "loopback-address";
     CLUSTER_ACCOUNT, Error, "cluster-account";
     CLUSTER_MOUNT, Error, "cluster-mount";
     NODE_NAME, Warning, "node-name";

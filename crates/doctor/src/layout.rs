@@ -14,9 +14,6 @@ pub(super) const HOST_IP: &str = "192.0.2.1";
 /// berth's subcommands in containers.
 const COMMANDS: [&str; 3] = ["serve", "exec", "run"];
 
-/// Most `$(…)` that are followed in a container's options: they could go in circles.
-const REFERENCES: usize = 100;
-
 /// Options of berth in a container.
 #[derive(Debug)]
 pub(super) enum ParsedOptions {
@@ -93,7 +90,7 @@ impl<'a> Berth<'a> {
 
 /// The uid of a container. Images of kube-apiserver and of berth are root's by default.
 pub(super) fn uid(container: Container<'_>) -> u32 {
-    container.security("runAsUser").and_then(YamlNode::text).and_then(|uid| uid.parse().ok()).unwrap_or(0)
+    container.security("runAsUser").and_then(YamlNode::number).and_then(|uid| u32::try_from(uid).ok()).unwrap_or(0)
 }
 
 /// Reads a container's arguments after `berth`, and environment variables for options that are not among them.
@@ -106,26 +103,31 @@ fn parse(container: Container<'_>, command: &str, words: &[&str], at: usize) -> 
     if container.node().get("envFrom").is_some() || variables.iter().any(elsewhere) {
         return ParsedOptions::Unseen;
     }
-    let mut left = REFERENCES;
+    let environment = container.environment(|field| {
+        Some(match field {
+            "status.hostIP" | "status.podIP" => HOST_IP.to_owned(),
+            field => field.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-"),
+        })
+    });
     let mut argv: Vec<String> = vec!["berth".into()];
-    argv.extend(words[..=at].iter().map(|word| expand(container, word, &mut left)));
+    argv.extend(words[..=at].iter().map(|word| environment.expand(word)));
     let cli = InPod::command();
     let known = cli.find_subcommand(command).into_iter().flat_map(clap::Command::get_arguments);
     for arg in known.chain(cli.get_arguments()) {
         let (Some(long), Some(name)) = (arg.get_long(), arg.get_env().and_then(OsStr::to_str)) else { continue };
         let option = format!("--{long}");
         let given = words.iter().any(|word| word.split('=').next() == Some(&option));
-        let Some(variable) = container.variable(name).filter(|_| !given) else { continue };
-        match (arg.get_action(), value_of(container, variable, &mut left)) {
-            (ArgAction::SetTrue, value) => match value.as_str() {
+        let Some(value) = environment.get(name).filter(|_| !given) else { continue };
+        match arg.get_action() {
+            ArgAction::SetTrue => match value.as_str() {
                 "true" => argv.push(option),
                 "false" => {}
                 _ => return ParsedOptions::Wrong(format!("{name}={value}: give true or false")),
             },
-            (_, value) => argv.push(format!("{option}={value}")),
+            _ => argv.push(format!("{option}={value}")),
         }
     }
-    argv.extend(words[at + 1..].iter().map(|word| expand(container, word, &mut left)));
+    argv.extend(words[at + 1..].iter().map(|word| environment.expand(word)));
     // The environment of this process must not count.
     let without_env = |command: clap::Command| command.mut_args(|arg| arg.env(Resettable::Reset));
     let read = without_env(cli).mut_subcommand(command, without_env).try_get_matches_from(argv);
@@ -137,35 +139,4 @@ fn parse(container: Container<'_>, command: &str, words: &[&str], at: usize) -> 
             ParsedOptions::Wrong(format!("{}: see `berth {command} --help`", first.trim_start_matches("error: ")))
         }
     }
-}
-
-/// A variable's value, with a name of the same kind for what only the kubelet knows.
-fn value_of(container: Container<'_>, variable: &YamlNode, left: &mut usize) -> String {
-    match variable.at(&["valueFrom", "fieldRef", "fieldPath"]).and_then(YamlNode::text) {
-        Some("status.hostIP" | "status.podIP") => HOST_IP.to_owned(),
-        Some(field) => field.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-"),
-        None => expand(container, variable.text_of("value").unwrap_or_default(), left),
-    }
-}
-
-/// Expands `$(NAME)` as the kubelet does.
-fn expand(container: Container<'_>, text: &str, left: &mut usize) -> String {
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once("$(") {
-        let known = after.split_once(')').and_then(|(name, after)| Some((container.variable(name)?, after)));
-        out.push_str(before);
-        match known {
-            Some((variable, after)) if *left > 0 => {
-                *left -= 1;
-                out.push_str(&value_of(container, variable, left));
-                rest = after;
-            }
-            _ => {
-                out.push_str("$(");
-                rest = after;
-            }
-        }
-    }
-    out + rest
 }

@@ -181,6 +181,16 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             of_text(&inject(&with(KUBEADM, &[("--advertise-address=10.0.0.5", "--v=1")]), &options()).unwrap().text),
         ),
         ("not-checked", findings(&pod, |case| case.cluster = None)),
+        ("not-checked", changed(&[("kube-apiserver:v1.36.3", "kube-apiserver@sha256:00")])),
+        ("loopback-address", changed(&[("--advertise-address=10.0.0.5", "--advertise-address=127.0.0.1")])),
+        // What berth exec advertises then.
+        (
+            "loopback-address",
+            of_text(
+                &with(&pod, &[("--advertise-address=10.0.0.5", "--v=1")])
+                    .replace("value: 10.0.0.5", "value: 127.0.0.9"),
+            ),
+        ),
     ];
     let of_pod = [
         ("host-network", "hostNetwork: true", "hostNetwork: false"),
@@ -528,7 +538,7 @@ fn other_ways_to_write_it_are_read() {
     let node_shim = run.replace("/berth, run, --probe, tcp,", "/berth, exec,");
     let found = ids(&of_text(&node_shim));
     assert!(found.contains(&"shim-missing") && !found.contains(&"pre-stop"), "{found:?}");
-    // References in a circle, and what they stand for.
+    // References to what comes later, as in a circle, are not expanded.
     let circle = run.replace("'10.0.0.5:6443'", "'$(A):6443'}, {name: A, value: '$(A)$(A)'");
     assert!(ids(&of_text(&circle)).contains(&"berth-options"));
 }

@@ -2,11 +2,44 @@
 
 use super::basename;
 use berth_cluster::yaml::YamlNode;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// The command line of a probe or a hook, if it runs a program.
 pub fn exec_words(hook: &YamlNode) -> Vec<&str> {
     hook.get("exec").map(|exec| exec.list("command").iter().filter_map(YamlNode::text).collect()).unwrap_or_default()
+}
+
+/// Longest value into which references are expanded: they could double it again and again.
+const MAX_EXPANDED: usize = 4096;
+
+/// The variables of a container, as far as their values are known.
+#[derive(Debug, Default)]
+pub struct Environment<'a>(HashMap<&'a str, String>);
+
+impl Environment<'_> {
+    pub fn get(&self, name: &str) -> Option<&String> {
+        self.0.get(name)
+    }
+
+    /// Expands `$(NAME)` as the kubelet does: `$$` is a `$`, and a name that is not known stays.
+    pub fn expand(&self, text: &str) -> String {
+        let mut out = String::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once('$') {
+            out.push_str(before);
+            let named = after.strip_prefix('(').and_then(|inner| inner.split_once(')'));
+            let known = named.and_then(|(name, after)| Some((self.get(name)?.as_str(), after)));
+            let (new, after) = match (after.strip_prefix('$'), known) {
+                (Some(after), _) => ("$", after),
+                (None, Some(known)) if out.len() + known.0.len() <= MAX_EXPANDED => known,
+                _ => ("$", after),
+            };
+            out.push_str(new);
+            rest = after;
+        }
+        out + rest
+    }
 }
 
 /// A container, and the pod that it is in.
@@ -47,6 +80,23 @@ impl<'a> Container<'a> {
     pub fn variable(self, name: &str) -> Option<&'a YamlNode> {
         let all = self.node.list("env");
         all.iter().rev().find(|variable| variable.text_of("name") == Some(name))
+    }
+
+    /// Its environment, each value with those before it in it. `field` gives the value of a field of the pod, if it is known.
+    pub fn environment(self, field: impl Fn(&str) -> Option<String>) -> Environment<'a> {
+        let mut known = Environment::default();
+        for variable in self.node.list("env") {
+            let Some(name) = variable.text_of("name") else { continue };
+            let value = match variable.get("valueFrom") {
+                Some(from) => from.at(&["fieldRef", "fieldPath"]).and_then(YamlNode::text).and_then(&field),
+                None => Some(known.expand(variable.text_of("value").unwrap_or_default())),
+            };
+            match value {
+                Some(value) => drop(known.0.insert(name, value)),
+                None => drop(known.0.remove(name)),
+            }
+        }
+        known
     }
 
     /// A field of its security context, or of the pod's.

@@ -9,13 +9,14 @@ mod probes;
 
 use super::edit::{Change, Edit, Path, apply};
 use super::eject::{ORIGINAL, Original, undo};
-use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, STEERING, VOLUMES};
+use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, STEERING, VARIABLES, VOLUMES};
 use super::pod::basename;
 use super::{Container, Manifest, Problem};
 use berth_cluster::yaml::YamlNode;
 use berth_shim::config::{DirectMode, Listen};
 use serde_json::Value;
 
+pub use addresses::loopback;
 pub use judge::{Lapse, Rule, Wrapping, judge};
 
 /// The variables of the shim alone that follow from options of `berth inject`.
@@ -219,11 +220,17 @@ impl<'a> Planner<'a> {
         capabilities.extend(self.direct(uid, &mut of_shim));
         of_shim.extend(parts::waits(&self.options.added));
         of_shim.extend(self.options.added.iter().cloned());
-        let group = self.manifest.container().security("runAsGroup").map(YamlNode::value);
-        let shim = parts::shim(image, &parts::user(uid, group.as_ref(), &capabilities), &of_shim, &mounts);
+        let container = self.manifest.container();
+        let group = container.security("runAsGroup").map(|group| ("runAsGroup", group.value()));
+        // The pod's is theirs, too.
+        let label =
+            container.node().at(&["securityContext", "seLinuxOptions"]).map(|label| ("seLinuxOptions", label.value()));
+        let label: Vec<_> = label.into_iter().collect();
+        let like: Vec<_> = label.iter().cloned().chain(group).collect();
+        let shim = parts::shim(image, &parts::user(uid, &like, &capabilities), &of_shim, &mounts);
         self.edit(
             pod.key("initContainers"),
-            Change::Append(vec![parts::install(image, &self.options.run_dir, uid), shim]),
+            Change::Append(vec![parts::install(image, &self.options.run_dir, uid, &label), shim]),
             "berth-install copies the binary and makes the run directory; berth is the shim, which is stopped after kube-apiserver",
         );
         let volumes = parts::volumes(&self.options.run_dir, cluster);
@@ -314,13 +321,17 @@ impl<'a> Planner<'a> {
                 "it is behind berth already, but not by berth inject: take berth out by hand first",
             );
         }
-        for (list, names) in [("containers", &[SHIM][..]), ("initContainers", &[SHIM, INSTALL]), ("volumes", &VOLUMES)]
-        {
+        for (parent, list, names) in [
+            (pod, "containers", &[SHIM][..]),
+            (pod, "initContainers", &[SHIM, INSTALL]),
+            (pod, "volumes", &VOLUMES),
+            (container, "env", &VARIABLES),
+        ] {
             for name in names {
-                if let Some((_, there)) = pod.get(list).and_then(|list| list.named(name)) {
+                if let Some((_, there)) = parent.get(list).and_then(|list| list.named(name)) {
                     self.wrong(
                         there.line,
-                        format!("{name} is among the {list} already: rename it, berth needs the name"),
+                        format!("{name} is in {list} already, and berth needs the name: rename it, or take it out"),
                     );
                 }
             }
@@ -353,6 +364,12 @@ impl<'a> Planner<'a> {
                      kube-apiserver would wait for the shim's end and never start: upgrade it first"
                 ),
             );
+        }
+        if self.manifest.version().is_none() {
+            let image = self.manifest.image();
+            self.notes.push(format!(
+                "the image {image} names no version of kube-apiserver; below v1.29 it would never start behind berth"
+            ));
         }
     }
 
@@ -387,7 +404,7 @@ impl<'a> Planner<'a> {
             }
             return 0;
         };
-        let uid = user.text().and_then(|uid| uid.parse().ok());
+        let uid = user.number().and_then(|uid| u32::try_from(uid).ok());
         uid.unwrap_or_else(|| {
             self.wrong(user.line, "runAsUser is no uid: give a number");
             0

@@ -34,8 +34,7 @@ pub mod report;
 pub mod wait;
 mod write;
 
-pub use container::Container;
-pub use container::exec_words;
+pub use container::{Container, Environment, exec_words};
 pub use edit::Edit;
 pub use pod::{Flag, Manifest};
 pub use pod::{basename, tag};

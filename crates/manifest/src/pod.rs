@@ -29,6 +29,8 @@ pub struct Manifest {
     template: &'static [&'static str],
     container: usize,
     name: String,
+    /// [`Manifest::arguments`], with the values of variables in them; `{instance}` is what differs from pod to pod.
+    words: Vec<String>,
 }
 
 /// Flags that are read or changed here and take a value; [`berth_exec::args`] refuses the first three without one.
@@ -46,8 +48,10 @@ const VALUED: [&str; 8] = [
 /// A flag of the kube-apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flag<'a> {
-    /// Its value; empty if it has none.
+    /// Its value, with those of variables in it; empty if it has none.
     pub value: &'a str,
+    /// As it is written.
+    pub written: &'a str,
     /// Line of the value.
     pub line: usize,
     /// Which argument has the value, counted through `command` and `args`.
@@ -82,7 +86,7 @@ impl Manifest {
             if containers.iter().filter(|it| it.text_of("name") == Some(&name)).count() > 1 {
                 return Err(Problem::new(node.line, format!("{name} is the name of several containers: rename one")));
             }
-            found.push(Self { text: text.to_owned(), root, document, template, container, name });
+            found.push(Self { text: text.to_owned(), root, document, template, container, name, words: Vec::new() });
         }
         let mut found = found.into_iter();
         match (found.next(), found.next()) {
@@ -91,7 +95,10 @@ impl Manifest {
                 "there is no kube-apiserver: no Pod, Deployment or DaemonSet has a container that runs kube-apiserver or \
                  has its name",
             )),
-            (Some(first), None) => first.check_command().map(|()| first),
+            (Some(mut first), None) => {
+                first.words = first.expanded();
+                first.check_command().map(|()| first)
+            }
             (Some(first), Some(second)) => Err(Problem::new(
                 second.root.line,
                 format!("a second kube-apiserver, there is one in line {} too: give one file each", first.root.line),
@@ -206,27 +213,35 @@ impl Manifest {
     /// All flags of a name without dashes, for one that may be given several times.
     pub fn flags(&self, name: &str) -> Vec<Flag<'_>> {
         let arguments = self.arguments();
-        let found = arguments.iter().enumerate().filter_map(|(at, node)| {
-            let (flag, value) = match node.text()?.split_once('=') {
+        let found = self.words.iter().enumerate().filter_map(|(at, word)| {
+            let (flag, value) = match word.split_once('=') {
                 Some((flag, value)) => (flag, Some(value)),
-                None => (node.text()?, None),
+                None => (word.as_str(), None),
             };
             if flag.strip_prefix("--")?.replace('_', "-") != name {
                 return None;
             }
-            let next = arguments.get(at + 1).filter(|_| value.is_none());
-            let (line, argument, apart) = next.map_or((node.line, at, false), |next| (next.line, at + 1, true));
-            let value = value.or_else(|| next?.text()).unwrap_or_default();
-            Some(Flag { value, line, argument, apart })
+            let next = self.words.get(at + 1).filter(|_| value.is_none());
+            let apart = next.is_some();
+            let argument = at + usize::from(apart);
+            let value = value.or(next.map(String::as_str)).unwrap_or_default();
+            let whole = arguments[argument].text().unwrap_or_default();
+            let written = if apart { whole } else { whole.split_once('=').map_or(value, |(_, written)| written) };
+            Some(Flag { value, written, line: arguments[argument].line, argument, apart })
         });
         found.collect()
     }
 
     /// Major and minor number of the kube-apiserver, by its image's tag.
     pub fn version(&self) -> Option<(u64, u64)> {
-        let image = self.apiserver().text_of("image")?;
-        let mut numbers = tag(image)?.strip_prefix('v')?.split('.').map(|number| number.parse().ok());
-        Some((numbers.next()??, numbers.next()??))
+        let tag = tag(self.image())?;
+        let numbers = tag.strip_prefix('v').unwrap_or(tag).split(|c: char| !c.is_ascii_digit());
+        let mut numbers = numbers.map(|number| number.parse().ok());
+        Some((numbers.next()??, numbers.next()??)).filter(|(major, _)| *major == 1)
+    }
+
+    pub fn image(&self) -> &str {
+        self.apiserver().text_of("image").unwrap_or_default()
     }
 
     /// The apiserver's secure port.
@@ -246,9 +261,10 @@ impl Manifest {
         self.address("bind-address").filter(|ip| !ip.is_unspecified())
     }
 
-    /// The address of --advertise-address, if it is given. That of a router need not be one of the node.
+    /// The address of --advertise-address, if it is given; kube-apiserver takes 0.0.0.0 for none. That of a router need not be one of the
+    /// node.
     pub fn advertised(&self) -> Option<IpAddr> {
-        self.address("advertise-address")
+        self.address("advertise-address").filter(|ip| !ip.is_unspecified())
     }
 
     fn address(&self, flag: &str) -> Option<IpAddr> {
@@ -276,6 +292,12 @@ impl Manifest {
             (line, node) = next;
         }
         line
+    }
+
+    fn expanded(&self) -> Vec<String> {
+        let own = |field: &str| matches!(field, "metadata.uid" | "metadata.name").then(|| "{instance}".to_owned());
+        let environment = self.container().environment(own);
+        self.arguments().iter().map(|word| environment.expand(word.text().unwrap_or_default())).collect()
     }
 
     fn check_command(&self) -> Result<(), Problem> {

@@ -64,7 +64,7 @@ impl ApiserverPod {
         let program = manifest.arguments().first().and_then(|program| program.text()).unwrap_or_default();
         let by_uid = variable("BERTH_INSTANCE").and_then(|it| it.at(&["valueFrom", "fieldRef", "fieldPath"]));
         let volume = spec.get("volumes").and_then(|all| all.named(VOLUMES[1])).map(|(_, volume)| volume);
-        let grace = spec.get("terminationGracePeriodSeconds").and_then(|grace| grace.text()?.parse().ok());
+        let grace = spec.get("terminationGracePeriodSeconds").and_then(YamlNode::number);
         Ok(Self {
             namespace: text(root.at(&["metadata", "namespace"])).unwrap_or_else(|| "default".into()),
             name,

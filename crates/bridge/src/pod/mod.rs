@@ -98,7 +98,7 @@ pub(super) fn port(manifest: &Path, report: &mut Report) -> Option<u16> {
     };
     let parsed = fs::read_to_string(manifest).map_err(|error| wrong(&error)).and_then(|text| {
         let manifest = Manifest::parse(&text).map_err(|problem| wrong(&problem))?;
-        if manifest.pod().get("hostNetwork").and_then(|it| it.text()) != Some("true") {
+        if !manifest.pod().is_true("hostNetwork") {
             return Err(wrong(&"its pod has a network of its own (no hostNetwork: true), and no port of this node"));
         }
         for other in manifest.others() {

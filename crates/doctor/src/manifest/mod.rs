@@ -13,6 +13,7 @@ use berth_options::PodCommand;
 use berth_options::place::PlaceArgs;
 use berth_options::probe::ProbeArgs;
 use berth_shim::backend::probe::ProbeKind;
+use std::net::IpAddr;
 
 pub(super) use volumes::run_dir_of;
 
@@ -22,6 +23,7 @@ pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
         None => examiner.without_berth(),
         Some(layout) => examiner.behind_berth(&layout),
     }
+    examiner.version();
     examiner.findings
 }
 
@@ -48,6 +50,34 @@ impl Examiner<'_> {
                  are one to it, neither sends requests on to the other, and the one that stops removes the entry of both, so that for up \
                  to 10 s the other nodes answer 503 or 404 to what only this node serves",
                 "take --peer-ca-file out, unless other control-plane nodes need it more (docs/doctor.md)",
+            );
+        }
+    }
+
+    /// Other nodes and pods dial what kube-apiserver advertises: by the Service `kubernetes`.
+    fn loopback(&mut self, layout: &Layout<'_>) {
+        let berth = options::berth(&layout.apiserver.parsed).map(|berth| berth.ip());
+        let advertised = self.case.manifest.advertised().or(berth);
+        if let Some(ip) = advertised.into_iter().chain(berth).find(IpAddr::is_loopback) {
+            let line = self
+                .case
+                .manifest
+                .flag("advertise-address")
+                .map_or(layout.apiserver.container.node().line, |flag| flag.line);
+            let (cause, fix) = inject::loopback(ip);
+            self.found(LOOPBACK_ADDRESS, line, cause, fix);
+        }
+    }
+
+    fn version(&mut self) {
+        let (manifest, image) = (self.case.manifest, self.case.manifest.image());
+        if manifest.version().is_none() {
+            self.found(
+                NOT_CHECKED,
+                manifest.line_of(&manifest.apiserver_path().key("image")),
+                format!("the image {image} names no version of kube-apiserver: whether it is v1.29 or newer, as native sidecars need, and how \
+                         far from the one that runs, cannot be seen"),
+                "name it by its tag; a digest may follow (kube-apiserver:v1.36.3@sha256:…)",
             );
         }
     }
@@ -111,6 +141,7 @@ impl Examiner<'_> {
             );
         }
         self.peer_proxy();
+        self.loopback(layout);
         self.run_dir(layout);
         self.authentication(probe);
         if let Some(serving) = serving {

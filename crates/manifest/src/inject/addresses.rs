@@ -30,6 +30,16 @@ pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
     ))
 }
 
+/// What an address of loopback costs that kube-apiserver advertises or the first listen address is, and what fixes that.
+pub fn loopback(ip: IpAddr) -> (String, String) {
+    (
+        format!(
+            "{ip} is of this node alone: no other node reaches kube-apiserver there, and the Service kubernetes takes no such address"
+        ),
+        "give the node's address in --advertise-address, and to `berth inject --listen` as the first".to_owned(),
+    )
+}
+
 impl Planner<'_> {
     /// The addresses as far as they are known, and the variables that the apiserver and the shim share.
     pub(super) fn variables(&mut self, port: u16) -> (Vec<SocketAddr>, Vec<Value>) {
@@ -70,6 +80,14 @@ impl Planner<'_> {
     }
 
     fn add_address_notes(&mut self, port: u16, own: u16, from_node: bool) {
+        let berth = match &self.options.addresses {
+            Addresses::Given(given) => given.first().map(|listen| listen.addr.ip()),
+            Addresses::OfManifest => self.manifest.bound().or_else(|| self.manifest.advertised()),
+        };
+        if let Some(ip) = self.manifest.advertised().into_iter().chain(berth).find(IpAddr::is_loopback) {
+            let (cause, fix) = loopback(ip);
+            self.notes.push(format!("{cause}: {fix}"));
+        }
         if self.options.addresses == Addresses::OfManifest {
             if self.manifest.bound().is_none() {
                 self.notes.push(

@@ -23,7 +23,7 @@ impl Planner<'_> {
     pub(super) fn file_of_its_own(&mut self, (name, named): (&str, bool)) {
         let Some(flag) = self.manifest.flag(name) else { return };
         // An instance's own already, or off.
-        if self.is_own(flag.value) || !is_file(flag.value.as_ref()) {
+        if is_own(flag.value) || !is_file(flag.value.as_ref()) {
             return;
         }
         let mount = self.manifest.container().mount_of(flag.value);
@@ -33,33 +33,11 @@ impl Planner<'_> {
             return;
         }
         let value = if named {
-            with_instance(flag.value)
+            with_instance(flag.written)
         } else {
-            format!("{}/{{instance}}", flag.value.trim_end_matches('/'))
+            format!("{}/{{instance}}", flag.written.trim_end_matches('/'))
         };
         self.set_flag(name, &value, "two instances must not write the same; berth exec puts the instance's name in");
-    }
-
-    /// Whether each pod has another value in the place of this one: by its instance, or by a variable that is its UID or name. A
-    /// variable such as the node's name is the same for both pods of a node.
-    fn is_own(&self, value: &str) -> bool {
-        let mut names = references(value);
-        let mut seen = 0;
-        while let Some(name) = names.get(seen).cloned() {
-            seen += 1;
-            let Some(variable) = self.manifest.container().variable(&name) else { continue };
-            let field = variable.at(&["valueFrom", "fieldRef", "fieldPath"]).and_then(YamlNode::text);
-            if matches!(field, Some("metadata.uid" | "metadata.name")) {
-                return true;
-            }
-            for further in references(variable.text_of("value").unwrap_or_default()) {
-                // They could go in circles.
-                if !names.contains(&further) {
-                    names.push(further);
-                }
-            }
-        }
-        value.contains("{instance}")
     }
 
     /// A note on the audit log: its name changes, which log shippers and retention have to follow.
@@ -67,7 +45,7 @@ impl Planner<'_> {
         let Some(flag) = self.manifest.flag("audit-log-path").filter(|flag| is_file(flag.value.as_ref())) else {
             return;
         };
-        let path = if self.is_own(flag.value) { flag.value.to_owned() } else { with_instance(flag.value) };
+        let path = if is_own(flag.value) { flag.written.to_owned() } else { with_instance(flag.written) };
         self.notes.push(format!(
             "each pod has an audit log of its own ({path}), so its name changes with each upgrade: let what ships it follow all of \
              them (audit*.log), and remove those of pods that are gone by their age; kube-apiserver only prunes what it rotated itself"
@@ -143,22 +121,27 @@ impl Planner<'_> {
     pub(super) fn grace(&mut self, stop: Duration) {
         let path = self.manifest.pod_path().key("terminationGracePeriodSeconds");
         let old = self.manifest.pod().get("terminationGracePeriodSeconds");
-        let seconds = old.map(|old| old.text().and_then(|text| text.parse::<u64>().ok()));
+        let seconds = old.map(YamlNode::number);
         if let (Some(old), Some(None)) = (old, seconds) {
             self.wrong(old.line, "terminationGracePeriodSeconds is no number of seconds: give one");
         }
-        let needed = (stop + self.wrapping.drain + MARGIN).as_secs();
+        let needed = (self.hook() + stop + self.wrapping.drain + MARGIN).as_secs();
         if seconds.flatten().is_some_and(|seconds| seconds >= needed) {
             return;
         }
         self.original.grace = Some((needed, seconds.flatten()));
-        self.edit(path, Change::Set(needed.into()), "longer than the shutdown delay, the drain and a margin together");
+        self.edit(
+            path,
+            Change::Set(needed.into()),
+            "longer than the preStop hook, the shutdown delay, the drain and a margin together",
+        );
     }
 }
 
-/// The variables that a value refers to, as `$(NAME)`.
-fn references(value: &str) -> Vec<String> {
-    value.split("$(").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())).collect()
+/// Whether each pod has another value in the place of this one: by its instance, or by a variable that is its UID or name. A
+/// variable such as the node's name is the same for both pods of a node.
+fn is_own(value: &str) -> bool {
+    value.contains("{instance}")
 }
 
 /// A file's path with the instance before the extension.

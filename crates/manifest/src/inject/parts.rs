@@ -47,9 +47,9 @@ pub(super) fn added(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
 }
 
 /// The init container that brings the binary and makes the run directory.
-pub(super) fn install(image: &str, run_dir: &str, uid: u32) -> Value {
+pub(super) fn install(image: &str, run_dir: &str, uid: u32, label: &[(&str, Value)]) -> Value {
     // What the kubelet makes is root's. Giving it to another uid needs root and this one capability.
-    let mut security = user(0, None, if uid == 0 { &[] } else { &["CHOWN"] });
+    let mut security = user(0, label, if uid == 0 { &[] } else { &["CHOWN"] });
     if uid != 0 {
         security["runAsNonRoot"] = false.into();
     }
@@ -79,8 +79,9 @@ pub(super) fn shim(image: &str, security: &Value, variables: &[Value], mounts: &
     })
 }
 
-/// The apiserver's uid, these capabilities, and nothing else that is not needed.
-pub(super) fn user(uid: u32, group: Option<&Value>, capabilities: &[&str]) -> Value {
+/// The apiserver's uid, what else it has for the files of the node (its group, SELinux's label), these capabilities, and nothing else that
+/// is not needed.
+pub(super) fn user(uid: u32, like: &[(&str, Value)], capabilities: &[&str]) -> Value {
     let mut security = json!({
         "allowPrivilegeEscalation": false,
         "capabilities": {"drop": ["ALL"]},
@@ -91,8 +92,8 @@ pub(super) fn user(uid: u32, group: Option<&Value>, capabilities: &[&str]) -> Va
     if !capabilities.is_empty() {
         security["capabilities"]["add"] = json!(capabilities);
     }
-    if let Some(group) = group {
-        security["runAsGroup"] = group.clone();
+    for (field, value) in like {
+        security[*field] = value.clone();
     }
     security
 }

@@ -6,6 +6,7 @@ use berth_exec::args;
 use berth_options::ask;
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;
+use std::time::Duration;
 
 const KINDS: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
 
@@ -223,6 +224,20 @@ impl Planner<'_> {
         let hook = json!({"exec": {"command": [self.wrapping.binary, "drain", "--wait", "--if-sibling"]}});
         let path = self.container.key("lifecycle").key("preStop");
         self.edit(path, Change::Set(hook), "the sibling takes new connections before kube-apiserver receives SIGTERM");
+    }
+
+    /// How long the container's preStop hook sleeps, or waits for streams, as far as it can be seen: that is of the grace period, too.
+    pub(super) fn hook(&self) -> Duration {
+        let Some(hook) = self.manifest.apiserver().at(&["lifecycle", "preStop"]) else { return Duration::ZERO };
+        let seconds = hook.at(&["sleep", "seconds"]).and_then(YamlNode::number).unwrap_or_default();
+        let words: Vec<_> =
+            exec_words(hook).into_iter().flat_map(|word| word.split([' ', '=', ';', '&', '\n'])).collect();
+        let waits = |pair: &&[&str]| basename(pair[0]) == "sleep" || pair[0] == "--wait-streams";
+        let time = |pair: &[&str]| match pair[1].parse() {
+            Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+            Err(_) => humantime::parse_duration(pair[1]).ok(),
+        };
+        Duration::from_secs(seconds) + words.windows(2).filter(waits).filter_map(time).sum::<Duration>()
     }
 }
 

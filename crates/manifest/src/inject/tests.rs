@@ -214,7 +214,7 @@ fn every_problem_is_told_at_once_with_its_line() {
         .replace("status: {}", "  terminationGracePeriodSeconds: long");
     insta::assert_snapshot!(problems(&text).join("\n"), @r"
     12: hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true
-    96: berth-run is among the volumes already: rename it, berth needs the name
+    96: berth-run is in volumes already, and berth needs the name: rename it, or take it out
     35: --secure-port=no is no port: give one, such as 6443
     13: which CA issued the apiserver's serving certificate cannot be seen: give --probe-ca FILE, or --probe-insecure
     104: terminationGracePeriodSeconds is no number of seconds: give one
@@ -246,6 +246,11 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
             "runAsNonRoot without runAsUser",
         ),
         ("- --secure-port=6443", "- --shutdown-delay-duration=soon", "give it with units"),
+        (
+            "    name: kube-apiserver\n",
+            "    name: kube-apiserver\n    env: [{name: BERTH_LISTEN, value: '10.0.0.9:6443'}]\n",
+            "BERTH_LISTEN is in env already, and berth needs the name",
+        ),
     ] {
         refused(&kubeadm_with(old, new), why);
     }
@@ -368,8 +373,17 @@ fn a_native_sidecar_is_for_versions_that_have_them() {
     let refused = problems(&with("v1.28.15"));
     assert!(refused.len() == 1 && refused[0].ends_with("never start: upgrade it first"), "{refused:?}");
     assert!(refused[0].starts_with("42: kube-apiserver is v1.28, "), "{refused:?}");
-    for tag in ["v1.29.0", "v2.0.0", "latest"] {
-        assert!(inject(&with(tag), &options()).is_ok(), "{tag}");
+    assert!(problems(&with("1.26.4"))[0].starts_with("42: kube-apiserver is v1.26, "));
+    for (tag, is_known) in [
+        ("v1.29.0", true),
+        ("1.30.2-build1", true),
+        ("v2.0.0", false),
+        ("latest", false),
+        ("1", false),
+        ("v1@sha256:00", false),
+    ] {
+        let outcome = inject(&with(tag), &options()).unwrap();
+        assert_eq!(has_note(&outcome, "the image registry.k8s.io/kube-apiserver:"), !is_known, "{tag}");
     }
 }
 
@@ -401,6 +415,8 @@ fn the_address_is_the_manifests_own_or_the_nodes() {
         ("--v=1", Addresses::OfManifest, "$(BERTH_HOST_IP):6443"),
         ("--bind-address=10.0.0.7", Addresses::OfManifest, "10.0.0.7:6443"),
         (six, Addresses::OfManifest, "[fd00::5]:6443"),
+        // kube-apiserver takes it for none.
+        ("--advertise-address=0.0.0.0", Addresses::OfManifest, "$(BERTH_HOST_IP):6443"),
         (ADVERTISE, given(), "10.0.0.5:6443 10.0.0.9:6443,freebind"),
     ] {
         let options = InjectOptions { addresses, ..options() };
@@ -408,6 +424,99 @@ fn the_address_is_the_manifests_own_or_the_nodes() {
         let line = outcome.text.lines().skip_while(|line| !line.contains("BERTH_LISTEN")).nth(1).unwrap();
         assert_eq!(line.trim().trim_start_matches("value: ").trim_matches('\''), wanted);
     }
+}
+
+#[test]
+fn flags_have_the_values_of_the_variables_in_them() {
+    let env = "    env: [{name: A, value: '10.9.9.9'}, {name: B, value: '$(A)'}, {name: C, value: '$$(A)$(D)'}, {name: P, value: '6443'}, {name: D, \
+               value: 70s}]\n    name: kube-apiserver\n";
+    let with = |flag: &str| {
+        let text = kubeadm_with(ADVERTISE, flag).replace("--secure-port=6443", "--secure-port=$(P)");
+        let outcome = inject(&text.replacen("    name: kube-apiserver\n", env, 1), &options()).unwrap();
+        let manifest = Manifest::parse(&outcome.text).unwrap();
+        let listen =
+            manifest.container().variable("BERTH_LISTEN").and_then(|it| it.text_of("value")).unwrap().to_owned();
+        (listen, manifest.pod().get("terminationGracePeriodSeconds").unwrap().number().unwrap())
+    };
+    for (flag, listen, grace) in [
+        ("--bind-address=$(A)", "10.9.9.9:6443", 120),
+        ("--bind-address=$(B)", "10.9.9.9:6443", 120),
+        // A $ that is escaped, what comes later, and what is not there.
+        ("--bind-address=$(C)", "$(BERTH_HOST_IP):6443", 120),
+        ("--advertise-address=$(NONE)", "$(BERTH_HOST_IP):6443", 120),
+        ("--shutdown-delay-duration=$(D)", "$(BERTH_HOST_IP):6443", 185),
+    ] {
+        assert_eq!(with(flag), (listen.into(), grace), "{flag}");
+    }
+    let doubled: String = (1..99).map(|at| format!(", {{name: A{at}, value: '$(A{0})$(A{0})'}}", at - 1)).collect();
+    let text = pod_with_env(&format!("{{name: A0, value: x}}{doubled}"));
+    assert!(Manifest::parse(&text).unwrap().flag("v").unwrap().value.len() < 10_000);
+}
+
+fn pod_with_env(env: &str) -> String {
+    format!("kind: Pod\nspec:\n  containers:\n  - {{name: a, command: [kube-apiserver, --v=$(A98)], env: [{env}]}}\n")
+}
+
+#[test]
+fn an_address_of_loopback_is_told_of() {
+    for (flag, listen, told) in [
+        ("--advertise-address=127.0.0.1", None, true),
+        ("--bind-address=::1", None, true),
+        ("--advertise-address=127.0.0.1", Some("10.0.0.5:6443"), true),
+        (ADVERTISE, Some("127.0.0.1:6443"), true),
+        (ADVERTISE, None, false),
+    ] {
+        let addresses = listen.map_or(Addresses::OfManifest, |listen| Addresses::Given(listens(&[listen])));
+        let outcome = inject(&kubeadm_with(ADVERTISE, flag), &InjectOptions { addresses, ..options() }).unwrap();
+        let told_of = outcome.notes.iter().any(|note| note.contains("is of this node alone: no other node"));
+        assert_eq!(told_of, told, "{flag} {listen:?}");
+    }
+}
+
+/// Only with the label of kube-apiserver may they write where the shims of the node meet.
+#[test]
+fn what_is_added_has_the_label_of_the_apiservers_own_container() {
+    let labelled = "    name: kube-apiserver\n    securityContext: {seLinuxOptions: {type: spc_t}}\n";
+    let text = kubeadm_with("    name: kube-apiserver\n", labelled);
+    let added = inject(&text, &options()).unwrap().manifest.pod().value()["initContainers"].clone();
+    for container in added.as_array().unwrap() {
+        assert_eq!(container["securityContext"]["seLinuxOptions"]["type"], "spc_t", "{}", container["name"]);
+    }
+}
+
+/// The kubelet's time for a pod's end has the hook in it.
+#[test]
+fn a_hook_that_sleeps_is_in_the_grace_period() {
+    for (hook, seconds) in [
+        ("exec: {command: [sleep, '100']}", 220),
+        ("exec: {command: [/bin/sh, -c, 'sleep 1m; kill 1 && sleep 5.5']}", 185),
+        ("sleep: {seconds: 15}", 135),
+        ("exec: {command: [/opt/berth/berth, drain, --wait-streams=5m]}", 420),
+        ("exec: {command: [sleep, long]}", 120),
+    ] {
+        let text = kubeadm_with(
+            "    name: kube-apiserver\n",
+            &format!("    name: kube-apiserver\n    lifecycle: {{preStop: {{{hook}}}}}\n"),
+        );
+        let injected = inject(&text, &options()).unwrap().manifest;
+        assert_eq!(
+            injected.pod().get("terminationGracePeriodSeconds").and_then(YamlNode::number),
+            Some(seconds),
+            "{hook}"
+        );
+    }
+}
+
+/// YAML 1.1, which Kubernetes reads, takes a leading 0 for octal.
+#[test]
+fn a_uid_is_the_number_that_kubernetes_reads() {
+    let text = kubeadm_with("      type: RuntimeDefault", "      type: RuntimeDefault\n    runAsUser: 010");
+    let injected = inject(&text, &options()).unwrap().text;
+    assert!(
+        injected.contains("    - --owner\n    - \"8\"\n") && injected.contains("      runAsUser: 8\n"),
+        "{injected}"
+    );
+    assert!(problems(&text.replace("010", "'8'"))[0].contains("runAsUser is no uid"));
 }
 
 #[test]
@@ -466,7 +575,7 @@ fn variables_that_somebody_added_to_the_shim_are_kept() {
 fn a_variable_is_an_instances_own_only_by_its_uid_or_name() {
     let audit = |field: &str| {
         let env = format!(
-            "    env: [{{name: A, value: x-$(B)}}, {{name: B, valueFrom: {{fieldRef: {{fieldPath: {field}}}}}}}]\n"
+            "    env: [{{name: B, valueFrom: {{fieldRef: {{fieldPath: {field}}}}}}}, {{name: A, value: x-$(B)}}]\n"
         );
         let text = kubeadm_with("- --secure-port=6443", "- --secure-port=6443\n    - --audit-log-path=/l/$(A).log");
         let text = text.replacen("    name: kube-apiserver\n", &format!("    name: kube-apiserver\n{env}"), 1);
