@@ -115,9 +115,9 @@ fn checks_with_errors() -> clap::builder::PossibleValuesParser {
 /// Options of `berth doctor`.
 #[derive(Debug, Clone, Args)]
 pub struct DoctorArgs {
-    /// The manifest; `-` is standard input
-    #[arg(default_value = "/etc/kubernetes/manifests/kube-apiserver.yaml", value_name = "FILE")]
-    pub manifest: PathBuf,
+    /// The manifest; `-` is standard input [default: kube-apiserver.yaml in --manifests-dir]
+    #[arg(value_name = "FILE")]
+    pub manifest: Option<PathBuf>,
     /// Check this node too: the manifest is, or will be, of a static pod here, like the others in the
     /// kubelet's directory
     #[arg(long)]

@@ -9,17 +9,20 @@ use berth_manifest::Manifest;
 use berth_manifest::file::{is_in, read};
 use berth_manifest::report::Severity;
 use berth_options::check::Mistakes;
+use berth_os::file::found;
 use berth_upgrade::begin::FILE;
 use berth_upgrade::state::interrupted;
 use std::io::IsTerminal;
 use std::path::Path;
 
 pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
-    let name = match args.manifest.to_str() {
+    let directory = &args.kubelet.manifests_dir;
+    let path = args.manifest.clone().unwrap_or_else(|| directory.join(FILE));
+    let name = match path.to_str() {
         Some("-") => "standard input".into(),
-        _ => args.manifest.display().to_string(),
+        _ => path.display().to_string(),
     };
-    let manifest = Manifest::parse(&read(&args.manifest).map_err(refused)?);
+    let manifest = Manifest::parse(&read(&path).map_err(refused)?);
     let manifest = manifest.map_err(|problem| mistaken(Mistakes(vec![format!("{name}:{problem}")])))?;
     // What cannot be read is reported, and everything else is checked all the same.
     let mut exit = Exit::Ok;
@@ -27,9 +30,15 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         print_stderr(error);
         exit = Exit::Unavailable;
     };
-    let is_static = is_in(&args.manifest, &args.kubelet.manifests_dir);
-    let beside = match args.node && is_static {
-        true => beside::gather(&args.manifest).map_err(|error| missing(&format!("{name}: {error}"))).ok(),
+    let is_static = is_in(&path, directory);
+    // What is elsewhere is to replace the one that runs.
+    let own = path.canonicalize().ok().filter(|_| is_static);
+    let own = directory.join(own.as_deref().and_then(Path::file_name).unwrap_or(FILE.as_ref()));
+    let beside = match args.node && manifest.kind() == "Pod" {
+        true => found(beside::gather(&own, &manifest))
+            .map_err(|error| missing(&format!("{}: {error}", directory.display())))
+            .ok()
+            .flatten(),
         false => None,
     };
     let unconnected = match args.node {
@@ -47,8 +56,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         None => None,
     };
     // The manifest that this one is to replace, if it is another.
-    let running = args.kubelet.manifests_dir.join(FILE);
-    let running = (args.node && beside.is_none()).then(|| read(&running).ok()).flatten();
+    let running = (args.node && !is_static).then(|| read(&directory.join(FILE)).ok()).flatten();
     let running = running.and_then(|text| Manifest::parse(&text).ok());
     let case = Case {
         name: &name,

@@ -3,7 +3,7 @@
 use super::bridge::{around, is_on, this_again};
 use super::{Exit, mistaken, print, print_stderr, refused, unavailable};
 use crate::cli::{InjectArgs, ManifestArgs};
-use berth_doctor::{Case, examine, node, text};
+use berth_doctor::{Case, beside, examine, node, text};
 use berth_manifest::edit::Edit;
 use berth_manifest::file::{Backups, fix, read, replace};
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
@@ -37,16 +37,18 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
         return write_patches(&file, &outcome.options, &outcome.base, directory);
     }
     if let Some(manifest) = injected.filter(|_| file.bridge && outcome.text != text) {
-        diagnose(manifest, &args.excused.ignore_errors).map_err(refused)?;
+        diagnose(&file.path, manifest, &args.excused.ignore_errors).map_err(refused)?;
     }
     file.write_out(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
 }
 
-/// Checks what the bridge cannot: clients that the new shim would always refuse, and errors that keep it from getting ready.
-fn diagnose(manifest: &Manifest, ignore_errors: &[String]) -> Result<(), Refusal> {
+/// Checks what the bridge cannot: clients that the new shim would always refuse, errors that keep it from getting ready, and other
+/// manifests beside it that the kubelet may run.
+fn diagnose(path: &Path, manifest: &Manifest, ignore_errors: &[String]) -> Result<(), Refusal> {
     let name = "the new manifest";
     let facts = node::Facts::gather(Path::new("/"), manifest);
-    let mut findings = examine(&Case { node: Some(&facts), ..Case::new(name, manifest) });
+    let beside = beside::gather(path, manifest).ok();
+    let mut findings = examine(&Case { node: Some(&facts), beside: beside.as_deref(), ..Case::new(name, manifest) });
     findings.retain(|finding| finding.severity == Severity::Error);
     if findings.is_empty() { Ok(()) } else { text::gate(name, findings, ignore_errors) }
 }

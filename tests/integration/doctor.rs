@@ -115,6 +115,38 @@ fn a_node_is_checked_with_its_directory_and_its_ports() {
     );
 }
 
+/// What is piped in, or comes from elsewhere, is to replace the manifest that runs; without FILE that one is looked at.
+#[test]
+fn the_kubelets_directory_is_looked_at_whatever_manifest_is_given() {
+    let temp = tempfile::tempdir().unwrap();
+    let directory = temp.path().join("kubelet.d");
+    fs::create_dir(&directory).unwrap();
+    let etcd = "kind: Pod\nmetadata: {name: etcd, namespace: kube-system}\n";
+    for (name, text) in [
+        ("apiserver.yaml", KUBEADM),
+        ("kube-apiserver.yaml.bak", KUBEADM),
+        (".kube-apiserver.yaml.swp", KUBEADM),
+        ("etcd.yaml", etcd),
+        ("etcd-backup.yaml", etcd),
+    ] {
+        fs::write(directory.join(name), text).unwrap();
+    }
+    fs::write(temp.path().join("new.yaml"), injected()).unwrap();
+    let same = |args: &[&str], text: &str| {
+        let options = ["--node", "--manifests-dir", directory.to_str().unwrap(), "--json"];
+        let done = berth(temp.path(), &[&["doctor"], args, &options].concat(), text);
+        let report: Value = serde_json::from_str(&done.out).unwrap_or_else(|_| panic!("{}", done.err));
+        let same = report["findings"].as_array().unwrap().iter().filter(|finding| finding["id"] == "same-pod-name");
+        let places = same.map(|finding| finding["where"].as_str().unwrap().rsplit_once('/').unwrap().1.to_owned());
+        (found(&done.out).contains(&"not-behind-berth".into()), places.collect::<Vec<_>>())
+    };
+    let both = ["etcd-backup.yaml", "kube-apiserver.yaml.bak"].map(str::to_owned);
+    assert_eq!(same(&["-"], &injected()), (false, both.to_vec()));
+    assert_eq!(same(&["new.yaml"], ""), (false, both.to_vec()));
+    fs::rename(directory.join("apiserver.yaml"), directory.join("kube-apiserver.yaml")).unwrap();
+    assert_eq!(same(&[], ""), (true, both.to_vec()));
+}
+
 /// A client on this machine that a shim which listens on another address would refuse.
 #[test]
 fn clients_that_dial_another_address_are_seen_before_the_switch() {

@@ -127,8 +127,11 @@ fn a_bridge_is_not_begun_for_a_manifest_that_does_not_fit_the_node() {
     let original = KUBEADM.replace("6443", "1");
     fs::write(node.manifest(), &original).unwrap();
     let options = ["--write", "--bridge", "--listen", "192.0.2.7:1"];
+    fs::write(node.directory().join("kube-apiserver.yaml.bak"), KUBEADM).unwrap();
     let refused = node.berth("inject", &options);
-    assert!(refused.err.contains("error[address-missing]: "), "{}", refused.err);
+    for id in ["address-missing", "same-pod-name"] {
+        assert!(refused.err.contains(&format!("error[{id}]: ")), "{}", refused.err);
+    }
     assert!(refused.err.contains("nothing was changed: fix the errors above first"), "{}", refused.err);
     assert_eq!((refused.status, node.text() == original, names(node.temp.path()).len()), (Some(1), true, 1));
     let found = |line: &str| Some(line.strip_prefix("error[")?.split_once(']')?.0.to_owned());

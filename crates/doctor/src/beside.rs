@@ -4,9 +4,11 @@
 use super::checks::{SAME_POD_NAME, STRAY_FILE};
 use super::{Case, Finding};
 use berth_cluster::yaml::{YamlNode, parse};
+use berth_manifest::Manifest;
+use std::borrow::Cow;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// File name extensions of manifests.
 const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
@@ -14,64 +16,93 @@ const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
 /// A file that the kubelet reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManifestFile {
-    pub name: String,
+    pub path: PathBuf,
     /// Its content, or why it cannot be read.
     pub text: Result<String, String>,
 }
 
-/// The other files in a manifest's directory, in the order of their names.
+/// The other files in a directory that the kubelet reads, in the order of their names. `own` is the file that the manifest is or is to
+/// replace; if it is not there, the first one with the same pod is.
 ///
 /// # Errors
 /// The directory cannot be listed.
-pub fn gather(manifest: &Path) -> io::Result<Vec<ManifestFile>> {
-    let directory = manifest.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
+pub fn gather(own: &Path, manifest: &Manifest) -> io::Result<Vec<ManifestFile>> {
+    let directory = own.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let ours = manifest.file_name() == Some(&name);
+        let path = entry?.path();
         // As the kubelet looks: through symbolic links, and not into directories.
-        let file = fs::metadata(entry.path()).is_ok_and(|meta| meta.is_file());
-        let name = name.to_string_lossy().into_owned();
-        if !ours && file && !name.starts_with('.') {
-            let text = berth_manifest::file::read(&entry.path()).map_err(|error| error.to_string());
-            files.push(ManifestFile { name, text });
+        let file = fs::metadata(&path).is_ok_and(|meta| meta.is_file());
+        if file && !name(&path).starts_with('.') {
+            let text = berth_manifest::file::read(&path).map_err(|error| error.to_string());
+            files.push(ManifestFile { path, text });
         }
     }
-    files.sort_by(|a, b| a.name.cmp(&b.name));
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    let pod = pod_name(manifest.root());
+    let is_own = |file: &ManifestFile| file.path.file_name() == own.file_name();
+    let same = |file: &ManifestFile| file.pod().is_ok_and(|of| of.is_some() && of == pod);
+    if let Some(at) = files.iter().position(is_own).or_else(|| files.iter().position(same)) {
+        files.remove(at);
+    }
     Ok(files)
+}
+
+fn name(path: &Path) -> Cow<'_, str> {
+    path.file_name().unwrap_or_default().to_string_lossy()
+}
+
+impl ManifestFile {
+    /// Its pod's namespace and name, if it is a pod; or why it cannot be read.
+    fn pod(&self) -> Result<Option<PodName>, String> {
+        let documents = parse(self.text.as_ref().map_err(String::clone)?).map_err(|problem| problem.to_string())?;
+        Ok(documents.first().and_then(pod_name))
+    }
 }
 
 pub(super) fn examine(case: &Case<'_>, files: &[ManifestFile]) -> Vec<Finding> {
     let own = pod_name(case.manifest.root());
-    files.iter().filter_map(|file| judge(case, file, own.as_ref()?)).collect()
+    let pods: Vec<_> = files.iter().map(|file| (file.path.as_path(), file.pod())).collect();
+    pods.iter().filter_map(|(file, pod)| judge(case, file, pod, own.as_ref()?, &pods)).collect()
 }
 
-fn judge(case: &Case<'_>, file: &ManifestFile, own: &(String, String)) -> Option<Finding> {
-    let path = Path::new(case.name).with_file_name(&file.name).display().to_string();
+type PodName = (String, String);
+type PodOf = Result<Option<PodName>, String>;
+
+fn judge(case: &Case<'_>, file: &Path, pod: &PodOf, own: &PodName, all: &[(&Path, PodOf)]) -> Option<Finding> {
+    let path = file.display().to_string();
     let fix =
         format!("move it out of the directory, such as to /etc/kubernetes/berth/: mv {path} /etc/kubernetes/berth/");
-    let documents =
-        file.text.as_ref().map_err(String::clone).and_then(|text| parse(text).map_err(|problem| problem.to_string()));
-    let name = documents.map(|documents| documents.first().and_then(pod_name));
-    if name.as_ref().is_ok_and(|name| name.as_ref() == Some(own)) {
-        let (namespace, name) = own;
-        let cause = format!(
-            "it has the pod {namespace}/{name} too: the kubelet runs one of both files, and not always the same"
-        );
-        return Some(SAME_POD_NAME.at(path, cause, fix));
-    }
-    let cause = match name {
+    // Its name without the ending of a manifest.
+    let stem = |file: &Path| ENDINGS.iter().find_map(|ending| name(file).strip_suffix(ending).map(ToOwned::to_owned));
+    let cause = match pod {
         Err(why) => format!("the kubelet tries to read it as a manifest: {}", why.trim_end_matches('.')),
         Ok(None) => "the kubelet reads it as a manifest, and it is no pod".to_owned(),
-        Ok(Some(_)) if ENDINGS.iter().any(|ending| file.name.ends_with(ending)) => return None,
-        Ok(Some(_)) => "the kubelet runs it: it reads every file here, whatever its ending".to_owned(),
+        Ok(Some(pod)) => {
+            // Of several files the one that is called as its pod stays, else the first.
+            let rank = |file: &Path| (stem(file).as_ref() != Some(&pod.1), file.to_owned());
+            let same = |(other, of): &&(&Path, PodOf)| {
+                of.as_ref().ok() == Some(&Some(pod.clone())) && rank(other) < rank(file)
+            };
+            let twin = all.iter().find(same).map(|(other, _)| other.display().to_string());
+            if let Some(twin) = Some(case.name.to_owned()).filter(|_| pod == own).or(twin) {
+                let cause = format!(
+                    "it has the pod {}/{}, as {twin} has: the kubelet runs one of both files, and not always the same",
+                    pod.0, pod.1
+                );
+                return Some(SAME_POD_NAME.at(path, cause, fix));
+            }
+            if stem(file).is_some() {
+                return None;
+            }
+            "the kubelet runs it: it reads every file here, whatever its ending".to_owned()
+        }
     };
     Some(STRAY_FILE.at(path, cause, fix))
 }
 
 /// Namespace and name of a pod, as the kubelet sees them.
-fn pod_name(root: &YamlNode) -> Option<(String, String)> {
+fn pod_name(root: &YamlNode) -> Option<PodName> {
     let metadata = |key| root.at(&["metadata", key]).and_then(YamlNode::text).map(ToOwned::to_owned);
     let is_pod = root.text_of("kind") == Some("Pod");
     is_pod.then(|| Some((metadata("namespace").unwrap_or_else(|| "default".into()), metadata("name")?)))?

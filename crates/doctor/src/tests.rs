@@ -301,7 +301,7 @@ fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let beside = |name: &str, text: Result<&str, &str>| {
         let text = text.map(ToOwned::to_owned).map_err(ToOwned::to_owned);
-        let files = [beside::ManifestFile { name: name.into(), text }];
+        let files = [beside::ManifestFile { path: name.into(), text }];
         let manifest = Manifest::parse(&pod).unwrap();
         examine(&Case { beside: Some(&files), cluster: Some(&NO_OTHERS), ..Case::new("/m/a.yaml", &manifest) })
     };
@@ -656,7 +656,7 @@ proptest! {
         }
         if let Ok(manifest) = Manifest::parse(&text) {
             let facts = sound();
-            let files = [beside::ManifestFile { name: "b.yaml".into(), text: Ok(text.clone()) }];
+            let files = [beside::ManifestFile { path: "b.yaml".into(), text: Ok(text.clone()) }];
             let case = Case {
                 running: Some(&manifest),
                 beside: Some(&files),

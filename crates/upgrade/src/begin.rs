@@ -342,8 +342,8 @@ async fn diagnose(
     options: &UpgradeOptions,
 ) -> Result<(), Refusal> {
     let directory = options.canonical.display();
-    let beside =
-        beside::gather(&options.canonical).map_err(|error| Refusal::unavailable(&format!("{directory}: {error}")))?;
+    let beside = beside::gather(&options.canonical, manifest)
+        .map_err(|error| Refusal::unavailable(&format!("{directory}: {error}")))?;
     let mut facts = node::Facts::gather(Path::new("/"), manifest);
     facts.unconnected = node::unconnected(Path::new("/"), manifest).await;
     let cluster = match &setting.client {
