@@ -5,7 +5,7 @@ use super::{Exit, mistaken, print, print_stderr, refused, unavailable};
 use crate::cli::{InjectArgs, ManifestArgs};
 use berth_doctor::{Case, beside, examine, node, text};
 use berth_manifest::edit::Edit;
-use berth_manifest::file::{Backups, fix, read, replace};
+use berth_manifest::file::{Backups, fix, is_in, read, replace};
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
 use berth_manifest::report::{Refusal, Severity};
 use berth_manifest::{Manifest, Problem, eject as ejecting, kubeadm};
@@ -17,10 +17,16 @@ use berth_upgrade::state::leave_alone;
 use similar::TextDiff;
 use std::path::{Path, PathBuf};
 
+/// Where a kubelet finds static pods by default.
+const MANIFESTS: &str = "/etc/kubernetes/manifests";
+
 pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let options = check(args, &mut checks);
     let file = Target::check(&args.file, &mut checks);
+    if let Some(directory) = &args.kubeadm_patch {
+        file.check_directory("--kubeadm-patch", directory, &mut checks);
+    }
     let (options, file) = checks.finish(options.map(|options| (options, file))).map_err(mistaken)?;
     let text = file.text()?;
     let original = file.backup(&text)?.map(|(_, original)| original);
@@ -89,13 +95,21 @@ impl Target {
         if file.write && file.is_stdin() {
             checks.wrong("--write with -: standard input cannot be written: name the file");
         }
-        if file.write && file.backups.beside(&file.path) {
-            checks.wrong(format!(
-                "--backup-dir {} is the manifest's own directory, where a kubelet would run the backup: give another",
-                args.kept.backup_dir.display()
-            ));
+        if file.write {
+            file.check_directory("--backup-dir", &args.kept.backup_dir, checks);
         }
         file
+    }
+
+    /// Refuses a directory of which the kubelet reads every file as a manifest.
+    fn check_directory(&self, option: &str, directory: &Path, checks: &mut Checks) {
+        let kubelets = directory.canonicalize().is_ok_and(|directory| directory == Path::new(MANIFESTS));
+        if kubelets || is_in(&self.path, directory) {
+            checks.wrong(format!(
+                "{option} {}: that is a kubelet's directory, or the manifest's own, and a kubelet reads every file there as a manifest: give another",
+                directory.display()
+            ));
+        }
     }
 
     fn is_stdin(&self) -> bool {

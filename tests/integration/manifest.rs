@@ -216,7 +216,11 @@ fn what_is_wrong_is_reported_with_file_and_line_and_nothing_is_written() {
     assert_eq!((refused.status, lines), (Some(64), 4), "{}", refused.err);
     let directory = node.directory();
     let beside = run(berth().arg("eject").arg(node.manifest()).args(["--write", "--backup-dir"]).arg(&directory));
-    assert!(beside.status == Some(64) && beside.err.contains("is the manifest's own directory"), "{}", beside.err);
+    assert!(
+        beside.status == Some(64) && beside.err.contains("or the manifest's own, and a kubelet reads"),
+        "{}",
+        beside.err
+    );
     assert_eq!(run(berth().args(["eject", "/nonexistent"])).status, Some(69));
     assert_eq!(run(berth().args(["inject", "-"])).status, Some(64), "without an image");
 }
@@ -228,7 +232,10 @@ fn patches_are_files_that_kubeadm_knows() {
     let done = node.berth("inject", &["--kubeadm-patch", patches.to_str().unwrap()]);
     assert_eq!((done.status, done.out.as_str()), (Some(0), ""), "{}", done.err);
     assert_eq!(names(&patches), ["kube-apiserver9-berth+json.yaml", "kube-apiserver9-berth+strategic.yaml"]);
-    assert_eq!(node.text(), KUBEADM);
+    // A kubelet would run what is written into its own.
+    let own = node.berth("inject", &["--kubeadm-patch", node.directory().to_str().unwrap()]);
+    assert!(own.status == Some(64) && own.err.contains("berth: --kubeadm-patch /"), "{}", own.err);
+    assert_eq!((node.text(), names(&node.directory()).len()), (KUBEADM.into(), 1));
 }
 
 #[test]
