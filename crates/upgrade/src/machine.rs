@@ -10,7 +10,7 @@
 //! does not, is judged beside it in the same way, and what it is sent back to is the emulation: the old version may not
 //! read what came without it.
 //!
-//! Two rules hold in every step: no file goes while its instance is in the group and the other is not,
+//! Two rules hold in every step: no file goes while the other instance is not in the group,
 //! and a file that holds what berth did not put there is not touched.
 
 mod terms;

@@ -12,9 +12,10 @@ const UNDECIDED: &str = "not enough to judge";
 const LIMITS: Limits =
     Limits { ready: Duration::from_secs(120), settle: Duration::from_secs(20), stop: Duration::from_secs(60) };
 
-/// In any second of an upgrade, with pods that start in any order and get ready within the time for that.
+/// In any second of an upgrade or after any of its actions, with pods that start in any order and get ready within the time for that.
 fn reboot() -> impl Strategy<Value = Reboot> {
-    (0..200u32, 0..40u32, 0..90u32, 0..90u32).prop_map(|(at, away, a, b)| Reboot { at, away, boot: [a, b] })
+    let when = prop_oneof![(0..200u32, Just(0)), (Just(0), 0..25usize)];
+    (when, 0..40u32, 0..90u32, 0..90u32).prop_map(|((at, after), away, a, b)| Reboot { at, after, away, boot: [a, b] })
 }
 
 /// In which second each slot's shim stops to answer, and for how many.
