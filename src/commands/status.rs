@@ -7,6 +7,7 @@ use berth_node::ipc::wire::{DirectStatus, GateStatus, InstanceStatus, LongestQue
 use berth_node::registry::instance::Record;
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
+use nix::unistd::geteuid;
 use serde::ser::Error as _;
 use serde::{Serialize, Serializer};
 use std::fmt::Write as _;
@@ -27,10 +28,22 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
         }
         rows
     })?;
+    let exit = if rows.is_empty() { Exit::Unavailable } else { Exit::Ok };
     print(&match args.json {
         true => json(&Document { version: VERSION, instances: rows })?,
-        false => table(&rows, &node.path, SystemTime::now()),
-    })
+        false if rows.is_empty() => nothing(&node.path, args.run_dir.run_dir.is_none() && !geteuid().is_root()),
+        false => table(&rows, SystemTime::now()),
+    })?;
+    Ok(exit)
+}
+
+/// `of_user`: the directory is the default of a user who is not root.
+fn nothing(run_dir: &Path, of_user: bool) -> String {
+    let (of, fix) = match of_user {
+        true => ("of this user", "run this as root for those of the node, or name a directory with --run-dir"),
+        false => ("on this node", "--run-dir names another directory"),
+    };
+    format!("no berth {of}: none is in {} ({fix})\n", run_dir.display())
 }
 
 /// An instance and its shim's status.
@@ -129,15 +142,9 @@ struct Document {
     instances: Vec<Row>,
 }
 
-fn table(rows: &[Row], run_dir: &Path, now: SystemTime) -> String {
+fn table(rows: &[Row], now: SystemTime) -> String {
     const HEAD: [&str; 10] =
         ["BERTH", "INSTANCE", "SHIM", "APISERVER", "ADDRESS", "VERSION", "NOW", "TOTAL", "SINCE", "LAST PROBE"];
-    if rows.is_empty() {
-        return format!(
-            "no berth on this node: none is in {} (--run-dir names another directory)\n",
-            run_dir.display()
-        );
-    }
     let mut text = align(HEAD, rows.iter().map(|row| row.cells(now)));
     for remark in [fail_open, foreign_listeners, crowd, direct_path] {
         for (row, remark) in rows.iter().filter_map(|row| Some((row, remark(row.shim.as_ref()?)?))) {
@@ -279,7 +286,7 @@ a of 10.0.0.5:6443: direct path on, 8412 connections steered, 64 open on this no
 b of 10.0.0.5:6443: direct path off (a sibling steers), 0 connections steered, 64 open on this node; always relayed: [fd00::5]:6443
 c of 10.0.0.5:6443: direct path off (there are several instances: c and d), 5 connections steered
 ";
-        assert_eq!(table(&rows, Path::new("/run/berth"), now), expected);
+        assert_eq!(table(&rows, now), expected);
     }
 
     #[test]

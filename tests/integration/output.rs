@@ -18,7 +18,7 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
         (&["--version"], 0),
         (&["serve", "--help"], 0),
         (&["completions", "bash"], 0),
-        (&["status", "--run-dir", "RUN"], 0),
+        (&["status", "--run-dir", "RUN"], 69),
         (&["ready", "--run-dir", "RUN"], 1),
         (&["live", "--probe-insecure", "--run-dir", "RUN"], 1),
         (&["drain", "--run-dir", "RUN"], 1),
@@ -76,8 +76,36 @@ fn the_version_is_a_command_an_option_and_a_letter() {
 
 #[test]
 fn a_status_of_nothing_names_where_it_looked() {
-    let (_, out, _) = output_of(&mut berth(["status", "--run-dir", "/nonexistent"]));
+    let (code, out, _) = output_of(&mut berth(["status", "--run-dir", "/nonexistent"]));
+    assert_eq!(code, Some(69));
     assert_eq!(out, "no berth on this node: none is in /nonexistent (--run-dir names another directory)\n");
+}
+
+/// Neither "there is none" nor advice to change what is root's.
+#[test]
+#[cfg(feature = "operate")]
+fn a_user_who_is_not_root_is_told_so() {
+    if nix::unistd::geteuid().is_root() {
+        return crate::support::skipped("root may read every directory");
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let locked = temp.path().join("locked");
+    std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0).create(&locked).unwrap();
+    let manifest = temp.path().join("kube-apiserver.yaml");
+    std::fs::write(&manifest, KUBEADM).unwrap();
+    let [locked, manifest] = [&locked, &manifest].map(|path| path.to_str().unwrap());
+    for words in [
+        &["bridge", "status", "--state-dir", locked][..],
+        &["bridge", "end", "--state-dir", locked],
+        &["bridge", "restore", "--state-dir", locked],
+        &["bridge", "--dry-run"],
+        &["status", "--run-dir", "/proc"],
+        &["doctor", manifest, "--node", "--state-dir", locked],
+    ] {
+        let (code, log) = end(&mut berth(words));
+        assert!(code > Some(0) && log.contains("run this as root"), "{code:?} {log}");
+        assert!(!log.contains("no bridge is on") && !log.contains("chown") && !log.contains("berth upgrade"), "{log}");
+    }
 }
 
 /// The system's words are there, and not its numbers.

@@ -66,6 +66,13 @@ const SHIM: &str = "berth";
 /// All problems.
 pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     let mut report = Report::default();
+    let user = geteuid();
+    if matches!(options.running, RunningInstance::Pod { .. }) && !user.is_root() {
+        report.error(format!(
+            "this runs as uid {user}, and only root can run a static pod's container: run this as root"
+        ));
+        return Err(Refusal::Unavailable(report.errors));
+    }
     let port = match &options.running {
         RunningInstance::Process { command } => Some(check(command).map_err(Refusal::usage)?),
         RunningInstance::Pod { manifest } => pod::port(manifest, &mut report),
@@ -78,10 +85,11 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     }
     report.ok("", directory(&options.directory));
     report.ok("", room_for_logs(&options.directory));
-    if let (RunningInstance::Pod { .. }, Some(upgrade)) =
-        (&options.running, state::interrupted(Path::new(state::DIRECTORY)))
-    {
-        report.error(format!("{upgrade}: bring it to its end with `berth upgrade` first"));
+    if let RunningInstance::Pod { .. } = options.running {
+        let upgrade = report.ok("", state::interrupted(Path::new(state::DIRECTORY))).flatten();
+        upgrade
+            .into_iter()
+            .for_each(|it| report.error(format!("{it}: bring it to its end with `berth upgrade` first")));
     }
     can_steer(&mut report).await;
     let Some(port) = port else { return Err(Refusal::Unavailable(report.errors)) };
@@ -375,10 +383,6 @@ fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) -> Optio
             }
             check_process(pid, &what, command, &cmdline, report)?;
             FoundInstance { process, name, like, command: command.clone(), pod: None }
-        }
-        RunningInstance::Pod { .. } if !user.is_root() => {
-            report.error(format!("{what}this runs as uid {user}, and only root can run a container: run it as root"));
-            return None;
         }
         RunningInstance::Pod { manifest } => {
             let pod = RunningPod::find(pid, manifest, report)?.with_manifest();

@@ -222,14 +222,16 @@ pub fn leave_alone(directory: &Path, file: &Path) -> Result<(), String> {
 }
 
 /// A sentence on an upgrade that was begun and not brought to an end, for the operator.
-pub fn interrupted(directory: &Path) -> Option<String> {
+///
+/// # Errors
+/// Whether there is one cannot be read.
+pub fn interrupted(directory: &Path) -> Result<Option<String>, StateError> {
     match find(directory) {
-        Ok(None) => None,
-        Ok(Some(state)) => Some(format!(
-            "an upgrade that began at {} was interrupted in the step {}",
-            state.started, state.position.step
-        )),
-        Err(error) => Some(error.to_string()),
+        Ok(found) => Ok(found.map(|State { started, position, .. }| {
+            format!("an upgrade that began at {started} was interrupted in the step {}", position.step)
+        })),
+        Err(error @ StateError::Format { .. }) => Ok(Some(error.to_string())),
+        Err(error) => Err(error),
     }
 }
 
@@ -287,7 +289,7 @@ pub(super) mod tests {
         let temp = tempfile::tempdir().unwrap();
         let directory = temp.path().join("etc/berth");
         let store = Store::open(&directory).unwrap();
-        assert_eq!((store.load().unwrap(), interrupted(&directory)), (None, None));
+        assert_eq!((store.load().unwrap(), interrupted(&directory).unwrap()), (None, None));
         let judge = JudgeOptions {
             plan: Plan::default(),
             interval: INTERVAL,
@@ -302,7 +304,7 @@ pub(super) mod tests {
             assert_eq!(store.load().unwrap(), Some(state));
         }
         assert_eq!(fs::metadata(store.path()).unwrap().permissions().mode() & 0o777, 0o600);
-        let why = interrupted(&directory).unwrap();
+        let why = interrupted(&directory).unwrap().unwrap();
         assert!(why.ends_with("began at 2026-05-04T03:02:01Z was interrupted in the step start-temporary"), "{why}");
         store.remove().unwrap();
         store.remove().unwrap();

@@ -8,9 +8,10 @@ use berth_bridge::claim::elsewhere;
 use berth_bridge::watch::{PATIENCE, hangs, over, shown, waited};
 use berth_cluster::kubeconfig::given_or_admin;
 use berth_doctor::service::sweep;
+use berth_manifest::file::fix;
 use berth_node::ipc::bridge::{Ask, BridgeStatus, Connection, Difference, Reply};
 use berth_options::cluster::host_name;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use tokio::time::timeout;
 
@@ -18,9 +19,7 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     let directory = &args.dir.state_dir;
     let client = match Connection::ask(directory, &Ask::End { now: args.now }).await {
         Ok(client) => client,
-        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            return Err(unavailable(format!("the bridge in {} cannot be asked: {error}", directory.display())));
-        }
+        Err(error) if !is_none(&error) => return Err(not_asked(directory, &error)),
         Err(_) => match elsewhere() {
             Some(why) => return Err(unavailable(format!("there is no bridge in {}: {why}", directory.display()))),
             None => {
@@ -34,9 +33,8 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
 
 pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
     let (directory, json) = (&args.dir.state_dir, args.dir.json);
-    let Ok(client) = Connection::ask(directory, &Ask::Restore { dry_run: args.dry_run }).await else {
-        return Err(none(directory));
-    };
+    let client = Connection::ask(directory, &Ask::Restore { dry_run: args.dry_run }).await;
+    let client = client.map_err(|error| not_asked(directory, &error))?;
     if !args.dry_run {
         return exit(ended(directory, json, &client, false).await?);
     }
@@ -94,7 +92,7 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
 
 pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     let directory = &args.state_dir;
-    let Ok(client) = Connection::ask(directory, &Ask::Status).await else { return Err(none(directory)) };
+    let client = Connection::ask(directory, &Ask::Status).await.map_err(|error| not_asked(directory, &error))?;
     let status = match timeout(PATIENCE, client.next()).await {
         Ok(Some(Reply::Status(status))) if status.outcome.is_none() => status,
         Ok(Some(Reply::Status(status))) => return Err(unavailable(over(&status))),
@@ -134,6 +132,19 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     status.logs.iter().for_each(|log| line("log", log.display().to_string()));
     print(&text)?;
     Ok(Exit::Ok)
+}
+
+/// Whether no bridge is in the directory, as far as can be seen.
+fn is_none(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+}
+
+fn not_asked(directory: &Path, error: &io::Error) -> anyhow::Error {
+    if is_none(error) {
+        return none(directory);
+    }
+    let (at, fix) = (directory.display(), fix("ask", error));
+    unavailable(format!("the bridge in {at} cannot be asked: {error}{fix}"))
 }
 
 fn none(directory: &Path) -> anyhow::Error {

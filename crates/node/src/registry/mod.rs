@@ -53,6 +53,8 @@ pub enum Error {
         path.display()
     )]
     Owner { path: PathBuf, owner: u32, uid: u32 },
+    #[error("{} is of uid {owner}, this process is uid {uid}: run this as root or as uid {owner}", path.display())]
+    Reader { path: PathBuf, owner: u32, uid: u32 },
     #[error(
         "{} has mode {mode:04o}, so others may write into it: chmod 0700 it",
         path.display()
@@ -229,6 +231,8 @@ fn check_dir_to_read(path: &Path) -> Result<Option<u32>, Error> {
     match check_dir(path) {
         // Checked again as its owner would.
         Err(Error::Owner { owner, .. }) if geteuid().is_root() => check_dir_as(path, Uid::from_raw(owner)),
+        // The directory is not this process's to change.
+        Err(Error::Owner { path, owner, uid }) => Err(Error::Reader { path, owner, uid }),
         checked => checked,
     }
 }
