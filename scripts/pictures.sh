@@ -78,7 +78,7 @@ status_there() {
     ctr --namespace k8s.io images import "$ARCHIVE"
     "$BERTH" inject --image "$IMAGE" --write --bridge
     sed "s/kube-apiserver:$OLD/kube-apiserver:$NEW/" $manifest >/etc/kubernetes/next.yaml
-    "$BERTH" upgrade --manifest /etc/kubernetes/next.yaml &
+    "$BERTH" upgrade /etc/kubernetes/next.yaml &
     upgrade=$!
     until both_serve; do
         kill -0 $upgrade

@@ -68,7 +68,7 @@ fails_on() {
     local manifest=$work/$1/node/unknown-flag.yaml instance
     instance=$(on cp-3 pgrep -x kube-apiserver)
     sed 's/^\( *- \)--allow-privileged=true$/&\n\1--no-such-flag/' "$work/$1/node/etc/kubernetes/manifests/kube-apiserver.yaml" >"$manifest"
-    begin_step "$1" "$BERTH" upgrade --manifest "$manifest"
+    begin_step "$1" "$BERTH" upgrade "$manifest"
     end_step "$1" "berth upgrade to an unknown flag" 1
     expect "kube-apiserver of cp-3" "$(on cp-3 pgrep -x kube-apiserver)" == "$instance" operator.log
 }
@@ -91,7 +91,7 @@ dead_operates() {
     if [[ $bridge ]]; then
         begin_step cp-1 documented_upgrade
         end_step cp-1 "upgrade.md while cp-3 has the lock" 69
-        step cp-1 "berth upgrade --break-lock" "$BERTH" upgrade --manifest "$work/cp-1/node/next/kube-apiserver.yaml" --break-lock
+        step cp-1 "berth upgrade --break-lock" "$BERTH" upgrade "$work/cp-1/node/next/kube-apiserver.yaml" --break-lock
     fi
     # As an operator does whose node is gone for good; no kubelet removes its pods.
     { kubectl delete node cp-3 && kubectl delete pods --namespace kube-system --field-selector spec.nodeName=cp-3 --force; } >>"$work/kubectl.log" 2>&1

@@ -204,7 +204,7 @@ put_behind() {
     cp $manifests/kube-apiserver.yaml $manifest
     "$BERTH" inject $manifest --write --image "$IMAGE" "${LISTEN[@]}" "$@" >"$work/inject.log" 2>&1 || fail "berth inject" inject.log
     [[ $* != *--service* ]] ||
-        "$BERTH" grant --manifest $manifest --write /etc/kubernetes/berth-cluster/kubeconfig >>"$work/inject.log" 2>&1 ||
+        "$BERTH" grant --manifest $manifest --out /etc/kubernetes/berth-cluster/kubeconfig >>"$work/inject.log" 2>&1 ||
         fail "berth grant" inject.log
     mv $manifest $manifests
     await 120 "kube-apiserver behind berth" is_behind_berth
@@ -228,12 +228,12 @@ judged_operates() {
     local judge=(--judge --canary-time 15s)
     [[ $bridge ]] || { cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml; return; }
     say "judged: berth upgrade --judge, to a version that lacks an API, then to a good one"
-    on_the_node "$BERTH" upgrade --manifest "$work/node/lacks-api.yaml" "${judge[@]}" >"$work/lacks-api.log" 2>&1 || status=$?
+    on_the_node "$BERTH" upgrade "$work/node/lacks-api.yaml" "${judge[@]}" >"$work/lacks-api.log" 2>&1 || status=$?
     expect "exit status of the upgrade to a version that lacks an API" "$status" -eq 75 lacks-api.log
     expect "what the verdict names" "$(grep -o '^ *missing-api .*autoscaling' "$work/lacks-api.log" | wc -l)" -ge 1 lacks-api.log
     expect "kube-apiserver after the way back" "$(pgrep -x kube-apiserver)" == "$instance" lacks-api.log
     status=0
-    on_the_node "$BERTH" upgrade --manifest "$work/node/next.yaml" "${judge[@]}" >"$work/operator.log" 2>&1 || status=$?
+    on_the_node "$BERTH" upgrade "$work/node/next.yaml" "${judge[@]}" >"$work/operator.log" 2>&1 || status=$?
 }
 judged_ends() {
     await 120 "kube-apiserver $NEW" serves "$NEW"
@@ -252,7 +252,7 @@ interrupted_operates() {
     [[ $bridge ]] || { cp "$work/node/next.yaml" $manifests/kube-apiserver.yaml; return; }
     cp $manifests/kube-apiserver.yaml "$before"
     sed 's/^\( *- \)--allow-privileged=true$/&\n\1--no-such-flag/' "$before" >"$work/node/unknown-flag.yaml"
-    upgrade_killed_at withdraw 0 --manifest "$work/node/unknown-flag.yaml"
+    upgrade_killed_at withdraw 0 "$work/node/unknown-flag.yaml"
     on_the_node "$BERTH" upgrade >>"$work/operator.log" 2>&1 || status=$?
     expect "exit status of what was rolled back" "$status" -eq 1 operator.log
     expect "lines with kube-apiserver's own reason" "$(grep -c 'unknown flag: --no-such-flag' "$work/operator.log")" -ge 1 operator.log
@@ -260,12 +260,12 @@ interrupted_operates() {
     expect "what differs in the manifest after the way back" "$(cmp "$before" $manifests/kube-apiserver.yaml)" == ""
     for step in start-temporary settle-temporary stop-old start-canonical settle-canonical stop-temporary; do
         for delay in 0 0.5; do
-            upgrade_killed_at $step $delay --manifest "$work/node/next.yaml"
+            upgrade_killed_at $step $delay "$work/node/next.yaml"
             kills=$((kills + 1))
         done
     done
     status=0
-    on_the_node "$BERTH" upgrade --manifest "$work/node/next.yaml" >>"$work/operator.log" 2>&1 || status=$?
+    on_the_node "$BERTH" upgrade "$work/node/next.yaml" >>"$work/operator.log" 2>&1 || status=$?
     row "berth upgrade got SIGKILL" "$kills times on its way to $NEW"
     expect "a state that is left" "$([[ ! -e $upgrades ]] || echo yes)" == "" operator.log
 }

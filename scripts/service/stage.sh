@@ -81,7 +81,7 @@ start_proxy() {
 grant() {
     local file=$work/grants/$1/kubeconfig
     "$BERTH" --version >/dev/null
-    ip netns exec "$node" "$BERTH" grant --kubeconfig "$admin" --node "$1" --listen "$OBSERVER_IP:$PORT" --uid 0 --write "$file" \
+    ip netns exec "$node" "$BERTH" grant --kubeconfig "$admin" --node "$1" --listen "$OBSERVER_IP:$PORT" --uid 0 --out "$file" \
         >"$work/grant-$1.out" 2>"$work/grant-$1.log" || fail "berth grant --node $1" "grant-$1.log"
     sed -i "s/$OBSERVER_IP:/$HOST_IP:/" "$file"
 }

@@ -12,7 +12,7 @@ pub struct GrantArgs {
     pub admin: AdminArgs,
     /// The shim's kubeconfig, which is written with its token into a directory of their own
     #[arg(long, value_name = "FILE", conflicts_with_all = ["revoke", "print"])]
-    pub write: Option<PathBuf>,
+    pub out: Option<PathBuf>,
     /// The node's name in the cluster; with --print or --revoke there may be several, separated by commas [default:
     /// what this machine's kubelet calls it]
     #[arg(long, env = "BERTH_NODE_NAME", value_name = "NAME", value_delimiter = ',')]

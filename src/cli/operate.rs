@@ -1,6 +1,7 @@
 //! `berth inject`, `eject`, `doctor` and `upgrade`.
 
 use super::{duration, seconds};
+use berth_manifest::report::Severity;
 use berth_node::terms::Speedup;
 use berth_options::place::ADDRESSES;
 use berth_options::probe::ProbeArgs;
@@ -51,8 +52,8 @@ pub struct InjectArgs {
 #[derive(Debug, Clone, Args)]
 pub struct KeptArgs {
     /// Where originals and the state of an upgrade are kept
-    #[arg(long, env = "BERTH_BACKUP_DIR", default_value = berth_upgrade::state::DIRECTORY, value_name = "DIR")]
-    pub backup_dir: PathBuf,
+    #[arg(long, env = "BERTH_STATE_DIR", default_value = berth_upgrade::state::DIRECTORY, value_name = "DIR")]
+    pub state_dir: PathBuf,
 }
 
 /// The operator's credentials for the cluster.
@@ -100,16 +101,22 @@ pub struct ExcusedArgs {
         long,
         value_name = "CHECKS",
         value_delimiter = ',',
-        value_parser = checks_with_errors(),
-        hide_possible_values = true
+        value_parser = check
     )]
     pub ignore_errors: Vec<String>,
 }
 
-fn checks_with_errors() -> clap::builder::PossibleValuesParser {
-    use berth_doctor::CHECKS;
-    use berth_manifest::report::Severity;
-    CHECKS.iter().filter(|check| check.severity == Severity::Error).map(|check| check.id).collect::<Vec<_>>().into()
+fn check(id: &str) -> Result<String, String> {
+    let errors = berth_doctor::CHECKS.iter().filter(|check| check.severity == Severity::Error);
+    let known: Vec<_> = errors.map(|check| format!("`{}`", check.id)).collect();
+    match known.contains(&format!("`{id}`")) {
+        true => Ok(id.to_owned()),
+        false => Err(format!("unknown check `{id}`, expected one of {}", known.join(", "))),
+    }
+}
+
+fn finding(code: &str) -> Result<Signal, String> {
+    code.parse().map_err(|error: String| error.replacen("unknown variant", "unknown finding", 1))
 }
 
 /// Options of `berth doctor`.
@@ -150,7 +157,7 @@ const JUDGE: &str = "The judge";
 pub struct UpgradeArgs {
     /// The new manifest, behind berth, outside the kubelet's directory [default: the current one, for a
     /// rolling restart]
-    #[arg(long, value_name = "FILE")]
+    #[arg(value_name = "FILE")]
     pub manifest: Option<PathBuf>,
     /// Where the kubelet finds static pods.
     #[command(flatten)]
@@ -206,7 +213,7 @@ pub struct JudgeArgs {
     #[arg(long, requires = "judge", help_heading = JUDGE)]
     pub no_emulate: bool,
     /// Findings that do not make a verdict bad, separated by commas (docs/judge.md names all)
-    #[arg(long, value_name = "CODES", value_delimiter = ',', requires = "judge", help_heading = JUDGE)]
+    #[arg(long, value_name = "CODES", value_delimiter = ',', value_parser = finding, requires = "judge", help_heading = JUDGE)]
     pub accept: Vec<Signal>,
     /// What to do if there was not enough to judge
     #[arg(long, default_value = "go-on", value_name = "WHAT", requires = "judge", help_heading = JUDGE)]

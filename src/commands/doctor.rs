@@ -47,7 +47,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     };
     let node = args.node.then(|| node::Facts {
         unconnected,
-        interrupted: interrupted(&args.kept.backup_dir).map_err(|error| missing(&error)).ok().flatten(),
+        interrupted: interrupted(&args.kept.state_dir).map_err(|error| missing(&error)).ok().flatten(),
         ..node::Facts::gather(Path::new("/"), &manifest)
     });
     let client = args.kubeconfig.as_deref().map(Client::from_kubeconfig);

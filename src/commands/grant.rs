@@ -95,15 +95,15 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
         checks.wrong(format!("--uid {uid}: only root can give files to another: run this as root"));
     }
     let server_name = shim.ok().and_then(|shim| shim.server_name).unwrap_or_else(|| "kubernetes".into());
-    let file = match &args.write {
+    let file = match &args.out {
         Some(file) => {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
-            checks.ok(files::check(&file).map_err(|why| format!("--write {why}")));
+            checks.ok(files::check(&file).map_err(|why| format!("--out {why}")));
             Some(file)
         }
         None => {
             checks.wrong(
-                "--write is not given: name the shim's kubeconfig, in a directory of its own, such as \
+                "--out is not given: name the shim's kubeconfig, in a directory of its own, such as \
                  /etc/kubernetes/berth-cluster/kubeconfig; or give --print or --revoke",
             );
             None

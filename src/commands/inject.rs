@@ -90,13 +90,13 @@ impl Target {
             write: args.write,
             bridge: args.bridge,
             diff: args.diff,
-            backups: Backups::new(&args.kept.backup_dir),
+            backups: Backups::new(&args.kept.state_dir),
         };
         if file.write && file.is_stdin() {
             checks.wrong("--write with -: standard input cannot be written: name the file");
         }
         if file.write {
-            file.check_directory("--backup-dir", &args.kept.backup_dir, checks);
+            file.check_directory("--state-dir", &args.kept.state_dir, checks);
         }
         file
     }

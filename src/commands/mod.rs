@@ -228,38 +228,74 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<Exit> {
 /// Prints clap's message instead of running a subcommand: a mistake, the help or the version.
 pub fn explain(mut error: clap::Error) -> ExitCode {
     if let Some(tip) = tip(&error) {
+        // The most similar word of berth's is not the right one.
+        let _ = error.remove(ContextKind::SuggestedSubcommand);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    } else if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
+        // No option and no command is meant as a value.
+        tips.retain(|tip| !tip.to_string().starts_with("to pass "));
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
     }
     let result = error.print().and_then(|()| io::stdout().flush());
     if error.use_stderr() { Exit::Usage.into() } else { ended(printed(result)) }
 }
 
+/// What other tools call a command or an option, by berth's command, and what it is here.
+#[cfg(feature = "operate")]
+const ELSEWHERE: [(&str, &[&str], &str); 9] = [
+    ("", &["install"], "berth inject --image IMAGE"),
+    ("", &["uninstall", "remove"], "berth eject"),
+    ("", &["rollback"], "berth upgrade FILE, with the manifest of before; of a bridge: berth bridge restore"),
+    ("", &["check"], "berth doctor"),
+    ("", &["plan"], "berth upgrade FILE --dry-run; of a bridge: berth bridge --dry-run"),
+    ("", &["metrics"], "a shim has them at /metrics of its --admin address (docs/watch.md)"),
+    ("bridge", &["stop", "off"], "berth bridge end"),
+    ("status", &["--all", "-A"], "berth status shows all of this node; of other nodes: docs/watch.md"),
+    ("status", &["-w", "--watch"], "watch berth status"),
+];
+
 /// What was meant by a command line that is wrong in a usual way.
+#[cfg(feature = "operate")]
 fn tip(error: &clap::Error) -> Option<String> {
     let context = |kind| error.get(kind).map(ToString::to_string);
     let wrong = context(ContextKind::InvalidSubcommand).or_else(|| context(ContextKind::InvalidArg))?;
     let usage = context(ContextKind::Usage)?;
-    let mut command = usage.split_whitespace().skip(2).take_while(|word| word.starts_with(char::is_alphabetic));
-    match (command.next()?, command.next()) {
-        ("upgrade", None) if ["--version", "apply", "node"].contains(&&*wrong) => Some(upgrade_of("VERSION")),
+    let mut commands = usage.split_whitespace().skip(2).take_while(|word| word.starts_with(char::is_alphabetic));
+    let (command, None) = (commands.next().unwrap_or_default(), commands.next()) else { return None };
+    if let Some((.., right)) = ELSEWHERE.iter().find(|(of, words, _)| *of == command && words.contains(&&*wrong)) {
+        return Some((*right).to_owned());
+    }
+    match command {
+        "upgrade" if wrong == "--version" => Some(upgrade_of("VERSION")),
+        "upgrade" if wrong == "--manifest" => {
+            Some("the new manifest is given without an option: berth upgrade FILE".into())
+        }
+        "upgrade" if is_version(&wrong) => Some(upgrade_of(&wrong)),
         _ if wrong.starts_with('-') => None,
-        #[cfg(feature = "operate")]
-        ("bridge", None) if !<crate::cli::BridgeAction as clap::Subcommand>::has_subcommand(&wrong) => {
+        "bridge" if !<crate::cli::BridgeAction as clap::Subcommand>::has_subcommand(&wrong) => {
             let mut words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
             words.insert(words.iter().position(|word| *word == wrong)?, "--".into());
             Some(format!("COMMAND goes after --: {}", shell_words::join(words)))
         }
-        ("upgrade", None) if wrong.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit()) => {
-            Some(upgrade_of(&wrong))
-        }
-        ("upgrade", None) => Some(format!("a manifest is given as --manifest {wrong}")),
         _ => None,
     }
 }
 
+#[cfg(not(feature = "operate"))]
+fn tip(_: &clap::Error) -> Option<String> {
+    None
+}
+
+#[cfg(feature = "operate")]
+fn is_version(word: &str) -> bool {
+    let mut numbers = word.trim_start_matches('v').split('.').map(str::parse::<u32>);
+    matches!((numbers.next(), numbers.next()), (Some(Ok(_)), Some(Ok(_))))
+}
+
+#[cfg(feature = "operate")]
 fn upgrade_of(version: &str) -> String {
     format!(
-        "berth chooses no version, but takes the new manifest: berth upgrade --manifest FILE; on a node without berth: \
+        "no version is chosen here, the new manifest is given: berth upgrade FILE; on a node without berth: \
          berth bridge -- kubeadm upgrade apply {version} --etcd-upgrade=false"
     )
 }

@@ -1,6 +1,6 @@
 //! `berth upgrade`: from its options to its exit status.
 
-use super::{Exit, block_on, mistaken, numbered, print, refused};
+use super::{Exit, block_on, is_version, mistaken, numbered, print, refused, upgrade_of};
 use crate::cli::{JudgeArgs, UpgradeArgs};
 use berth_options::check::Mistakes;
 use berth_upgrade::begin::{Begun, FILE, UpgradeOptions, begin, dry_run};
@@ -9,11 +9,16 @@ use berth_upgrade::judge::{INTERVAL, JudgeOptions, Plan};
 use berth_upgrade::pod::PREFIX;
 use berth_upgrade::progress::Progress;
 use berth_upgrade::state::Store;
+use std::path::Path;
 use std::rc::Rc;
 
 pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
     let options = options(args);
-    let mistakes = options.mistakes();
+    let mut mistakes = options.mistakes();
+    let word = args.manifest.as_deref().and_then(Path::to_str).unwrap_or_default();
+    if is_version(word) && !Path::new(word).exists() {
+        mistakes.push(upgrade_of(word));
+    }
     if !mistakes.is_empty() {
         return Err(mistaken(Mistakes(mistakes)));
     }
@@ -27,7 +32,7 @@ fn options(args: &UpgradeArgs) -> UpgradeOptions {
         manifest: args.manifest.clone(),
         canonical: directory.join(FILE),
         temporary: directory.join(format!("{PREFIX}{FILE}")),
-        backup_dir: args.kept.backup_dir.clone(),
+        state_dir: args.kept.state_dir.clone(),
         ready: args.ready_timeout,
         settle: args.settle,
         pod_logs_dir: args.pod_logs_dir.clone(),

@@ -39,8 +39,7 @@ pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     let file = temp.path().join("cluster/kubeconfig");
     // Another node first: its names stay.
     for node in ["cp-2", NODE, NODE] {
-        let (status, out, err) =
-            output_of(cluster.berth(&["grant", "--json", "--node", node]).arg("--write").arg(&file));
+        let (status, out, err) = output_of(cluster.berth(&["grant", "--json", "--node", node]).arg("--out").arg(&file));
         if status != Some(0) {
             return Err(format!("grant {node}: {status:?}: {out}{err}").into());
         }

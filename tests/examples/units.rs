@@ -29,7 +29,7 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
         assert!(file.ends_with("/berth"), "{name}: {file}");
         if let Sub::Upgrade(args) = takes(&name, arguments, &variables) {
             assert!(args.manifest.is_none() && !args.dry_run, "{name} begins no upgrade");
-            let state = args.kept.backup_dir.join("upgrade.json");
+            let state = args.kept.state_dir.join("upgrade.json");
             assert!(text.contains(&format!("\nConditionPathExists={}\n", state.display())), "{name}: {state:?}");
             assert!(text.contains("\nKillSignal=SIGKILL\n"), "{name}: a shutdown is no operator who wants it back");
         }

@@ -99,7 +99,7 @@ fn a_node_is_checked_with_its_directory_and_its_ports() {
     fs::create_dir(&state).unwrap();
     fs::write(state.join("upgrade.json"), "torn").unwrap();
     let (directory, manifest) = (directory.to_str().unwrap(), manifest.to_str().unwrap());
-    let options = ["--json", "--node", "--manifests-dir", directory, "--backup-dir", state.to_str().unwrap()];
+    let options = ["--json", "--node", "--manifests-dir", directory, "--state-dir", state.to_str().unwrap()];
     let done = berth(temp.path(), &[&["doctor", manifest], &options[..]].concat(), "");
     let ids = found(&done.out);
     assert_eq!(done.status, Some(1), "{}", done.err);

@@ -8,16 +8,16 @@ const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
 
 #[test]
 fn all_mistakes_come_at_once() {
-    let wrong = ["--node", "A b", "--listen", "x", "--uid", "z", "--write", "/etc/passwd"];
+    let wrong = ["--node", "A b", "--listen", "x", "--uid", "z", "--out", "/etc/passwd"];
     let (status, out, err) = output_of(berth(["grant", "--kubeconfig", "/nonexistent"]).args(wrong));
     assert_eq!((status, out.as_str()), (Some(64), ""));
-    for mistake in ["--node \"A b\"", "--listen \"x\"", "--uid z", "--write /etc/passwd", "/nonexistent"] {
+    for mistake in ["--node \"A b\"", "--listen \"x\"", "--uid z", "--out /etc/passwd", "/nonexistent"] {
         assert_eq!(err.lines().filter(|line| line.contains(mistake)).count(), 1, "{mistake} in {err}");
     }
     ends(
         &mut berth(["grant", "--node=a,b", "--manifest=/nonexistent"]),
         64,
-        &["give one, on that node", "or give --listen and --uid", "--write is not given"],
+        &["give one, on that node", "or give --listen and --uid", "--out is not given"],
     );
 }
 
@@ -30,7 +30,7 @@ fn an_unreachable_cluster_is_unavailable_and_nothing_is_written() {
         // Only root may give files to another.
         let own = nix::unistd::geteuid();
         let mut command = berth(["grant", "--node=cp-1", &format!("--uid={own}")]);
-        command.arg("--manifest").arg(&manifest).arg("--write").arg(&file).arg("--kubeconfig");
+        command.arg("--manifest").arg(&manifest).arg("--out").arg(&file).arg("--kubeconfig");
         command
     };
     // The address is the manifest's.

@@ -50,7 +50,7 @@ impl Node {
     fn berth(&self, command: &str, more: &[&str]) -> Done {
         let image = if command == "inject" { vec!["--image", IMAGE] } else { vec![] };
         let mut berth = berth();
-        berth.arg(command).arg(self.manifest()).args(image).args(more).arg("--backup-dir").arg(self.backups());
+        berth.arg(command).arg(self.manifest()).args(image).args(more).arg("--state-dir").arg(self.backups());
         run(&mut berth)
     }
 }
@@ -85,7 +85,7 @@ fn without_write_nothing_is_written() {
     let both = node.berth("inject", &["--diff", "--write"]);
     assert!(both.status == Some(64) && both.err.contains("'--diff' cannot be used with '--write'"), "{}", both.err);
     let mut berth = berth();
-    berth.args(["inject", "--image", IMAGE, "--diff"]).arg(node.manifest()).arg("--backup-dir").arg(node.backups());
+    berth.args(["inject", "--image", IMAGE, "--diff"]).arg(node.manifest()).arg("--state-dir").arg(node.backups());
     let left = run(berth.env("BERTH_WRITE", "true").env("BERTH_BRIDGE", "true"));
     assert!(left.status == Some(0) && left.out.starts_with("--- a/"), "{}", left.err);
     assert_eq!((node.text(), names(node.temp.path())), (KUBEADM.into(), vec!["manifests".into()]));
@@ -151,8 +151,7 @@ fn an_original_is_found_by_a_link_and_without_it() {
     fs::write(node.manifest(), &original).unwrap();
     let link = node.temp.path().join("link.yaml");
     std::os::unix::fs::symlink(node.manifest(), &link).unwrap();
-    let by_link =
-        |command: &mut Command| run(command.arg(&link).arg("--write").arg("--backup-dir").arg(node.backups()));
+    let by_link = |command: &mut Command| run(command.arg(&link).arg("--write").arg("--state-dir").arg(node.backups()));
     let done = by_link(berth().args(["inject", "--image", IMAGE]));
     assert_eq!(done.status, Some(0), "{}", done.err);
     assert_eq!(node.berth("eject", &["--write"]).status, Some(0));
@@ -215,7 +214,7 @@ fn what_is_wrong_is_reported_with_file_and_line_and_nothing_is_written() {
     }
     assert_eq!((refused.status, lines), (Some(64), 4), "{}", refused.err);
     let directory = node.directory();
-    let beside = run(berth().arg("eject").arg(node.manifest()).args(["--write", "--backup-dir"]).arg(&directory));
+    let beside = run(berth().arg("eject").arg(node.manifest()).args(["--write", "--state-dir"]).arg(&directory));
     assert!(
         beside.status == Some(64) && beside.err.contains("or the manifest's own, and a kubelet reads"),
         "{}",

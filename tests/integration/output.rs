@@ -1,6 +1,7 @@
 //! What each command does where its output cannot be written: the reader has closed the pipe, or the disk is full.
 
 use crate::support::process::{berth, output_of};
+use clap::CommandFactory as _;
 use std::fs::{File, OpenOptions};
 use std::io::{Write, pipe};
 use std::path::Path;
@@ -39,7 +40,7 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
 #[test]
 #[cfg(feature = "operate")]
 fn a_usual_mistake_gets_the_right_command_line() {
-    let wrong: [(&[&str], &str); 8] = [
+    let wrong: [(&[&str], &str); 22] = [
         (
             &["bridge", "kubeadm", "upgrade", "apply", "--etcd-upgrade=false"],
             " bridge -- kubeadm upgrade apply '--etcd-upgrade=false'\n",
@@ -50,19 +51,52 @@ fn a_usual_mistake_gets_the_right_command_line() {
         ),
         (
             &["upgrade", "v1.36.3"],
-            "berth upgrade --manifest FILE; on a node without berth: berth bridge -- kubeadm upgrade apply v1.36.3 --etcd-upgrade=false\n",
+            "berth upgrade FILE; on a node without berth: berth bridge -- kubeadm upgrade apply v1.36.3 --etcd-upgrade=false\n",
         ),
         (&["upgrade", "--version", "v1.36.3"], "kubeadm upgrade apply VERSION --etcd-upgrade=false\n"),
-        (&["upgrade", "apply", "v1.36.3"], "kubeadm upgrade apply VERSION --etcd-upgrade=false\n"),
-        (&["upgrade", "next.yaml"], "--manifest next.yaml\n"),
+        (&["upgrade", "apply", "v1.36.3"], "kubeadm upgrade apply v1.36.3 --etcd-upgrade=false\n"),
+        (
+            &["upgrade", "--manifest", "next.yaml"],
+            "  tip: the new manifest is given without an option: berth upgrade FILE\n",
+        ),
         (&["bridge", "start", "kubeadm"], ""),
         (&["bridge", "--settle", "10s", "start"], ""),
+        (&["bridge", "stop"], "  tip: berth bridge end\n"),
+        (&["bridge", "off", "--now"], "  tip: berth bridge end\n"),
+        (&["install"], "  tip: berth inject --image IMAGE\n"),
+        (&["remove"], "  tip: berth eject\n"),
+        (&["uninstall", "kube-apiserver.yaml"], "  tip: berth eject\n"),
+        (&["rollback"], "  tip: berth upgrade FILE, with the manifest of before"),
+        (&["check"], "  tip: berth doctor\n"),
+        (&["plan"], "  tip: berth upgrade FILE --dry-run"),
+        (&["metrics"], "  tip: a shim has them at /metrics"),
+        (&["status", "--all"], "  tip: berth status shows all of this node"),
+        (&["status", "-w"], "  tip: watch berth status\n"),
+        (&["doctor", "--ignore-errors", "foo"], "unknown check `foo`, expected one of `not-behind-berth`, "),
+        (&["upgrade", "--judge", "--accept", "foo"], "unknown finding `foo`, expected one of `errors`, "),
+        (&["frobnicate"], ""),
     ];
     for (words, right) in wrong {
         let (code, log) = end(&mut berth(words));
-        let tip = log.lines().find_map(|line| line.strip_prefix("  tip: ")).map(|tip| format!("{tip}\n"));
-        assert_eq!((code, tip.is_some()), (Some(64), !right.is_empty()), "{words:?}: {log}");
-        assert!(tip.unwrap_or_default().contains(right), "{words:?}: {log}");
+        assert!(code == Some(64) && log.contains(right), "{words:?}: {code:?} {log}");
+        assert!(!right.is_empty() || !log.contains("tip: "), "{words:?}: {log}");
+    }
+}
+
+/// No command takes a word that begins with a dash for a value, so that is no advice.
+#[test]
+fn an_unknown_option_is_not_taken_for_a_value() {
+    let cli = berth::cli::Cli::command();
+    let shown = cli.get_subcommands().filter(|command| !command.is_hide_set());
+    let nested = shown.flat_map(|command| {
+        let own = command.get_name();
+        let below = command.get_subcommands().map(move |below| vec![own, below.get_name()]);
+        std::iter::once(vec![own]).chain(below)
+    });
+    for mut words in nested.chain([vec![]]) {
+        words.push("--no-such-option");
+        let (code, log) = end(&mut berth(&words));
+        assert!(code == Some(64) && !log.contains("to pass "), "{words:?}: {log}");
     }
 }
 
@@ -115,11 +149,11 @@ fn a_file_that_is_not_there_is_named() {
     let missing = "/nonexistent/file";
     let temp = tempfile::tempdir().unwrap();
     let state = temp.path().join("state");
-    let [backup_dir, state_dir] = ["--backup-dir", "--state-dir"].map(|option| format!("{option}={}", state.display()));
+    let state_dir = format!("--state-dir={}", state.display());
     for words in [
         &["doctor", missing][..],
         &["inject", "--image=a", missing],
-        &["upgrade", &backup_dir, "--manifests-dir", missing],
+        &["upgrade", &state_dir, "--manifests-dir", missing],
         &["bridge", &state_dir, "--manifest", missing, "--", "true"],
         &["serve", "--listen=127.0.0.1:6443", "--instance=a", "--probe-ca", missing],
         &["rehearse", "--report", missing],
@@ -182,7 +216,7 @@ fn a_standard_error_that_takes_nothing_stops_nothing() {
     // Mistakes, clap's own and a line of the log (there is no kubelet).
     for words in [&["serve", "--listen="][..], &["status", "--no-such-option"], &["--log-level", "trace", "upgrade"]] {
         let mut command = berth(words);
-        command.env("BERTH_MANIFESTS_DIR", temp.path()).env("BERTH_BACKUP_DIR", temp.path().join("kept"));
+        command.env("BERTH_MANIFESTS_DIR", temp.path()).env("BERTH_STATE_DIR", temp.path().join("kept"));
         let known = end(&mut command).0;
         for error in [closed(), full().into()] {
             let code = command.stdout(Stdio::null()).stderr(error).status().unwrap().code();

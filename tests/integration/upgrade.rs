@@ -253,7 +253,7 @@ impl Node {
         let file = self.path("kubeadm.yaml");
         fs::write(&file, kubeadm.replace("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"))).unwrap();
         let mut inject = berth(["inject", "--image", "example/berth:v0.1.0", "--listen", &listen.to_string()]);
-        inject.arg("--run-dir").arg(self.path("run")).arg("--backup-dir").arg(self.path("none")).arg(file);
+        inject.arg("--run-dir").arg(self.path("run")).arg("--state-dir").arg(self.path("none")).arg(file);
         let (out, _) = ends(&mut inject, 0, &[]);
         out
     }
@@ -268,7 +268,7 @@ impl Node {
     fn upgrade(&self, options: &[&str]) -> Command {
         let mut upgrade = berth(["upgrade"]);
         upgrade.env("BERTH_SETTLE", "300ms");
-        upgrade.arg("--manifests-dir").arg(self.directory()).arg("--backup-dir").arg(self.path("kept"));
+        upgrade.arg("--manifests-dir").arg(self.directory()).arg("--state-dir").arg(self.path("kept"));
         upgrade.arg("--pod-logs-dir").arg(self.path("pods")).args(options);
         upgrade
     }
@@ -276,7 +276,7 @@ impl Node {
     /// To this image tag.
     fn upgrade_to(&self, tag: &str, options: &[&str]) -> Command {
         let mut upgrade = self.upgrade(options);
-        upgrade.arg("--manifest").arg(self.new_manifest(tag));
+        upgrade.arg(self.new_manifest(tag));
         upgrade
     }
 
@@ -335,8 +335,8 @@ fn mistakes_are_reported_and_nothing_is_changed() {
     let node = Node::new("v1");
     let (canonical, directory) = (node.canonical(), node.directory());
     let (canonical, directory) = (canonical.to_str().unwrap(), directory.to_str().unwrap());
-    let options = ["--manifest", canonical, "--backup-dir", directory, "--kubeconfig", "/none"];
-    let mistakes = ["--manifest", "--backup-dir", "--kubeconfig"];
+    let options = [canonical, "--state-dir", directory, "--kubeconfig", "/none"];
+    let mistakes = ["keep it elsewhere", "--state-dir", "--kubeconfig"];
     ends(berth(["upgrade", "--manifests-dir", directory]).args(options), 64, &mistakes);
     // A manifest that is not behind berth, and one that is behind another.
     let plain = node.manifest("v2").replace("    - /opt/berth/berth\n    - exec\n    - --\n", "");
@@ -345,7 +345,7 @@ fn mistakes_are_reported_and_nothing_is_changed() {
     for (text, mistakes) in [(&plain, &["berth inject"][..]), (&elsewhere, &["BERTH_INSTANCE", "BERTH_LISTEN"])] {
         let path = node.path("new.yaml");
         fs::write(&path, text).unwrap();
-        ends(&mut node.upgrade(&["--manifest", path.to_str().unwrap()]), 64, mistakes);
+        ends(&mut node.upgrade(&[path.to_str().unwrap()]), 64, mistakes);
     }
     ends(&mut node.upgrade(&[]), 69, &["no instance"]);
     node.is_whole("v1");
@@ -383,7 +383,7 @@ fn a_new_version_that_fails_goes_and_the_reason_is_printed() {
     let hangs = node.new_manifest("hangs");
     // Its shim must have come so far that it asks: on a machine that stands still that takes longer.
     for seconds in [1, 2, 4, 8, 16, 32] {
-        let options = ["--manifest", hangs.to_str().unwrap(), "--ready-timeout", &format!("{seconds}s")];
+        let options = [hangs.to_str().unwrap(), "--ready-timeout", &format!("{seconds}s")];
         let (_, log) = ends(&mut node.upgrade(&options), 1, &[]);
         assert!(log.contains(&format!("it was not ready in {seconds}s")), "{log}");
         node.is_whole("v1");
@@ -460,7 +460,7 @@ fn killed_at_each_step_the_same_command_goes_on() {
     // Each is gone on from to the end, and to where it is killed again.
     for (tag, killed) in [("v2", [2, 4, 6]), ("v3", [3, 5, 7])] {
         let (new, other) = (node.new_manifest(tag), node.new_manifest("other"));
-        let mut options = vec!["--manifest", new.to_str().unwrap()];
+        let mut options = vec![new.to_str().unwrap()];
         for (step, lags, settle) in steps.into_iter().filter(|(step, ..)| killed.contains(step)) {
             kubelet.lags(lags);
             options.extend(["--settle", settle]);
@@ -470,7 +470,7 @@ fn killed_at_each_step_the_same_command_goes_on() {
             assert_eq!(upgrade.ended().signal(), Some(Signal::SIGKILL as i32), "{}", upgrade.log());
             assert!(node.path("kept/upgrade.json").exists(), "{}", upgrade.log());
             kubelet.lags(Lags::Not);
-            ends(&mut node.upgrade(&["--manifest", other.to_str().unwrap()]), 64, &["to another manifest"]);
+            ends(&mut node.upgrade(&[other.to_str().unwrap()]), 64, &["to another manifest"]);
             options.clear();
         }
         ends(&mut node.upgrade(&[]), 0, &["is under way (step ", "it goes on to the new manifest"]);
@@ -491,7 +491,7 @@ fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
     let (canonical, kept) = (node.canonical(), node.path("kept"));
     let on = |command: &str, file: &Path, write: &[&str]| {
         let mut command = berth([command]);
-        command.arg(file).arg("--backup-dir").arg(&kept).args(write);
+        command.arg(file).arg("--state-dir").arg(&kept).args(write);
         output_of(&mut command)
     };
     for (command, write) in [("eject", &["--write"][..]), ("inject", &["--write", "--image", "example/berth:v0.2.0"])] {

@@ -73,7 +73,7 @@ fn clean(command: &mut Command) {
         command.env_remove(name);
     }
     // Nothing of the machine on which tests run: no state of an upgrade, no pod, no shim of this user, no cluster.
-    command.env("BERTH_BACKUP_DIR", NOWHERE).env("BERTH_POD_LOGS_DIR", NOWHERE).env("XDG_RUNTIME_DIR", NOWHERE);
+    command.env("BERTH_STATE_DIR", NOWHERE).env("BERTH_POD_LOGS_DIR", NOWHERE).env("XDG_RUNTIME_DIR", NOWHERE);
     command.env("BERTH_TEST_WITHOUT_ADMIN", "1");
     command.stdin(Stdio::null());
 }

@@ -50,7 +50,7 @@ pub struct UpgradeOptions {
     /// The file of the temporary pod, in the same directory.
     pub temporary: PathBuf,
     /// Where originals and the state are kept.
-    pub backup_dir: PathBuf,
+    pub state_dir: PathBuf,
     /// How long an instance may take to get ready and join.
     pub ready: Duration,
     /// How long it must then stay ready.
@@ -73,17 +73,17 @@ impl UpgradeOptions {
     /// What of the paths does not fit.
     pub fn mistakes(&self) -> Vec<String> {
         let mut mistakes = Vec::new();
-        if Backups::new(&self.backup_dir).beside(&self.canonical) {
+        if Backups::new(&self.state_dir).beside(&self.canonical) {
             mistakes.push(format!(
-                "--backup-dir {} is the kubelet's directory, where it would run what is kept: give another",
-                self.backup_dir.display()
+                "--state-dir {} is the kubelet's directory, where it would run what is kept: give another",
+                self.state_dir.display()
             ));
         }
         if let Some(manifest) = &self.manifest
             && self.canonical.parent().is_some_and(|directory| is_in(manifest, directory))
         {
             mistakes.push(format!(
-                "--manifest {} is in the kubelet's directory, where it runs already: keep it elsewhere",
+                "{} is in the kubelet's directory, where it runs already: keep it elsewhere",
                 manifest.display()
             ));
         }
@@ -134,7 +134,7 @@ pub struct Begun {
 /// # Errors
 /// Why it cannot begin.
 pub async fn dry_run(options: &UpgradeOptions, progress: &Progress) -> Result<Vec<String>, Refusal> {
-    let (state, setting) = match state::find(&options.backup_dir)? {
+    let (state, setting) = match state::find(&options.state_dir)? {
         Some(state) => go_on(options, state, progress)?,
         None => fresh(options, progress).await?,
     };
@@ -146,11 +146,11 @@ pub async fn dry_run(options: &UpgradeOptions, progress: &Progress) -> Result<Ve
 /// # Errors
 /// Why not; nothing was changed.
 pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begun, Refusal> {
-    if state::find(&options.backup_dir)?.is_none() {
+    if state::find(&options.state_dir)?.is_none() {
         // A manifest that cannot be read is reported before the directory for the state is made.
         Texts::read(options)?;
     }
-    let store = Store::open(&options.backup_dir)?;
+    let store = Store::open(&options.state_dir)?;
     if let Some(state) = store.load()? {
         let (state, mut setting) = go_on(options, state, progress)?;
         setting.lock = acquire_lock(options, &state, &setting, true, progress).await?;
@@ -233,7 +233,7 @@ fn go_on(options: &UpgradeOptions, mut state: State, progress: &Progress) -> Res
         && read(path)? != state.new
     {
         mistakes.push(format!(
-            "{under_way}, to another manifest than {}: run `berth upgrade` without --manifest to bring it to its end first",
+            "{under_way}, to another manifest than {}: run `berth upgrade` without a manifest to bring it to its end first",
             path.display()
         ));
     }
@@ -475,7 +475,7 @@ impl Texts {
             mistakes.push(format!(
                 "{} is there, and no upgrade is known in {}: if `berth status` shows another instance that serves, remove it",
                 temporary.display(),
-                options.backup_dir.display()
+                options.state_dir.display()
             ));
         }
         if !mistakes.is_empty() {

@@ -353,7 +353,7 @@ impl Driver<'_> {
             UpgradeOutcome::Done => {
                 self.progress.line(&format!("done: {version} serves, from {file}; nothing else is left"));
                 if !self.state.same() {
-                    self.progress.more(&format!("back again: berth upgrade --manifest {}", before.display()));
+                    self.progress.more(&format!("back again: berth upgrade {}", before.display()));
                 }
                 Ended::Done
             }

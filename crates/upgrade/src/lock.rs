@@ -94,7 +94,7 @@ impl Holder {
         }
         let there = &self.node;
         let fix = if there == node {
-            "it is this node's own and not in --backup-dir: give the directory that it was begun with".to_owned()
+            "it is this node's own and not in --state-dir: give the directory that it was begun with".to_owned()
         } else {
             format!(
                 "wait for it; if it was interrupted or ended with 75, run `berth upgrade` on {there}, which brings it to its end"

@@ -44,7 +44,7 @@ impl Judged {
     fn upgrade(&self, tag: &str, options: &[&str]) -> Command {
         let manifest = self.node.new_manifest(tag);
         let mut upgrade = self.again(options);
-        upgrade.arg("--manifest").arg(manifest);
+        upgrade.arg(manifest);
         upgrade
     }
 
@@ -145,7 +145,7 @@ fn what_cannot_be_judged_is_refused_and_nothing_is_changed() {
     let judged = Judged::new();
     let node = &judged.node;
     let v2 = node.new_manifest("v1.36.3-judged");
-    let v2 = ["--judge", "--manifest", v2.to_str().unwrap()];
+    let v2 = ["--judge", v2.to_str().unwrap()];
     ends(node.upgrade(&v2).env("BERTH_KUBECONFIG", "/nonexistent"), 64, &[]);
     for wrong in [
         ["--canary", "5%,200%"],

@@ -12,7 +12,7 @@ const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// What [`options`] make of a variable that is `spec.nodeName`.
 const NODE_NAME_FIELD: &str = "spec.nodeName";
 
-const GRANT: &str = "`berth grant --write FILE` on the node, its directory mounted, and --cluster FILE";
+const GRANT: &str = "`berth grant --out FILE` on the node, its directory mounted, and --cluster FILE";
 
 impl Examiner<'_> {
     pub(super) fn credentials(&mut self, shim: &Berth<'_>) {

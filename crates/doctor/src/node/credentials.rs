@@ -57,7 +57,7 @@ impl Credentials {
 
     pub(in super::super) fn examine(&self, uid: u32) -> Vec<Finding> {
         let path = self.path.display().to_string();
-        let grant = format!("berth grant --write {path}");
+        let grant = format!("berth grant --out {path}");
         let has_certificate = match &self.has_certificate {
             Err(why) => {
                 return vec![CLUSTER_KUBECONFIG.at(path, format!("the shim will not start: {why}"), grant)];

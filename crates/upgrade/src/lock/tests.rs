@@ -9,7 +9,7 @@ fn holder(upgrade: &str, node: &str, changed: bool) -> Holder {
         upgrade: upgrade.into(),
         node: node.into(),
         process: "7".into(),
-        command: "berth upgrade --manifest m".into(),
+        command: "berth upgrade m".into(),
         changed,
         since: String::new(),
     }
@@ -226,11 +226,11 @@ fn who_holds_it_is_told_with_the_fix() {
     let read = Holder::parse(&object);
     assert_eq!(read, Holder { since: "1970-01-01T00:00:01.000000Z".into(), ..holder("a", "cp-1", false) });
     let changed = Holder { changed: true, ..read.clone() };
-    let who = "node cp-1 since 1970-01-01T00:00:01Z (process 7 there: berth upgrade --manifest m)";
+    let who = "node cp-1 since 1970-01-01T00:00:01Z (process 7 there: berth upgrade m)";
     for (holder, asks, parts) in [
         (&read, "cp-2", &[who, ": wait for it"][..]),
         (&changed, "cp-2", &[who, "run `berth upgrade` on cp-1", "--break-lock"]),
-        (&changed, "cp-1", &["--backup-dir"]),
+        (&changed, "cp-1", &["--state-dir"]),
     ] {
         let message = holder.refuses(asks);
         assert!(parts.iter().all(|part| message.contains(part)), "{message}");
