@@ -485,8 +485,16 @@ fn killed_at_each_step_the_same_command_goes_on() {
 fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
     let (node, _kubelet) = serving();
     let v2 = node.new_manifest("v2");
+    // Of an upgrade before, since which the clock was set back.
+    let newest = node.path("kept/kube-apiserver.yaml.before-upgrade.29990101T000000Z.v0");
+    fs::create_dir(node.path("kept")).unwrap();
+    fs::write(&newest, node.manifest("v0")).unwrap();
     let mut upgrade = Running::start(&mut node.upgrade_to("v2", &["--settle", "1h"]));
     upgrade.logs("3/8");
+    let log = upgrade.log();
+    let named = log.lines().find_map(|line| line.split_once("the old manifest is kept: ")).expect(&log).1;
+    assert_eq!(fs::read_to_string(named).unwrap(), node.manifest("v1"));
+    fs::remove_file(newest).unwrap();
     assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
     let (canonical, kept) = (node.canonical(), node.path("kept"));
     let on = |command: &str, file: &Path, write: &[&str]| {

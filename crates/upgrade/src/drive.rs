@@ -153,11 +153,10 @@ impl Driver<'_> {
         for path in [&self.state.canonical, &self.state.temporary, self.store.path()] {
             sweep(path);
         }
-        // One that an earlier berth began has none yet.
+        // Not the newest by its name, if the clock was set back.
         let before = self.store.before(&self.state);
-        if !before.exists() {
-            replace(&before, &self.state.old)?;
-        }
+        replace(&before, &self.state.old)?;
+        self.progress.more(&format!("the old manifest is kept: {}", before.display()));
         self.announce();
         loop {
             let (mut seen, details) = self.observer.sample(&self.state).await?;
