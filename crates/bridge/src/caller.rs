@@ -5,12 +5,13 @@ use super::logs;
 use super::watch::{PATIENCE, WaitOutcome, Watcher, stays};
 use berth_manifest::wait::until;
 use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply, Step};
+use berth_os::process::ignore_signal;
 use berth_os::signals::Signals;
 use berth_upgrade::logs::end_of;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::ffi::OsString;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, IsTerminal};
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -70,6 +71,11 @@ pub async fn accompany(directory: &Path, json: bool, run: Option<&[OsString]>) -
         watcher.more("`berth bridge status` shows its state, `berth bridge end` ends it");
         return Ok(Waited::Well);
     };
+    if loses_output() {
+        watcher.more(
+            "COMMAND goes on if this terminal is lost, and what it prints then is lost: tmux or screen would keep it",
+        );
+    }
     // COMMAND is not run while nothing serves in place of what it may stop. One that does not receive this is seen to be gone.
     let _ = client.send(&Ask::Command).await;
     let begun = watcher.until(&client, |status| status.command).await;
@@ -137,19 +143,28 @@ pub async fn ended(directory: &Path, json: bool, client: &Connection, now: bool)
     Ok(Waited::Again)
 }
 
-/// Runs COMMAND with this process's terminal and output. SIGTERM and SIGHUP are passed on; SIGINT and SIGQUIT of a terminal
-/// reach it anyway, and must not end this process.
+/// Whether COMMAND prints on a terminal that ends with a connection, as far as can be seen.
+fn loses_output() -> bool {
+    (io::stdout().is_terminal() || io::stderr().is_terminal())
+        && ["TMUX", "STY"].iter().all(|variable| std::env::var_os(variable).is_none())
+        // What sudo(8) leaves of them.
+        && !std::env::var("TERM").is_ok_and(|term| ["tmux", "screen"].iter().any(|name| term.starts_with(name)))
+}
+
+/// Runs COMMAND with this process's terminal and output. SIGTERM is passed on; SIGINT and SIGQUIT of a terminal reach COMMAND anyway, and
+/// must not end this process. The SIGHUP of a lost terminal ends neither: half of an upgrade is worse than one that nobody watches.
 async fn command(run: &[OsString]) -> io::Result<ExitStatus> {
     let Some((program, arguments)) = run.split_first() else { return Err(ErrorKind::InvalidInput.into()) };
     let mut signals = Signals::new(&[Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT])?;
-    let mut child = tokio::process::Command::new(program).args(arguments).spawn()?;
+    let mut command = std::process::Command::new(program);
+    ignore_signal(command.args(arguments), Signal::SIGHUP);
+    let mut child = tokio::process::Command::from(command).spawn()?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-    let pass = |signal| pid.map(|pid| kill(Pid::from_raw(pid), signal));
     loop {
         tokio::select! {
             status = child.wait() => return status,
-            signal = signals.next() => if matches!(signal, Signal::SIGTERM | Signal::SIGHUP) {
-                pass(signal);
+            signal = signals.next() => if signal == Signal::SIGTERM {
+                pid.map(|pid| kill(Pid::from_raw(pid), signal));
             }
         }
     }
@@ -162,6 +177,13 @@ mod tests {
     use berth_node::ipc::bridge::SOCKET;
     use berth_os::seqpacket;
     use tokio::sync::{mpsc, oneshot, watch};
+
+    /// As when its ssh session is lost: the kernel and berth's own caller send SIGHUP.
+    #[tokio::test]
+    async fn a_lost_terminal_ends_neither_command_nor_its_caller() {
+        let run = ["sh", "-c", "kill -HUP $$ $PPID; exit 7"].map(OsString::from);
+        assert_eq!(command(&run).await.unwrap().code(), Some(7));
+    }
 
     #[tokio::test]
     async fn an_interrupted_caller_knows_that_the_bridge_goes_on() {

@@ -145,6 +145,18 @@ pub fn die_with_parent(command: &mut Command, signal: Signal) {
     }
 }
 
+/// Lets the child ignore a signal, as nohup(1) does with SIGHUP. That outlives execve.
+pub fn ignore_signal(command: &mut Command, signal: Signal) {
+    let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+    // SAFETY: between fork and exec only sigaction(2) is called, which is async-signal-safe, and no handler is set.
+    unsafe {
+        command.pre_exec(move || {
+            sigaction(signal, &ignore)?;
+            Ok(())
+        });
+    }
+}
+
 /// Keeps this process's variables `BERTH_*` from a child: they set options of berth, and the child is to run with those of its
 /// command line alone.
 pub fn remove_settings(command: &mut Command) {
