@@ -88,6 +88,7 @@ fn a_node_is_checked_with_its_directory_and_its_ports() {
     fs::create_dir(&directory).unwrap();
     let text = injected()
         .replace("value: 10.0.0.5:6443", &format!("value: 127.83.7.1:{port}"))
+        .replace("--advertise-address=10.0.0.5", "--advertise-address=127.83.7.1")
         .replace("path: /run/berth", &format!("path: {}", run_dir.display()));
     let manifest = directory.join("kube-apiserver.yaml");
     fs::write(&manifest, &text).unwrap();

@@ -43,6 +43,7 @@ checks! {
     AUTHENTICATION_CONFIG, Warning, "authentication-config";
     HOST_IP_UNKNOWN, Warning, "host-ip";
     LOOPBACK_ADDRESS, Warning, "loopback-address";
+    ADVERTISED, Warning, "advertise-address";
     CLUSTER_ACCOUNT, Error, "cluster-account";
     CLUSTER_MOUNT, Error, "cluster-mount";
     NODE_NAME, Warning, "node-name";
@@ -59,6 +60,7 @@ checks! {
     ADDRESS_MISSING, Error, "address-missing";
     PORT_HELD, Error, "port-held";
     CLIENT_ADDRESS, Error, "client-address";
+    FILE_MISSING, Warning, "file-missing";
     FIRST_SWITCH, Warning, "first-switch";
     MEMORY, Error, "memory";
     CLUSTER_KUBECONFIG, Error, "cluster-kubeconfig";

@@ -161,7 +161,10 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             "direct-capabilities",
             of_text(&with(&direct(DirectMode::On).replace("runAsUser: 0", "runAsUser: 7"), &[kept, owner])),
         ),
-        ("direct-address", of_text(&direct(DirectMode::On).replace(listen.0, listen.1))),
+        (
+            "direct-address",
+            of_text(&direct(DirectMode::On).replace(listen.0, listen.1).replace("address=10.0.0.5", "address=fd00::5")),
+        ),
         ("instance-not-unique", of_text(&pod.replace(instance, literal))[..1].to_vec()),
         (
             "run-dir-volume",
@@ -194,6 +197,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     ];
     let of_pod = [
         ("host-network", "hostNetwork: true", "hostNetwork: false"),
+        ("advertise-address", "--advertise-address=10.0.0.5", "--advertise-address=10.0.0.6"),
         ("probe-on-shared-port", asks_berth, "    livenessProbe:\n      httpGet: {port: 6443}\n"),
         ("probe-elsewhere", asks_berth, "    livenessProbe:\n      httpGet: {host: 127.0.0.1, port: 3990}\n"),
         ("readiness-missing", "    readinessProbe:\n", "    livenessProbe2:\n"),
@@ -231,7 +235,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     cases.extend(of_pod.map(|(id, old, new)| (id, changed(&[(old, new)]))));
     let of_shim = [
         ("berth-options", "value: 10m", "value: soon"),
-        ("berth-differs", "10.0.0.5:6443", "10.0.0.6:6443"),
+        ("berth-differs", "10.0.0.5:6443", "10.0.0.5:7443"),
         ("uid-mismatch", "runAsUser: 0", "runAsUser: 1000"),
         ("shim-blocks-start", "    restartPolicy: Always\n", ""),
         (
@@ -376,7 +380,6 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
     };
     let dialled = |address: &str| node(&|facts| facts.clients.add(address.parse().unwrap(), "kubelet.conf".into()));
     assert_eq!(dialled("10.0.0.5:6443"), []);
-    assert_eq!(dialled("10.0.0.9:6443"), [], "it may be a load balancer's");
     let owner = |owner| registry::Error::Owner { path: "/run/berth".into(), owner, uid: 0 };
     let granted = |change: &dyn Fn(&mut Credentials)| {
         let directory = std::path::Path::new("/etc/kubernetes/berth-cluster");
@@ -403,6 +406,13 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("port-held", held("10.0.0.5:6443", 0, "haproxy")),
         ("port-held", held("0.0.0.0:6443", 0, "nginx")),
         ("client-address", dialled("127.0.0.1:6443")),
+        // A load balancer's, or a virtual IP.
+        ("not-checked", dialled("10.0.0.9:6443")),
+        ("not-checked", node(&|facts| facts.unprivileged = true)),
+        (
+            "file-missing",
+            node(&|facts| facts.missing.push(("--client-ca-file".into(), "/etc/kubernetes/pki/ca.crt".into()))),
+        ),
         ("first-switch", held("[::]:6443", 0, "kube-apiserver")),
         ("memory", node(&|facts| facts.available = Some((1 << 30) - 1))),
         ("cluster-kubeconfig", granted(&|seen| seen.has_certificate = Err("there is no such file".into()))),
@@ -623,6 +633,9 @@ fn facts_are_gathered_below_a_root() {
     let apiserver = RunningProcess { resident: 2 << 20, started };
     assert_eq!((&facts.apiservers[..], facts.available), (&[apiserver][..], Some(1 << 20)));
     assert!(facts.run_dir.is_none(), "{facts:?}");
+    // The file of this flag is there, and no other's.
+    let missing = |flag: &str| facts.missing.iter().any(|(missing, _)| missing == flag);
+    assert_eq!(["--authentication-config", "--client-ca-file"].map(missing), [false, true]);
     assert_eq!(facts.authentication.as_deref(), Some("kind: A"));
     assert_eq!(facts.settings, BTreeMap::from([("net.ipv4.ip_nonlocal_bind", "1\n".to_owned())]));
     assert_eq!(facts.newer_keys, []);

@@ -6,6 +6,7 @@ mod volumes;
 
 use super::checks::*;
 use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
+use super::node::covered;
 use super::{Case, Check, Finding, options};
 use berth_manifest::inject::{self, Rule, Wrapping, judge};
 use berth_manifest::split;
@@ -13,7 +14,7 @@ use berth_options::PodCommand;
 use berth_options::place::PlaceArgs;
 use berth_options::probe::ProbeArgs;
 use berth_shim::backend::probe::ProbeKind;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 pub(super) use volumes::run_dir_of;
 
@@ -145,6 +146,7 @@ impl Examiner<'_> {
         self.run_dir(layout);
         self.authentication(probe);
         if let Some(serving) = serving {
+            self.advertised(serving);
             self.credentials(serving);
             self.direct(serving);
         }
@@ -247,6 +249,20 @@ impl Examiner<'_> {
                 ),
                 format!("set securityContext.runAsUser: {own} in the container {}", shim.container.name()),
             );
+        }
+    }
+
+    /// The Service `kubernetes` leads pods to the advertised address.
+    fn advertised(&mut self, serving: &Berth<'_>) {
+        let manifest = self.case.manifest;
+        let listen = options::listen(&serving.parsed);
+        let (Some(flag), Some(ip)) = (manifest.flag("advertise-address"), manifest.advertised()) else { return };
+        let Some(port) = listen.first().map(|first| first.addr.port()) else { return };
+        if !ip.is_loopback() && !covered(SocketAddr::new(ip, port), &listen) {
+            let cause =
+                format!("the shim does not listen on {ip}, to which the Service kubernetes leads: pods are refused");
+            let fix = format!("`berth inject --listen …` with {ip}:{port} too; nothing, if that is a router's address");
+            self.found(ADVERTISED, flag.line, cause, fix);
         }
     }
 

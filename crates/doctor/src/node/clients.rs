@@ -6,7 +6,7 @@
 //! inject`.
 
 use super::super::Finding;
-use super::super::checks::CLIENT_ADDRESS;
+use super::super::checks::{CLIENT_ADDRESS, NOT_CHECKED};
 use super::is_host_ip;
 use berth_cluster::kubeconfig::Place;
 use berth_cluster::yaml::parse;
@@ -120,10 +120,11 @@ impl Uncovered {
         }
     }
 
-    /// None: the node does not have the address.
-    pub(super) fn finding(&self) -> Option<Finding> {
+    /// Whether an address that the node does not have now is one that it may get cannot be seen.
+    pub(super) fn finding(&self) -> Finding {
         let (cause, fix) = self.parts();
-        self.here.then(|| CLIENT_ADDRESS.at(self.address.to_string(), cause, fix))
+        let check = if self.here { CLIENT_ADDRESS } else { NOT_CHECKED };
+        check.at(self.address.to_string(), cause, fix)
     }
 }
 

@@ -11,11 +11,12 @@ use berth_os::proc_net::{self, Entry, process_of};
 use berth_os::sock_diag::listeners;
 use berth_os::{clock, netdevice};
 use berth_shim::config::Listen;
-use nix::unistd::Uid;
+use nix::unistd::{Uid, geteuid};
 use procfs::process::{Process, all_processes_with_root};
 use procfs::{FromRead as _, FromReadSI as _, KernelStats, Meminfo, current_system_info};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -24,6 +25,9 @@ use std::time::{Duration, SystemTime};
 /// them.
 pub(in super::super) const ENCRYPTS: &str = "encryption-provider-config";
 pub(in super::super) const SIGNS: &str = "service-account-signing-key-file";
+
+/// How flags end whose file kube-apiserver reads as it starts.
+const READ: [&str; 4] = ["file", "-config", "-client-certificate", "-client-key"];
 
 /// Kernel settings that are read.
 const SETTINGS: [&str; 3] = ["kernel.osrelease", "net.ipv4.ip_nonlocal_bind", "net.ipv4.tcp_migrate_req"];
@@ -47,6 +51,10 @@ pub struct Facts {
     pub credentials: Option<Credentials>,
     /// Files of keys, by their flags, that changed after the running kube-apiserver started.
     pub newer_keys: Vec<(&'static str, String)>,
+    /// Files that are not there, by the flags that name them.
+    pub missing: Vec<(String, String)>,
+    /// This process is not root's.
+    pub unprivileged: bool,
     pub apiservers: Vec<RunningProcess>,
     /// MemAvailable, in bytes.
     pub available: Option<u64>,
@@ -104,6 +112,8 @@ impl Facts {
         let newer_keys = [ENCRYPTS, SIGNS].into_iter().filter_map(newer).collect();
         let mut facts = Self {
             newer_keys,
+            missing: missing(root, manifest),
+            unprivileged: !geteuid().is_root(),
             authentication: file.and_then(|file| fs::read_to_string(at(&file)).ok()),
             addresses: netdevice::addresses().ok(),
             apiservers,
@@ -138,6 +148,19 @@ impl Facts {
             self.listeners.push(HeldPort { entry, process: process_of(entry.inode) });
         }
     }
+}
+
+/// The files of the node that kube-apiserver reads and that are not there, with their flags.
+fn missing(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
+    let arguments = manifest.arguments();
+    let flags = arguments.iter().filter_map(|argument| argument.text()?.split_once('='));
+    let read = flags.filter(|(flag, _)| READ.iter().any(|end| flag.ends_with(end)));
+    let on_node = read.filter_map(|(flag, path)| Some((flag.to_owned(), manifest.container().on_node(path)?)));
+    let is_missing = |path: &str| {
+        let meta = fs::metadata(root.join(path.trim_start_matches('/')));
+        meta.is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    };
+    on_node.filter(|(_, path)| is_missing(path)).collect()
 }
 
 /// Asks the live shims of the run directory of a node, whose files are below `root`, which of their siblings they have

@@ -29,12 +29,21 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     let mut examiner = Examiner { facts, findings: Vec::new() };
     examiner.memory();
     examiner.migrate_req();
+    for (flag, path) in &facts.missing {
+        let cause = format!("{flag} names this file, which is not there: kube-apiserver ends as it starts");
+        examiner.findings.push(FILE_MISSING.at(path.clone(), cause, "put the file there, or correct the flag"));
+    }
+    if facts.unprivileged {
+        let cause =
+            "other users' processes and files cannot be seen, so who holds ports, clients and memory are not all known";
+        examiner.findings.push(NOT_CHECKED.at("this node", cause, "run this as root"));
+    }
     if let Some(layout) = Layout::of(case.manifest) {
         examiner.run_dir(&layout);
         if let Some(serving) = layout.serving() {
             let listen = listen(&layout);
             examiner.addresses(&listen);
-            examiner.findings.extend(facts.uncovered(&listen).iter().filter_map(Uncovered::finding));
+            examiner.findings.extend(facts.uncovered(&listen).iter().map(Uncovered::finding));
             examiner.holders(&listen, uid(serving.container));
             examiner.direct(options::direct(&serving.parsed));
             let credentials = facts.credentials.iter();
