@@ -407,7 +407,7 @@ fn an_image_that_the_kubelet_cannot_get_ends_it_at_once() {
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let mut upgrade = node.upgrade_to("v2", &[]);
     upgrade.env("PATH", format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap()));
-    ends(&mut upgrade, 1, &["the kubelet cannot get its image", "ErrImagePull: \"not found\"", "rolled back"]);
+    ends(&mut upgrade, 1, &["the kubelet cannot start it", "ErrImagePull: \"not found\"", "rolled back"]);
     node.is_whole("v1");
 }
 

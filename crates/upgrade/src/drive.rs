@@ -1,6 +1,6 @@
 //! The loop: it samples the node, gets the next action from the machine, saves the position on disk, carries the action out, and reports.
 
-use super::journal::image_trouble;
+use super::journal::kubelet_trouble;
 use super::judge::{ALL, Emulation, Judging, Shares, percent};
 use super::lock::Lock;
 use super::logs::{self, LoggedPod};
@@ -104,7 +104,7 @@ pub async fn drive(
         warned_unkept: false,
         entered: SystemTime::now(),
         asked_kubelet: None,
-        image_trouble: None,
+        kubelet_trouble: None,
         state,
         store,
         setting,
@@ -140,8 +140,8 @@ struct Driver<'a> {
     entered: SystemTime,
     /// When the kubelet's journal was last read.
     asked_kubelet: Option<Instant>,
-    /// The kubelet's error for an image of this step's pod that it cannot get.
-    image_trouble: Option<String>,
+    /// Why the kubelet cannot start this step's pod.
+    kubelet_trouble: Option<String>,
     state: State,
     store: &'a Store,
     setting: &'a UpgradeContext,
@@ -205,7 +205,7 @@ impl Driver<'_> {
                     }
                     self.store.save(&self.state)?;
                     self.entered = SystemTime::now();
-                    (self.image_trouble, self.judging) = (None, None);
+                    (self.kubelet_trouble, self.judging) = (None, None);
                     self.announce();
                 }
                 Action::Place(slot, version) => {
@@ -299,10 +299,10 @@ impl Driver<'_> {
             return;
         }
         if self.asked_kubelet.is_none_or(|asked| asked.elapsed() >= KUBELET) {
-            self.image_trouble = image_trouble(&pod, self.entered).await;
+            self.kubelet_trouble = kubelet_trouble(&pod, self.entered).await;
             self.asked_kubelet = Some(Instant::now());
         }
-        instance.no_image = self.image_trouble.is_some();
+        instance.not_started = self.kubelet_trouble.is_some();
     }
 
     fn file(&self, slot: Slot, version: Version) -> (&Path, &str) {
@@ -473,7 +473,7 @@ impl Driver<'_> {
             _ => ("the instance of the canonical file", &details.canonical.words, LoggedPod::Name(namespace, name)),
         };
         self.progress.line(&format!("failed: {instance}: {why}"));
-        if let Some(trouble) = &self.image_trouble {
+        if let Some(trouble) = &self.kubelet_trouble {
             self.progress.more(&format!("the kubelet: {trouble}"));
         }
         if !words.is_empty() {

@@ -12,8 +12,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Lines of the journal that are searched; the kubelet repeats the message every few seconds.
 const LINES: &str = "500";
 
-/// The kubelet's error for an image of this pod that it cannot get, since then. None also if it cannot be asked.
-pub async fn image_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<String> {
+/// Why the kubelet cannot start this pod, since then: an image that it cannot get, or a node without room. None also if it cannot be asked.
+pub async fn kubelet_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<String> {
     let named = match pod {
         LoggedPod::Uid(uid) => format!("podUID=\"{uid}\""),
         LoggedPod::Name(namespace, name) => format!("pod=\"{namespace}/{name}-{}\"", node_name(Path::new("/proc"))?),
@@ -45,6 +45,12 @@ pub fn node_name(proc: &Path) -> Option<String> {
 /// The kubelet's message in lines with this text: the reason and what follows it.
 fn find(journal: &str, named: &str) -> Option<String> {
     journal.lines().rev().filter(|line| line.contains(named)).find_map(|line| {
+        // The kubelet does not try that again.
+        if let Some((_, why)) =
+            line.split_once("\"Pod admission denied\"").and_then(|(_, rest)| rest.split_once(" reason="))
+        {
+            return Some(format!("Pod admission denied: {why}"));
+        }
         let at = ["ErrImagePull:", "ImagePullBackOff:", "ErrImageNeverPull:", "InvalidImageName:"]
             .iter()
             .filter_map(|reason| line.find(reason))
@@ -65,6 +71,7 @@ mod tests {
         let journal = r#"
 E1122 00:29:52.123456     812 pod_workers.go:1324] "Error syncing pod, skipping" err="failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"failed to resolve reference: not found\"" pod="kube-system/kube-apiserver-node" podUID="7"
 E1122 00:29:53.123456     812 pod_workers.go:1324] "Error syncing pod, skipping" err="failed to \"StartContainer\" for \"berth\" with ImagePullBackOff: \"Back-off\"" pod="kube-system/berth-kube-apiserver-node" podUID="8"
+I1122 00:29:53.912713     812 kubelet.go:2357] "Pod admission denied" podUID="9" pod="kube-system/berth-kube-apiserver-full" reason="UnexpectedAdmissionError" message="preemption: no set of running pods found to reclaim resources: [(res: cpu, q: 2550), ]"
 I1122 00:29:54.123456     812 kubelet.go:1] "SyncLoop ADD" pods=["kube-system/etcd-node"]
 "#;
         let of = |named| find(journal, named);
@@ -72,6 +79,13 @@ I1122 00:29:54.123456     812 kubelet.go:1] "SyncLoop ADD" pods=["kube-system/et
         assert_eq!(of(named).as_deref(), Some(r#"ErrImagePull: "failed to resolve reference: not found""#));
         assert_eq!(of(r#"podUID="8""#).as_deref(), Some(r#"ImagePullBackOff: "Back-off""#));
         assert_eq!(of(r#"pod="kube-system/etcd-node""#), None);
+        let denied = of(r#"podUID="9""#);
+        assert_eq!(
+            denied.as_deref(),
+            Some(
+                r#"Pod admission denied: "UnexpectedAdmissionError" message="preemption: no set of running pods found to reclaim resources: [(res: cpu, q: 2550), ]""#
+            )
+        );
         let other = journal.replace("kube-apiserver-node", "kube-apiserver-proxy-x7k2p");
         assert_eq!(find(&other, named), None);
     }

@@ -12,7 +12,7 @@
 //! | [`pod`] | what matters of a manifest, and the temporary one |
 //! | [`observer`] | the files and instances as the machine sees them |
 //! | [`judge`] | the new instance beside the old one: its part of the clients, and what comes of it |
-//! | [`journal`] | the kubelet's error for an image that it cannot get |
+//! | [`journal`] | why the kubelet cannot start a pod |
 //! | [`logs`] | the last lines of a container that failed |
 //! | [`begin`] | checks manifests, runs doctor, or resumes an interrupted upgrade |
 //! | [`lock`] | keeps two nodes from being upgraded at once |

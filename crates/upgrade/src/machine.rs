@@ -429,9 +429,9 @@ impl StepView<'_> {
         let ends = instance.ends.saturating_sub(self.since.seen.instance(slot).ends);
         if instance.in_group {
             Poll::Ready(Ok(()))
-        } else if instance.no_image && self.target == Version::New {
+        } else if instance.not_started && self.target == Version::New {
             // On the way back that may be the new one's, which is going still.
-            Poll::Ready(Err("the kubelet cannot get its image".into()))
+            Poll::Ready(Err("the kubelet cannot start it".into()))
         } else if ends >= ENDS {
             Poll::Ready(Err(format!("its process ended {ends} times without getting ready")))
         } else if self.elapsed() >= self.limits.ready {

@@ -166,7 +166,7 @@ impl NodeObserver {
                 silent: before.silent || instance.silent,
                 process: instance.process.or(before.process),
                 ends: 0,
-                no_image: false,
+                not_started: false,
             };
         }
         // Of records that were pruned too, so that the numbers only grow.
@@ -225,7 +225,7 @@ impl NodeObserver {
             silent: false,
             process: life.process.filter(|_| runs),
             ends: 0,
-            no_image: false,
+            not_started: false,
         };
         (instance, detail)
     }

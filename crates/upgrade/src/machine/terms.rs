@@ -125,8 +125,8 @@ pub struct InstanceObservation {
     pub process: Option<u64>,
     /// How many of its processes were seen to end.
     pub ends: u32,
-    /// The kubelet cannot get its image: it will not get ready, however long it is waited for.
-    pub no_image: bool,
+    /// The kubelet cannot get its image, or has no room for it: it will not get ready, however long it is waited for.
+    pub not_started: bool,
 }
 
 impl InstanceObservation {

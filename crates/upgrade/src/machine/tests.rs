@@ -198,7 +198,7 @@ fn what_fails_is_told() {
     assert_eq!(temporary(Fate::Refuses), "its process ended 3 times without getting ready");
     assert_eq!(temporary(Fate::Crashes(7)), "its process ended 11s after it was ready");
     assert_eq!(why(Given { interrupt: Some(1), ..good() }), "it was interrupted");
-    assert_eq!(temporary(Fate::NotStarted), "the kubelet cannot get its image");
+    assert_eq!(temporary(Fate::NotStarted), "the kubelet cannot start it");
     assert_eq!(
         why(Given { temporary: Fate::NotStarted, journal: false, ..good() }),
         "it was not ready in 2m",
@@ -310,10 +310,10 @@ fn an_image_that_cannot_be_had_is_not_waited_for() {
         let mut seen = NodeObservation { canonical: InstanceObservation::default(), ..world.see() };
         let mut machine = machine(step);
         assert_eq!(machine.next(&seen, Duration::ZERO), Action::Wait, "{step:?}");
-        (seen.canonical.no_image, seen.temporary.no_image) = (true, true);
+        (seen.canonical.not_started, seen.temporary.not_started) = (true, true);
         assert_eq!(machine.next(&seen, Duration::from_secs(1)), Action::Entered, "{step:?}");
         let Position { step: now, target, why, .. } = machine.position().clone();
-        assert_eq!((now, target, why.as_deref()), (back, Version::Old, Some("the kubelet cannot get its image")));
+        assert_eq!((now, target, why.as_deref()), (back, Version::Old, Some("the kubelet cannot start it")));
     }
 }
 

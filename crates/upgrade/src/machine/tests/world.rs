@@ -175,7 +175,7 @@ impl World {
             silent: silent && self.reported[slot],
             process: pod.filter(|pod| !matches!(pod.life, Life::Down(_))).map(|pod| pod.process),
             ends: self.ends[slot],
-            no_image: self.pods[slot]
+            not_started: self.pods[slot]
                 .is_some_and(|pod| self.given.journal && pod.fate == Fate::NotStarted && pod.version != Version::Old),
         }
     }
