@@ -1,6 +1,7 @@
 //! One bridge a directory, and one a network namespace.
 
 use super::{LOCK, instance, logs};
+use berth_manifest::file::fix;
 use berth_node::ipc::bridge::SOCKET;
 use berth_os::bpf::{self, Attached, Purpose};
 use berth_os::file::{lock_within, private_directory};
@@ -67,7 +68,7 @@ impl Claim {
     pub fn acquire(directory: &Path) -> Result<Self, String> {
         let failed = |what: &'static str| {
             let path = directory.display().to_string();
-            move |error: io::Error| format!("cannot {what} in {path}: {error}")
+            move |error: io::Error| format!("cannot {what} in {path}: {error}{}", fix(what, &error))
         };
         private_directory(directory, geteuid().as_raw()).map_err(failed("make the bridge's directory"))?;
         let mut options = OpenOptions::new();
