@@ -1,5 +1,6 @@
 //! `berth bridge`.
 
+use super::{duration, seconds};
 use berth_bridge::DIRECTORY;
 use berth_bridge::etcd::EtcdMode;
 use berth_bridge::machine::OnFailure;
@@ -7,7 +8,6 @@ use berth_bridge::plan::ServerName;
 use berth_bridge::pod::MANIFEST;
 use berth_node::terms::Speedup;
 use clap::{Args, Subcommand};
-use humantime::parse_duration;
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
@@ -72,11 +72,11 @@ pub struct BridgeStartArgs {
     #[arg(long, value_name = "COMMAND LINE", value_parser = words)]
     pub command: Option<Words>,
     /// How long either kube-apiserver may take to get ready
-    #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION", value_parser = ready_timeout)]
+    #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION", value_parser = seconds)]
     pub ready_timeout: Duration,
     /// How long each must then stay ready before clients are given to it: a round of its watch cache's bookmarks and a little, so
     /// that watches go on in it
-    #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION", value_parser = duration)]
     pub settle: Duration,
     /// What happens when COMMAND fails, or the node's own kube-apiserver does not come back
     #[arg(long, default_value = "stay", value_name = "WHAT", value_enum)]
@@ -102,7 +102,7 @@ pub struct BridgeStartArgs {
     #[arg(long, env = "BERTH_PROBE_SERVER_NAME", default_value = "kubernetes", value_name = "NAME", value_parser = server_name)]
     pub probe_server_name: ServerName<'static>,
     /// How long an answer to a probe may take
-    #[arg(long, hide = true, default_value = "2s", value_parser = parse_duration)]
+    #[arg(long, hide = true, default_value = "2s", value_parser = duration)]
     pub probe_timeout: Duration,
     /// Check what is needed, print the steps, and do nothing; COMMAND may be left out
     #[arg(long)]
@@ -129,11 +129,6 @@ fn absolute(path: &str) -> io::Result<PathBuf> {
 
 fn server_name(text: &str) -> Result<ServerName<'static>, String> {
     ServerName::try_from(text.to_owned()).map_err(|_| "give a DNS name or IP address from the certificate".into())
-}
-
-fn ready_timeout(text: &str) -> Result<Duration, String> {
-    let time = parse_duration(text).map_err(|error| error.to_string())?;
-    if time < Duration::from_secs(1) { Err("give 1s or more".into()) } else { Ok(time) }
 }
 
 /// Options of `berth bridge restore`.

@@ -4,7 +4,7 @@ use super::{Exit, block_on, is_version, mistaken, numbered, print, refused, upgr
 use crate::cli::{JudgeArgs, UpgradeArgs};
 use berth_options::check::Mistakes;
 use berth_upgrade::begin::{Begun, FILE, UpgradeOptions, begin, dry_run};
-use berth_upgrade::drive::{self, DriveError, Ended};
+use berth_upgrade::drive::{self, Ended};
 use berth_upgrade::judge::{INTERVAL, JudgeOptions, Plan};
 use berth_upgrade::pod::PREFIX;
 use berth_upgrade::progress::Progress;
@@ -70,10 +70,10 @@ async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Ex
     let Begun { state, store, setting } = begin(&options, &progress).await.map_err(refused)?;
     Ok(match drive::drive(state, &store, &setting, progress.clone()).await {
         Ok(Ended::Done) => Exit::Ok,
-        Ok(Ended::RolledBack(_)) => Exit::No,
-        Ok(Ended::Judged(_)) => Exit::Again,
-        Ok(Ended::Halted(_) | Ended::Stopped) => again(&progress, &store),
-        Err(error @ (DriveError::State(_) | DriveError::File(_) | DriveError::Read(_))) => {
+        Ok(Ended::RolledBack) => Exit::No,
+        Ok(Ended::Judged) => Exit::Again,
+        Ok(Ended::Halted | Ended::Stopped) => again(&progress, &store),
+        Err(error) => {
             progress.line(&format!("failed: {error}"));
             again(&progress, &store)
         }

@@ -1317,7 +1317,7 @@ fn a_limit_of_open_files_that_is_too_low_is_raised_or_reported() {
 fn a_wrong_command_line_is_refused() {
     for (wrong, part) in [
         (&["--settle=x"][..], "--settle"),
-        (&["--ready-timeout=0s"], "give 1s or more"),
+        (&["--ready-timeout=0s"], "at least 1s"),
         (&["--command='"], "missing closing quote"),
         (&["--command=k", "--manifest=/x"], "cannot be used with"),
         (&["--probe-cert=/x"], "--probe-key"),

@@ -56,12 +56,12 @@ pub struct UpgradeContext {
 pub enum Ended {
     /// The new one serves, from the canonical file.
     Done,
-    /// The old one does, and why.
-    RolledBack(String),
+    /// The old one does.
+    RolledBack,
     /// By a verdict, or as far back as it could: the old one does, or the one that emulates it.
-    Judged(String),
+    Judged,
     /// Neither; the state is kept, and what serves is left alone.
-    Halted(String),
+    Halted,
     /// A second signal: the same.
     Stopped,
 }
@@ -234,7 +234,7 @@ impl Driver<'_> {
                     self.store.save(&self.state)?;
                     let step = self.state.position.step;
                     self.print_failure(&why, step, &details);
-                    return Ok(Ended::Halted(why));
+                    return Ok(Ended::Halted);
                 }
             }
         }
@@ -348,7 +348,8 @@ impl Driver<'_> {
         self.store.remove()?;
         let version = details.canonical.version.as_deref().unwrap_or("kube-apiserver");
         let file = self.state.canonical.display();
-        let ended = match outcome {
+        let why = self.state.position.why.as_deref().unwrap_or(INTERRUPTED);
+        Ok(match outcome {
             UpgradeOutcome::Done => {
                 self.progress.line(&format!("done: {version} serves, from {file}; nothing else is left"));
                 if !self.state.same() {
@@ -357,13 +358,11 @@ impl Driver<'_> {
                 Ended::Done
             }
             UpgradeOutcome::RolledBack => {
-                let why = self.state.position.why.clone().unwrap_or_else(|| INTERRUPTED.into());
                 self.progress.line(&format!("rolled back: the old manifest serves, from {file}; nothing else is left"));
                 self.progress.more(&format!("why: {why}"));
-                if self.state.position.judged { Ended::Judged(why) } else { Ended::RolledBack(why) }
+                if self.state.position.judged { Ended::Judged } else { Ended::RolledBack }
             }
             UpgradeOutcome::Emulating => {
-                let why = self.state.position.why.clone().unwrap_or_else(|| INTERRUPTED.into());
                 let release = self.state.emulated.as_ref().map_or("", |emulated| &emulated.release);
                 self.progress.line(&format!(
                     "not done: {version} serves and behaves as {release} (--{EMULATION}), from {file}; nothing else is left"
@@ -373,10 +372,9 @@ impl Driver<'_> {
                     "the same command with the new manifest tries the last step again, and judges it beside what serves now; back to \
                      the old manifest nothing is promised from here",
                 );
-                Ended::Judged(why)
+                Ended::Judged
             }
-        };
-        Ok(ended)
+        })
     }
 
     /// Removes this upgrade's slice from the Service; if there is time, only when kube-apiserver names the node itself.
