@@ -123,8 +123,18 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &InjectOptions) 
     if again && found.root().value() == result.root().value() {
         return Ok(Injection { base, text: text.to_owned(), manifest: found, edits: Vec::new(), notes, options });
     }
+    let fields = |manifest| shim_of(manifest).map(|shim| shim.node().value());
+    if let (Some(Value::Object(was)), Some(now), true) = (fields(&found), fields(&result), again) {
+        for (name, _) in was.iter().filter(|(name, was)| !OPTIONAL.contains(&name.as_str()) && now[*name] != **was) {
+            notes
+                .push(format!("{name} of the container {SHIM} is what berth inject writes again: change it once more"));
+        }
+    }
     Ok(Injection { base, text: new, manifest: result, edits, notes, options })
 }
+
+/// Fields of a shim's container that follow from options, or are kept.
+const OPTIONAL: [&str; 5] = ["image", "args", "env", "volumeMounts", "securityContext"];
 
 /// The edits that put a manifest behind berth, and what an operator should know.
 ///

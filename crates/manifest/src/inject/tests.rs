@@ -563,6 +563,13 @@ fn variables_that_somebody_added_to_the_shim_are_kept() {
     for line in admin.lines() {
         assert!(patched.contains(line.trim()), "{line} in {patched}");
     }
+    // Anything else is not kept, and that is told.
+    let mut tuned = by_hand.clone();
+    let at = tuned.rfind("memory: 32Mi").unwrap();
+    tuned.replace_range(at..at + "memory: 32Mi".len(), "memory: 64Mi");
+    let notes =
+        |text: &str| inject(text, &newer).unwrap().notes.iter().filter(|note| note.starts_with("resources of")).count();
+    assert_eq!((notes(&by_hand), notes(&tuned)), (0, 1));
     let changed = by_hand.replace("    - serve\n", "    - serve\n    - --admin=127.0.0.1:9464\n");
     assert!(
         problems(&changed)[0].contains("is serve --admin=127.0.0.1:9464, which cannot be kept: write"),
