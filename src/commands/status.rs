@@ -31,19 +31,15 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
     let exit = if rows.is_empty() { Exit::Unavailable } else { Exit::Ok };
     print(&match args.json {
         true => json(&Document { version: VERSION, instances: rows })?,
-        false if rows.is_empty() => nothing(&node.path, args.run_dir.run_dir.is_none() && !geteuid().is_root()),
+        false if rows.is_empty() => nothing(&node.path),
         false => table(&rows, SystemTime::now()),
     })?;
     Ok(exit)
 }
 
-/// `of_user`: the directory is the default of a user who is not root.
-fn nothing(run_dir: &Path, of_user: bool) -> String {
-    let (of, fix) = match of_user {
-        true => ("of this user", "run this as root for those of the node, or name a directory with --run-dir"),
-        false => ("on this node", "--run-dir names another directory"),
-    };
-    format!("no berth {of}: none is in {} ({fix})\n", run_dir.display())
+fn nothing(run_dir: &Path) -> String {
+    let root = if geteuid().is_root() { "" } else { "run this as root, or " };
+    format!("no berth on this node: none is in {} ({root}--run-dir names another directory)\n", run_dir.display())
 }
 
 /// An instance and its shim's status.

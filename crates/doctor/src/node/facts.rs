@@ -3,10 +3,12 @@
 use super::super::layout::{Layout, uid};
 use super::super::options;
 use super::{Clients, Credentials, Uncovered, run_dir_on_node};
+use berth_cluster::yaml::YamlNode;
 use berth_manifest::Manifest;
 use berth_node::ipc;
 use berth_node::registry::lease::{self, Lease};
 use berth_node::registry::{self, BerthDir, RunDir};
+use berth_os::file::found;
 use berth_os::proc_net::{self, Entry, process_of};
 use berth_os::sock_diag::listeners;
 use berth_os::{clock, netdevice};
@@ -16,7 +18,6 @@ use procfs::process::{Process, all_processes_with_root};
 use procfs::{FromRead as _, FromReadSI as _, KernelStats, Meminfo, current_system_info};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -152,15 +153,14 @@ impl Facts {
 
 /// The files of the node that kube-apiserver reads and that are not there, with their flags.
 fn missing(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
-    let arguments = manifest.arguments();
-    let flags = arguments.iter().filter_map(|argument| argument.text()?.split_once('='));
-    let read = flags.filter(|(flag, _)| READ.iter().any(|end| flag.ends_with(end)));
-    let on_node = read.filter_map(|(flag, path)| Some((flag.to_owned(), manifest.container().on_node(path)?)));
-    let is_missing = |path: &str| {
-        let meta = fs::metadata(root.join(path.trim_start_matches('/')));
-        meta.is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    let is_missing = |path: &String| matches!(found(fs::metadata(root.join(path.trim_start_matches('/')))), Ok(None));
+    let flag = |argument: &YamlNode| {
+        let (flag, path) = argument.text()?.split_once('=')?;
+        let is_read = READ.iter().any(|end| flag.ends_with(end));
+        let path = manifest.container().on_node(path).filter(|_| is_read).filter(is_missing)?;
+        Some((flag.to_owned(), path))
     };
-    on_node.filter(|(_, path)| is_missing(path)).collect()
+    manifest.arguments().into_iter().filter_map(flag).collect()
 }
 
 /// Asks the live shims of the run directory of a node, whose files are below `root`, which of their siblings they have
