@@ -4,12 +4,14 @@
 //! of an etcd, `berth grant`, the lock of `berth upgrade`, and bridges of nodes of IPv6 (`e2e/`). And `scripts/service.sh`: the Service
 //! `kubernetes` through a real kube-proxy, while instances
 //! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and which clients are relayed.
-//! And the files of a release on a node without a compiler.
+//! And the files of a release on a node without a compiler. And certificates that Go judges and serves.
 //!
 //! They take minutes, so they run when they are asked for: `cargo test --test e2e -- --ignored [NAME]`, as `.ci/run` does. Where they
 //! cannot be run (they need root, some tools, and binaries that are there already) they count as ignored and print why. Rust's own
 //! harness can decide that only at compile time, so this one has its own.
 
+#[path = "e2e/certificates.rs"]
+mod certificates;
 #[cfg(feature = "operate")]
 #[path = "e2e/etcd_members.rs"]
 mod etcd_members;
@@ -62,6 +64,9 @@ fn main() -> ExitCode {
         Some(why) => Ok(Completion::ignored_with(why)),
         None => run("scripts/direct.sh", &[]).map(|()| Completion::Completed),
     })];
+    let go = || output(Command::new("go").arg("version")).map_err(|why| format!("it needs go: {why}"));
+    let sources = root().join("crates/cluster/tests/certificates");
+    trials.push(real("certificates_and_keys_as_in_go", go, move |_| certificates::as_in_go(&sources)));
     #[cfg(feature = "operate")]
     trials.push(real("members_of_a_real_etcd", newest, |(_, etcd)| etcd_members::members_of_a_real_etcd(&etcd)));
     #[cfg(feature = "operate")]

@@ -376,7 +376,6 @@ fn tls(access: &Access) -> Result<ClientConfig, Mistake> {
             TlsError::Ca(why) => ("certificate-authority", why),
             TlsError::Certificate(why) => ("client-certificate", why),
             TlsError::Key(why) => ("client-key", why),
-            TlsError::Pair(error) => ("client-key", format!("does not fit the certificate: {error}")),
         };
         Mistake::new(field, &format!("it {why}"))
     })

@@ -1,11 +1,18 @@
 //! TLS of clients. Everything in berth that opens a TLS connection gets its configuration here.
 
+mod p521;
+
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
+use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
-use std::sync::Arc;
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use std::sync::{Arc, LazyLock};
+
+/// The cryptography of every connection.
+static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(p521::provider()));
 
 /// A file that TLS cannot be configured with, and why: `holds no certificate in PEM form`.
 #[derive(Debug)]
@@ -13,63 +20,120 @@ pub enum TlsError {
     Ca(String),
     Certificate(String),
     Key(String),
-    /// The key is not the certificate's.
-    Pair(rustls::Error),
+}
+
+/// The certificates that a server's certificate is checked against.
+#[derive(Debug)]
+pub struct Trust {
+    anchors: RootCertStore,
+    certificates: Vec<CertificateDer<'static>>,
+}
+
+impl Trust {
+    #[must_use]
+    pub fn new(certificates: Vec<CertificateDer<'static>>) -> Self {
+        let mut anchors = RootCertStore::empty();
+        anchors.add_parsable_certificates(certificates.iter().cloned());
+        Self { anchors, certificates }
+    }
+
+    /// From a PEM file, which may have comments.
+    ///
+    /// # Errors
+    /// It holds no certificate.
+    pub fn from_pem(pem: &[u8]) -> Result<Self, TlsError> {
+        let trust = Self::new(certificates(pem));
+        if trust.anchors.is_empty() { Err(TlsError::Ca(NONE.to_owned())) } else { Ok(trust) }
+    }
+
+    /// Checks the certificate of a server, which is followed by those of its issuers.
+    ///
+    /// One that is in the file itself needs no issuer, and may be a CA's, as for Go's `crypto/x509`, which kube-apiserver's
+    /// other clients use.
+    ///
+    /// # Errors
+    /// The server is not to be trusted.
+    pub fn verify(&self, chain: &[CertificateDer<'_>], name: &ServerName<'_>, now: UnixTime) -> Result<(), Error> {
+        let (shown, issuers) = chain.split_first().ok_or(Error::NoCertificatesPresented)?;
+        let parsed = ParsedCertificate::try_from(shown)?;
+        let algorithms = PROVIDER.signature_verification_algorithms.all;
+        match verify_server_cert_signed_by_trust_anchor(&parsed, &self.anchors, issuers, now, algorithms) {
+            // The period of validity was checked first.
+            Err(Error::InvalidCertificate(
+                CertificateError::UnknownIssuer
+                | CertificateError::BadSignature
+                | CertificateError::UnsupportedSignatureAlgorithmContext { .. }
+                | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. }
+                | CertificateError::Other(_),
+            )) if self.certificates.contains(shown) => {}
+            checked => checked?,
+        }
+        verify_server_name(&parsed, name)
+    }
+}
+
+const NONE: &str = "holds no certificate in PEM form";
+
+/// The certificates in a PEM file.
+#[must_use]
+pub fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
+    CertificateDer::pem_slice_iter(pem).flatten().collect()
 }
 
 /// From PEM files: the CAs that the server's certificate is checked against (without any, it is not checked), and the
 /// client's own certificate and key.
 pub fn from_pem(ca: Option<&[u8]>, client: Option<(&[u8], &[u8])>) -> Result<ClientConfig, TlsError> {
-    let none = || "holds no certificate in PEM form".to_owned();
-    let roots = ca.map(|ca| {
-        let mut roots = RootCertStore::empty();
-        let (added, _) = roots.add_parsable_certificates(CertificateDer::pem_slice_iter(ca).flatten());
-        if added == 0 { Err(TlsError::Ca(none())) } else { Ok(roots) }
-    });
+    let trust = ca.map(Trust::from_pem).transpose()?;
     let client = client.map(|(certificate, key)| {
-        let chain: Vec<_> = CertificateDer::pem_slice_iter(certificate).flatten().collect();
+        let chain = certificates(certificate);
         if chain.is_empty() {
-            return Err(TlsError::Certificate(none()));
+            return Err(TlsError::Certificate(NONE.to_owned()));
         }
         let key = PrivateKeyDer::from_pem_slice(key);
         Ok((chain, key.map_err(|error| TlsError::Key(format!("holds no key in PEM form: {error}")))?))
     });
-    config(roots.transpose()?, client.transpose()?).map_err(TlsError::Pair)
+    config(trust, client.transpose()?).map_err(|error| {
+        TlsError::Key(match error {
+            Error::InconsistentKeys(_) => "is not the key of the certificate".to_owned(),
+            _ => format!(
+                "cannot be used ({error}): make one of RSA with 2048 to 4096 bits, P-256, P-384, P-521 or Ed25519"
+            ),
+        })
+    })
 }
 
 /// From what was parsed already.
 ///
 /// # Errors
-/// The key does not fit the certificate.
+/// The key cannot be used, or is not the certificate's.
 pub fn config(
-    roots: Option<RootCertStore>,
+    trust: Option<Trust>,
     client: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
-) -> Result<ClientConfig, rustls::Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
-    let builder = match roots {
-        Some(roots) => builder.with_root_certificates(roots),
-        None => builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider))),
-    };
+) -> Result<ClientConfig, Error> {
+    let builder = ClientConfig::builder_with_provider(PROVIDER.clone()).with_safe_default_protocol_versions()?;
+    let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(Verifier(trust)));
     match client {
         Some((chain, key)) => builder.with_client_auth_cert(chain, key),
         None => Ok(builder.with_no_client_auth()),
     }
 }
 
-/// Accepts any certificate. Signatures are still checked, so that the server proves that it has the key.
+/// `None` accepts any certificate. Signatures are still checked, so that the server proves that it has the key.
 #[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
+struct Verifier(Option<Trust>);
 
-impl ServerCertVerifier for AnyCertificate {
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
+        shown: &CertificateDer<'_>,
+        issuers: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
         _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        if let Some(trust) = &self.0 {
+            trust.verify(&[std::slice::from_ref(shown), issuers].concat(), name, now)?;
+        }
         Ok(ServerCertVerified::assertion())
     }
 
@@ -78,8 +142,8 @@ impl ServerCertVerifier for AnyCertificate {
         message: &[u8],
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, cert, signed, &PROVIDER.signature_verification_algorithms)
     }
 
     fn verify_tls13_signature(
@@ -87,11 +151,14 @@ impl ServerCertVerifier for AnyCertificate {
         message: &[u8],
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, signed, &PROVIDER.signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        PROVIDER.signature_verification_algorithms.supported_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests;

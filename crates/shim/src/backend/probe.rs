@@ -9,8 +9,8 @@ use berth_cluster::tls::{self, TlsError};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Request, StatusCode, header};
-use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use rustls::{AlertDescription, ClientConfig};
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -247,15 +247,28 @@ impl Probe {
                  recreate the pod (`berth upgrade`)"
             }
             Some(rustls::Error::InvalidCertificate(
-                rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
-            )) => "; --probe-ca must hold the CA that signed its serving certificate",
+                rustls::CertificateError::UnknownIssuer
+                | rustls::CertificateError::BadSignature
+                | rustls::CertificateError::Other(_),
+            )) => "; --probe-ca must hold the CA that signed its serving certificate, or that certificate itself",
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::NotValidForName | rustls::CertificateError::NotValidForNameContext { .. },
             )) => "; set --probe-server-name to a name that is in its serving certificate",
             Some(rustls::Error::InvalidMessage(_)) => "; does it speak TLS there?",
+            Some(rustls::Error::AlertReceived(AlertDescription::HandshakeFailure)) => {
+                "; its key must be of RSA with 2048 to 8192 bits, P-256, P-384, P-521 or Ed25519"
+            }
             _ => "",
         };
-        let rejected = matches!(cause, Some(rustls::Error::InvalidCertificate(_)));
+        // It speaks TLS, and other clients may know what this one does not.
+        let rejected = matches!(
+            cause,
+            Some(
+                rustls::Error::InvalidCertificate(_)
+                    | rustls::Error::PeerIncompatible(_)
+                    | rustls::Error::AlertReceived(AlertDescription::HandshakeFailure)
+            )
+        );
         let seen = if rejected { Observation::Rejected } else { Observation::Fail };
         Answer { seen, ..fail("tls", format!("TLS handshake failed: {error}{fix}")) }
     }
@@ -297,9 +310,6 @@ impl Probe {
                 TlsError::Ca(why) => ("--probe-ca", self.config.ca.as_ref(), why),
                 TlsError::Certificate(why) => ("--probe-cert", paths.map(|(certificate, _)| certificate), why),
                 TlsError::Key(why) => ("--probe-key", paths.map(|(_, key)| key), why),
-                TlsError::Pair(error) => {
-                    ("--probe-key", paths.map(|(_, key)| key), format!("does not fit --probe-cert: {error}"))
-                }
             };
             format!("{option} {} {why}", path.map_or(Path::new(""), PathBuf::as_path).display())
         })

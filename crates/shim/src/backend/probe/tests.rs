@@ -186,7 +186,7 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
     let (certificate, key) = issue(&new, &["probe-two"]);
     // A moment in which they do not fit together costs one answer and no more.
     files.write("client.crt", &certificate);
-    assert_failed(&probe.ready(at_new).await, "config", &["--probe-key", "--probe-cert"]);
+    assert_failed(&probe.ready(at_new).await, "config", &["--probe-key", "is not the key of the certificate"]);
     files.write("client.key", &key);
     files.write("token", "two\n");
     assert_eq!(probe.ready(at_new).await.seen, Observation::Pass);
@@ -234,7 +234,7 @@ fn files_that_do_not_hold_what_they_should_are_told_at_start() {
         ("ca.crt", credentials.1.as_str(), "--probe-ca"),
         ("client.crt", "nonsense", "--probe-cert"),
         ("client.key", "nonsense", "--probe-key"),
-        ("client.key", other_key.as_str(), "does not fit --probe-cert"),
+        ("client.key", other_key.as_str(), "is not the key of the certificate"),
         ("token", " ", "--probe-token-file"),
     ];
     for (name, content, part) in broken {

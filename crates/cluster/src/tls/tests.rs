@@ -1,0 +1,111 @@
+use super::*;
+use rustls::server::WebPkiClientVerifier;
+use rustls::version::{TLS12, TLS13};
+use rustls::{ClientConnection, ServerConfig, ServerConnection};
+use std::collections::BTreeMap;
+
+/// What a server shows, what is trusted, and what Go says: of its file, main.go, which checks it anew in tests/e2e/certificates.rs.
+const EXAMPLES: &str = include_str!("../../tests/certificates/certificates.txt");
+
+/// Where another verdict than Go's is accepted, and the error, if there is one. `berth doctor` names each that is refused.
+const DIFFERENT: [(&str, &str); 6] = [
+    ("rsa-1024", "InvalidCertificate"),
+    ("p-256-sha512", "UnsupportedSignatureAlgorithm"),
+    ("p-384-sha512", "UnsupportedSignatureAlgorithm"),
+    ("ca-as-server", "CaUsedAsEndEntity"),
+    ("purpose-any", "InvalidPurpose"),
+    ("policies-critical", "UnsupportedCriticalExtension"),
+];
+
+/// What Go refuses: of what is trusted itself, the period and the length of a path are not looked at here.
+const MORE: [&str; 2] = ["intermediate-too-many", "issuer-expired"];
+
+#[test]
+fn what_go_trusts_is_trusted() {
+    let mut refused = BTreeMap::new();
+    let mut all = 0;
+    for example in EXAMPLES.split("== ").skip(1) {
+        let field = |before: &str, after: &str| {
+            example.split_once(before).and_then(|(_, rest)| Some(rest.split_once(after)?.0)).unwrap().to_owned()
+        };
+        let label = example.split_once('\n').unwrap().0;
+        let name = ServerName::try_from(field("\nname: ", "\n")).unwrap();
+        let at = humantime::parse_rfc3339(&field("\nat: ", "\n")).unwrap();
+        let at = UnixTime::since_unix_epoch(at.duration_since(std::time::UNIX_EPOCH).unwrap());
+        let newline = field("\nnewline: \"", "\"\n").replace("\\r", "\r").replace("\\n", "\n");
+        let trusted = field("\ntrusted:\n", "\nshown:\n").replace('\n', &newline);
+        let shown = certificates(example.split_once("\nshown:\n").unwrap().1.as_bytes());
+        let verified = Trust::from_pem(trusted.as_bytes()).unwrap().verify(&shown, &name, at);
+        let go = field("\ngo: ", "\n");
+        match (go == "accepts", verified) {
+            (true, Err(error)) => drop(refused.insert(label, format!("{error:?}"))),
+            (false, Ok(())) => assert!(MORE.contains(&label), "{label}: {go}"),
+            _ => {}
+        }
+        all += 1;
+    }
+    assert!(all > 60, "{all}");
+    assert_eq!(
+        refused.keys().copied().collect::<Vec<_>>(),
+        {
+            let mut expected = DIFFERENT.map(|(label, _)| label);
+            expected.sort_unstable();
+            expected
+        },
+        "{refused:#?}"
+    );
+    for (label, why) in DIFFERENT {
+        assert!(refused[label].contains(why), "{label}: {}", refused[label]);
+    }
+}
+
+const P521: &str = include_str!("../../tests/certificates/p-521.pem");
+
+/// Ring has neither such a key of a server nor of a client.
+#[test]
+fn both_ends_may_have_keys_of_p_521() {
+    let pem = P521.as_bytes();
+    let (_, sec1) = P521.split_once("-----END PRIVATE KEY-----").unwrap();
+    let clients =
+        WebPkiClientVerifier::builder_with_provider(Trust::from_pem(pem).unwrap().anchors.into(), PROVIDER.clone());
+    let clients = clients.build().unwrap();
+    for (version, key) in [(&TLS12, P521), (&TLS13, sec1)] {
+        let server = ServerConfig::builder_with_provider(PROVIDER.clone()).with_protocol_versions(&[version]).unwrap();
+        let server = server.with_client_cert_verifier(clients.clone());
+        let server = server.with_single_cert(certificates(pem), PrivateKeyDer::from_pem_slice(pem).unwrap()).unwrap();
+        let mut server = ServerConnection::new(server.into()).unwrap();
+        let client = from_pem(Some(pem), Some((pem, key.as_bytes()))).unwrap();
+        let mut client = ClientConnection::new(client.into(), "kubernetes".try_into().unwrap()).unwrap();
+        while client.is_handshaking() || server.is_handshaking() {
+            let mut sent = Vec::new();
+            while client.wants_write() {
+                client.write_tls(&mut sent).unwrap();
+            }
+            server.read_tls(&mut &sent[..]).unwrap();
+            server.process_new_packets().unwrap();
+            sent.clear();
+            while server.wants_write() {
+                server.write_tls(&mut sent).unwrap();
+            }
+            client.read_tls(&mut &sent[..]).unwrap();
+            client.process_new_packets().unwrap();
+        }
+        assert_eq!(server.peer_certificates().unwrap(), certificates(pem));
+    }
+}
+
+#[test]
+fn a_key_that_cannot_be_used_is_told() {
+    let other = berth_testing::issue(&berth_testing::authority(), &["client"]).1;
+    for (key, why) in [
+        (other.as_str(), "is not the key of the certificate"),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nAAAA\n-----END RSA PRIVATE KEY-----\n",
+            "make one of RSA with 2048 to 4096 bits, P-256,",
+        ),
+        ("none", "holds no key in PEM form"),
+    ] {
+        let Err(TlsError::Key(told)) = from_pem(None, Some((P521.as_bytes(), key.as_bytes()))) else { panic!("{why}") };
+        assert!(told.contains(why), "{told}");
+    }
+}
