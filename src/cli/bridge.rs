@@ -7,6 +7,7 @@ use berth_bridge::machine::OnFailure;
 use berth_bridge::plan::ServerName;
 use berth_bridge::pod::MANIFEST;
 use berth_node::terms::Speedup;
+use berth_options::probe::DEFAULT_NAME;
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
 use std::io;
@@ -99,7 +100,7 @@ pub struct BridgeStartArgs {
     #[arg(long, env = "BERTH_PROBE_KEY", value_name = "FILE", value_parser = absolute, requires = "probe_cert")]
     pub probe_key: Option<PathBuf>,
     /// Name that kube-apiserver's certificate must carry
-    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", default_value = "kubernetes", value_name = "NAME", value_parser = server_name)]
+    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", default_value = DEFAULT_NAME, value_name = "NAME", value_parser = server_name)]
     pub probe_server_name: ServerName<'static>,
     /// How long an answer to a probe may take
     #[arg(long, hide = true, default_value = "2s", value_parser = duration)]

@@ -9,9 +9,8 @@ use berth_node::registry::lease;
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
 use berth_options::ask::{AskArgs, DrainArgs, LiveArgs, ReadyArgs};
-use berth_options::check::{Checks, Mistakes, check_probe};
+use berth_options::check::{Checks, Mistakes, check_probe_options};
 use berth_options::place::RunDirArgs;
-use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::Probe;
 use berth_shim::drain::unanswered;
 use std::io;
@@ -67,7 +66,8 @@ async fn of_node_shim(run_dir: &RunDirArgs, known: &KnownInstance, patience: Dur
 
 pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
-    let config = check_probe(&args.probe, &args.path, false, &mut checks);
+    // A file that cannot be read is no reason to restart kube-apiserver.
+    let config = check_probe_options(&args.probe, &args.path, false, &mut checks);
     let patience = args.timeout.timeout;
     let mut config = checks.finish(config).map_err(mistaken)?;
     config.timeout = patience.unwrap_or(config.timeout);
@@ -75,16 +75,15 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     // The apiserver itself is probed: a hung shim must not make the kubelet restart it.
     let live = block_on(async {
         let address = address(&known).await?;
-        let answer = Probe::new(config).ready(address).await;
-        match (answer.seen, patience) {
-            (Observation::Pass, _) => Ok(()),
-            (_, Some(patience)) if answer.result == "timeout" => {
-                Err(format!("no answer in {} (--timeout)", humantime::format_duration(patience)))
+        let lives = Probe::new(config).lives(address).await;
+        lives.map_err(|answer| match patience {
+            Some(patience) if answer.result == "timeout" => {
+                format!("no answer in {} (--timeout)", humantime::format_duration(patience))
             }
-            _ => Err(answer.words),
-        }
+            _ => answer.words,
+        })
     })?;
-    answer(live.map(|()| None))
+    answer(live.map(|why| Some(format!("alive, and cannot be asked as the shim asks: {}", why?))))
 }
 
 pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {

@@ -7,11 +7,11 @@ use berth_doctor::{Case, beside, examine, node, text};
 use berth_manifest::edit::Edit;
 use berth_manifest::file::{Backups, fix, is_in, read, replace};
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
-use berth_manifest::report::{Refusal, Severity};
+use berth_manifest::report::{Finding, Refusal, Severity};
 use berth_manifest::{Manifest, Problem, eject as ejecting, kubeadm};
 use berth_options::check::{self, Checks, Mistakes, check_probe_options};
 use berth_options::place::{PlaceArgs, RunDirArgs};
-use berth_options::probe::ProbeArgs;
+use berth_options::probe::{DEFAULT_NAME, ProbeArgs};
 use berth_shim::backend::probe::ProbeKind;
 use berth_upgrade::state::leave_alone;
 use similar::TextDiff;
@@ -38,6 +38,11 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     for stranger in injected.into_iter().flat_map(|manifest| node::uncovered(Path::new("/"), manifest)) {
         let (cause, fix) = stranger.parts();
         print_stderr(format_args!("note: {cause}: {fix}"));
+    }
+    if let Some(Finding { place, cause, fix, .. }) =
+        injected.and_then(|manifest| node::untrusted(Path::new("/"), manifest))
+    {
+        print_stderr(format_args!("note: {place}: {cause}: {fix}"));
     }
     if let Some(directory) = &args.kubeadm_patch {
         return write_patches(&file, &outcome.options, &outcome.base, directory);
@@ -268,7 +273,7 @@ fn probing(args: &ProbeArgs, checks: &mut Checks) -> Probing {
     let others = [
         ("BERTH_PROBE", "tcp", args.probe == ProbeKind::Tcp),
         ("BERTH_PROBE_INSECURE", "true", args.probe_insecure),
-        ("BERTH_PROBE_SERVER_NAME", &args.probe_server_name, args.probe_server_name != "kubernetes"),
+        ("BERTH_PROBE_SERVER_NAME", &args.probe_server_name, args.probe_server_name != DEFAULT_NAME),
         ("BERTH_PROBE_TIMEOUT", &args.probe_timeout, args.probe_timeout != "2s"),
     ];
     let given = others.into_iter().filter(|(.., given)| *given);

@@ -297,6 +297,11 @@ fn https_probe_live_and_version() {
     // Where many tests share a processor, 2 s are short.
     let live = || node.ask(&["live", "--probe-ca", ca_file, "--timeout", "60s"]);
     assert_eq!(live().0, Some(0));
+    // The kubelet would restart kube-apiserver for what only berth lacks.
+    for lacks in [&node.file("other.crt", &Ca::new().pem()), "/nonexistent/ca.crt"] {
+        let (status, out, log) = node.ask(&["live", "--probe-ca", lacks, "--timeout", "60s"]);
+        assert!(status == Some(0) && out.starts_with("alive, and cannot be asked as the shim asks: "), "{out}{log}");
+    }
     api.answer("500 Internal Server Error");
     let (status, out, _) = live();
     assert_eq!(status, Some(1));

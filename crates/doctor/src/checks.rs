@@ -63,6 +63,7 @@ checks! {
     FILE_MISSING, Warning, "file-missing";
     FIRST_SWITCH, Warning, "first-switch";
     MEMORY, Error, "memory";
+    SERVING_CERTIFICATE, Error, "serving-certificate";
     CLUSTER_KUBECONFIG, Error, "cluster-kubeconfig";
     DIRECT_KERNEL, Error, "direct-kernel";
     MIGRATE_REQ, Warning, "tcp-migrate-req";

@@ -8,7 +8,9 @@ use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject};
 use berth_node::registry;
 use berth_os::proc_net::{Entry, NamedProcess};
 use berth_shim::config::DirectMode;
+use berth_testing::{authority, issue};
 use proptest::prelude::*;
+use rcgen::{CertificateParams, KeyPair};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -414,6 +416,10 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
             node(&|facts| facts.missing.push(("--client-ca-file".into(), "/etc/kubernetes/pki/ca.crt".into()))),
         ),
         ("first-switch", held("[::]:6443", 0, "kube-apiserver")),
+        (
+            "serving-certificate",
+            node(&|facts| facts.certificate = of_certificate(&[("apiserver.crt", "")], &options())),
+        ),
         ("memory", node(&|facts| facts.available = Some((1 << 30) - 1))),
         ("cluster-kubeconfig", granted(&|seen| seen.has_certificate = Err("there is no such file".into()))),
         ("cluster-kubeconfig", granted(&|seen| seen.has_certificate = Ok(true))),
@@ -588,6 +594,68 @@ fn credentials_are_looked_at_where_the_shim_has_them() {
     assert_eq!(look().has_certificate, Ok(true));
     std::fs::remove_file(directory.join("token")).unwrap();
     assert!(look().has_certificate.unwrap_err().starts_with("tokenFile: "));
+}
+
+/// What is found where these are the files of /etc/kubernetes/pki; the certificate of another CA for `apiserver.crt` without a text.
+fn of_certificate(files: &[(&str, &str)], options: &InjectOptions) -> Option<Finding> {
+    let root = tempfile::tempdir().unwrap();
+    let pki = root.path().join("etc/kubernetes/pki");
+    std::fs::create_dir_all(&pki).unwrap();
+    std::fs::write(pki.join("ca.crt"), authority().pem()).unwrap();
+    for (name, text) in files {
+        let other = if text.is_empty() { issue(&authority(), &["kubernetes"]).0 } else { (*text).to_owned() };
+        std::fs::write(pki.join(name), other).unwrap();
+    }
+    let sni = "    - --tls-cert-file=/etc/kubernetes/pki/apiserver.crt\n    - --tls-sni-cert-key=/etc/kubernetes/pki/sni.crt,/a:kubernetes";
+    let has_sni = files.iter().any(|(name, _)| *name == "sni.crt");
+    let text = if has_sni {
+        KUBEADM.replace("    - --tls-cert-file=/etc/kubernetes/pki/apiserver.crt", sni)
+    } else {
+        KUBEADM.to_owned()
+    };
+    node::untrusted(root.path(), &inject(&text, options).unwrap().manifest)
+}
+
+#[test]
+fn a_certificate_that_the_probe_refuses_is_found_with_the_options_that_help() {
+    let (kube, corp) = (authority(), authority());
+    let ca = kube.pem();
+    let of = |issuer, names: &[&str]| issue(issuer, names).0;
+    let mut old = CertificateParams::new(vec!["kubernetes".into()]).unwrap();
+    old.not_after = rcgen::date_time_ymd(2001, 1, 1);
+    let old = old.signed_by(&KeyPair::generate().unwrap(), &kube).unwrap().pem();
+    let (ca_file, itself) = ("/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/pki/apiserver.crt");
+    for (shown, trusted, fix, options_that_help) in [
+        (of(&kube, &["kubernetes"]), &ca, "", None),
+        (corp.pem(), &corp.pem(), "--probe-server-name NAME", None),
+        (
+            of(&corp, &["kubernetes"]),
+            &ca,
+            "--probe-ca /etc/kubernetes/pki/apiserver.crt,",
+            Some((itself, "kubernetes")),
+        ),
+        (of(&kube, &["kube.example.com"]), &ca, "--probe-server-name NAME", Some((ca_file, "kube.example.com"))),
+        (of(&kube, &["10.0.0.5"]), &ca, "--probe-server-name NAME", Some((ca_file, "10.0.0.5"))),
+        (of(&corp, &["fd00::5"]), &ca, "apiserver.crt --probe-server-name NAME", Some((itself, "fd00::5"))),
+        (old, &ca, "renew it", None),
+        (of(&kube, &["kubernetes"]), &"none".to_owned(), "other files", None),
+    ] {
+        let files = [("apiserver.crt", shown.as_str()), ("ca.crt", trusted)];
+        let found = of_certificate(&files, &options());
+        assert_eq!(found.is_some(), !fix.is_empty(), "{found:?}");
+        assert!(found.iter().all(|found| found.fix.contains(fix) && found.place == itself), "{fix}: {found:?}");
+        if let Some((ca, name)) = options_that_help {
+            let variables = vec![("BERTH_PROBE_CA", ca.into()), ("BERTH_PROBE_SERVER_NAME", name.into())];
+            let probing = Probing { variables, files: vec![ca.into()], trusts: true, credentials: false };
+            assert_eq!(of_certificate(&files, &InjectOptions { probing, ..options() }), None);
+        }
+    }
+    // Clients that ask for this name are shown another certificate.
+    let (good, bad) = (of(&kube, &["kubernetes"]), of(&corp, &["kubernetes"]));
+    for (default, by_name, refused) in [(&good, &bad, Some("/etc/kubernetes/pki/sni.crt")), (&bad, &good, None)] {
+        let files = [("apiserver.crt", default.as_str()), ("sni.crt", by_name), ("ca.crt", &ca)];
+        assert_eq!(of_certificate(&files, &options()).map(|found| found.place).as_deref(), refused);
+    }
 }
 
 #[test]

@@ -8,6 +8,9 @@ use std::path::PathBuf;
 /// A heading of help texts.
 pub const PROBE: &str = "Probe";
 
+/// The name that is in the certificate of every kube-apiserver that kubeadm set up.
+pub const DEFAULT_NAME: &str = "kubernetes";
+
 /// How the apiserver is probed.
 #[derive(Debug, Clone, Args)]
 pub struct ProbeArgs {
@@ -27,7 +30,7 @@ pub struct ProbeArgs {
     #[arg(long, env = "BERTH_PROBE_TOKEN_FILE", value_name = "FILE", help_heading = PROBE)]
     pub probe_token_file: Option<PathBuf>,
     /// Name that the apiserver's certificate must carry
-    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", default_value = "kubernetes", value_name = "NAME", help_heading = PROBE)]
+    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", default_value = DEFAULT_NAME, value_name = "NAME", help_heading = PROBE)]
     pub probe_server_name: String,
     /// Do not check the apiserver's certificate; no credentials are sent then
     #[arg(long, env = "BERTH_PROBE_INSECURE", help_heading = PROBE)]

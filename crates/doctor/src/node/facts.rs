@@ -2,9 +2,10 @@
 
 use super::super::layout::{Layout, uid};
 use super::super::options;
-use super::{Clients, Credentials, Uncovered, run_dir_on_node};
+use super::{Clients, Credentials, Uncovered, run_dir_on_node, untrusted};
 use berth_cluster::yaml::YamlNode;
 use berth_manifest::Manifest;
+use berth_manifest::report::Finding;
 use berth_node::ipc;
 use berth_node::registry::lease::{self, Lease};
 use berth_node::registry::{self, BerthDir, RunDir};
@@ -48,6 +49,8 @@ pub struct Facts {
     pub listeners: Vec<HeldPort>,
     /// Clients of kube-apiserver, and the addresses that they dial.
     pub clients: Clients,
+    /// What is wrong with kube-apiserver's certificate, for the shim's probe.
+    pub certificate: Option<Finding>,
     /// The shim's credentials for the cluster's API.
     pub credentials: Option<Credentials>,
     /// Files of keys, by their flags, that changed after the running kube-apiserver started.
@@ -141,6 +144,7 @@ impl Facts {
                 Err(error) => self.run_dir = Some(error),
             }
         }
+        self.certificate = untrusted(root, manifest);
         self.credentials = Credentials::gather(root, layout);
         let listen = listen(layout);
         let ports: BTreeSet<_> = listen.iter().map(|listen| listen.addr.port()).collect();

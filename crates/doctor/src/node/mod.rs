@@ -3,6 +3,7 @@
 pub mod clients;
 mod credentials;
 mod facts;
+mod serving;
 
 use super::checks::*;
 use super::layout::{HOST_IP, Layout, uid};
@@ -21,6 +22,7 @@ pub use clients::{Clients, Uncovered};
 pub use credentials::Credentials;
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
 pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, unconnected};
+pub use serving::untrusted;
 
 /// Version of the kernel since which a shim can have a listener steered to that is another process's.
 const DIRECT_SINCE: (u32, u32) = (5, 10);
@@ -51,6 +53,7 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
             examiner.findings.extend(credentials.flat_map(|credentials| credentials.examine(uid)));
         }
     }
+    examiner.findings.extend(facts.certificate.clone());
     if let Some(what) = &facts.interrupted {
         examiner.findings.push(UPGRADE_INTERRUPTED.at(
             "this node",

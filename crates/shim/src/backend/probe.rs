@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 /// Most bytes of an answer that are read; `/readyz?verbose` has some 3 KB.
@@ -134,6 +135,29 @@ impl Probe {
         match self.config.kind {
             ProbeKind::Https => self.ready(address).await,
             ProbeKind::Tcp => timed(self.bounded(self.handshake(address)), "answered").await,
+        }
+    }
+
+    /// Whether the instance lives, for whoever restarts one that does not: `None` if it does, with what keeps this probe from asking as it
+    /// should. That is no sign of death, so the instance is asked again as the kubelet asks: without a look at its certificate, and
+    /// without credentials.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub async fn lives(&self, address: SocketAddr) -> Result<Option<String>, Answer> {
+        let began = Instant::now();
+        let answer = self.ready(address).await;
+        match answer.result {
+            "ok" => return Ok(None),
+            "timeout" | "connect" | "refused" | "status" => return Err(answer),
+            _ => {}
+        }
+        let timeout = self.config.timeout.saturating_sub(began.elapsed());
+        let config = ProbeConfig { ca: None, client: None, token: None, timeout, ..self.config.clone() };
+        let again = Self::new(config).ready(address).await;
+        match (again.result, again.seen) {
+            ("ok" | "unauthorized" | "forbidden", _) | ("tls", Observation::Rejected) => Ok(Some(answer.words)),
+            _ => Err(again),
         }
     }
 
@@ -340,7 +364,7 @@ fn read_linked(path: &Path) -> io::Result<(Vec<u8>, bool)> {
 
 /// The answer for a result, with the time that it took.
 async fn timed<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) -> Answer {
-    let started = tokio::time::Instant::now();
+    let started = Instant::now();
     match got.await {
         Ok(_) => Answer {
             seen: Observation::Pass,

@@ -169,6 +169,44 @@ async fn a_certificate_that_does_not_fit_names_the_option_that_mends_it() {
     assert_failed(&Files::new(&ca).probe().ready(plain).await, "tls", &["does it speak TLS there?"]);
 }
 
+/// Who is asked so restarts an instance that does not live: what the probe lacks is no reason to.
+#[tokio::test]
+async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
+    let (ca, other) = (authority(), authority());
+    let (well, _asked) = serve(&ca, &answer("200 OK", "ok")).await;
+    let lives = async |files: &Files, address| files.probe().lives(address).await.map_err(|answer| answer.words);
+    assert_eq!(lives(&Files::new(&ca), well).await, Ok(None));
+    let mut named = Files::new(&ca);
+    named.config.server_name = ServerName::try_from("example.com").unwrap();
+    let missing = Files::new(&ca);
+    std::fs::remove_file(missing.temp.path().join("ca.crt")).unwrap();
+    for (files, lacks) in [
+        (Files::new(&other), "--probe-ca must hold"),
+        (named, "--probe-server-name"),
+        (missing, "cannot read --probe-ca"),
+        (Files::new(&ca).with_token(" "), "--probe-token-file"),
+    ] {
+        let alive = lives(&files, well).await.unwrap().unwrap();
+        assert!(alive.contains(lacks), "{alive}");
+    }
+    for rejects in ["401 Unauthorized", "403 Forbidden"] {
+        let (address, _asked) = serve(&ca, &answer(rejects, "")).await;
+        for files in [Files::new(&ca).with_token("old"), Files::new(&other)] {
+            assert!(lives(&files, address).await.unwrap().is_some(), "{rejects}");
+        }
+    }
+    let (ill, _asked) = serve(&ca, &answer("500 Internal Server Error", "[-]etcd failed\n")).await;
+    let (mute, _asked) = serve(&ca, "SSH-2.0-OpenSSH\r\n").await;
+    for files in [Files::new(&ca), Files::new(&other)] {
+        assert!(lives(&files, ill).await.unwrap_err().contains("[-]etcd failed"));
+        assert!(lives(&files, mute).await.unwrap_err().contains("no HTTP answer"));
+    }
+    let (silent, _asked) = serve(&ca, "").await;
+    let mut hasty = Files::new(&other);
+    hasty.config.timeout = Duration::from_millis(300);
+    assert!(lives(&hasty, silent).await.unwrap_err().contains("no answer in"));
+}
+
 #[tokio::test]
 async fn certificates_and_tokens_are_read_again_when_they_change() {
     let (old, new) = (authority(), authority());

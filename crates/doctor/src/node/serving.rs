@@ -1,0 +1,61 @@
+//! Whether the shim's probe can trust the certificate that kube-apiserver serves, by the files of the node.
+
+use super::super::checks::SERVING_CERTIFICATE;
+use super::super::layout::Layout;
+use super::super::{Finding, options};
+use berth_cluster::tls::{Trust, certificates};
+use berth_manifest::{Container, Manifest};
+use berth_options::check::{Checks, READY, check_probe_options};
+use berth_shim::backend::probe::{Probe, ProbeKind};
+use rustls::CertificateError::{Expired, ExpiredContext, NotValidForNameContext, NotValidYetContext};
+use rustls::Error::InvalidCertificate;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use std::fs;
+use std::path::Path;
+
+/// What keeps the shim of a manifest from ever getting ready, and the options that change it. `None` also if the certificate is not to
+/// be seen on the node, whose files are below `root`.
+pub fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
+    let layout = Layout::of(manifest)?;
+    let serving = layout.serving()?;
+    let args = options::probe(&serving.parsed).filter(|args| args.probe == ProbeKind::Https)?;
+    let probe = check_probe_options(args, READY, true, &mut Checks::default())?;
+    let (name, now) = (probe.server_name.clone(), UnixTime::now());
+    let at = |container: Container<'_>, file: &str| Some(root.join(container.on_node(file)?.trim_start_matches('/')));
+    let shown = |file: &str| Some(certificates(&fs::read(at(manifest.container(), file)?).ok()?));
+    let trust_itself = |chain: &[CertificateDer<'static>]| Trust::new(chain.to_vec()).verify(chain, &name, now);
+    // Who asks for an address says no name.
+    let pairs = manifest.flags("tls-sni-cert-key").into_iter().flat_map(|flag| flag.value.split([';', ' ']));
+    let mut pairs = pairs.filter_map(|pair| pair.split_once(',')).filter(|_| matches!(name, ServerName::DnsName(_)));
+    let by_name = pairs.find(|(file, rest)| match rest.split_once(':') {
+        Some((_, names)) => names.split(',').any(|known| known == name.to_str()),
+        None => shown(file).is_some_and(|chain| trust_itself(&chain).is_ok()),
+    });
+    let file = by_name.map(|(file, _)| file).or_else(|| manifest.flag("tls-cert-file").map(|flag| flag.value))?;
+    let (chain, place) = (shown(file)?, manifest.container().on_node(file)?);
+    let probe = probe.with_files(|file| file.to_str().and_then(|file| at(serving.container, file)).unwrap_or_default());
+    if let Err(why) = Probe::new(probe.clone()).check() {
+        let cause = format!("the shim does not start: {why}");
+        return Some(SERVING_CERTIFICATE.at(place, cause, "give its probe other files"));
+    }
+    let error = Trust::from_pem(&fs::read(probe.ca?).ok()?).ok()?.verify(&chain, &name, now).err()?;
+    let fix = match (&error, trust_itself(&chain)) {
+        (InvalidCertificate(NotValidForNameContext { .. }), _) => {
+            "berth inject --probe-server-name NAME with such a name, beside its other options".into()
+        }
+        (_, Ok(())) => format!("berth inject --probe-ca {file}, beside its other options"),
+        (_, Err(error @ InvalidCertificate(NotValidForNameContext { .. }))) => {
+            format!("berth inject --probe-ca {file} --probe-server-name NAME, beside its other options: {error}")
+        }
+        (_, Err(InvalidCertificate(Expired | ExpiredContext { .. } | NotValidYetContext { .. }))) => {
+            "renew it (kubeadm certs renew apiserver), or set the clock of the node".into()
+        }
+        _ => "make another, or berth inject --probe-insecure".into(),
+    };
+    let cause = format!(
+        "the shim's probe refuses it, so it would never serve a client (--probe-ca {}, --probe-server-name {}): {error}",
+        args.probe_ca.as_deref().unwrap_or(Path::new("")).display(),
+        args.probe_server_name
+    );
+    Some(SERVING_CERTIFICATE.at(place, cause, fix))
+}
