@@ -12,6 +12,7 @@ use berth_manifest::grant::{GrantError, GrantOptions, Granted, files, grant, obj
 use berth_manifest::{Manifest, document};
 use berth_options::check::{self, Checks};
 use berth_options::place::{PlaceArgs, RunDirArgs};
+use berth_options::probe::DEFAULT_NAME;
 use berth_upgrade::journal::node_name;
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
@@ -94,7 +95,8 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
     if let Some(uid) = uid.filter(|uid| !geteuid().is_root() && *uid != geteuid().as_raw()) {
         checks.wrong(format!("--uid {uid}: only root can give files to another: run this as root"));
     }
-    let server_name = shim.ok().and_then(|shim| shim.server_name).unwrap_or_else(|| "kubernetes".into());
+    let (server_name, ca) = shim.map_or((DEFAULT_NAME.into(), None), |shim| (shim.server_name, shim.ca));
+    let ca = ca.and_then(|ca| std::fs::read(ca).ok()).unwrap_or_default();
     let file = match &args.out {
         Some(file) => {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
@@ -109,7 +111,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
             None
         }
     };
-    Some(GrantOptions { node: nodes.first()?.clone(), server: server?, server_name, uid: uid?, file: file? })
+    Some(GrantOptions { node: nodes.first()?.clone(), server: server?, server_name, ca, uid: uid?, file: file? })
 }
 
 fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Result<Exit> {

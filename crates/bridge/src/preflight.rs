@@ -118,8 +118,8 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         report.ok("", is_ready(probe, own).await);
     }
     peer_proxy(&command).into_iter().for_each(|note| report.note(note));
-    let service = service(&options, own, named, &mut report).await;
-    let etcd = etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
+    let service = service(&options, own_probe.as_ref(), own, named, &mut report).await;
+    let etcd = etcd(&options, own_probe.as_ref(), &command, &of_node, pod.as_ref(), &mut report).await;
     let apiserver = (&like, pod.as_ref());
     match &etcd.temporary {
         Some(etcd) => {
@@ -505,6 +505,7 @@ async fn is_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String> {
 /// The Service's keeper, if its credentials are accepted.
 async fn service(
     options: &BridgeOptions,
+    probe: Option<&ProbeConfig>,
     own: SocketAddr,
     named: SocketAddr,
     report: &mut Report,
@@ -514,7 +515,7 @@ async fn service(
         return None;
     };
     let client = Client::from_kubeconfig(path).map_err(|error| error.to_string());
-    let why = match client.and_then(|client| ServiceKeeper::new(&client, Purpose::Bridge, named)) {
+    let why = match client.and_then(|client| ServiceKeeper::new(&trusting(client, probe), Purpose::Bridge, named)) {
         Ok(service) => {
             let service = service.at([own]);
             match service.check().await {
@@ -531,9 +532,17 @@ async fn service(
     None
 }
 
+/// Only instances are dialled, and trusted as the probe trusts them.
+fn trusting(client: Client, probe: Option<&ProbeConfig>) -> Client {
+    let Some(probe) = probe else { return client };
+    let ca = probe.ca.as_ref().and_then(|ca| fs::read(ca).ok()).unwrap_or_default();
+    client.clone().trusting(&probe.server_name.to_str(), &ca).unwrap_or(client)
+}
+
 /// The etcds whose other members serve, and what the cluster's lock is asked with.
 async fn etcd(
     options: &BridgeOptions,
+    probe: Option<&ProbeConfig>,
     command: &[OsString],
     of_node: &[IpAddr],
     pod: Option<&RunningPod>,
@@ -549,7 +558,12 @@ async fn etcd(
         let manifest = pod.map(RunningPod::manifest);
         temporary = temporary::Plan::find(command, etcd, manifest, report).await.or(temporary);
     }
-    EtcdPlan { clusters, temporary, lock: options.client(), needs_lock: options.kubeconfig.is_some() }
+    EtcdPlan {
+        clusters,
+        temporary,
+        lock: options.client().map(|client| trusting(client, probe)),
+        needs_lock: options.kubeconfig.is_some(),
+    }
 }
 
 /// Addresses of loopback for the temporary instance and for the bridge's listeners, on one port.

@@ -87,7 +87,7 @@ pub fn found(answer: Result<Value, Error>) -> Result<Option<Value>, Error> {
 
 #[derive(Debug, Clone)]
 pub struct Client {
-    server: String,
+    access: Arc<Access>,
     host: String,
     port: u16,
     /// Dialled instead, one after the other.
@@ -147,7 +147,7 @@ impl Client {
             Some(Token::File(path)) => Bearer::File(path.as_path().into()),
         };
         Ok(Self {
-            server: access.server.clone(),
+            access: Arc::new(access.clone()),
             host: place.host,
             port: place.port,
             dial: Vec::new(),
@@ -172,18 +172,21 @@ impl Client {
         Self { dial: addresses.into_iter().collect(), ..self }
     }
 
-    /// The same, with the certificate checked for another name: that of the kubeconfig's server may be in one node's alone.
+    /// For instances that are dialled past the kubeconfig's server, whose name may be in another node's certificate alone, and which may
+    /// be a load balancer with another CA: their certificates are checked for this name, and with these CAs (PEM), too.
     ///
     /// # Errors
     /// It is neither a name nor an address.
-    pub fn named(self, name: &str) -> Result<Self, Mistake> {
-        Ok(Self { name: server_name(name)?, ..self })
+    pub fn trusting(self, name: &str, ca: &[u8]) -> Result<Self, Mistake> {
+        let ca = [&self.access.ca, ca].join(&b'\n');
+        let access = Access { server_name: Some(name.to_owned()), ca, ..(*self.access).clone() };
+        Ok(Self { dial: self.dial, patience: self.patience, ..Self::new(&access)? })
     }
 
     /// The server, as in the kubeconfig.
     #[must_use]
     pub fn server(&self) -> &str {
-        &self.server
+        &self.access.server
     }
 
     /// Reads an object, or a list.
@@ -285,7 +288,7 @@ impl Client {
     }
 
     fn unreachable(&self, why: String) -> Error {
-        Error::Unreachable { server: self.server.clone(), why }
+        Error::Unreachable { server: self.server().to_owned(), why }
     }
 
     /// With the apiserver's message: from an object of kind Status, or a line of text.
@@ -295,7 +298,7 @@ impl Client {
         let message = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
         // It becomes one line of a log or of a command's output.
         let message = message.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(MESSAGE_LIMIT).collect();
-        Error::Status { server: self.server.clone(), status, method, path: path.to_owned(), message }
+        Error::Status { server: self.server().to_owned(), status, method, path: path.to_owned(), message }
     }
 
     async fn exchange(&self, ask: Ask<'_>, limit: usize) -> Result<(StatusCode, Bytes), String> {

@@ -2,7 +2,7 @@
 
 use berth_cluster::kubeconfig::Token;
 use berth_cluster::{Access, Client};
-use berth_testing::{answer, read_slowly, serve, serve_with};
+use berth_testing::{answer, authority, read_slowly, serve, serve_with};
 use hyper::StatusCode;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -56,9 +56,11 @@ async fn texts_are_read_as_they_are() {
     let client = Client::new(&server.access).unwrap();
     assert_eq!(client.text("/metrics").await.unwrap(), "up 1\n");
     assert_eq!(client.text("/gone").await.unwrap_err().status(), Some(StatusCode::GONE));
-    // Another node's certificate is not for the kubeconfig's name.
-    assert!(client.clone().named("127.0.0.1").unwrap().ready().await);
-    assert!(!client.clone().named("kubernetes").unwrap().ready().await && client.named("a b").is_err());
+    assert!(!client.clone().trusting("kubernetes", &[]).unwrap().ready().await && client.trusting("a b", &[]).is_err());
+    // The kubeconfig's server is a load balancer with a certificate of its own.
+    let balanced = Access { ca: authority().pem().into(), server_name: Some("lb".into()), ..server.access.clone() };
+    let client = Client::new(&balanced).unwrap();
+    assert!(!client.ready().await && client.trusting("127.0.0.1", &server.access.ca).unwrap().ready().await);
 }
 
 #[tokio::test]

@@ -1,18 +1,21 @@
 //! berth's options in a manifest, and the errors that berth would report about them.
 
-use super::layout::{HOST_IP, Layout, ParsedOptions, uid};
+use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
 use super::{Finding, Severity};
+use berth_cluster::Client;
 use berth_cluster::yaml::parse;
 use berth_exec::args;
 use berth_manifest::Manifest;
 use berth_options::PodCommand;
 use berth_options::check::{self, Checks, check_beside_instance, check_probe_options};
 use berth_options::place::PlaceArgs;
-use berth_options::probe::ProbeArgs;
+use berth_options::probe::{DEFAULT_NAME, ProbeArgs};
 use berth_options::shim::ShimArgs;
 use berth_shim::backend::probe::ProbeKind;
 use berth_shim::config::{DirectMode, Listen};
+use std::fs;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// All that berth would refuse, but for files, which are another machine's.
@@ -107,7 +110,18 @@ pub struct ShimOf {
     /// Its uid, which is kube-apiserver's.
     pub uid: u32,
     /// What its probe wants the apiserver's certificate to carry.
-    pub server_name: Option<String>,
+    pub server_name: String,
+    /// The file of the node with what its probe trusts.
+    pub ca: Option<PathBuf>,
+}
+
+impl ShimOf {
+    /// A client of the kube-apiserver itself, which trusts it as the shim does; with an administrator's credentials.
+    #[must_use]
+    pub fn client(&self, client: &Client) -> Client {
+        let ca = self.ca.as_ref().and_then(|ca| fs::read(ca).ok()).unwrap_or_default();
+        client.clone().trusting(&self.server_name, &ca).unwrap_or_else(|_| client.clone())
+    }
 }
 
 pub fn shim_of(manifest: &Manifest) -> ShimOf {
@@ -115,11 +129,14 @@ pub fn shim_of(manifest: &Manifest) -> ShimOf {
     let Some(layout) = Layout::of(manifest) else {
         let ip = manifest.bound().or_else(|| manifest.advertised());
         let berth = ip.zip(manifest.secure_port().ok()).map(SocketAddr::from);
-        return ShimOf { berth, uid, server_name: None };
+        return ShimOf { berth, uid, server_name: DEFAULT_NAME.to_owned(), ca: None };
     };
-    let parsed = layout.serving().map_or(&layout.apiserver.parsed, |serving| &serving.parsed);
+    let Berth { container, parsed, .. } = layout.serving().unwrap_or(&layout.apiserver);
     let berth = berth(parsed).filter(|berth| HOST_IP.parse() != Ok(berth.ip()));
-    ShimOf { berth, uid, server_name: probe(parsed).map(|probe| probe.probe_server_name.clone()) }
+    let probe = probe(parsed);
+    let server_name = probe.map_or(DEFAULT_NAME, |probe| &probe.probe_server_name).to_owned();
+    let ca = probe.and_then(|probe| container.on_node(probe.probe_ca.as_ref()?.to_str()?)).map(PathBuf::from);
+    ShimOf { berth, uid, server_name, ca }
 }
 
 /// The value of `--cluster` for a pod's service account.

@@ -295,11 +295,12 @@ fn peers_are_told_of_only_behind_berth_and_with_a_ca() {
 fn what_a_manifest_says_of_its_shim_is_found() {
     let of = |text: &str| shim_of(&Manifest::parse(text).unwrap());
     let berth = Some("10.0.0.5:6443".parse().unwrap());
-    let server_name = Some("kubernetes".to_owned());
-    assert_eq!(of(KUBEADM), ShimOf { berth, uid: 0, server_name: None });
-    assert_eq!(of(&static_pod()), ShimOf { berth, uid: 0, server_name: server_name.clone() });
+    let server_name = "kubernetes".to_owned();
+    let ca = Some("/etc/kubernetes/pki/ca.crt".into());
+    assert_eq!(of(KUBEADM), ShimOf { berth, uid: 0, server_name: server_name.clone(), ca: None });
+    assert_eq!(of(&static_pod()), ShimOf { berth, uid: 0, server_name: server_name.clone(), ca });
     // Only the kubelet knows the address.
-    assert_eq!(of(&deployment()), ShimOf { berth: None, uid: 65534, server_name });
+    assert_eq!(of(&deployment()), ShimOf { berth: None, uid: 65534, server_name, ca: None });
     assert_eq!(of(include_str!("../../../examples/node-shim/kube-apiserver.yaml")).berth, berth);
 }
 

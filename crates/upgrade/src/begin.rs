@@ -314,7 +314,8 @@ async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, 
     progress.line(&format!("1/{all}  {address}: {what}; first, the checks of berth doctor"));
     diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
     if state.judge.is_some() {
-        check_judge(&setting.run_dir, setting.client.as_ref(), &state.uid).await?;
+        let client = setting.client.as_ref().map(|client| setting.pod.shim.client(client));
+        check_judge(&setting.run_dir, client.as_ref(), &state.uid).await?;
         let emulates = state.emulated.as_ref().map(|emulated| format!(", as {} until then", emulated.release));
         progress.more(&format!("the new one is judged beside the old one{}", emulates.unwrap_or_default()));
     }

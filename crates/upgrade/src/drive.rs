@@ -262,7 +262,8 @@ impl Driver<'_> {
             .emulated
             .as_ref()
             .map(|emulated| Emulation { release: emulated.release.clone(), wanted: slot == Slot::Temporary });
-        self.judging.get_or_insert_with(|| Judging::new(options, client, emulation)).is_due()
+        let judging = || Judging::new(options, &self.setting.pod.shim.client(client), emulation);
+        self.judging.get_or_insert_with(judging).is_due()
     }
 
     /// Tells the shims which part of the clients the new one gets: none until it is judged, everything from then on, and none

@@ -184,7 +184,7 @@ pub async fn check_judge(run_dir: &Path, client: Option<&Client>, temporary: &In
         Ok(_) => Ok(()),
         Err(error) => refused(format!(
             "the instance that serves at {address} does not give its metrics: {error}: let the user of --kubeconfig read \
-             /metrics, /api/ and /apis/, and see that its server's certificate authority signed the instance's certificate, for the name kubernetes"
+             /metrics, /api/ and /apis/, and let the new manifest's --probe-ca and --probe-server-name fit its certificate"
         )),
     }
 }

@@ -1,6 +1,7 @@
 //! What of a manifest matters for an upgrade, and the same pod under another name.
 
 use berth_cluster::yaml::YamlNode;
+use berth_doctor::{ShimOf, shim_of};
 use berth_manifest::edit::{Change, Edit, apply};
 use berth_manifest::names::VOLUMES;
 use berth_manifest::{Manifest, Problem, basename};
@@ -35,6 +36,8 @@ pub struct ApiserverPod {
     pub by_uid: bool,
     /// What its shim listens on, as it is written.
     pub listen: Option<String>,
+    /// Its shim, and how that trusts the apiserver.
+    pub shim: ShimOf,
     /// The run directory on the node.
     pub run_dir: Option<PathBuf>,
     /// Time from SIGTERM to SIGKILL.
@@ -73,6 +76,7 @@ impl ApiserverPod {
             behind: basename(program) == "berth",
             by_uid: text(by_uid).as_deref() == Some("metadata.uid"),
             listen: text(variable("BERTH_LISTEN").and_then(|listen| listen.get("value"))),
+            shim: shim_of(manifest),
             run_dir: text(volume.and_then(|volume| volume.at(&["hostPath", "path"]))).map(PathBuf::from),
             grace: Duration::from_secs(grace.unwrap_or(GRACE)),
         })

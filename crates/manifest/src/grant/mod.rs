@@ -43,6 +43,8 @@ pub struct GrantOptions {
     pub server: SocketAddr,
     /// What the apiserver's certificate carries.
     pub server_name: String,
+    /// What the shim's probe trusts, in PEM form, beside the CA of the administrator's kubeconfig.
+    pub ca: Vec<u8>,
     /// The uid that will own the files.
     pub uid: u32,
     /// Where the kubeconfig goes. The token is in the same directory.
@@ -91,7 +93,7 @@ pub enum GrantError {
 /// # Errors
 /// See [`GrantError`]; what was created until then stays, and a second call continues.
 pub async fn grant(access: &Access, client: &Client, options: &GrantOptions) -> Result<Granted, GrantError> {
-    let GrantOptions { node, server, server_name, uid, file } = options;
+    let GrantOptions { node, server, server_name, ca, uid, file } = options;
     let account = account_name(node);
     make(client, node).await.map_err(|error| GrantError::Admin(explain(&error)))?;
     let asked = std::time::SystemTime::now();
@@ -101,7 +103,7 @@ pub async fn grant(access: &Access, client: &Client, options: &GrantOptions) -> 
         GrantError::Admin(format!("{} gives a token without its end: is it a kube-apiserver?", client.server()))
     })?;
     let server = format!("https://{server}");
-    let kubeconfig = files::kubeconfig(&account, &server, server_name, &access.ca);
+    let kubeconfig = files::kubeconfig(&account, &server, server_name, &[&access.ca[..], ca].join(&b'\n'));
     files::write(file, *uid, &kubeconfig, &token.text)?;
     let untried = |why| GrantError::Untried { kubeconfig: file.clone(), why };
     let shim = Client::from_kubeconfig(file).map_err(|error| untried(error.to_string()))?;

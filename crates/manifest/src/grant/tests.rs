@@ -13,6 +13,7 @@ fn options(server: &Server, directory: &std::path::Path) -> GrantOptions {
         node: "cp-1".into(),
         server: address.parse().unwrap(),
         server_name: "127.0.0.1".into(),
+        ca: Vec::new(),
         uid: nix::unistd::geteuid().as_raw(),
         file: directory.join("cluster/kubeconfig"),
     }

@@ -13,9 +13,6 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-/// In every apiserver's certificate; the name of the kubeconfig's server may be in another node's alone.
-const NAME: &str = "kubernetes";
-
 /// Resources for which berth asks itself: the most used ones.
 const RESOURCES: usize = 40;
 
@@ -97,7 +94,7 @@ pub struct Seen {
 
 impl Instance {
     pub fn new(client: &Client) -> Self {
-        Self(client.clone().named(NAME).unwrap_or_else(|_| client.clone()))
+        Self(client.clone())
     }
 
     async fn sample(&mut self, details: &InstanceDetails, patience: Duration) -> Seen {
@@ -254,10 +251,10 @@ mod tests {
     async fn a_refusal_of_metrics_is_no_silence() {
         let ca = authority();
         let page = answer("200 OK", "process_start_time_seconds 1\n");
-        let old = serve_as(&ca, ([127, 0, 0, 1], 0).into(), NAME, move |_| page.clone()).await;
+        let old = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", move |_| page.clone()).await;
         let busy = answer("429 Too Many Requests", "{}");
-        let busy = serve_as(&ca, ([127, 0, 0, 1], 0).into(), NAME, move |_| busy.clone()).await;
-        let silent = serve_as(&ca, ([127, 0, 0, 1], 0).into(), NAME, |_| "no HTTP\r\n\r\n".into()).await;
+        let busy = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", move |_| busy.clone()).await;
+        let silent = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", |_| "no HTTP\r\n\r\n".into()).await;
         let at = |server: &Server| InstanceDetails {
             address: server.access.server.strip_prefix("https://").map(|address| address.parse().unwrap()),
             ..InstanceDetails::default()
