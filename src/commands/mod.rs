@@ -155,7 +155,10 @@ fn exit_code(status: ExitStatus) -> u8 {
 /// Runs the control plane on this thread: the children of `berth run` get a signal when it ends.
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
-    Ok(runtime.block_on(future))
+    let result = runtime.block_on(future);
+    // A thread that waits for a disk does not keep the process from ending.
+    runtime.shutdown_background();
+    Ok(result)
 }
 
 /// Sets up the log on standard error. Does nothing the second time. `relays`: writing a line must not block.

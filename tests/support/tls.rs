@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
 
 /// Signs the certificates of apiservers.
-pub(crate) struct Ca(CertifiedIssuer<'static, KeyPair>);
+pub(crate) struct Ca(pub(crate) CertifiedIssuer<'static, KeyPair>);
 
 impl Ca {
     pub(crate) fn new() -> Self {

@@ -494,7 +494,7 @@ fn ca_beside_certificate(command: &[OsString]) -> Option<&Path> {
 /// Probes the running instance as the bridge will.
 async fn is_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String> {
     let probe = Probe::new(probe.clone()).from(own_source(own.ip()));
-    probe.check()?;
+    probe.check().await?;
     let answer = probe.ready(own).await;
     if answer.seen == Observation::Pass {
         return Ok(());

@@ -2,11 +2,14 @@
 //! has ended. A failure that affects all requests is logged for the first one.
 
 use crate::{Count, Credentials, Facts};
+use berth_cluster::kubeconfig::Mistake;
 use berth_cluster::{Client, Error};
 use berth_node::ipc::wire::ClusterStatus;
+use berth_os::off_thread::OffThread;
 use hyper::StatusCode;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,6 +27,8 @@ const FORGOTTEN: Duration = Duration::from_secs(900);
 /// The cluster's API, as a shim reaches it.
 pub(crate) struct Api {
     credentials: Credentials,
+    /// For the files of the credentials: a disk that etcd keeps busy may take seconds, which the thread that probes has not.
+    files: OffThread,
     /// What clients dial: a sibling may listen there.
     berth: SocketAddr,
     /// The Service's addresses on other nodes, as they were last read.
@@ -57,7 +62,8 @@ impl Api {
         status: watch::Sender<Option<ClusterStatus>>,
         count: Count,
     ) -> Self {
-        Self { credentials, berth, others: Mutex::default(), problems: Mutex::default(), facts, status, count }
+        let (files, others, problems) = (OffThread::new("the credentials' files"), Mutex::default(), Mutex::default());
+        Self { credentials, files, berth, others, problems, facts, status, count }
     }
 
     /// A client that dials an instance of the shim if one is ready, else the berth, else another node. Its files are read
@@ -66,7 +72,10 @@ impl Api {
     /// # Errors
     /// The credentials cannot be used.
     pub(crate) async fn client(&self) -> Result<Client, Error> {
-        let client = self.credentials.client().await?.with_patience(TIMEOUT);
+        let credentials = self.credentials.clone();
+        let read = self.with_files(move || credentials.read()).await;
+        let read = read.map_err(|error| Mistake::new("file", &error.to_string()).of(self.credentials.path()))?;
+        let client = read?.with_patience(TIMEOUT);
         let (own, others) = (self.own(), lock(&self.others));
         Ok(client.at(own.into_iter().chain([self.berth]).chain(others.iter().copied())))
     }
@@ -141,7 +150,16 @@ impl Api {
 
     /// The token's file, where the shim renews the token itself and the kubeconfig can be read.
     pub(crate) async fn token(&self) -> Option<PathBuf> {
-        self.credentials.token().await
+        let credentials = self.credentials.clone();
+        self.with_files(move || credentials.token()).await.ok()?
+    }
+
+    /// Reads or writes files of the credentials.
+    pub(crate) async fn with_files<T: Send + 'static>(
+        &self,
+        files: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
+        self.files.within(TIMEOUT, files).await
     }
 
     fn publish(&self, problems: &BTreeMap<String, Problem>) {

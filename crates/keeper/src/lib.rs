@@ -30,8 +30,9 @@ use leases::Leases;
 use slices::Slices;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -62,39 +63,39 @@ pub enum Credentials {
 }
 
 impl Credentials {
-    async fn client(&self) -> Result<Client, KubeconfigError> {
-        let credentials = self.clone();
-        off_thread(move || credentials.read()).await
-    }
-
+    /// All files are read here: a client that read the token itself would start a thread for each request, where a disk stalls.
     fn read(&self) -> Result<Client, KubeconfigError> {
-        let (access, path) = match self {
-            Self::InCluster { server, name } => (Access::in_cluster(*server, name)?, "in-cluster".as_ref()),
-            Self::Kubeconfig(path) => (Access::read(path)?, path.as_path()),
+        let path = self.path();
+        let mut access = match self {
+            Self::InCluster { server, name } => Access::in_cluster(*server, name)?,
+            Self::Kubeconfig(path) => Access::read(path)?,
         };
-        if access.client.is_some() || !matches!(access.token, Some(Token::File(_))) {
+        let (None, Some(Token::File(file))) = (&access.client, &access.token) else {
             let why = "it has no tokenFile, or a client certificate: those are an operator's credentials, which a running shim \
                        must not have; give a kubeconfig that berth grant wrote";
             return Err(Mistake::new("user", why).of(path));
-        }
+        };
+        let token = fs::read_to_string(file)
+            .map_err(|error| Mistake::new("tokenFile", &format!("cannot read {}: {error}", file.display())).of(path))?;
+        access.token = Some(Token::Text(token.trim().to_owned()));
         Client::new(&access).map_err(|mistake| mistake.of(path))
     }
 
+    /// For messages.
+    fn path(&self) -> &Path {
+        match self {
+            Self::InCluster { .. } => "in-cluster".as_ref(),
+            Self::Kubeconfig(path) => path,
+        }
+    }
+
     /// The token's file, where the shim renews the token itself; the kubelet renews that of a service account.
-    async fn token(&self) -> Option<PathBuf> {
-        let Self::Kubeconfig(path) = self.clone() else { return None };
-        match off_thread(move || Access::read(&path)).await.ok()?.token {
+    fn token(&self) -> Option<PathBuf> {
+        let Self::Kubeconfig(path) = self else { return None };
+        match Access::read(path).ok()?.token {
             Some(Token::File(file)) => Some(file),
             _ => None,
         }
-    }
-}
-
-/// Reads or writes files: a disk that etcd keeps busy may take seconds, which the thread that probes has not.
-async fn off_thread<T: Send + 'static>(files: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(files).await {
-        Ok(done) => done,
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
 
@@ -266,8 +267,8 @@ fn jittered(time: Duration) -> Duration {
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn an_operators_credentials_are_not_used() {
+    #[test]
+    fn an_operators_credentials_are_not_used() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("kubeconfig");
         let write = |user: &str| {
@@ -276,16 +277,16 @@ mod tests {
                  certificate-authority-data: Q0E=}}}}]\nusers: [{{name: u, user: {{{user}}}}}]\ncontexts: [{{name: a, context: \
                  {{cluster: c, user: u}}}}]\n"
             );
-            std::fs::write(&path, text).unwrap();
+            fs::write(&path, text).unwrap();
             Credentials::Kubeconfig(path.clone()).read().unwrap_err().to_string()
         };
         for operators in ["client-certificate-data: QQ==, client-key-data: QQ==", "token: t0ken"] {
             assert!(write(operators).contains("an operator's credentials"), "{operators}");
         }
         assert!(write("tokenFile: token").contains("tokenFile: cannot read"));
-        std::fs::write(temp.path().join("token"), "t0ken").unwrap();
+        fs::write(temp.path().join("token"), "t0ken").unwrap();
         assert!(write("tokenFile: token").contains("it holds no certificate"));
-        assert_eq!(Credentials::Kubeconfig(path).token().await, Some(temp.path().join("token")));
+        assert_eq!(Credentials::Kubeconfig(path).token(), Some(temp.path().join("token")));
     }
 
     #[test]

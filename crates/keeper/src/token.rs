@@ -4,7 +4,6 @@
 //! one renews the token, and the others read it.
 
 use crate::api::Api;
-use crate::off_thread;
 use berth_cluster::account::{Claims, Token, token_path, token_request};
 use berth_node::instance::InstanceId;
 use berth_os::file::replace;
@@ -32,7 +31,7 @@ impl TokenFile {
     pub(crate) async fn renew_if_due(&self, api: &Api) -> Option<SystemTime> {
         const REQUEST: &str = "renew_token";
         let path = self.path.clone();
-        let claims = Claims::parse(&off_thread(move || fs::read_to_string(path)).await.ok()?)?;
+        let claims = Claims::parse(&api.with_files(move || fs::read_to_string(path)).await.flatten().ok()?)?;
         let account = claims.account.as_deref();
         let Some(account) = account.filter(|_| claims.renewal().is_some_and(|due| due <= SystemTime::now())) else {
             account.inspect(|account| api.forget(REQUEST, account));
@@ -42,7 +41,7 @@ impl TokenFile {
         let answer = api.ask(REQUEST, account, async |client| client.post(&path, &token_request()).await).await;
         let Some(token) = answer.as_ref().and_then(Token::parse) else { return claims.until };
         let (file, text) = (self.clone(), token.text);
-        match off_thread(move || file.write(&text)).await {
+        match api.with_files(move || file.write(&text)).await.flatten() {
             Ok(()) => tracing::info!(account, "renewed the service account's token"),
             Err(error) => {
                 tracing::warn!(

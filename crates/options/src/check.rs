@@ -8,6 +8,7 @@ use crate::probe::ProbeArgs;
 use crate::shim::{RunArgs, ServeArgs, ShimArgs};
 use berth_node::instance::InstanceId;
 use berth_node::registry::{RunDir, lease};
+use berth_os::file::open_regular;
 use berth_shim::backend::probe::{ProbeConfig, ProbeKind};
 use berth_shim::config::{Config, Listen, MaxOpenings, Place};
 use clap::builder::Resettable;
@@ -303,7 +304,7 @@ pub fn check_probe_options(args: &ProbeArgs, path: &str, strict: bool, checks: &
 }
 
 fn readable(option: &str, file: &Path) -> Result<(), String> {
-    match std::fs::File::open(file) {
+    match open_regular(file) {
         Ok(_) => Ok(()),
         Err(error) => Err(format!("{option} {}: {error}: check the path and who may read it", file.display())),
     }

@@ -8,6 +8,7 @@ pub mod inotify;
 pub mod locks;
 pub mod namespaces;
 pub mod netdevice;
+pub mod off_thread;
 pub mod pipe;
 pub mod proc_net;
 pub mod process;

@@ -93,7 +93,7 @@ async fn answer(shim: &Shared, request: &Request<Incoming>) -> Response<Full<Byt
     match request.uri().path() {
         "/metrics" => response(StatusCode::OK, METRICS, shim.all_metrics().await),
         "/livez" => response(StatusCode::OK, TEXT, "ok\n".into()),
-        "/readyz" => match shim.status().ready() {
+        "/readyz" => match shim.status().await.ready() {
             Ok(()) => response(StatusCode::OK, TEXT, "ok\n".into()),
             Err(why) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{why}\n")),
         },

@@ -33,6 +33,7 @@ use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, IncomingRequest};
 use berth_node::registry::{self, BerthDir, RunDir};
 use berth_node::terms::{InstanceHealth, Phase};
+use berth_os::off_thread::OffThread;
 use berth_os::{clock, proc_net, process, socket};
 use humantime::format_duration;
 use prometheus_client::collector::Collector;
@@ -118,7 +119,7 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         }
     };
     let probe = Probe::new(config.probe.clone());
-    probe.check().map_err(BuildError::Probe)?;
+    probe.check().await.map_err(BuildError::Probe)?;
     let run_dir = RunDir::open(&config.place.run_dir)?;
 
     let sockets = bind_all(&config.place.listen, config.bind_wait).await?;
@@ -157,6 +158,8 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         gate,
         direct,
         share,
+        run_dir: OffThread::new("the run directory"),
+        kernel: OffThread::new("the kernel"),
         ended: Arc::default(),
     };
     let data = DataPlane::start(&room, &shared)?;
@@ -386,7 +389,7 @@ impl Bound {
             tasks.spawn(probers.with(probe).prefer(preferred, instance.clone()));
         }
         let own = OwnShim { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
-        tasks.spawn(follow(berth.clone(), own, probers));
+        tasks.spawn(follow(berth.clone(), own, shared.run_dir.clone(), probers));
 
         let sockets = config.place.addresses().zip(sockets).collect();
         let keeping = keep(&shared, sockets, data.dispatcher, data.workers.handles().to_vec(), data.passes, requests);
@@ -500,8 +503,8 @@ async fn answer(
     request: IncomingRequest,
 ) {
     let reply = match request.ask {
-        Ask::Status => Reply::Status(Box::new(shim.status())),
-        Ask::Metrics => Reply::Metrics(shim.metrics.encode()),
+        Ask::Status => Reply::Status(Box::new(shim.status().await)),
+        Ask::Metrics => Reply::Metrics(shim.own_metrics().await),
         Ask::DrainIfSibling if !shim.has_joined_sibling().await => {
             tracing::info!("drain requested if a sibling is joined, and none is: this shim serves on");
             Reply::Alone

@@ -21,6 +21,7 @@ use crate::steering::{self, Counters, Purpose, Steering};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::DirectStatus;
 use berth_node::terms::{InstanceHealth, shortened};
+use berth_os::off_thread::OffThread;
 use berth_os::{process, sock_diag};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -48,6 +49,9 @@ const QUIET: Duration = Duration::from_secs(8);
 const COUNTED_FOR: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_millis(250);
 
+/// How long the kernel may take to make the programs, while nothing is steered.
+const MAKING: Duration = Duration::from_secs(5);
+
 /// Longest validity of one renewal, however long a sibling waits for a sign of life.
 const LONGEST_LEASE: Duration = Duration::from_secs(3);
 
@@ -71,6 +75,8 @@ pub(crate) struct Direct {
     lease: Duration,
     /// This many new connections a second are a crowd, if there is a gate for them.
     crowd: Option<u64>,
+    /// For all that the kernel is asked, and told but by memory.
+    kernel: OffThread,
     now: Mutex<PathState>,
 }
 
@@ -225,7 +231,8 @@ impl Direct {
                 let now = PathState { path, ended: Some(at), quiet: at, open: None, sample: None, opened: 0, ports };
                 let lease = lease.min(LONGEST_LEASE);
                 let crowd = has_gate.then(|| u64::from(CROWD) * process::cpus() as u64);
-                Ok(Some(Arc::new(Self { steered, relayed, lease, crowd, now: Mutex::new(now) })))
+                let kernel = OffThread::new("the kernel");
+                Ok(Some(Arc::new(Self { steered, relayed, lease, crowd, kernel, now: Mutex::new(now) })))
             }
             Err(error) if mode == DirectMode::Auto => {
                 tracing::info!("--direct auto: no direct path, every connection is relayed: {error}");
@@ -250,7 +257,7 @@ impl Direct {
             let calm = calm(state.borrow_and_update().turn, &table.borrow_and_update());
             let is_crowd = pace.as_mut().is_some_and(|pace| pace.is_crowd(opened(), Instant::now()));
             let calm = if is_crowd { Err("a crowd comes: it goes through the gate".to_owned()) } else { calm };
-            let path = self.choose(&mut on.on, calm, Instant::now());
+            let path = self.choose(&mut on.on, calm, Instant::now()).await;
             if !matches!(path, Path::On(_)) {
                 self.off(&mut on.on);
             }
@@ -263,7 +270,7 @@ impl Direct {
         }
     }
 
-    fn choose(&self, on: &mut Option<SteeredPorts>, calm: Result<(bool, Target), String>, at: Instant) -> Path {
+    async fn choose(&self, on: &mut Option<SteeredPorts>, calm: Result<(bool, Target), String>, at: Instant) -> Path {
         let (own, target) = match calm {
             Ok(calm) => calm,
             Err(why) => return self.quiet(Path::Off(why), at),
@@ -271,7 +278,7 @@ impl Direct {
         if !own {
             return Path::Sibling;
         }
-        if let Some(why) = self.why_not_accepted(target.address, at) {
+        if let Some(why) = self.why_not_accepted(target.address, at).await {
             return self.quiet(Path::Off(why.to_owned()), at);
         }
         let (is_quiet, before) = {
@@ -283,7 +290,7 @@ impl Direct {
             return if failed { before } else { Path::Off("it was not calm a moment ago".to_owned()) };
         }
         let instance = target.instance.clone();
-        match self.steer(on, target) {
+        match self.steer(on, target).await {
             Ok(()) => Path::On(instance),
             Err(path) => self.quiet(path, at),
         }
@@ -296,9 +303,10 @@ impl Direct {
     }
 
     /// Why clients that are steered there might not be accepted.
-    fn why_not_accepted(&self, listener: SocketAddrV4, at: Instant) -> Option<&'static str> {
+    async fn why_not_accepted(&self, listener: SocketAddrV4, at: Instant) -> Option<&'static str> {
         // No listener, or no answer of the kernel: the probe or the program finds that.
-        let queue = sock_diag::accept_queue(listener).ok().flatten()?;
+        let queue = self.kernel.within(self.patience(), move || sock_diag::accept_queue(listener)).await;
+        let queue = queue.flatten().ok().flatten()?;
         // The shims keep their own queues empty.
         let is_full = queue.waiting > queue.limit / 2;
         let stands_still = self.stands_still(listener, queue.waiting.into(), at);
@@ -321,28 +329,41 @@ impl Direct {
         stands_still
     }
 
+    /// How long the kernel is waited for: steering that is on is renewed in time.
+    fn patience(&self) -> Duration {
+        self.lease / (2 * steering::RENEWALS)
+    }
+
     /// Renews what is on for this target, or turns it on.
-    fn steer(&self, on: &mut Option<SteeredPorts>, target: Target) -> Result<(), Path> {
+    async fn steer(&self, on: &mut Option<SteeredPorts>, target: Target) -> Result<(), Path> {
+        let address = target.address;
         match on {
             Some(on) if on.target == target => {
                 let failed = sum(&on.ports, |counters| counters.failed);
                 if failed > on.failed {
                     // It closed its listener, and may have another.
-                    give(&on.ports, target.address)
-                        .map_err(|_| Path::Off(format!("instance {} listens no more", target.instance)))?;
+                    let ports = on.ports.clone();
+                    let given = self.kernel.within(self.patience(), move || give(&ports, address)).await;
+                    if !matches!(given, Ok(Ok(()))) {
+                        return Err(Path::Off(format!("instance {} listens no more", target.instance)));
+                    }
                     on.failed = failed;
                 }
                 on.ports.iter().for_each(Steering::renew);
             }
             _ => {
                 self.off(on);
-                let ports = self.steered.iter().map(|(port, addresses)| {
-                    let addresses: Vec<_> = addresses.iter().copied().map(IpAddr::V4).collect();
-                    Steering::new(Purpose::DirectPath, *port, &addresses, self.lease)
-                });
-                let ports = ports.collect::<Result<Vec<_>, _>>();
-                let ports = ports.and_then(|ports| give(&ports, target.address).map(|()| ports));
-                let ports = ports.map_err(|error| Path::Failed(error.to_string()))?;
+                let (steered, lease) = (self.steered.clone(), self.lease);
+                let made = move || {
+                    let ports = steered.iter().map(|(port, addresses)| {
+                        let addresses: Vec<_> = addresses.iter().copied().map(IpAddr::V4).collect();
+                        Steering::new(Purpose::DirectPath, *port, &addresses, lease)
+                    });
+                    let ports = ports.collect::<Result<Vec<_>, _>>()?;
+                    give(&ports, address).map(|()| ports)
+                };
+                let made = self.kernel.within(MAKING, made).await.map_err(|error| Path::Failed(error.to_string()))?;
+                let ports = made.map_err(|error: steering::Error| Path::Failed(error.to_string()))?;
                 ports.iter().for_each(Steering::on);
                 let ports = Arc::new(ports);
                 self.now().ports = Arc::downgrade(&ports);
@@ -396,11 +417,11 @@ impl Direct {
         now.path.is_calm() || now.ended.is_some_and(|ended| at < ended + shortened(HANDSHAKES))
     }
 
-    /// Connections on the direct path that are open on this node, whichever shim steered them.
+    /// Connections on the direct path that are open on this node, whichever shim steered them. Blocks while the kernel lists them.
     ///
     /// # Errors
     /// The kernel does not list them.
-    fn open(&self) -> io::Result<u64> {
+    pub(crate) fn open(&self) -> io::Result<u64> {
         if let Some((_, open)) = self.now().open.filter(|(at, _)| at.elapsed() < COUNTED) {
             return Ok(open);
         }
@@ -412,8 +433,9 @@ impl Direct {
         Ok(open)
     }
 
-    pub(crate) fn status(&self) -> DirectStatus {
-        let (open, settling) = (self.open().ok(), self.is_settling(Instant::now()));
+    /// With the number of [`Self::open`], if there is one.
+    pub(crate) fn status(&self, open: Option<u64>) -> DirectStatus {
+        let settling = self.is_settling(Instant::now());
         let now = self.now();
         let path = &now.path;
         DirectStatus {

@@ -10,6 +10,7 @@ use crate::share::Sharing;
 use crate::state::{ShimState, Stop};
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
+use berth_os::off_thread::OffThread;
 use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 
@@ -30,6 +31,10 @@ pub(crate) struct Shared {
     /// The direct path, if there is one.
     pub(crate) direct: Option<Arc<Direct>>,
     pub(crate) share: Arc<Sharing>,
+    /// For all that is done in the run directory.
+    pub(crate) run_dir: OffThread,
+    /// For lists of sockets and the process's figures: in a container, another process may stand behind a file in /proc.
+    pub(crate) kernel: OffThread,
     /// Notified when a connection ends.
     pub(crate) ended: Arc<Notify>,
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 impl Shared {
     pub(crate) async fn all_metrics(&self) -> String {
-        let mut pages = vec![self.metrics.encode()];
+        let mut pages = vec![self.own_metrics().await];
         for (instance, reply) in self.ask_siblings(Ask::Metrics).await {
             match reply {
                 Ok(Reply::Metrics(page)) => pages.push(page),
@@ -23,9 +23,17 @@ impl Shared {
         crate::metrics::merge(&pages)
     }
 
+    pub(crate) async fn own_metrics(&self) -> String {
+        let metrics = self.metrics.clone();
+        self.kernel.within(ipc::PATIENCE, move || metrics.encode()).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "there are no metrics of this shim now");
+            String::new()
+        })
+    }
+
     /// Every live shim of the berth, the own first, and those that do not answer: the JSON of `/status`.
     pub(crate) async fn all_status(&self) -> serde_json::Result<Value> {
-        let (mut shims, mut silent) = (vec![self.status().shown()?], Vec::new());
+        let (mut shims, mut silent) = (vec![self.status().await.shown()?], Vec::new());
         for (instance, reply) in self.ask_siblings(Ask::Status).await {
             match reply {
                 Ok(Reply::Status(status)) => shims.push(status.shown()?),
@@ -45,7 +53,9 @@ impl Shared {
 
     /// Sends a request to every sibling with a live lease at once; one without a reply for a second is named, not waited for.
     async fn ask_siblings(&self, ask: Ask) -> Vec<(InstanceId, Result<Reply, String>)> {
-        let (Ok(boot), Ok(now), Ok(found)) = (clock::boot_id(), clock::boottime(), lease::list(&self.berth)) else {
+        let berth = self.berth.clone();
+        let read = move || (clock::boot_id(), clock::boottime(), lease::list(&berth));
+        let Ok((Ok(boot), Ok(now), Ok(found))) = self.run_dir.within(ipc::PATIENCE, read).await else {
             return Vec::new();
         };
         let siblings = found.found.into_iter().filter(|l| l.instance != self.instance && l.is_live(&boot, now));
@@ -68,7 +78,15 @@ impl Shared {
         replies
     }
 
-    pub(crate) fn status(&self) -> Status {
+    pub(crate) async fn status(&self) -> Status {
+        let direct = match self.direct.clone() {
+            Some(direct) => {
+                let counts = direct.clone();
+                let open = self.kernel.within(ipc::PATIENCE / 2, move || counts.open()).await;
+                Some(direct.status(open.ok().and_then(Result::ok)))
+            }
+            None => None,
+        };
         let Self { config, metrics, .. } = self;
         let ShimState { phase, since, blocked, unconnected, .. } = self.state.borrow().clone();
         let table = self.table.borrow();
@@ -100,7 +118,7 @@ impl Shared {
             foreign_listeners: metrics.foreign_listeners.get().unsigned_abs(),
             instances: instances.collect(),
             gate: self.gate.as_ref().map(|gate| gate.status()),
-            direct: self.direct.as_ref().map(|direct| direct.status()),
+            direct,
             share: self.share.status(),
             unconnected,
             blocked,

@@ -15,6 +15,7 @@ mod outage;
 mod passing;
 mod run_dir;
 mod share;
+mod stalls;
 mod standstill;
 mod upgrades;
 mod versions;

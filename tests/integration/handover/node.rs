@@ -110,8 +110,9 @@ impl Node {
         program.clone_into(&mut self.program.lock().unwrap());
     }
 
-    fn berth_with(&self, args: &[&str]) -> Command {
+    pub(crate) fn berth_with(&self, args: &[&str]) -> Command {
         let mut command = berth_at(&self.program.lock().unwrap(), args);
+        command.env("BERTH_TEST_HANGS", self.hangs());
         if self.unsteered {
             command.env("BERTH_TEST_UNSTEERED", "1");
         }
@@ -125,6 +126,11 @@ impl Node {
     /// A directory of its own.
     pub(crate) fn temp(&self) -> &Path {
         self.temp.path()
+    }
+
+    /// Where a file lets calls of its name hang.
+    pub(crate) fn hangs(&self) -> PathBuf {
+        self.temp.path().join("hangs")
     }
 
     pub(crate) fn run_dir(&self) -> PathBuf {

@@ -6,7 +6,7 @@ use super::super::{Finding, options};
 use berth_cluster::tls::{Trust, certificates};
 use berth_manifest::{Container, Manifest};
 use berth_options::check::{Checks, READY, check_probe_options};
-use berth_shim::backend::probe::{Probe, ProbeKind};
+use berth_shim::backend::probe::ProbeKind;
 use rustls::CertificateError::{Expired, ExpiredContext, NotValidForNameContext, NotValidYetContext};
 use rustls::Error::InvalidCertificate;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -34,7 +34,7 @@ pub fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
     let file = by_name.map(|(file, _)| file).or_else(|| manifest.flag("tls-cert-file").map(|flag| flag.value))?;
     let (chain, place) = (shown(file)?, manifest.container().on_node(file)?);
     let probe = probe.with_files(|file| file.to_str().and_then(|file| at(serving.container, file)).unwrap_or_default());
-    if let Err(why) = Probe::new(probe.clone()).check() {
+    if let Err(why) = probe.check() {
         let cause = format!("the shim does not start: {why}");
         return Some(SERVING_CERTIFICATE.at(place, cause, "give its probe other files"));
     }

@@ -37,6 +37,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// Format of the records that are written, and the only one that is read. New fields do not
@@ -167,10 +168,11 @@ pub struct ListedInstance {
 
 /// The record of a live instance with the descriptor of its file, whose lock shows whether the instance is still alive,
 /// whatever becomes of the file's name.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct HeldRecord {
     record: Record,
-    file: File,
+    file: Arc<File>,
+    inode: u64,
 }
 
 impl HeldRecord {
@@ -178,9 +180,14 @@ impl HeldRecord {
         &self.record
     }
 
-    /// Itself, unless the instance has ended. If the lock cannot be tested, it has not.
-    pub fn if_alive(self) -> Option<Self> {
-        is_locked(&self.file).unwrap_or(true).then_some(self)
+    /// The inode of its file. As long as this is held, the next process's record has another one, even if it reads the same.
+    pub fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// Whether the instance has not ended, or its lock cannot be tested.
+    pub fn is_alive(&self) -> bool {
+        is_locked(&self.file).unwrap_or(true)
     }
 }
 
@@ -287,7 +294,8 @@ fn inspect(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<(Hel
     if !alive {
         mark_dead(&found.file);
     }
-    Ok(Some((HeldRecord { record: found.content?, file: found.file }, alive)))
+    let inode = found.file.metadata().map_err(|error| error.to_string())?.ino();
+    Ok(Some((HeldRecord { record: found.content?, file: Arc::new(found.file), inode }, alive)))
 }
 
 /// A file that is named as a record.

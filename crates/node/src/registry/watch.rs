@@ -6,9 +6,11 @@
 
 use super::BerthDir;
 use berth_os::inotify::{Events, WatchFlags};
+use berth_os::off_thread::OffThread;
 use std::ffi::CString;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
@@ -23,7 +25,8 @@ const ECHO: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Watch {
     directories: [(PathBuf, WatchFlags); 2],
-    events: Option<Events>,
+    events: Option<Arc<Events>>,
+    calls: OffThread,
     tick: Duration,
     next: Instant,
     warned: bool,
@@ -44,11 +47,16 @@ impl Watch {
         let mut watch = Self {
             directories: [(berth.instances(), named | written), (berth.leases(), named)],
             events: None,
+            calls: OffThread::new("the run directory"),
             tick,
             next: Instant::now() + tick,
             warned: false,
         };
-        watch.begin();
+        match watch.beginning().and_then(|begin| begin()) {
+            // A missing directory is reported where it is listed.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => watch.warn(&error),
+            _ => {}
+        }
         watch
     }
 
@@ -66,10 +74,12 @@ impl Watch {
             let outcome = tokio::select! {
                 outcome = event => outcome,
                 () = sleep_until(next) => {
-                    self.next = Instant::now() + self.tick;
                     // A directory that was removed may exist again, and there may be inotify now. Another directory can have
                     // the name (a rename, a mount), without an event of the old one. To watch a directory twice has no effect.
-                    self.begin();
+                    if let Ok(begin) = self.beginning() {
+                        let _ = self.calls.within(TICK, begin).await;
+                    }
+                    self.next = Instant::now() + self.tick;
                     return;
                 }
             };
@@ -87,24 +97,18 @@ impl Watch {
         }
     }
 
-    fn begin(&mut self) {
-        match self.try_begin() {
-            // A missing directory is reported where it is listed.
-            Err(error) if error.kind() != io::ErrorKind::NotFound => self.warn(&error),
-            _ => {}
-        }
-    }
-
-    fn try_begin(&mut self) -> io::Result<()> {
-        let events = match self.events.take() {
-            Some(events) => events,
-            None => Events::new()?,
+    /// What watches both directories.
+    fn beginning(&mut self) -> io::Result<impl FnOnce() -> io::Result<()> + Send + use<>> {
+        let events = match &self.events {
+            Some(events) => events.clone(),
+            None => self.events.insert(Arc::new(Events::new()?)).clone(),
         };
-        let events = self.events.insert(events);
-        // Both, even if one fails.
-        let [instances, leases] =
-            self.directories.each_ref().map(|(directory, wanted)| events.watch(directory, *wanted));
-        instances.and(leases)
+        let directories = self.directories.clone();
+        Ok(move || {
+            // Both, even if one fails.
+            let [instances, leases] = directories.map(|(directory, wanted)| events.watch(&directory, wanted));
+            instances.and(leases)
+        })
     }
 
     fn warn(&mut self, error: &io::Error) {

@@ -8,14 +8,18 @@
 use crate::backend::prober::Probers;
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
-use berth_node::registry::instance::{self, HeldRecord, IgnoredFile, Record};
+use berth_node::registry::instance::{self, HeldRecord, IgnoredFile};
 use berth_node::registry::lease::{self, Lease};
 use berth_node::registry::watch::Watch;
 use berth_os::clock;
+use berth_os::off_thread::OffThread;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+
+/// How long the directory is waited for at a time.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub(crate) struct OwnShim {
@@ -27,22 +31,15 @@ pub(crate) struct OwnShim {
 }
 
 /// A live instance. Another value means another process.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum LiveInstance {
-    Recorded(Box<Record>),
-    Leased(SocketAddr),
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct LiveInstance {
+    address: SocketAddr,
+    /// Of its record, if it is recorded. What a record says may be the same for its successor.
+    inode: Option<u64>,
 }
 
-impl LiveInstance {
-    fn address(&self) -> SocketAddr {
-        match self {
-            Self::Recorded(record) => record.address,
-            Self::Leased(address) => *address,
-        }
-    }
-}
-
-#[derive(Debug, Default)]
+/// What is known of a berth's directory.
+#[derive(Debug, Clone, Default)]
 struct RunDirContents {
     live: BTreeMap<InstanceId, LiveInstance>,
     /// The records of those that are recorded.
@@ -65,7 +62,8 @@ fn read(berth: &BerthDir, own: &OwnShim, known: &[Lease]) -> io::Result<RunDirCo
     let (boot, now) = (clock::boot_id()?, clock::boottime()?);
     found.leases.retain(|lease| lease.instance != own.id && lease.is_live(&boot, now));
     for lease in &found.leases {
-        found.live.extend(lease.backend.map(|address| (lease.instance.clone(), LiveInstance::Leased(address))));
+        let leased = lease.backend.map(|address| (lease.instance.clone(), LiveInstance { address, inode: None }));
+        found.live.extend(leased);
         found.shimmed.insert(lease.instance.clone());
     }
     let records = instance::list_live(berth)?;
@@ -78,73 +76,68 @@ fn read(berth: &BerthDir, own: &OwnShim, known: &[Lease]) -> io::Result<RunDirCo
 
 impl RunDirContents {
     fn hold(&mut self, held: HeldRecord) {
-        let record = held.record();
-        let id = record.instance.clone();
-        self.live.insert(id.clone(), LiveInstance::Recorded(Box::new(record.clone())));
+        let id = held.record().instance.clone();
+        let live = LiveInstance { address: held.record().address, inode: Some(held.inode()) };
+        self.live.insert(id.clone(), live);
         self.held.insert(id, held);
     }
 
-    /// Adds the instances that are known to be alive and whose records were not found. A record that was found under the
-    /// name of one is kept: another process could claim the name only because the record was gone.
-    fn add(&mut self, alive: BTreeMap<InstanceId, HeldRecord>) {
-        for (id, before) in alive {
-            if !self.held.contains_key(&id) {
-                self.hold(before);
+    /// What is there now, with the instances that are known to be alive and whose records were not found. A record that was found
+    /// under the name of one is kept: another process could claim the name only because the record was gone.
+    ///
+    /// If the directory cannot be read, this is without the instances that ended, and an error.
+    fn read_again(mut self, berth: &BerthDir, own: &OwnShim) -> (Self, io::Result<()>) {
+        let found = read(berth, own, &self.leases);
+        if let Err(error) = instance::prune(berth, SystemTime::now()) {
+            tracing::debug!(%error, "cannot prune instance records");
+        }
+        let (alive, ended): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut self.held).into_iter().partition(|(_, held)| held.is_alive());
+        match found {
+            Ok(mut found) => {
+                for (id, before) in alive {
+                    if !found.held.contains_key(&id) {
+                        found.hold(before);
+                    }
+                }
+                (found, Ok(()))
+            }
+            Err(error) => {
+                self.live.retain(|id, _| !ended.contains_key(id));
+                (Self { held: alive, ..self }, Err(error))
             }
         }
     }
 }
 
 /// Follows a berth until it is dropped.
-pub(crate) async fn follow(berth: BerthDir, own: OwnShim, mut probers: Probers) {
+pub(crate) async fn follow(berth: BerthDir, own: OwnShim, files: OffThread, mut probers: Probers) {
     let mut watch = Watch::new(&berth);
-    let mut known: BTreeMap<InstanceId, LiveInstance> = BTreeMap::new();
-    let mut held: BTreeMap<InstanceId, HeldRecord> = BTreeMap::new();
-    let mut known_leases: Vec<Lease> = Vec::new();
-    let mut logged: BTreeSet<IgnoredFile> = BTreeSet::new();
+    let mut known = RunDirContents::default();
     let mut broken = false;
     loop {
-        let mut ended = Vec::new();
-        let mut alive = BTreeMap::new();
-        for (id, before) in held {
-            match before.if_alive() {
-                Some(still) => drop(alive.insert(id, still)),
-                None => ended.push(id),
+        let (before, directory, shim) = (known.clone(), berth.clone(), own.clone());
+        let looked = files.within(PATIENCE, move || before.read_again(&directory, &shim)).await;
+        let (found, read) = looked.unwrap_or_else(|error| (known.clone(), Err(error)));
+        match read {
+            Ok(()) => broken = false,
+            Err(error) if !std::mem::replace(&mut broken, true) => {
+                tracing::warn!(directory = %berth.path().display(), %error, "cannot read the berth's directory, trying again");
             }
+            Err(_) => {}
         }
-        match read(&berth, &own, &known_leases) {
-            Ok(mut found) => {
-                broken = false;
-                found.add(alive);
-                let RunDirContents { live, held: records, leases, shimmed, problems } = found;
-                for problem in problems.difference(&logged) {
-                    tracing::warn!("{problem}");
-                }
-                logged = problems;
-                for id in known.keys().filter(|id| !live.contains_key(id)) {
-                    probers.remove(id);
-                }
-                for (id, seen) in &live {
-                    let renewed = known.get(id).is_some_and(|before| before != seen);
-                    probers.insert(id, seen.address(), *id == own.id, renewed);
-                    probers.set_fallback(id, own.any && shimmed.contains(id));
-                }
-                (known, held, known_leases) = (live, records, leases);
-            }
-            Err(error) => {
-                if !std::mem::replace(&mut broken, true) {
-                    tracing::warn!(directory = %berth.path().display(), %error, "cannot read the berth's directory, trying again");
-                }
-                for id in &ended {
-                    probers.remove(id);
-                    known.remove(id);
-                }
-                held = alive;
-            }
+        for problem in found.problems.difference(&known.problems) {
+            tracing::warn!("{problem}");
         }
-        if let Err(error) = instance::prune(&berth, SystemTime::now()) {
-            tracing::debug!(%error, "cannot prune instance records");
+        for id in known.live.keys().filter(|id| !found.live.contains_key(id)) {
+            probers.remove(id);
         }
+        for (id, seen) in &found.live {
+            let renewed = known.live.get(id).is_some_and(|before| before != seen);
+            probers.insert(id, seen.address, *id == own.id, renewed);
+            probers.set_fallback(id, own.any && found.shimmed.contains(id));
+        }
+        known = found;
         watch.changed().await;
     }
 }
@@ -157,9 +150,10 @@ mod tests {
     use crate::metrics::Metrics;
     use crate::state::ShimState;
     use berth_node::registry::RunDir;
+    use berth_node::registry::instance::{Claimant, claim};
     use berth_node::terms::Phase;
     use std::sync::Arc;
-    use std::time::Duration;
+    use tempfile::TempDir;
     use tokio::sync::watch;
     use tokio::time::timeout;
 
@@ -189,13 +183,26 @@ mod tests {
         Some((found.address, found.started))
     }
 
-    #[tokio::test]
-    async fn a_lease_that_cannot_be_read_holds_until_it_expires() {
-        const PATIENCE: Duration = Duration::from_secs(60);
+    /// A berth that is followed, and the table of its instances.
+    struct Followed {
+        _temp: TempDir,
+        berth: BerthDir,
+        table: watch::Receiver<Arc<Table>>,
+        _state: watch::Sender<ShimState>,
+    }
+
+    impl Followed {
+        async fn until(&mut self, is: impl Fn(&Table) -> bool) -> Arc<Table> {
+            const LONG: Duration = Duration::from_secs(60);
+            timeout(LONG, self.table.wait_for(|table| is(table))).await.unwrap().unwrap().clone()
+        }
+    }
+
+    fn followed() -> Followed {
         let temp = tempfile::tempdir().unwrap();
         let berth = RunDir::open(&temp.path().join("run")).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
         let writer = TableWriter::new(1, 1);
-        let mut table = writer.subscribe();
+        let table = writer.subscribe();
         let (_state, state) = watch::channel(ShimState { phase: Phase::Joined, ..ShimState::default() });
         let own: InstanceId = "a".parse().unwrap();
         let metrics = Arc::new(Metrics::new(&own, 1, 8, writer.subscribe(), state, Vec::new()));
@@ -209,26 +216,52 @@ mod tests {
             timeout: Duration::from_secs(1),
         });
         let probers = Probers::new(writer, probe, ProbeKind::Tcp, Duration::from_secs(1), metrics);
-        lease::write(&berth, &lease("b", "127.1.2.3:1", 600)).unwrap();
-        tokio::spawn(follow(berth.clone(), OwnShim { id: own, given: true, any: false }, probers));
-        let mut until = async |is: &dyn Fn(&Table) -> bool| {
-            timeout(PATIENCE, table.wait_for(|table| is(table))).await.unwrap().unwrap().clone()
-        };
+        let files = OffThread::new("the run directory");
+        tokio::spawn(follow(berth.clone(), OwnShim { id: own, given: true, any: false }, files, probers));
+        Followed { _temp: temp, berth, table, _state }
+    }
 
-        let before = until(&|table| find(table, "b").is_some()).await;
+    /// Within the second that a record has, with a pid that is the same in each container.
+    #[tokio::test]
+    async fn an_instance_whose_record_reads_as_the_last_ones_is_another() {
+        let mut followed = followed();
+        let b: InstanceId = "b".parse().unwrap();
+        let claimant = Claimant { instance: &b, advertise: "10.0.0.5".parse().unwrap(), pid: Some(7) };
+        let berth = followed.berth.clone();
+        let claimed = || claim(&berth, &claimant, |_, _| Ok("127.1.2.3:1".parse().unwrap())).unwrap();
+        loop {
+            let first = claimed();
+            let before = find(&*followed.until(|table| find(table, "b").is_some()).await, "b");
+            let record = std::fs::read(first.path()).unwrap();
+            drop(first);
+            let second = claimed();
+            if std::fs::read(second.path()).unwrap() == record {
+                followed.until(|table| find(table, "b").is_some_and(|now| Some(now) != before)).await;
+                return;
+            }
+            drop(second);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_cannot_be_read_holds_until_it_expires() {
+        let mut followed = followed();
+        let berth = followed.berth.clone();
+        lease::write(&berth, &lease("b", "127.1.2.3:1", 600)).unwrap();
+        let before = followed.until(|table| find(table, "b").is_some()).await;
         of_another_format(&berth, "b");
         lease::write(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
-        let after = until(&|table| find(table, "c").is_some()).await;
+        let after = followed.until(|table| find(table, "c").is_some()).await;
         assert_eq!(find(&after, "b"), find(&before, "b"), "nothing is known against it");
 
         // A second later it has expired, whether it was seen meanwhile or not.
         lease::write(&berth, &lease("b", "127.1.2.5:1", 1)).unwrap();
-        until(&|table| find(table, "b") != find(&before, "b")).await;
+        followed.until(|table| find(table, "b") != find(&before, "b")).await;
         of_another_format(&berth, "b");
-        until(&|table| find(table, "b").is_none()).await;
+        followed.until(|table| find(table, "b").is_none()).await;
 
         // And one that is removed is of a shim that ended.
         lease::remove(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
-        until(&|table| find(table, "c").is_none()).await;
+        followed.until(|table| find(table, "c").is_none()).await;
     }
 }

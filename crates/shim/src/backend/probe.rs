@@ -1,23 +1,25 @@
 //! One probe of an instance: GET a path by HTTPS, or connect only.
 //!
 //! Each probe is a connection of its own, as a new client's would be. Certificates and tokens are
-//! read again for each probe, and the TLS configuration is made again when they changed: they rotate.
+//! read again for each probe, and the TLS configuration is made again when they changed: they rotate. While a disk stalls, the
+//! probe uses what it read last.
 
 use super::health::Observation;
 use berth_cluster::http;
 use berth_cluster::tls::{self, TlsError};
+use berth_os::file::open_regular;
+use berth_os::off_thread::OffThread;
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Request, StatusCode, header};
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, ClientConfig};
-use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -58,6 +60,17 @@ pub struct ProbeConfig {
 }
 
 impl ProbeConfig {
+    /// As [`Probe::check`], but blocks while the files are read.
+    ///
+    /// # Errors
+    /// One sentence naming the file, the option and the cause.
+    pub fn check(&self) -> Result<(), String> {
+        match self.kind {
+            ProbeKind::Https => Files::new(self.clone()).read().map(drop),
+            ProbeKind::Tcp => Ok(()),
+        }
+    }
+
     /// The same with other files.
     #[must_use]
     pub fn with_files(mut self, other: impl Fn(&Path) -> PathBuf) -> Self {
@@ -85,26 +98,34 @@ type Got = Result<Bytes, Answer>;
 
 #[derive(Debug)]
 pub struct Probe {
-    config: ProbeConfig,
+    files: Arc<Files>,
+    reading: OffThread,
     /// The address that it dials from, where the kernel's choice will not do.
     source: Option<IpAddr>,
-    /// The files as they were read last, and the TLS configuration made of them.
-    tls: Mutex<Option<(Files, Arc<ClientConfig>)>>,
+}
+
+/// The files of a probe.
+#[derive(Debug)]
+struct Files {
+    config: ProbeConfig,
+    /// As they were read last.
+    read: Mutex<Option<Credentials>>,
     /// A file was replaced behind its mount, as [`read_linked`] finds it.
     replaced: AtomicBool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Files {
-    ca: Vec<u8>,
-    cert: Vec<u8>,
-    key: Vec<u8>,
+#[derive(Debug, Clone)]
+struct Credentials {
+    /// CA, certificate and key, of which the TLS configuration was made.
+    of: [Vec<u8>; 3],
+    tls: Arc<ClientConfig>,
+    token: Option<String>,
 }
 
 impl Probe {
     /// Its files are read for each probe.
     pub fn new(config: ProbeConfig) -> Self {
-        Self { config, source: None, tls: Mutex::new(None), replaced: AtomicBool::new(false) }
+        Self { files: Arc::new(Files::new(config)), reading: OffThread::new("the probe's files"), source: None }
     }
 
     /// It dials from this address: what comes from loopback is not steered.
@@ -117,22 +138,37 @@ impl Probe {
     ///
     /// # Errors
     /// One sentence naming the file, the option and the cause.
-    pub fn check(&self) -> Result<(), String> {
-        if self.config.kind == ProbeKind::Https {
-            self.tls_config()?;
-            self.token()?;
+    pub async fn check(&self) -> Result<(), String> {
+        match self.files.config.kind {
+            ProbeKind::Https => self.credentials().await.map(drop).map_err(|answer| answer.words),
+            ProbeKind::Tcp => Ok(()),
         }
-        Ok(())
+    }
+
+    /// What the files hold; what they held where they cannot be read in half of the time that an answer has.
+    async fn credentials(&self) -> Result<Credentials, Answer> {
+        let files = self.files.clone();
+        match self.reading.within(self.timeout() / 2, move || files.read()).await {
+            Ok(read) => read.map_err(|why| fail("config", why)),
+            Err(error) => {
+                let late = || fail("timeout", format!("{}: {error}", self.late()));
+                self.files.last().clone().ok_or_else(late)
+            }
+        }
+    }
+
+    fn late(&self) -> String {
+        format!("no answer in {} (--probe-timeout)", humantime::format_duration(self.timeout()))
     }
 
     pub async fn ready(&self, address: SocketAddr) -> Answer {
-        self.ask(address, &self.config.path).await
+        self.ask(address, &self.files.config.path).await
     }
 
     /// As [`Self::ready`], but a port that takes connections is not enough: the clients of a stuck instance wait for its TLS handshake,
     /// so the probe makes one too.
     pub(crate) async fn moves(&self, address: SocketAddr) -> Answer {
-        match self.config.kind {
+        match self.files.config.kind {
             ProbeKind::Https => self.ready(address).await,
             ProbeKind::Tcp => timed(self.bounded(self.handshake(address)), "answered").await,
         }
@@ -152,8 +188,8 @@ impl Probe {
             "timeout" | "connect" | "refused" | "status" => return Err(answer),
             _ => {}
         }
-        let timeout = self.config.timeout.saturating_sub(began.elapsed());
-        let config = ProbeConfig { ca: None, client: None, token: None, timeout, ..self.config.clone() };
+        let timeout = self.files.config.timeout.saturating_sub(began.elapsed());
+        let config = ProbeConfig { ca: None, client: None, token: None, timeout, ..self.files.config.clone() };
         let again = Self::new(config).ready(address).await;
         match (again.result, again.seen) {
             ("ok" | "unauthorized" | "forbidden", _) | ("tls", Observation::Rejected) => Ok(Some(answer.words)),
@@ -163,7 +199,7 @@ impl Probe {
 
     /// Requests a path that should answer 200.
     pub async fn ask(&self, address: SocketAddr, path: &str) -> Answer {
-        match self.config.kind {
+        match self.files.config.kind {
             ProbeKind::Https => timed(self.get(address, path), "200").await,
             ProbeKind::Tcp => timed(self.bounded(self.connect(address)), "connected").await,
         }
@@ -171,7 +207,7 @@ impl Probe {
 
     /// How long an answer may take.
     pub(crate) fn timeout(&self) -> Duration {
-        self.config.timeout
+        self.files.config.timeout
     }
 
     /// The body of a path that answers 200.
@@ -180,12 +216,7 @@ impl Probe {
     }
 
     async fn bounded<T>(&self, question: impl Future<Output = Result<T, Answer>>) -> Result<T, Answer> {
-        tokio::time::timeout(self.config.timeout, question).await.unwrap_or_else(|_| {
-            Err(fail(
-                "timeout",
-                format!("no answer in {} (--probe-timeout)", humantime::format_duration(self.config.timeout)),
-            ))
-        })
+        tokio::time::timeout(self.timeout(), question).await.unwrap_or_else(|_| Err(fail("timeout", self.late())))
     }
 
     async fn connect(&self, address: SocketAddr) -> Result<TcpStream, Answer> {
@@ -200,22 +231,21 @@ impl Probe {
     }
 
     async fn handshake(&self, address: SocketAddr) -> Result<(), Answer> {
-        let tls = self.tls_config().map_err(|why| fail("config", why))?;
+        let Credentials { tls, .. } = self.credentials().await?;
         let stream = self.connect(address).await?;
         // Any answer, even the end of the connection, shows that it reads.
-        let _ = TlsConnector::from(tls).connect(self.config.server_name.clone(), stream).await;
+        let _ = TlsConnector::from(tls).connect(self.files.config.server_name.clone(), stream).await;
         Ok(())
     }
 
     async fn get_unbounded(&self, address: SocketAddr, path: &str) -> Got {
-        let tls = self.tls_config().map_err(|why| fail("config", why))?;
-        let token = self.token().map_err(|why| fail("config", why))?;
+        let Credentials { tls, token, .. } = self.credentials().await?;
         let stream = self.connect(address).await?;
         let stream = TlsConnector::from(tls)
-            .connect(self.config.server_name.clone(), stream)
+            .connect(self.files.config.server_name.clone(), stream)
             .await
             .map_err(|error| self.explain_tls(&error))?;
-        let name = self.config.server_name.to_str();
+        let name = self.files.config.server_name.to_str();
         let mut request = Request::get(path)
             .header(header::HOST, &*name)
             .header(header::USER_AGENT, concat!("berth-probe/", env!("CARGO_PKG_VERSION")))
@@ -233,7 +263,7 @@ impl Probe {
     }
 
     fn explain_status(&self, status: StatusCode, path: &str, body: &[u8]) -> Answer {
-        let credentials = match (&self.config.client, &self.config.token) {
+        let credentials = match (&self.files.config.client, &self.files.config.token) {
             (None, None) => "give it credentials with --probe-cert and --probe-key, or --probe-token-file",
             (Some(_), _) => "the user of --probe-cert may not: grant it this path (nonResourceURLs)",
             (None, Some(_)) => "the token of --probe-token-file is not good for it: check it and its rights",
@@ -266,7 +296,7 @@ impl Probe {
             // A new CA often has the old one's name, and then it is its signature that does not fit.
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
-            )) if self.replaced.load(Ordering::Relaxed) => {
+            )) if self.files.replaced.load(Ordering::Relaxed) => {
                 "; the file of --probe-ca was replaced on the node, and this container still has the one that it was started with: \
                  recreate the pod (`berth upgrade`)"
             }
@@ -296,8 +326,18 @@ impl Probe {
         let seen = if rejected { Observation::Rejected } else { Observation::Fail };
         Answer { seen, ..fail("tls", format!("TLS handshake failed: {error}{fix}")) }
     }
+}
 
-    fn tls_config(&self) -> Result<Arc<ClientConfig>, String> {
+impl Files {
+    fn new(config: ProbeConfig) -> Self {
+        Self { config, read: Mutex::default(), replaced: AtomicBool::new(false) }
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<Credentials>> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self) -> Result<Credentials, String> {
         let read = |option: &str, path: &Path| {
             let (bytes, linked) =
                 read_linked(path).map_err(|error| format!("cannot read {option} {}: {error}", path.display()))?;
@@ -307,28 +347,23 @@ impl Probe {
             }
             Ok::<_, String>(bytes)
         };
-        let mut files = Files::default();
+        let mut of = <[Vec<u8>; 3]>::default();
         if let Some(ca) = &self.config.ca {
-            files.ca = read("--probe-ca", ca)?;
+            of[0] = read("--probe-ca", ca)?;
         }
         if let Some((cert, key)) = &self.config.client {
-            files.cert = read("--probe-cert", cert)?;
-            files.key = read("--probe-key", key)?;
+            of[1] = read("--probe-cert", cert)?;
+            of[2] = read("--probe-key", key)?;
         }
-        let mut kept = self.tls.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some((of, config)) = &*kept
-            && *of == files
-        {
-            return Ok(config.clone());
-        }
-        let config = Arc::new(self.build_tls(&files)?);
-        *kept = Some((files, config.clone()));
-        Ok(config)
+        let token = self.token()?;
+        let known = self.last().as_ref().filter(|last| last.of == of).map(|last| last.tls.clone());
+        let tls = known.map_or_else(|| self.build_tls(&of).map(Arc::new), Ok)?;
+        Ok(self.last().insert(Credentials { of, tls, token }).clone())
     }
 
-    fn build_tls(&self, files: &Files) -> Result<ClientConfig, String> {
-        let client = self.config.client.as_ref().map(|_| (&files.cert[..], &files.key[..]));
-        tls::from_pem(self.config.ca.as_ref().map(|_| &files.ca[..]), client).map_err(|error| {
+    fn build_tls(&self, [ca, cert, key]: &[Vec<u8>; 3]) -> Result<ClientConfig, String> {
+        let client = self.config.client.as_ref().map(|_| (&cert[..], &key[..]));
+        tls::from_pem(self.config.ca.as_ref().map(|_| &ca[..]), client).map_err(|error| {
             let paths = self.config.client.as_ref();
             let (option, path, why) = match error {
                 TlsError::Ca(why) => ("--probe-ca", self.config.ca.as_ref(), why),
@@ -341,7 +376,8 @@ impl Probe {
 
     fn token(&self) -> Result<Option<String>, String> {
         let Some(path) = &self.config.token else { return Ok(None) };
-        let token = std::fs::read_to_string(path)
+        let token = open_regular(path)
+            .and_then(io::read_to_string)
             .map_err(|error| format!("cannot read --probe-token-file {}: {error}", path.display()))?;
         let token = token.trim();
         if token.is_empty() {
@@ -356,7 +392,7 @@ impl Probe {
 /// there when the container started: if another takes its name by a rename, as ansible and cert-manager do it, the
 /// container keeps the old one, which has no name any more. Written in place, as by kubeadm, it is the same file.
 fn read_linked(path: &Path) -> io::Result<(Vec<u8>, bool)> {
-    let mut file = File::open(path)?;
+    let mut file = open_regular(path)?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     Ok((bytes, file.metadata()?.nlink() > 0))

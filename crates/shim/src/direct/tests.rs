@@ -168,21 +168,21 @@ async fn the_shims_relay_for_a_while_after_the_last_reason_to() {
     let direct = made(DirectMode::On, &["10.0.0.5:6443"], Ok(())).await.unwrap().unwrap();
     let start = Instant::now();
     let instance = table(&[("a", "127.1.0.1:6443", Observation::Pass)]);
-    let chosen = |turn, half| {
+    let chosen = async |turn, half| {
         let at = start + QUIET * half / 2;
-        let path = direct.choose(&mut None, calm(turn, &instance), at);
+        let path = direct.choose(&mut None, calm(turn, &instance), at).await;
         direct.record(path.clone(), at);
         path
     };
     let leaves = Path::Off("a sibling leaves".to_owned());
-    assert_eq!(chosen(Turn::NoShim("a sibling leaves"), 0), leaves);
-    assert_eq!(chosen(Turn::NoShim("a sibling leaves"), 1), leaves);
-    assert_eq!(chosen(Turn::Sibling, 1), Path::Sibling, "a sibling decides for itself");
-    assert_eq!(chosen(Turn::Own, 2).why_not(), Some("it was not calm a moment ago"));
+    assert_eq!(chosen(Turn::NoShim("a sibling leaves"), 0).await, leaves);
+    assert_eq!(chosen(Turn::NoShim("a sibling leaves"), 1).await, leaves);
+    assert_eq!(chosen(Turn::Sibling, 1).await, Path::Sibling, "a sibling decides for itself");
+    assert_eq!(chosen(Turn::Own, 2).await.why_not(), Some("it was not calm a moment ago"));
     // What failed is tried again as late.
     let failed = direct.quiet(Path::Failed("MPTCP".to_owned()), start + QUIET * 3 / 2);
     direct.record(failed.clone(), start + QUIET * 3 / 2);
-    assert_eq!(chosen(Turn::Own, 4), failed);
+    assert_eq!(chosen(Turn::Own, 4).await, failed);
     assert_eq!(direct.now().quiet, start + QUIET * 5 / 2);
 }
 

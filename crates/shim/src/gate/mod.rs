@@ -16,6 +16,7 @@ mod source;
 use crate::config::MaxOpenings;
 use berth_node::ipc::wire::{GateStatus, LongestQueue};
 use berth_node::terms::shortened;
+use berth_os::off_thread::OffThread;
 use berth_os::process;
 use ipnet::IpNet;
 use metrics::GateCounters;
@@ -166,10 +167,10 @@ impl Gate {
 
     /// Renews what is known of the node's own addresses, until it is dropped.
     pub(crate) async fn keep(&self) {
-        let mut ticks = tokio::time::interval(LISTED);
+        let (mut ticks, kernel) = (tokio::time::interval(shortened(LISTED)), OffThread::new("the node's addresses"));
         loop {
             ticks.tick().await;
-            self.first.renew();
+            self.first.renew(&kernel, LISTED).await;
         }
     }
 

@@ -1,11 +1,13 @@
 //! Sources of clients: which clients share a queue, and which go first.
 
 use berth_os::netdevice;
+use berth_os::off_thread::OffThread;
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
 
 /// The clients that share a queue: an IPv4 address, or an IPv6 /64, within which a machine can change its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,8 +67,8 @@ impl First {
     }
 
     /// Lists the node's own addresses again. If they cannot be listed, the last list is kept.
-    pub(super) fn renew(&self) {
-        if let Ok(addresses) = netdevice::addresses() {
+    pub(super) async fn renew(&self, kernel: &OffThread, most: Duration) {
+        if let Ok(Ok(addresses)) = kernel.within(most, netdevice::addresses).await {
             *self.own.write().unwrap_or_else(PoisonError::into_inner) = addresses.into_iter().collect();
         }
     }

@@ -2,6 +2,7 @@
 
 use super::Group;
 use super::machine::Time;
+use super::peers::Event;
 use crate::shared::Shared;
 use berth_node::registry::RunDir;
 use berth_node::registry::lease::{self, Lease};
@@ -40,6 +41,18 @@ impl OwnLease {
             alive: Arc::default(),
         })
     }
+}
+
+fn write(shared: &Shared, lease: &Lease) -> io::Result<()> {
+    lease::write(&shared.berth, lease).or_else(|error| match error.kind() {
+        // The directory was removed: without leases, siblings that are connected take each other for hung.
+        io::ErrorKind::NotFound => {
+            let place = &shared.config.place;
+            let berth = RunDir::open(&place.run_dir).and_then(|run_dir| run_dir.berth(place.berth()));
+            lease::write(&berth.map_err(io::Error::other)?, lease)
+        }
+        _ => Err(error),
+    })
 }
 
 impl Group {
@@ -86,8 +99,7 @@ impl Group {
                 );
             }
         }
-        self.read_leases();
-        self.count_foreign_listeners();
+        self.list_listeners();
     }
 
     /// Siblings without a connection have no guards of each other, and the queue of one that leaves is lost.
@@ -132,39 +144,53 @@ impl Group {
         }
     }
 
-    pub(super) fn write_lease(&mut self) {
-        let lease = self.lease_now();
-        let written = lease::write(&self.shared.berth, &lease).or_else(|error| match error.kind() {
-            // The directory was removed: without leases, siblings that are connected take each other for hung.
-            io::ErrorKind::NotFound => {
-                let place = &self.shared.config.place;
-                let berth = RunDir::open(&place.run_dir).and_then(|run_dir| run_dir.berth(place.berth()));
-                lease::write(&berth.map_err(io::Error::other)?, &lease)
-            }
-            _ => Err(error),
-        });
-        match written {
-            Ok(()) => self.lease.written = true,
-            Err(error) => {
-                self.shared.metrics.renewed("failed");
-                if std::mem::replace(&mut self.lease.written, false) {
-                    tracing::warn!(%error, "cannot write the lease: when it has expired, siblings take over from this shim as from one that hangs");
-                }
+    fn writing(&self) -> impl Future<Output = io::Result<()>> + Send + use<> {
+        let (shared, lease, most) = (self.shared.clone(), self.lease_now(), self.patience());
+        let run_dir = shared.run_dir.clone();
+        async move { run_dir.within(most, move || write(&shared, &lease)).await.flatten() }
+    }
+
+    pub(super) async fn begin_lease(&mut self) {
+        let written = self.writing().await;
+        self.on_written(written);
+    }
+
+    pub(super) fn write_lease(&self) {
+        let (writing, events) = (self.writing(), self.siblings.events.clone());
+        tokio::spawn(async move { events.send(Event::Written(writing.await)) });
+    }
+
+    pub(super) fn on_written(&mut self, written: io::Result<()>) {
+        let before = std::mem::replace(&mut self.lease.written, written.is_ok());
+        if let Err(error) = written {
+            self.shared.metrics.renewed("failed");
+            if before {
+                tracing::warn!(%error, "cannot write the lease: when it has expired, siblings take over from this shim as from one that hangs");
             }
         }
     }
 
     /// Reads the siblings' leases, and dials new siblings. Of two, the one with the smaller
     /// ID dials, so that there is one connection; if it does not within a lease, the other tries too.
-    pub(super) fn read_leases(&mut self) {
+    pub(super) async fn read_leases(&mut self) {
+        let (berth, boot_id, now) = (self.shared.berth.clone(), self.lease.boot_id.clone(), self.now());
+        let list = move || {
+            let listing = lease::list(&berth);
+            if let Err(error) = lease::prune(&berth, &boot_id, now) {
+                tracing::debug!(%error, "cannot prune leases");
+            }
+            listing
+        };
+        let listing = self.shared.run_dir.within(self.patience(), list).await.flatten();
         let now = self.now();
-        let listing = match lease::list(&self.shared.berth) {
+        let listing = match listing {
             Ok(listing) => listing,
             Err(error) => {
                 if self.logged_problems.insert(format!("leases: {error}")) {
                     tracing::warn!(%error, "cannot list the leases");
                 }
-                return;
+                let actions = self.machine.tick(now);
+                return self.act(actions);
             }
         };
         for problem in listing.problems {
@@ -200,9 +226,6 @@ impl Group {
             if dials && !exists && !self.machine.is_dead(holder) {
                 self.dial(holder, &lease.instance);
             }
-        }
-        if let Err(error) = lease::prune(&self.shared.berth, &self.lease.boot_id, now) {
-            tracing::debug!(%error, "cannot prune leases");
         }
     }
 }

@@ -5,6 +5,7 @@ use super::machine::Action;
 use super::peers::lock;
 use crate::accept::Accepting;
 use berth_node::terms::Cookie;
+use berth_os::off_thread::OffThread;
 use berth_os::{proc_net, sock_diag, socket};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +23,9 @@ const BACKLOG: u32 = 4096;
 /// Time until listen or accept is tried again on a socket that failed.
 const RETRY: Duration = Duration::from_millis(250);
 
+/// How long the search for the process that holds a port may take.
+const EXPLAINED: Duration = Duration::from_secs(10);
+
 #[derive(Debug)]
 pub(super) enum LoopEvent {
     /// It accepts clients.
@@ -30,6 +34,8 @@ pub(super) enum LoopEvent {
     Ended(Cookie),
     /// It could not start or go on, and why.
     Failed(Cookie, SocketAddr, String),
+    /// The inodes of all listeners on the shim's addresses.
+    Listed(BTreeSet<u64>),
 }
 
 pub(super) struct Listeners {
@@ -66,6 +72,7 @@ impl Group {
                 self.listeners.loops.remove(&cookie);
                 self.cannot_accept(cookie, address, &why)
             }
+            LoopEvent::Listed(inodes) => return self.count_foreign_listeners(&inodes),
         };
         self.act(actions);
     }
@@ -89,11 +96,17 @@ impl Group {
             Err(error) => {
                 // To find the process that holds the port, every socket of the host is read: once, not at each attempt.
                 if self.logged_problems.insert(listen_trouble(address) + &error.to_string()) {
-                    let why = match error.raw_os_error() {
-                        Some(libc::EADDRINUSE) => proc_net::explain(address),
-                        _ => error.to_string(),
-                    };
-                    tracing::error!(%address, "cannot listen, trying again: {why}");
+                    tokio::spawn(async move {
+                        let why = match error.raw_os_error() {
+                            Some(libc::EADDRINUSE) => {
+                                let explain = move || proc_net::explain(address);
+                                OffThread::new("/proc").within(EXPLAINED, explain).await
+                            }
+                            _ => Err(error),
+                        };
+                        let why = why.unwrap_or_else(|error| error.to_string());
+                        tracing::error!(%address, "cannot listen, trying again: {why}");
+                    });
                 }
                 self.count("listen", "failed");
                 self.listeners.not_listening.insert(address);
@@ -185,20 +198,35 @@ impl Group {
         }
     }
 
+    /// Lists the listeners on the shim's addresses, unless one without a guard may be that of a sibling without a connection,
+    /// which is reported as such.
+    pub(super) fn list_listeners(&self) {
+        if !self.machine.has_all_guards() {
+            return;
+        }
+        let addresses = self.machine.addresses().to_vec();
+        let (kernel, events, most) = (self.shared.kernel.clone(), self.listeners.events.clone(), self.config.lease);
+        tokio::spawn(async move {
+            let listed = move || {
+                let listeners = addresses.into_iter().flat_map(|at| sock_diag::listeners_at(at).unwrap_or_default());
+                listeners.map(|listener| listener.inode).collect()
+            };
+            if let Ok(inodes) = kernel.within(most, listed).await {
+                let _ = events.send(LoopEvent::Listed(inodes));
+            }
+        });
+    }
+
     /// Counts the listeners on the shim's addresses that no shim of the berth holds (another proxy of the same uid, or a shim
-    /// with another run directory). They get a share of new connections, and nothing guards them. One counts when it is
-    /// found twice: at first it may be a sibling's, whose guard is on its way.
-    pub(super) fn count_foreign_listeners(&mut self) {
-        // Else an unknown listener may be that of a sibling without a connection, which is reported as such.
+    /// with another run directory). They get a share of new connections, and
+    /// nothing guards them. One counts when it is found twice: at first it may be a sibling's, whose guard is on its way.
+    fn count_foreign_listeners(&mut self, inodes: &BTreeSet<u64>) {
         if !self.machine.has_all_guards() {
             return;
         }
         let guards: BTreeSet<_> =
             lock(&self.published).held.values().filter_map(|(_, listener)| socket::inode(listener.as_fd())).collect();
-        let addresses = self.machine.addresses().iter();
-        let inodes =
-            addresses.flat_map(|address| sock_diag::listeners_at(*address).unwrap_or_default()).map(|it| it.inode);
-        let unknown: BTreeSet<_> = inodes.filter(|inode| !guards.contains(inode)).collect();
+        let unknown = inodes - &guards;
         let foreign = unknown.intersection(&self.listeners.unknown).count();
         let before = self.shared.metrics.foreign_listeners.set(i64::try_from(foreign).unwrap_or(i64::MAX));
         if before == 0 && foreign > 0 {

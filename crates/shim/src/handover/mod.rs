@@ -23,8 +23,8 @@ use crate::direct;
 use crate::relay::Pass;
 use crate::shared::Shared;
 use crate::state::{ShimState, Turn};
-use berth_node::ipc::IncomingRequest;
 use berth_node::ipc::wire::Share;
+use berth_node::ipc::{IncomingRequest, PATIENCE};
 use berth_node::registry::lease;
 use berth_node::registry::watch::Watch;
 use berth_node::terms::{InstanceHealth, Phase, ShimId};
@@ -95,14 +95,16 @@ pub(crate) async fn keep(
         config: config.clone(),
         shared: shared.clone(),
     };
-    group.write_lease();
+    // Before the leases are read: the one of this instance's last shim would be a sibling's.
+    group.begin_lease().await;
     group.ping();
-    group.read_leases();
+    group.read_leases().await;
     let mut renew = tokio::time::interval_at(Instant::now() + third, third);
     renew.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
+        group.catch_up().await;
         // Also updates the machine's time, which is all that is due after a timer.
-        group.find_dead();
+        group.find_dead().await;
         group.update_facts(&mut table, &mut state);
         group.publish_takers();
         let wake = group.wake();
@@ -113,14 +115,22 @@ pub(crate) async fn keep(
             Some(event) = loops.recv() => group.on_loop_event(event),
             Some(pass) = passes.recv() => group.pass(pass),
             Some(request) = requests.recv() => group.on_request(request),
-            () = watch.changed() => group.read_leases(),
-            _ = renew.tick() => group.renew(),
+            () = watch.changed() => group.read_leases().await,
+            _ = renew.tick() => {
+                group.renew();
+                group.read_leases().await;
+            }
             () = tokio::time::sleep_until(wake) => {}
         }
     }
 }
 
 impl Group {
+    /// How long the loop waits for a call that may block: less than the third of a lease after which the lease is renewed.
+    fn patience(&self) -> Duration {
+        self.config.lease / 4
+    }
+
     fn now(&self) -> Time {
         clock::boottime().unwrap_or(self.lease.renewed)
     }
@@ -128,7 +138,8 @@ impl Group {
     fn wake(&self) -> Instant {
         let now = self.now();
         let machine = self.machine.wake().map(|at| Instant::now() + at.saturating_sub(now));
-        let dead = (!self.machine.awaited().is_empty()).then(|| Instant::now() + siblings::DEAD);
+        let dead =
+            self.siblings.looked.filter(|_| !self.machine.awaited().is_empty()).map(|looked| looked + siblings::DEAD);
         // An hour: another event will wake it before.
         machine
             .into_iter()
@@ -173,15 +184,22 @@ impl Group {
         self.shared.share.put(share, &self.shared.instance, &self.shared.berth, Instant::now())
     }
 
+    /// Whether this shim has stalled: what it knows of leases is old, and must not be used.
+    fn has_stalled(&self) -> bool {
+        self.now() >= self.machine.now() + self.config.lease / 2
+    }
+
+    /// After a stall, the leases come first, and until then the machine keeps its time.
+    async fn catch_up(&mut self) {
+        if self.has_stalled() {
+            self.read_leases().await;
+        }
+    }
+
     fn tick(&mut self) {
         self.shared.share.expire(Instant::now());
         self.listeners.retry = self.listeners.retry.filter(|at| *at > Instant::now());
-        let now = self.now();
-        // It stalled: its knowledge of leases is old, and must not be used.
-        if now >= self.machine.now() + self.config.lease / 2 {
-            self.read_leases();
-        }
-        let mut actions = self.machine.tick(now);
+        let mut actions = if self.has_stalled() { Vec::new() } else { self.machine.tick(self.now()) };
         if self.listeners.retry.is_none() {
             for address in std::mem::take(&mut self.listeners.not_listening) {
                 actions.extend(self.machine.listen_again(address));
@@ -197,6 +215,7 @@ impl Group {
     fn on_event(&mut self, event: Event) {
         self.tick();
         let actions = match event {
+            Event::Written(written) => return self.on_written(written),
             Event::Connected(holder, socket) => {
                 self.siblings.connecting.remove(&holder);
                 self.siblings.unreachable.remove(&holder);
@@ -308,7 +327,7 @@ impl Group {
                     self.count(phase.as_str(), "ok");
                     self.shared.update(|state| (state.phase, state.since) = (phase, SystemTime::now()));
                     if phase == Phase::Joined {
-                        self.count_foreign_listeners();
+                        self.list_listeners();
                     }
                 }
             }
@@ -325,6 +344,8 @@ impl Drop for Group {
         for accepting in self.listeners.loops.values() {
             accepting.send_replace(Accepting::No);
         }
-        let _ = lease::remove(&self.shared.berth, &self.lease_now());
+        let (berth, lease) = (self.shared.berth.clone(), self.lease_now());
+        let most = self.patience().min(PATIENCE);
+        self.shared.run_dir.finish_within(most, move || drop(lease::remove(&berth, &lease)));
     }
 }

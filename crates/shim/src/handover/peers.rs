@@ -37,6 +37,8 @@ pub enum Event {
     /// The sibling cannot be dialled, and why.
     Unreachable(ShimId, String),
     Gone(ShimId),
+    /// The own lease was written, or not.
+    Written(io::Result<()>),
 }
 
 pub fn lock(published: &Mutex<Published>) -> MutexGuard<'_, Published> {

@@ -12,9 +12,11 @@ use berth_node::terms::ShimId;
 use berth_os::seqpacket;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 
 /// Time between two checks whether a sibling that is waited for has died: without a connection there is no event for that.
 pub(super) const DEAD: Duration = Duration::from_millis(50);
@@ -39,6 +41,8 @@ pub(super) struct Siblings {
     pub(super) unreachable: BTreeMap<ShimId, String>,
     /// Those without a connection, if that was logged.
     pub(super) logged_unconnected: BTreeSet<ShimId>,
+    /// When [`Group::find_dead`] last looked.
+    pub(super) looked: Option<Instant>,
     pub(super) events: mpsc::UnboundedSender<Event>,
     pub(super) passing: Arc<Passing>,
 }
@@ -51,6 +55,7 @@ impl Siblings {
             writers: BTreeMap::new(),
             unreachable: BTreeMap::new(),
             logged_unconnected: BTreeSet::new(),
+            looked: None,
             events,
             passing: Arc::new(Passing::new(config.lease, config.hold)),
         }
@@ -61,15 +66,17 @@ impl Group {
     pub(super) fn dial(&mut self, holder: ShimId, instance: &InstanceId) {
         let Ok(path) = self.shared.berth.socket_path(instance) else { return };
         self.siblings.connecting.insert(holder, Connecting::Dialled);
-        let (me, events, berth, instance) =
-            (self.me, self.siblings.events.clone(), self.shared.berth.clone(), instance.clone());
+        let (me, events, shared, instance) =
+            (self.me, self.siblings.events.clone(), self.shared.clone(), instance.clone());
         tokio::spawn(async move {
             let answer = ipc::exchange(&path, Ask::Join { holder: me }, &[], &[], PATIENCE).await;
             let path = path.display();
             let event = match answer {
                 Ok((Reply::Joined { holder: there }, socket)) if there == holder => Event::Connected(holder, socket),
                 Ok((Reply::Joined { holder: there }, socket)) => {
-                    let leased = lease::read(&berth, &instance).ok().flatten().map(|lease| lease.holder_identity);
+                    let read = move || lease::read(&shared.berth, &instance);
+                    let read = shared.run_dir.within(PATIENCE, read).await.ok().and_then(Result::ok).flatten();
+                    let leased = read.map(|lease| lease.holder_identity);
                     if leased == Some(there) {
                         // It was restarted after the lease was read.
                         let _ = events.send(Event::Unreachable(holder, format!("{path} has another holder now")));
@@ -91,16 +98,22 @@ impl Group {
     /// Ends the wait for siblings that died before their first update and whose leases are still valid. A shim's socket listens before
     /// it has its name, and the name is removed before the socket closes: one that refuses is of a process that is gone. That
     /// there is none, or that its queue is full, means nothing.
-    pub(super) fn find_dead(&mut self) {
+    pub(super) async fn find_dead(&mut self) {
         self.tick();
-        for holder in self.machine.awaited() {
-            let Some(instance) = self.siblings.instances.get(&holder) else { continue };
-            let Ok(path) = self.shared.berth.socket_path(instance) else { continue };
-            if seqpacket::dial(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-                tracing::info!(%instance, "a sibling's lease holds and its socket refuses: it has died");
-                let actions = self.machine.gone(holder);
-                self.act(actions);
-            }
+        let awaited = self.machine.awaited();
+        if awaited.is_empty() || self.siblings.looked.is_some_and(|looked| looked.elapsed() < DEAD) {
+            return;
+        }
+        self.siblings.looked = Some(Instant::now());
+        let path = |holder| self.shared.berth.socket_path(self.siblings.instances.get(&holder)?).ok();
+        let paths: Vec<_> = awaited.into_iter().filter_map(|holder| Some((holder, path(holder)?))).collect();
+        let refuses =
+            |path: &PathBuf| seqpacket::dial(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        let look = move || paths.into_iter().filter(|(_, path)| refuses(path)).collect::<Vec<_>>();
+        for (holder, path) in self.shared.run_dir.within(self.patience(), look).await.unwrap_or_default() {
+            tracing::info!(socket = %path.display(), "a sibling's lease holds and its socket refuses: it has died");
+            let actions = self.machine.gone(holder);
+            self.act(actions);
         }
     }
 

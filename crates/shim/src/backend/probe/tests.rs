@@ -3,6 +3,7 @@
 use super::*;
 use berth_testing::{answer, authority, issue, serve_as};
 use rcgen::{CertifiedIssuer, KeyPair};
+use std::fs::File;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -260,12 +261,12 @@ async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
     assert_failed(&probe.ready(at_new).await, "tls", &["was replaced on the node", "`berth upgrade`"]);
 }
 
-#[test]
-fn files_that_do_not_hold_what_they_should_are_told_at_start() {
+#[tokio::test]
+async fn files_that_do_not_hold_what_they_should_are_told_at_start() {
     let ca = authority();
     let credentials = issue(&ca, &["probe"]);
     let files = || Files::new(&ca).with_client(&credentials).with_token("x");
-    assert_eq!(files().probe().check(), Ok(()));
+    assert_eq!(files().probe().check().await, Ok(()));
     let other_key = issue(&ca, &["probe"]).1;
     let broken = [
         ("ca.crt", "", "--probe-ca"),
@@ -278,12 +279,12 @@ fn files_that_do_not_hold_what_they_should_are_told_at_start() {
     for (name, content, part) in broken {
         let files = files();
         files.write(name, content);
-        let error = files.probe().check().unwrap_err();
+        let error = files.probe().check().await.unwrap_err();
         assert!(error.contains(part), "{part} in {error}");
     }
     // A TCP probe reads none of them.
     let mut tcp = files();
     tcp.write("ca.crt", "");
     tcp.config.kind = ProbeKind::Tcp;
-    assert_eq!(tcp.probe().check(), Ok(()));
+    assert_eq!(tcp.probe().check().await, Ok(()));
 }
