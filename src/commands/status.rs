@@ -28,7 +28,11 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
         }
         rows
     })?;
-    let exit = if rows.is_empty() { Exit::Unavailable } else { Exit::Ok };
+    let exit = match rows.is_empty() {
+        true => Exit::Unavailable,
+        false if rows.iter().any(Row::hangs) => Exit::No,
+        false => Exit::Ok,
+    };
     print(&match args.json {
         true => json(&Document { version: VERSION, instances: rows })?,
         false if rows.is_empty() => nothing(&node.path),
@@ -88,6 +92,11 @@ impl Row {
         }
     }
 
+    /// Its shim is there and does not answer: what its instance does is not known.
+    fn hangs(&self) -> bool {
+        self.silent.as_ref().is_some_and(|why| why.contains(ipc::HANGS))
+    }
+
     fn own(&self) -> Option<&InstanceStatus> {
         self.shim.as_ref()?.instances.iter().find(|instance| instance.own)
     }
@@ -105,6 +114,7 @@ impl Row {
         };
         let last = match (self.running || own.is_some(), probe) {
             _ if discover => shim.map_or_else(none, of_node),
+            (_, Some(why)) if self.hangs() => why,
             (true, Some(_)) if shim.is_none() && !self.socket => "no shim of its own".into(),
             (true, Some(probe)) => probe,
             (true, None) => none(),
@@ -117,7 +127,7 @@ impl Row {
             shim.map_or_else(none, |shim| shim.state.as_str().to_owned()),
             match own {
                 Some(own) => own.health.as_str().to_owned(),
-                None if discover => none(),
+                None if discover || (self.hangs() && self.record.is_none()) => none(),
                 None if self.running => "running".into(),
                 None => "ended".into(),
             },
@@ -162,7 +172,8 @@ fn foreign_listeners(shim: &Status) -> Option<String> {
         many => format!("{many} listeners"),
     };
     Some(format!(
-        "the port is shared with {listeners} of others, which get a share of new connections (`ss -ltnp` names their processes)"
+        "the port is shared with {listeners} that no shim which answers holds, and that get a share of new connections: `ss -ltnp` names \
+         their processes; end a shim that hangs, and stop another program"
     ))
 }
 

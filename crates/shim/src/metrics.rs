@@ -177,7 +177,7 @@ impl Metrics {
             foreign_listeners: register(
                 to,
                 "berth_foreign_listeners",
-                "Listeners of other programs on the shim's port, which get a share of new connections",
+                "Listeners on the shim's port that no shim which answers holds, and that get a share of new connections",
                 Gauge::default(),
             ),
             registry,

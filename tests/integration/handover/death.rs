@@ -1,9 +1,9 @@
 //! A sibling that crashes or hangs.
 
 use super::node::{Echo, LEASE, Node, Shim, know_one_another, number};
-use crate::support::eventually;
 use crate::support::load::{self, Load};
 use crate::support::net::{client_hello, client_with_hello, connect, ping, queued_at, read, served, served_client};
+use crate::support::{MOMENT, eventually};
 use berth_node::terms::Phase;
 use nix::sys::signal::Signal;
 use std::io::{Read, Write};
@@ -158,7 +158,7 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
     let served = b.status().connections_total - before;
     assert!(served >= waiting.len() as u64 + 100, "all of them are B's, not {served}");
     a.running.signal(Signal::SIGCONT);
-    a.running.logs("stalled beyond its lease");
+    a.running.logs("stalled beyond its lease: siblings that did not stall accepted");
     println!("a hang: a client waited for {longest:?} at most");
     let before = [&a, &b].map(|shim| shim.status().connections_total);
     flows(&node, 200);
@@ -170,6 +170,18 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
     a.until_joined();
     b.until_joined();
     assert_eq!(node.listeners().len(), 2);
+}
+
+/// Its clients waited, and no other shim served them.
+#[test]
+fn a_lone_shim_that_hung_speaks_of_no_sibling() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &["--lease", "300ms"]);
+    shim.freeze();
+    std::thread::sleep(2 * MOMENT);
+    shim.running.signal(Signal::SIGCONT);
+    let warned = shim.running.logs("stalled beyond its lease");
+    assert!(warned.contains("no sibling was there"), "{warned}");
 }
 
 /// It has left, and lives on for its last connection with guards of all listeners: no other process is there that would accept from

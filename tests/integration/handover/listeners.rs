@@ -2,7 +2,7 @@
 
 use super::node::{ACCEPTS, Echo, Node, know_one_another};
 use crate::support::net::{free_address, ping, served, served_client};
-use crate::support::process::{Running, berth};
+use crate::support::process::{Running, berth, output_of};
 use crate::support::{MOMENT, eventually, skipped};
 use berth_node::terms::{InstanceHealth, Phase};
 use berth_os::socket;
@@ -92,7 +92,7 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
     a.until("one of others", |status| status.foreign_listeners == 1);
     eventually("a status that says so", || {
         let status = node.asked(&["status"]).1;
-        status.contains("the port is shared with a listener of others").then_some(())
+        status.contains("the port is shared with a listener that no shim which answers holds").then_some(())
     });
     drop(stranger);
     a.until("none of others", |status| status.foreign_listeners == 0);
@@ -108,6 +108,23 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
         b.leave();
         (took < looks).then_some(())
     });
+}
+
+/// It hung before it gave a guard: its listener has to go, and its process with it.
+#[test]
+fn a_shim_that_hangs_is_said_to_hang_and_not_to_have_ended() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let a = node.joined("a", instance.address, &["--lease", "1s"]);
+    a.freeze();
+    let b = node.joined("b", instance.address, &["--lease", "1s"]);
+    let warned = b.running.logs("listeners on the berth's port");
+    assert!(warned.contains("no shim that answers") && warned.contains("end a shim that hangs"), "{warned}");
+    let (status, out, log) =
+        output_of(&mut node.berth_with(&["status", "--run-dir", node.run_dir().to_str().unwrap()]));
+    assert_eq!(status, Some(1), "{out}{log}");
+    let line = out.lines().find(|line| line.contains(" a ")).unwrap();
+    assert!(line.contains("does not answer within 1s") && !line.contains("ended"), "{out}");
+    assert!(out.contains("end a shim that hangs"), "{out}");
 }
 
 #[test]

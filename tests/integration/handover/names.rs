@@ -10,8 +10,9 @@ use berth_node::registry::BerthDir;
 use berth_node::registry::lease::{self, Lease};
 use berth_node::terms::{Phase, ShimId};
 use berth_os::{clock, seqpacket, socket};
+use nix::sys::signal::Signal;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// A sibling that this test is: a lease and a socket.
 struct Sibling {
@@ -124,6 +125,43 @@ fn a_process_with_a_connected_siblings_name_is_refused() {
     load.more(50);
     let record = load.end();
     record.nothing_lost(&a.running.log());
+}
+
+/// A sibling that starts while a shim hangs dials again and again: its old requests are no other process's.
+#[test]
+fn requests_that_waited_while_a_shim_hung_are_no_conflict() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &[]);
+    let join = format!(r#"{{"version":1,"ask":{{"join":{{"holder":{}}}}}}}"#, u64::MAX);
+    shim.freeze();
+    for _ in 0..3 {
+        Peer::dial(&shim.path).sends(&join, &[]);
+    }
+    let last = Peer::dial(&shim.path);
+    last.sends(&join, &[]);
+    shim.running.signal(Signal::SIGCONT);
+    assert!(last.receives().is_some_and(|reply| reply.contains("joined")), "{}", shim.running.log());
+    assert_eq!(shim.counted("connect", "conflict"), 0, "{}", shim.running.log());
+}
+
+/// While a sibling is waited for, each event lets the shim look whether the sibling has died.
+#[test]
+fn a_sibling_that_is_waited_for_is_not_dialled_at_each_event() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let began = Instant::now();
+    // Of two the smaller name dials, so all that comes here are looks.
+    let sibling = Sibling::new(&node, 0);
+    let shim = node.start("a", instance.address, &[]);
+    let id = InstanceId::parse("a").unwrap();
+    let own = eventually("a lease", || lease::read(&node.berth(), &id).unwrap()).holder_identity.0;
+    for _ in 0..300 {
+        let peer = Peer::dial(&shim.path);
+        peer.sends(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{own}}}}}}}"#), &[]);
+        assert!(peer.receives().is_some_and(|reply| reply.contains("refused")));
+    }
+    let looks = std::iter::from_fn(|| seqpacket::accept(sibling.listener.as_fd()).ok()).count();
+    let most = 2 + began.elapsed().as_millis() as usize / 50;
+    assert!((1..=most).contains(&looks), "{looks} looks, at most {most}");
 }
 
 /// As SELinux, another mount or a full /run would have it: there is a lease, and no way to the socket.

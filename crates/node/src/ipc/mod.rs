@@ -148,8 +148,9 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
         let (json, rest) = wire::split(&message);
         match wire::parse_request(json) {
             // The client has given up, and may have done something else instead: a shim that hung and is now the last one must not
-            // leave because of an old request. Siblings send a token that decides this.
-            Ok(Request { ask, .. }) if !ask.is_of_siblings() && seqpacket::is_closed(socket.get_ref().as_fd())? => {
+            // leave because of an old request, nor take a sibling that dialled again for another one of its name. With a client's
+            // connection comes a token that decides this.
+            Ok(Request { ask, .. }) if ask != Ask::Pass && seqpacket::is_closed(socket.get_ref().as_fd())? => {
                 tracing::info!(?ask, "a request is not granted: its sender was gone before this shim read it");
                 return Ok(None);
             }
@@ -180,6 +181,9 @@ pub async fn ask(path: &Path, ask: Ask, patience: Duration) -> io::Result<Reply>
     Ok(exchange(path, ask, &[], &[], patience).await?.0)
 }
 
+/// How the error of [`status`] begins where a shim hangs.
+pub const HANGS: &str = "it does not answer within";
+
 /// Requests a shim's status, and waits at most this long for the reply.
 pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, String> {
     match exchange(path, Ask::Status, &[], &[], patience).await.map(|(reply, _)| reply) {
@@ -189,7 +193,7 @@ pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, Stri
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err("it is dead".into()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err("there is none".into()),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-            Err(format!("it does not answer within {}", humantime::format_duration(patience)))
+            Err(format!("{HANGS} {}", humantime::format_duration(patience)))
         }
         Err(error) => Err(berth_os::plain(format!("the request failed: {error}"))),
     }

@@ -70,10 +70,11 @@ impl Group {
         let now = self.now();
         let silent = now.saturating_sub(self.lease.renewed);
         if silent >= self.config.lease {
-            tracing::warn!(
-                seconds = silent.as_secs(),
-                "this shim stalled beyond its lease: siblings accepted from its listeners meanwhile"
-            );
+            let who = match self.siblings.writers.len() {
+                0 => "no sibling was there to accept from its listeners, so new clients waited",
+                _ => "siblings that did not stall accepted from its listeners meanwhile",
+            };
+            tracing::warn!(seconds = silent.as_secs(), "this shim stalled beyond its lease: {who}");
         }
         let workers = self.lease.workers.len() as u64;
         if self.lease.alive.load(Relaxed) >= workers {

@@ -218,7 +218,7 @@ impl Group {
     }
 
     /// Counts the listeners on the shim's addresses that no shim of the berth holds (another proxy of the same uid, or a shim
-    /// with another run directory). They get a share of new connections, and
+    /// with another run directory), or that a shim holds which hung before it gave a guard. They get a share of new connections, and
     /// nothing guards them. One counts when it is found twice: at first it may be a sibling's, whose guard is on its way.
     fn count_foreign_listeners(&mut self, inodes: &BTreeSet<u64>) {
         if !self.machine.has_all_guards() {
@@ -232,8 +232,8 @@ impl Group {
         if before == 0 && foreign > 0 {
             tracing::warn!(
                 listeners = foreign,
-                "no shim of this berth holds some listeners on its port: they get a share of the new connections; \
-                 `ss -ltnp` names their processes"
+                "no shim that answers holds some listeners on the berth's port, and they get a share of the new connections: \
+                 `ss -ltnp` names their processes; end a shim that hangs, and stop another program"
             );
         }
         self.listeners.unknown = unknown;
