@@ -9,6 +9,7 @@ use crate::support::shim::Shim;
 use crate::support::tls::{Api, Ca};
 use crate::support::{MOMENT, PATIENCE, eventually, skipped};
 use berth_node::terms::Phase;
+use berth_os::seqpacket;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use socket2::{Domain, Socket, Type};
@@ -194,13 +195,24 @@ fn a_limit_of_open_files_that_is_too_low_is_reported() {
     let mut none = limited(1024, &node.command(backend, &["--threads", "256"]));
     ends(&mut none, 69, &["1024 open files", "256 threads", "--threads", "ulimit -Hn"]);
 
-    let few = Running::start(&mut limited(1024, &node.command(backend, &["--threads", "4"])));
+    let admin = free_address();
+    let options = ["--threads", "4", "--instance", "a", "--admin", &admin.to_string()];
+    let few = Running::start(&mut limited(1024, &node.command(backend, &options)));
     few.logs("joined");
     few.logs("a limit of 1024 open files leaves room for");
     let line = few.logs("max_connections=");
     let room: usize = line.split("max_connections=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     let idle = std::fs::read_dir(format!("/proc/{}/fd", few.child.id())).unwrap().count();
     assert!(room > 1 && idle + 2 * room < 1024, "{idle} descriptors and {room} connections");
+    // However many ask it at the same time.
+    let _scrapers: Vec<_> = (0..100).map(|_| connect(admin)).collect();
+    let path = node.temp.path().join("run").join(node.listen.to_string()).join("a.sock");
+    let _siblings: Vec<_> = (0..500).map_while(|_| seqpacket::dial(&path).ok()).collect();
+    for _ in 0..20 {
+        let taken = std::fs::read_dir(format!("/proc/{}/fd", few.child.id())).unwrap().count();
+        assert!(taken + 2 * room < 1024, "{taken} descriptors and {room} connections");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     ping(&mut connect(node.listen), b"served");
 }
 
@@ -647,6 +659,23 @@ fn the_admin_port_answers_despite_clients_that_do_not_read() {
     });
     assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"), "{answer}");
     drop(unread);
+}
+
+/// A shim that has no descriptor left says so once, not each time that it tries.
+#[test]
+fn an_admin_port_without_descriptors_is_one_line_of_log() {
+    const LINE: &str = "cannot accept on the admin port";
+    let (node, admin) = (Node::new(), free_address());
+    let shim = node.joined(Backend::new().serve(echo), &["--admin", &admin.to_string()]);
+    let mut none = Command::new("prlimit");
+    if let Err(error) = none.args(["--nofile=3:", "--pid", &shim.child.id().to_string()]).status() {
+        return skipped(&format!("prlimit cannot be run: {error}"));
+    }
+    let _client = connect(admin);
+    shim.logs(LINE);
+    // It tries again after 100 ms.
+    std::thread::sleep(4 * MOMENT);
+    assert_eq!(shim.log().matches(LINE).count(), 1, "{}", shim.log());
 }
 
 /// A process that ends with the test.

@@ -9,9 +9,8 @@ use nix::unistd::{
     ForkResult, Gid, Pid, Uid, dup2_stderr, dup2_stdin, dup2_stdout, fork, geteuid, getpid, getppid, setgid, setgroups,
     setsid, setuid,
 };
-use nix::unistd::{SysconfVar, sysconf};
-use procfs::ProcResult;
 use procfs::process::{Limit, LimitValue, Process};
+use procfs::{CpuInfo, Current as _, ProcResult};
 use rustix::process::{PidfdFlags, WaitOptions};
 use rustix::thread::CapabilitySet;
 use std::ffi::OsString;
@@ -39,10 +38,10 @@ pub fn lacks_for_bpf() -> io::Result<Vec<&'static str>> {
     Ok(needed.into_iter().filter(|(_, one_of)| !has.intersects(*one_of)).map(|(name, _)| name).collect())
 }
 
-/// Processors that are online: how much at once can be computed on this node, whatever share of it this process has.
+/// Processors that are online: how much at once can be computed on this node, whatever share of it this process has. (Not by sysconf(3), which
+/// counts those of this process where the C library is musl.)
 pub fn cpus() -> usize {
-    let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
-    online.and_then(|online| usize::try_from(online).ok()).unwrap_or(1).max(1)
+    CpuInfo::current().map_or(1, |info| info.num_cores().max(1))
 }
 
 /// Raises the limit of locked memory, to none if this process may. Whether it is another now.
@@ -57,13 +56,15 @@ pub fn kernel_release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// Raises the limit of open files to the hard limit and returns it.
+/// Raises the limit of open files to the hard limit, or to the kernel's default if that is less, as it is of `infinity`; returns what it is
+/// then, or the kernel's default.
 pub fn raise_file_limit() -> io::Result<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    if soft < hard {
-        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    let most = hard.min(FILES);
+    if soft < most {
+        setrlimit(Resource::RLIMIT_NOFILE, most, hard)?;
     }
-    Ok(hard)
+    Ok(most)
 }
 
 /// As [`raise_file_limit`], and for root the hard limit too, up to the kernel's default.
@@ -541,6 +542,22 @@ fn end_as(status: ExitStatus) -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sched::{CpuSet, sched_setaffinity};
+
+    /// As in a container whose processors are its own.
+    #[test]
+    fn processors_are_the_nodes_and_open_files_have_a_limit() {
+        let all = cpus();
+        let pinned = std::thread::spawn(|| {
+            let mut one = CpuSet::new();
+            let own = nix::sched::sched_getaffinity(Pid::from_raw(0)).unwrap();
+            one.set((0..CpuSet::count()).find(|cpu| own.is_set(*cpu).unwrap()).unwrap()).unwrap();
+            sched_setaffinity(Pid::from_raw(0), &one).unwrap();
+            (cpus(), std::thread::available_parallelism().unwrap().get())
+        });
+        assert_eq!(pinned.join().unwrap(), (all, 1));
+        assert!(raise_file_limit().unwrap() <= FILES);
+    }
 
     #[test]
     fn what_may_be_another_processs_is_not_taken() {

@@ -22,8 +22,8 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Connections at once: scrapers and probes are few, and each could hold a descriptor.
-const CONNECTIONS: usize = 64;
+/// Connections at once: scrapers and probes are few, and each holds a descriptor, and others while siblings are asked.
+pub(crate) const CONNECTIONS: usize = 32;
 
 /// How long a client may take for its request's head.
 const HEAD: Duration = Duration::from_secs(5);
@@ -51,12 +51,18 @@ impl Admin {
     /// Answers until it is dropped.
     pub(crate) async fn serve(self, shim: Shared) {
         let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let mut troubled = false;
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };
             let stream = match self.listener.accept().await {
-                Ok((stream, _)) => stream,
+                Ok((stream, _)) => {
+                    troubled = false;
+                    stream
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept on the admin port, trying again");
+                    if !std::mem::replace(&mut troubled, true) {
+                        tracing::warn!(%error, "cannot accept on the admin port, trying again");
+                    }
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }

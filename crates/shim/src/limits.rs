@@ -3,15 +3,18 @@
 //! A connection that is accepted and has no descriptor left for its instance would be lost, so the others are
 //! counted before: too many rather than too few.
 
+use crate::admin::CONNECTIONS;
 use crate::handover::PASSES;
 use crate::relay::bulk::PIPES;
+use berth_node::ipc::REQUESTS;
 
 /// Most relaying threads by default: eight move more than a control-plane node's network, and on a node
 /// with many cores the apiserver should have the others.
 const THREADS: usize = 8;
 
-/// Descriptors that are no thread's and no connection's: listeners, guards, probes, admin, run directory.
-const RESERVED: u64 = 128;
+/// Descriptors that are no thread's and no connection's: listeners, guards, probes and run directory; then what the admin port takes at
+/// once, with two siblings that it asks, and the shim's socket.
+const RESERVED: u64 = 64 + 3 * CONNECTIONS as u64 + REQUESTS as u64;
 
 /// Descriptors of a client that goes to a sibling or comes from one, in addition to its own.
 const PER_PASS: u64 = 4;

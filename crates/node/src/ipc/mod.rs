@@ -6,7 +6,7 @@
 pub mod bridge;
 pub mod wire;
 
-use berth_os::file::found;
+use berth_os::file::{found, lock_within};
 use berth_os::off_thread::OffThread;
 use berth_os::seqpacket;
 use std::io;
@@ -17,11 +17,18 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use wire::{Ask, Reply, Request, Status};
 
 /// Time for one message of the other side, which is on this machine too.
 pub const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Requests that are read and answered at once; further ones wait. Each holds a descriptor.
+pub const REQUESTS: usize = 64;
+
+/// How long a process that begins to listen waits for another one, which takes milliseconds.
+const LISTEN_WAIT: Duration = Duration::from_secs(5);
 
 /// Time between two attempts to connect while the socket's queue is full: no event shows that it has room.
 const QUEUE_FULL: Duration = Duration::from_millis(10);
@@ -49,12 +56,15 @@ impl Server {
         self,
         answer: impl Fn(IncomingRequest) -> F + Send + Sync + 'static,
     ) {
-        let answer = Arc::new(answer);
+        let (answer, places, mut troubled) = (Arc::new(answer), Arc::new(Semaphore::new(REQUESTS)), false);
         loop {
+            let Ok(place) = places.clone().acquire_owned().await else { return };
             match self.listener.async_io(Interest::READABLE, |listener| seqpacket::accept(listener.as_fd())).await {
                 Ok(socket) => {
+                    troubled = false;
                     let answer = answer.clone();
                     tokio::spawn(async move {
+                        let _place = place;
                         match read_request(socket).await {
                             Ok(Some(asked)) => answer(asked).await,
                             Ok(None) => {}
@@ -68,7 +78,9 @@ impl Server {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept on the shim's socket, trying again");
+                    if !std::mem::replace(&mut troubled, true) {
+                        tracing::warn!(%error, "cannot accept on the shim's socket, trying again");
+                    }
                     tokio::time::sleep(PATIENCE).await;
                 }
             }
@@ -78,6 +90,9 @@ impl Server {
 
 /// Listens at a path; gives the socket and its file.
 fn listen(path: &Path) -> io::Result<(AsyncFd<OwnedFd>, (u64, u64))> {
+    // One at a time in a directory: of two for one path, the second would rename the first one's socket, and take it along.
+    let directory = std::fs::File::open(path.parent().unwrap_or(path))?;
+    let _turn = lock_within(directory, LISTEN_WAIT)?;
     match seqpacket::dial(path) {
         Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
         // Its queue is full: it is alive.
@@ -274,6 +289,29 @@ mod tests {
         assert_eq!(path.as_os_str().len(), 107);
         drop(server);
         assert!(!path.exists());
+    }
+
+    /// A socket that refuses is proof of death for siblings, so who is refused must not be the one that has the name.
+    #[tokio::test]
+    async fn of_those_that_listen_at_one_path_at_a_time_one_does_and_has_the_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.sock");
+        for round in 0..200 {
+            let begin = std::sync::Barrier::new(4);
+            let runtime = tokio::runtime::Handle::current();
+            let mut listening: Vec<_> = std::thread::scope(|scope| {
+                let listen = || {
+                    let _in = runtime.enter();
+                    begin.wait();
+                    Server::bind(&path).map_err(|error| error.kind())
+                };
+                let all = [(); 4].map(|()| scope.spawn(listen));
+                all.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            let errors = listening.extract_if(.., |one| one.is_err()).map(|one| one.unwrap_err());
+            assert_eq!(errors.collect::<Vec<_>>(), [io::ErrorKind::AddrInUse; 3], "round {round}");
+            assert!(seqpacket::dial(&path).is_ok(), "round {round}");
+        }
     }
 
     #[tokio::test]
