@@ -152,10 +152,11 @@ impl YamlNode {
         matches!(&self.data, Data::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL"))
     }
 
-    /// A whole number that is not negative.
+    /// A whole number that is not negative; Go reads `08` and `1e3` as floats, which JSON then shows without a fraction.
     #[must_use]
     pub fn number(&self) -> Option<u64> {
-        self.value().as_u64()
+        let value = self.value();
+        value.as_u64().or_else(|| value.as_f64()?.to_string().parse().ok())
     }
 
     /// How many values it is, with all that are in it.

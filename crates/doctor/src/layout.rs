@@ -78,7 +78,7 @@ impl<'a> Berth<'a> {
         if !container.is_berths() {
             return None;
         }
-        let words = &words[usize::from(container.node().get("command").is_some()).min(words.len())..];
+        let words = &words[usize::from(!container.node().list("command").is_empty()).min(words.len())..];
         let ours = words.iter().take_while(|word| **word != "--");
         let (at, command) = ours.enumerate().find_map(|(at, word)| {
             let command = COMMANDS.into_iter().find(|command| command == word)?;

@@ -555,6 +555,8 @@ fn other_ways_to_write_it_are_read() {
     let node_shim = run.replace("/berth, run, --probe, tcp,", "/berth, exec,");
     let found = ids(&of_text(&node_shim));
     assert!(found.contains(&"shim-missing") && !found.contains(&"pre-stop"), "{found:?}");
+    let entrypoint = with_shim(&static_pod(), &[("    - serve\n", "    - serve\n    command: []\n")]);
+    assert_eq!(of_text(&entrypoint), []);
     // References to what comes later, as in a circle, are not expanded.
     let circle = run.replace("'10.0.0.5:6443'", "'$(A):6443'}, {name: A, value: '$(A)$(A)'");
     assert!(ids(&of_text(&circle)).contains(&"berth-options"));

@@ -198,7 +198,7 @@ impl<'a> Planner<'a> {
             self.file_of_its_own(flag);
         }
         self.add_audit_log_note();
-        let stop = self.shutdown_delay() + self.watch_grace();
+        let (delay, watches) = (self.shutdown_delay(), self.watch_grace());
         self.add(self.container.key("env"), variables.clone(), "berth exec, the probes and the preStop hook need them");
         self.add(
             self.container.key("volumeMounts"),
@@ -214,7 +214,7 @@ impl<'a> Planner<'a> {
         self.ports();
         self.notes.extend(self.others().into_iter().map(|other| other.message));
         self.pre_stop();
-        self.grace(stop);
+        self.grace(delay, watches);
 
         self.anonymous();
         let mut mounts = vec![parts::run_mount(&self.options.run_dir)];

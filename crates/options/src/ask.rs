@@ -75,7 +75,9 @@ pub struct LiveArgs {
 /// # Errors
 /// It is none.
 pub fn path(text: &str) -> Result<String, String> {
-    let fits = text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
+    // Other signs go into no request (RFC 3986).
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/?%".contains(&byte);
+    let fits = text.starts_with('/') && text.bytes().all(fits);
     if fits { Ok(text.to_owned()) } else { Err("give a path such as /livez?exclude=etcd".to_owned()) }
 }
 

@@ -118,14 +118,16 @@ impl Planner<'_> {
     }
 
     /// For a kube-apiserver that takes so long until its connections end.
-    pub(super) fn grace(&mut self, stop: Duration) {
+    pub(super) fn grace(&mut self, delay: Duration, watches: Duration) {
         let path = self.manifest.pod_path().key("terminationGracePeriodSeconds");
         let old = self.manifest.pod().get("terminationGracePeriodSeconds");
         let seconds = old.map(YamlNode::number);
         if let (Some(old), Some(None)) = (old, seconds) {
             self.wrong(old.line, "terminationGracePeriodSeconds is no number of seconds: give one");
         }
-        let needed = (self.hook() + stop + self.wrapping.drain + MARGIN).as_secs();
+        let needed = [delay, watches, self.wrapping.drain, MARGIN];
+        let needed =
+            needed.into_iter().fold(self.hook(), Duration::saturating_add).as_secs().min(i64::MAX.unsigned_abs());
         if seconds.flatten().is_some_and(|seconds| seconds >= needed) {
             return;
         }
@@ -147,7 +149,8 @@ fn is_own(value: &str) -> bool {
 /// A file's path with the instance before the extension.
 pub(super) fn with_instance(path: &str) -> String {
     let name = basename(path);
-    match name.rfind('.').filter(|at| *at > 0) {
+    // A dot within $(…) is of a variable's name.
+    match name.rfind('.').filter(|at| *at > 0 && !name[*at..].contains(')')) {
         Some(at) => format!("{}-{{instance}}{}", &path[..path.len() - name.len() + at], &name[at..]),
         None => format!("{path}-{{instance}}"),
     }

@@ -120,7 +120,7 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     judge.check(Rule::PreStop, Planner::pre_stop);
     judge.check(Rule::GracePeriod, |planner| {
         let watches = planner.given_watch_grace();
-        planner.grace(delay + watches);
+        planner.grace(delay, watches);
     });
     judge.check(Rule::Anonymous, Planner::anonymous);
     judge.lapses

@@ -70,9 +70,9 @@ impl Planner<'_> {
     pub(super) fn pace(&mut self, name: &str, original: &mut Map<String, Value>) {
         let Some(probe) = self.manifest.apiserver().get(name) else { return };
         for (key, default) in [("periodSeconds", 10), ("timeoutSeconds", 1)] {
-            let old = probe.get(key).map(YamlNode::value);
-            if old.as_ref().map_or(Some(default), Value::as_u64).is_none_or(|seconds| seconds < LEAST) {
-                original.insert(key.into(), old.unwrap_or(Value::Null));
+            let old = probe.get(key);
+            if old.map_or(Some(default), YamlNode::number).is_none_or(|seconds| seconds < LEAST) {
+                original.insert(key.into(), old.map_or(Value::Null, YamlNode::value));
                 let path = self.container.key(name).key(key);
                 self.edit(path, Change::Set(LEAST.into()), "an exec probe starts a process each time");
             }
@@ -129,8 +129,8 @@ impl Planner<'_> {
 
     /// How long a probe of berth may run for the kubelet.
     fn seconds(&self, probe: &str) -> u64 {
-        let timeout = self.manifest.apiserver().at(&[probe, "timeoutSeconds"]).map(YamlNode::value);
-        timeout.and_then(|timeout| timeout.as_u64()).unwrap_or(LEAST).max(LEAST)
+        let timeout = self.manifest.apiserver().at(&[probe, "timeoutSeconds"]).and_then(YamlNode::number);
+        timeout.unwrap_or(LEAST).max(LEAST)
     }
 
     fn asks(&self, probe: &YamlNode, port: u16) -> Asks {
@@ -237,7 +237,8 @@ impl Planner<'_> {
             Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
             Err(_) => humantime::parse_duration(pair[1]).ok(),
         };
-        Duration::from_secs(seconds) + words.windows(2).filter(waits).filter_map(time).sum::<Duration>()
+        let slept = words.windows(2).filter(waits).filter_map(time);
+        slept.fold(Duration::from_secs(seconds), Duration::saturating_add)
     }
 }
 

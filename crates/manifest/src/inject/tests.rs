@@ -268,8 +268,9 @@ fn what_a_probe_asks_for_is_carried_over() {
         ("/livez?exclude=etcd&exclude=kms-provider-0", ", --path, /livez?exclude=etcd&exclude=kms-provider-0"),
         ("/healthz", ", --path, /healthz"),
         ("livez/ping", ", --path, /livez/ping"),
-        // No request can ask for it.
+        // No request can ask for these.
         ("'/livez x'", ""),
+        ("'/livez?exclude=<b>'", ""),
     ] {
         let text = KUBEADM.replace("path: /livez", &format!("path: {path}"));
         let outcome = inject(&text, &options()).unwrap();
@@ -493,6 +494,7 @@ fn a_hook_that_sleeps_is_in_the_grace_period() {
         ("sleep: {seconds: 15}", 135),
         ("exec: {command: [/opt/berth/berth, drain, --wait-streams=5m]}", 420),
         ("exec: {command: [sleep, long]}", 120),
+        ("exec: {command: [sh, -c, 'sleep 1.8e19; sleep 1.8e19']}", i64::MAX.unsigned_abs()),
     ] {
         let text = kubeadm_with(
             "    name: kube-apiserver\n",
@@ -507,16 +509,25 @@ fn a_hook_that_sleeps_is_in_the_grace_period() {
     }
 }
 
-/// YAML 1.1, which Kubernetes reads, takes a leading 0 for octal.
+/// YAML 1.1, which Kubernetes reads, takes a leading 0 for octal, and JSON, which it makes of that, has no floats of their own.
 #[test]
-fn a_uid_is_the_number_that_kubernetes_reads() {
-    let text = kubeadm_with("      type: RuntimeDefault", "      type: RuntimeDefault\n    runAsUser: 010");
-    let injected = inject(&text, &options()).unwrap().text;
-    assert!(
-        injected.contains("    - --owner\n    - \"8\"\n") && injected.contains("      runAsUser: 8\n"),
-        "{injected}"
-    );
-    assert!(problems(&text.replace("010", "'8'"))[0].contains("runAsUser is no uid"));
+fn numbers_are_those_that_kubernetes_reads() {
+    let with = |uid: &str| {
+        kubeadm_with("      type: RuntimeDefault", &format!("      type: RuntimeDefault\n    runAsUser: {uid}"))
+    };
+    for (text, uid) in [("010", 8), ("08", 8), ("1e3", 1000)] {
+        let injected = inject(&with(text), &options()).unwrap().text;
+        let written = [format!("    - --owner\n    - \"{uid}\"\n"), format!("      runAsUser: {uid}\n")];
+        assert!(written.iter().all(|line| injected.contains(line)), "{text}: {injected}");
+    }
+    for text in ["'8'", "8.5", "-8"] {
+        assert!(problems(&with(text))[0].contains("runAsUser is no uid"), "{text}");
+    }
+    let text = KUBEADM
+        .replace("periodSeconds: 10\n", "periodSeconds: 10.0\n")
+        .replace("timeoutSeconds: 15", "timeoutSeconds: 15.0");
+    let same = |text: &str| values(&inject(text, &options()).unwrap().text.replace(".0\n", "\n"));
+    assert_eq!(same(&text), same(KUBEADM));
 }
 
 #[test]
@@ -627,6 +638,9 @@ fn a_file_of_its_own_has_the_instance_before_its_extension() {
         ("/l/audit.log", "/l/audit-{instance}.log"),
         ("/l.d/audit", "/l.d/audit-{instance}"),
         ("/l/.x", "/l/.x-{instance}"),
+        // The kubelet knows a variable by its whole name.
+        ("/l/$(NODE.NAME)", "/l/$(NODE.NAME)-{instance}"),
+        ("/l/$(A.B).log", "/l/$(A.B)-{instance}.log"),
     ];
     for (path, wanted) in names {
         assert_eq!(with_instance(path), wanted);
