@@ -12,6 +12,8 @@ mod operate;
 mod rehearse;
 
 use berth_options::PodCommand;
+#[cfg(any(feature = "operate", feature = "rehearse"))]
+use berth_options::ask::duration;
 use berth_options::log::LogArgs;
 #[cfg(feature = "operate")]
 use bridge::BRIDGE_STATUS;
@@ -49,11 +51,6 @@ pub struct Cli {
     pub log: LogArgs,
     #[command(subcommand)]
     pub command: Command,
-}
-
-#[cfg(any(feature = "operate", feature = "rehearse"))]
-fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|_| "give a number with a unit, such as 8s, 500ms or 1m30s".to_owned())
 }
 
 /// At least one second.

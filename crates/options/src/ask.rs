@@ -81,6 +81,17 @@ pub fn path(text: &str) -> Result<String, String> {
     if fits { Ok(text.to_owned()) } else { Err("give a path such as /livez?exclude=etcd".to_owned()) }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|_| "give a number with a unit, such as 8s, 500ms or 1m30s".to_owned())
+/// Longest time that an option can have: a moment that is later than clocks go would be none.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// A duration such as `8s`.
+///
+/// # Errors
+/// It is none, or too long.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(time) if time <= LONGEST => Ok(time),
+        Ok(_) => Err("at most 365days".to_owned()),
+        Err(_) => Err("give a number with a unit, such as 8s, 500ms or 1m30s".to_owned()),
+    }
 }

@@ -392,6 +392,15 @@ mod tests {
         assert!(errors.iter().all(|error| !error.contains('\n') && error.contains(": ")), "{errors:#?}");
     }
 
+    /// The end of a wait is a moment, and none is later than clocks go.
+    #[test]
+    fn a_time_that_has_no_end_is_a_mistake() {
+        for option in ["--hold", "--bind-wait", "--probe-interval", "--probe-timeout", "--drain-timeout"] {
+            let time = "18446744073709551615s";
+            assert_eq!(mistakes(&format!("{option} {time}")), [format!("{option} {time}: at most 365days")]);
+        }
+    }
+
     #[test]
     fn a_plain_command_line_has_the_defaults_of_the_design() {
         let config = serve("--listen 10.0.0.5:6443 --instance a --probe-insecure").unwrap();

@@ -1,5 +1,6 @@
 //! The mistakes of a command line, collected: every one is reported at once, not one per try.
 
+use crate::ask::duration;
 use humantime::format_duration;
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -27,17 +28,9 @@ impl Checks {
 
     /// A duration such as `8s`, `500ms` or `1m30s`, not below `least`.
     pub fn duration(&mut self, option: &str, text: &str, least: Duration) -> Duration {
-        match humantime::parse_duration(text) {
-            Ok(duration) if duration < least => {
-                self.wrong(format!("{option} {text}: at least {}", format_duration(least)));
-                least
-            }
-            Ok(duration) => duration,
-            Err(_) => {
-                self.wrong(format!("{option} {text}: give a number with a unit, such as 8s, 500ms or 1m30s"));
-                least
-            }
-        }
+        let long = |time| if time < least { Err(format!("at least {}", format_duration(least))) } else { Ok(time) };
+        let parsed = duration(text).and_then(long);
+        self.ok(parsed.map_err(|why| format!("{option} {text}: {why}"))).unwrap_or(least)
     }
 
     /// A whole number in a range.
