@@ -232,7 +232,7 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<Exit> {
 pub fn explain(mut error: clap::Error) -> ExitCode {
     if let Some(tip) = tip(&error) {
         // The most similar word of berth's is not the right one.
-        let _ = error.remove(ContextKind::SuggestedSubcommand);
+        let _ = (error.remove(ContextKind::SuggestedSubcommand), error.remove(ContextKind::SuggestedArg));
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     } else if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         // No option and no command is meant as a value.
@@ -245,7 +245,7 @@ pub fn explain(mut error: clap::Error) -> ExitCode {
 
 /// What other tools call a command or an option, by berth's command, and what it is here.
 #[cfg(feature = "operate")]
-const ELSEWHERE: [(&str, &[&str], &str); 9] = [
+const ELSEWHERE: [(&str, &[&str], &str); 10] = [
     ("", &["install"], "berth inject --image IMAGE"),
     ("", &["uninstall", "remove"], "berth eject"),
     ("", &["rollback"], "berth upgrade FILE, with the manifest of before; of a bridge: berth bridge restore"),
@@ -253,6 +253,7 @@ const ELSEWHERE: [(&str, &[&str], &str); 9] = [
     ("", &["plan"], "berth upgrade FILE --dry-run; of a bridge: berth bridge --dry-run"),
     ("", &["metrics"], "a shim has them at /metrics of its --admin address (docs/watch.md)"),
     ("bridge", &["stop", "off"], "berth bridge end"),
+    ("upgrade", &["--manifest"], "the new manifest is given without an option: berth upgrade FILE"),
     ("status", &["--all", "-A"], "berth status shows all of this node; of other nodes: docs/watch.md"),
     ("status", &["-w", "--watch"], "watch berth status"),
 ];
@@ -270,9 +271,6 @@ fn tip(error: &clap::Error) -> Option<String> {
     }
     match command {
         "upgrade" if wrong == "--version" => Some(upgrade_of("VERSION")),
-        "upgrade" if wrong == "--manifest" => {
-            Some("the new manifest is given without an option: berth upgrade FILE".into())
-        }
         "upgrade" if is_version(&wrong) => Some(upgrade_of(&wrong)),
         _ if wrong.starts_with('-') => None,
         "bridge" if !<crate::cli::BridgeAction as clap::Subcommand>::has_subcommand(&wrong) => {
