@@ -359,7 +359,8 @@ fn mistakes_are_reported_and_nothing_is_changed() {
 #[test]
 fn an_upgrade_and_a_restart_lose_nothing() {
     let (node, _kubelet) = serving();
-    let (out, _) = ends(&mut node.upgrade(&["--dry-run"]), 0, &[]);
+    // The tag is no release, so nothing can be said of the skew.
+    let (out, _) = ends(&mut node.upgrade(&["--dry-run"]), 0, &["names no version of kube-apiserver"]);
     assert_eq!(out.lines().count(), 8, "{out}");
     assert!(!node.path("kept").exists(), "a dry run touches nothing");
     node.is_whole("v1");

@@ -15,8 +15,8 @@ use berth_cluster::kubeconfig::given_or_admin;
 use berth_doctor::cluster::Cluster;
 use berth_doctor::service::{Purpose, ServiceKeeper};
 use berth_doctor::{Case, beside, examine, node, text};
-use berth_manifest::file::{Access, Backups, is_in, read};
-use berth_manifest::report::{Refusal, Severity};
+use berth_manifest::file::{Access, is_in, read};
+use berth_manifest::report::Refusal;
 use berth_manifest::wait::until;
 use berth_manifest::{Manifest, Problem};
 use berth_node::registry::RunDir;
@@ -73,7 +73,7 @@ impl UpgradeOptions {
     /// What of the paths does not fit.
     pub fn mistakes(&self) -> Vec<String> {
         let mut mistakes = Vec::new();
-        if Backups::new(&self.state_dir).beside(&self.canonical) {
+        if is_in(&self.canonical, &self.state_dir) {
             mistakes.push(format!(
                 "--state-dir {} is the kubelet's directory, where it would run what is kept: give another",
                 self.state_dir.display()
@@ -353,9 +353,7 @@ async fn diagnose(
     };
     let (beside, node, cluster) = (Some(&beside[..]), Some(&facts), cluster.as_ref());
     let case = Case { name, manifest, running: Some(running), beside, node, cluster };
-    let mut findings = examine(&case);
-    findings.retain(|finding| finding.severity != Severity::Info);
-    text::gate(name, findings, &options.ignore_errors)
+    text::gate(name, examine(&case), &options.ignore_errors)
 }
 
 /// Whether the Service names the node, so that it is kept there.
