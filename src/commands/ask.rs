@@ -9,7 +9,7 @@ use berth_node::registry::lease;
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
 use berth_options::ask::{AskArgs, DrainArgs, LiveArgs, ReadyArgs};
-use berth_options::check::{Checks, Mistakes, check_probe_options};
+use berth_options::check::{Checks, Mistakes, check_probe};
 use berth_options::place::RunDirArgs;
 use berth_shim::backend::probe::Probe;
 use berth_shim::drain::unanswered;
@@ -67,7 +67,7 @@ async fn of_node_shim(run_dir: &RunDirArgs, known: &KnownInstance, patience: Dur
 pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     // A file that cannot be read is no reason to restart kube-apiserver.
-    let config = check_probe_options(&args.probe, &args.path, false, &mut checks);
+    let config = check_probe(&args.probe, &args.path, false, &mut checks);
     let patience = args.timeout.timeout;
     let mut config = checks.finish(config).map_err(mistaken)?;
     config.timeout = patience.unwrap_or(config.timeout);

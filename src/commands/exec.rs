@@ -8,7 +8,7 @@ use berth_exec::environment::{GODEBUG, Godebug, godebug};
 use berth_node::instance::InstanceId;
 use berth_node::registry::RunDir;
 use berth_node::registry::instance::{Claimant, claim};
-use berth_options::check::{self, Checks, Mistakes};
+use berth_options::check;
 use berth_options::exec::ExecArgs;
 use berth_os::process::{end_on_signals, go_on_as_child};
 use berth_shim::config::Place;
@@ -21,64 +21,44 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
-    let plan = ExecPlan::check(args).map_err(mistaken)?;
+    let place = check::exec(args).map_err(mistaken)?;
     end_on_signals().context("cannot handle signals")?;
     if args.stay {
         go_on_as_child().context("cannot start the process that becomes the apiserver")?;
     }
-    match plan.carry_out().map_err(|error| unavailable(format!("{error:#}")))? {}
+    match carry_out(place, &args.command).map_err(|error| unavailable(format!("{error:#}")))? {}
 }
 
-struct ExecPlan {
-    place: Place,
-    argv: Vec<OsString>,
-}
+/// Claims the address, rewrites the arguments and becomes the apiserver; returns only on failure.
+fn carry_out(place: Place, argv: &[OsString]) -> anyhow::Result<Infallible> {
+    let listen: Vec<_> = place.addresses().collect();
+    let (public, port) = (place.berth().ip(), place.berth().port());
+    let berth = RunDir::open(&place.run_dir)?.berth(place.berth())?;
+    let instance = place.instance.map_or_else(InstanceId::random, Ok)?;
+    let advertise = args::advertised(argv).unwrap_or(public);
+    let claimant = Claimant { instance: &instance, advertise, pid: Some(std::process::id()) };
+    let claim =
+        claim(&berth, &claimant, |previous, taken| Ok(address::choose(port, previous, &[taken, &listen].concat())?))?;
 
-impl ExecPlan {
-    fn check(args: &ExecArgs) -> Result<Self, Mistakes> {
-        let mut checks = Checks::default();
-        let place = check::place(&args.place, &mut checks);
-        if let Some(place) = &place {
-            check::check_beside_instance(place, &mut checks);
-        }
-        for error in args::check(&args.command) {
-            checks.wrong(format!("command after --: {error}"));
-        }
-        checks.finish(place.map(|place| Self { place, argv: args.command.clone() }))
+    let address = claim.record().address;
+    // A record's address is always in 127.0.0.0/8; this is for the type.
+    let IpAddr::V4(ip) = address.ip() else { anyhow::bail!("{address} is no IPv4 address") };
+    let wanted = Wanted { address: ip, port, advertise: public, instance: &instance };
+    let rewritten = args::rewrite(argv, &wanted)?;
+    log_changes(&instance, address, advertise, &rewritten);
+
+    let Some((program, arguments)) = rewritten.argv.split_first() else { anyhow::bail!("there is no command") };
+    let mut command = Command::new(program);
+    command.args(arguments);
+    match godebug(env::var_os(GODEBUG).as_deref()) {
+        Godebug::Set(value) => drop(command.env(GODEBUG, value)),
+        Godebug::Kept(value) => tracing::info!(multipathtcp = %value.display(), "GODEBUG kept"),
     }
-
-    /// Claims the address, rewrites the arguments and becomes the apiserver; returns only on failure.
-    fn carry_out(self) -> anyhow::Result<Infallible> {
-        let listen: Vec<_> = self.place.addresses().collect();
-        let (public, port) = (self.place.berth().ip(), self.place.berth().port());
-        let berth = RunDir::open(&self.place.run_dir)?.berth(self.place.berth())?;
-        let instance = self.place.instance.map_or_else(InstanceId::random, Ok)?;
-        let advertise = args::advertised(&self.argv).unwrap_or(public);
-        let claimant = Claimant { instance: &instance, advertise, pid: Some(std::process::id()) };
-        let claim = claim(&berth, &claimant, |previous, taken| {
-            Ok(address::choose(port, previous, &[taken, &listen].concat())?)
-        })?;
-
-        let address = claim.record().address;
-        // A record's address is always in 127.0.0.0/8; this is for the type.
-        let IpAddr::V4(ip) = address.ip() else { anyhow::bail!("{address} is no IPv4 address") };
-        let wanted = Wanted { address: ip, port, advertise: public, instance: &instance };
-        let rewritten = args::rewrite(&self.argv, &wanted)?;
-        log_changes(&instance, address, advertise, &rewritten);
-
-        let Some((program, arguments)) = rewritten.argv.split_first() else { anyhow::bail!("there is no command") };
-        let mut command = Command::new(program);
-        command.args(arguments);
-        match godebug(env::var_os(GODEBUG).as_deref()) {
-            Godebug::Set(value) => drop(command.env(GODEBUG, value)),
-            Godebug::Kept(value) => tracing::info!(multipathtcp = %value.display(), "GODEBUG kept"),
-        }
-        // The signal mask and ignored signals pass through unchanged, but for SIGPIPE: Rust's runtime
-        // ignores it from the start, and `exec` sets it back to its default.
-        let error = claim.through_exec(|| command.exec())?;
-        let fix = fix(&error);
-        Err(error).with_context(|| format!("cannot run {}{fix}", program.display()))
-    }
+    // The signal mask and ignored signals pass through unchanged, but for SIGPIPE: Rust's runtime
+    // ignores it from the start, and `exec` sets it back to its default.
+    let error = claim.through_exec(|| command.exec())?;
+    let fix = fix(&error);
+    Err(error).with_context(|| format!("cannot run {}{fix}", program.display()))
 }
 
 fn log_changes(instance: &InstanceId, address: SocketAddr, advertise: IpAddr, rewritten: &Rewritten) {

@@ -3,15 +3,14 @@
 use super::{Exit, Refused, block_on, json, mistaken, print, print_stderr, unavailable};
 use crate::cli::GrantArgs;
 use anyhow::Context;
-use berth_cluster::lease::{NAMESPACE, is_object_name};
-use berth_cluster::service::{Family, slice_name};
+use berth_cluster::lease::NAMESPACE;
 use berth_cluster::{Access, Client};
 use berth_doctor::{ShimOf, shim_of};
 use berth_manifest::file::read;
 use berth_manifest::grant::{GrantError, GrantOptions, Granted, files, grant, objects, revoke};
 use berth_manifest::{Manifest, document};
 use berth_options::check::{self, Checks};
-use berth_options::place::{PlaceArgs, RunDirArgs};
+use berth_options::cluster::is_node_name;
 use berth_options::probe::DEFAULT_NAME;
 use berth_upgrade::journal::node_name;
 use nix::unistd::geteuid;
@@ -58,7 +57,7 @@ fn nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
         [] => vec![node_name(Path::new("/proc")).unwrap_or_default()],
         given => given.to_vec(),
     };
-    for node in nodes.iter().filter(|node| !is_object_name(&slice_name(node, Family::V4)) || !is_object_name(node)) {
+    for node in nodes.iter().filter(|node| !is_node_name(node)) {
         checks.wrong(format!("--node {node:?}: give the node's name as kubectl get nodes shows it, such as cp-1"));
     }
     if nodes.len() > 1 && !args.revoke && !args.print {
@@ -76,11 +75,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
         checks.wrong(format!("--manifest: {why}; or give --listen and --uid"));
     }
     let server = match &shim {
-        _ if !args.listen.is_empty() => {
-            let place =
-                PlaceArgs { listen: args.listen.clone(), instance: None, run_dir: RunDirArgs { run_dir: None } };
-            check::place(&place, checks).map(|place| place.berth())
-        }
+        _ if !args.listen.is_empty() => check::addresses(&args.listen, checks).map(|listen| listen[0].addr),
         Ok(ShimOf { berth: None, .. }) => {
             let manifest = args.manifest.display();
             checks.wrong(format!(

@@ -9,8 +9,7 @@ use berth_manifest::file::{Backups, fix, is_in, read, replace};
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
 use berth_manifest::report::{Finding, Refusal, Severity};
 use berth_manifest::{Manifest, Problem, eject as ejecting, kubeadm};
-use berth_options::check::{self, Checks, Mistakes, check_probe_options};
-use berth_options::place::{PlaceArgs, RunDirArgs};
+use berth_options::check::{self, Checks, Mistakes, READY, check_probe};
 use berth_options::probe::{DEFAULT_NAME, ProbeArgs};
 use berth_shim::backend::probe::ProbeKind;
 use berth_upgrade::state::leave_alone;
@@ -35,20 +34,15 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
         print_stderr(format_args!("note: {note}"));
     }
     let injected = Some(&outcome.manifest).filter(|manifest| manifest.kind() == "Pod");
-    for stranger in injected.into_iter().flat_map(|manifest| node::uncovered(Path::new("/"), manifest)) {
-        let (cause, fix) = stranger.parts();
-        print_stderr(format_args!("note: {cause}: {fix}"));
-    }
-    if let Some(Finding { place, cause, fix, .. }) =
-        injected.and_then(|manifest| node::untrusted(Path::new("/"), manifest))
-    {
+    let found = injected.into_iter().flat_map(|manifest| node::foresee(Path::new("/"), manifest));
+    for Finding { place, cause, fix, .. } in found {
         print_stderr(format_args!("note: {place}: {cause}: {fix}"));
     }
     if let Some(directory) = &args.kubeadm_patch {
         return write_patches(&file, &outcome.options, &outcome.base, directory);
     }
-    if let Some(manifest) = injected.filter(|_| file.bridge && outcome.text != text) {
-        diagnose(&file.path, manifest, &args.excused.ignore_errors).map_err(refused)?;
+    if let Some(manifest) = injected.filter(|_| file.args.bridge && outcome.text != text) {
+        diagnose(&file.args.path, manifest, &args.excused.ignore_errors).map_err(refused)?;
     }
     file.write_out(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
 }
@@ -80,27 +74,18 @@ pub(super) fn eject(args: &ManifestArgs) -> anyhow::Result<Exit> {
 }
 
 /// The manifest that is read, and where the result goes.
-struct Target {
-    path: PathBuf,
-    write: bool,
-    bridge: bool,
-    diff: bool,
+struct Target<'a> {
+    args: &'a ManifestArgs,
     backups: Backups,
 }
 
-impl Target {
-    fn check(args: &ManifestArgs, checks: &mut Checks) -> Self {
-        let file = Self {
-            path: args.path.clone(),
-            write: args.write,
-            bridge: args.bridge,
-            diff: args.diff,
-            backups: Backups::new(&args.kept.state_dir),
-        };
-        if file.write && file.is_stdin() {
+impl<'a> Target<'a> {
+    fn check(args: &'a ManifestArgs, checks: &mut Checks) -> Self {
+        let file = Self { args, backups: Backups::new(&args.kept.state_dir) };
+        if args.write && file.is_stdin() {
             checks.wrong("--write with -: standard input cannot be written: name the file");
         }
-        if file.write {
+        if args.write {
             file.check_directory("--state-dir", &args.kept.state_dir, checks);
         }
         file
@@ -109,7 +94,7 @@ impl Target {
     /// Refuses a directory of which the kubelet reads every file as a manifest.
     fn check_directory(&self, option: &str, directory: &Path, checks: &mut Checks) {
         let kubelets = directory.canonicalize().is_ok_and(|directory| directory == Path::new(MANIFESTS));
-        if kubelets || is_in(&self.path, directory) {
+        if kubelets || is_in(&self.args.path, directory) {
             checks.wrong(format!(
                 "{option} {}: that is a kubelet's directory, or the manifest's own, and a kubelet reads every file there as a manifest: give another",
                 directory.display()
@@ -118,15 +103,15 @@ impl Target {
     }
 
     fn is_stdin(&self) -> bool {
-        self.path == Path::new("-")
+        self.args.path == Path::new("-")
     }
 
     fn name(&self) -> String {
-        if self.is_stdin() { "standard input".into() } else { self.path.display().to_string() }
+        if self.is_stdin() { "standard input".into() } else { self.args.path.display().to_string() }
     }
 
     fn text(&self) -> anyhow::Result<String> {
-        read(&self.path).map_err(refused)
+        read(&self.args.path).map_err(refused)
     }
 
     /// The original, if the text is what was written.
@@ -134,7 +119,7 @@ impl Target {
         if self.is_stdin() {
             return Ok(None);
         }
-        self.backups.find(&self.path, text).map_err(unavailable)
+        self.backups.find(&self.args.path, text).map_err(unavailable)
     }
 
     fn refusal(&self, problems: &[Problem]) -> anyhow::Error {
@@ -143,7 +128,7 @@ impl Target {
 
     /// Prints or writes the new text, and keeps the original if there is one to be kept.
     fn write_out(&self, old: &str, new: &str, edits: &[Edit], original: Option<&str>) -> anyhow::Result<Exit> {
-        if self.diff {
+        if self.args.diff {
             edits.iter().for_each(print_stderr);
             let name = self.name();
             let name = name.trim_start_matches('/');
@@ -151,16 +136,16 @@ impl Target {
             let diff = TextDiff::from_lines(old, new);
             return print(&diff.unified_diff().header(&before, &after).to_string());
         }
-        if !self.write {
+        if !self.args.write {
             return print(new);
         }
         if old == new {
             print_stderr(format_args!("{} is as it should be: not written", self.name()));
             return Ok(Exit::Ok);
         }
-        leave_alone(self.backups.directory(), &self.path).map_err(unavailable)?;
-        if self.bridge {
-            return around(&["--manifest".as_ref(), self.path.as_os_str()], &this_again("--bridge")?);
+        leave_alone(self.backups.directory(), &self.args.path).map_err(unavailable)?;
+        if self.args.bridge {
+            return around(&["--manifest".as_ref(), self.args.path.as_os_str()], &this_again("--bridge")?);
         }
         if Manifest::parse(new).is_ok_and(|manifest| manifest.kind() == "Pod") && !is_on() {
             print_stderr(
@@ -172,16 +157,16 @@ impl Target {
             print_stderr(format_args!("{} changes, see --diff", edits.len()));
         }
         if let Some(original) = original {
-            let path = self.backups.keep(&self.path, original, new).map_err(unavailable)?;
+            let path = self.backups.keep(&self.args.path, original, new).map_err(unavailable)?;
             print_stderr(format_args!("the original is {}", path.display()));
         }
-        replace(&self.path, new).map_err(unavailable)?;
+        replace(&self.args.path, new).map_err(unavailable)?;
         print_stderr(format_args!("{} is written", self.name()));
         Ok(Exit::Ok)
     }
 }
 
-fn write_patches(file: &Target, options: &InjectOptions, base: &str, directory: &Path) -> anyhow::Result<Exit> {
+fn write_patches(file: &Target<'_>, options: &InjectOptions, base: &str, directory: &Path) -> anyhow::Result<Exit> {
     let one = |problem| vec![problem];
     let patches = Manifest::parse(base).map_err(one).and_then(|manifest| {
         let (edits, _) = berth_manifest::inject::plan(&manifest, options)?;
@@ -210,15 +195,13 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
     let addresses = if args.listen.is_empty() {
         Some(Addresses::OfManifest)
     } else {
-        let run_dir = RunDirArgs { run_dir: None };
-        let place = PlaceArgs { listen: args.listen.clone(), instance: None, run_dir };
-        let place = check::place(&place, checks);
-        if let Some(place) = &place {
-            check::check_beside_instance(place, checks);
+        let listen = check::addresses(&args.listen, checks);
+        if let Some(listen) = &listen {
+            check::check_beside_instance(listen, checks);
         }
-        place.map(|place| Addresses::Given(place.listen))
+        listen.map(Addresses::Given)
     };
-    check_probe_options(&args.probe, "/readyz", false, checks);
+    check_probe(&args.probe, READY, false, checks);
     let probing = probing(&args.probe, checks);
     Some(InjectOptions {
         image: args.image.clone(),

@@ -4,14 +4,12 @@ use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
 use super::{Finding, Severity};
 use berth_cluster::Client;
 use berth_cluster::yaml::parse;
-use berth_exec::args;
 use berth_manifest::Manifest;
 use berth_options::PodCommand;
-use berth_options::check::{self, Checks, check_beside_instance, check_probe_options};
+use berth_options::check;
 use berth_options::place::PlaceArgs;
 use berth_options::probe::{DEFAULT_NAME, ProbeArgs};
 use berth_options::shim::ShimArgs;
-use berth_shim::backend::probe::ProbeKind;
 use berth_shim::config::{DirectMode, Listen};
 use std::fs;
 use std::net::SocketAddr;
@@ -25,47 +23,23 @@ pub(super) fn mistakes(parsed: &ParsedOptions) -> Vec<String> {
         ParsedOptions::Wrong(why) => return vec![why.clone()],
         ParsedOptions::Unseen => return Vec::new(),
     };
-    let mut checks = Checks::default();
-    if let Some(probe) = probe(parsed) {
-        check_probe_options(probe, check::READY, true, &mut checks);
-    }
-    let whole = match &**command {
+    // What `--cluster` names is checked apart.
+    let checked = match &**command {
         PodCommand::Serve(serve) => {
             let mut serve = serve.clone();
-            without_files(&mut serve.shim);
+            serve.shim.cluster.cluster = None;
             check::serve(&serve).err()
         }
         PodCommand::Run(run) => {
             let mut run = run.clone();
-            without_files(&mut run.shim);
+            run.shim.cluster.cluster = None;
             check::run(&run).err()
         }
-        PodCommand::Exec(exec) => {
-            if let Some(place) = check::place(&exec.place, &mut checks) {
-                check_beside_instance(&place, &mut checks);
-            }
-            for error in args::check(&exec.command) {
-                checks.wrong(format!("command after --: {error}"));
-            }
-            None
-        }
+        PodCommand::Exec(exec) => check::exec(exec).err(),
         _ => None,
     };
-    let of_probe = checks.finish(Some(())).err();
-    let mut all: Vec<_> = whole.into_iter().chain(of_probe).flat_map(|mistakes| mistakes.0).collect();
-    all.sort_unstable();
-    all.dedup();
-    all.into_iter().map(|text| text.replace(HOST_IP, "HOST_IP")).collect()
-}
-
-/// The probe is checked apart, without its files, and so is what `--cluster` names.
-fn without_files(shim: &mut ShimArgs) {
-    shim.probe.probe = ProbeKind::Tcp;
-    shim.probe.probe_ca = None;
-    shim.probe.probe_cert = None;
-    shim.probe.probe_key = None;
-    shim.probe.probe_token_file = None;
-    shim.cluster.cluster = None;
+    let all = checked.into_iter().flat_map(|mistakes| mistakes.0);
+    all.map(|text| text.replace(HOST_IP, "HOST_IP")).collect()
 }
 
 /// Which berth, which instance and where.

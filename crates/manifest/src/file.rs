@@ -199,11 +199,6 @@ impl Backups {
         &self.directory
     }
 
-    /// Whether the directory is the file's own, where a kubelet would read backups as manifests.
-    pub fn beside(&self, manifest: &Path) -> bool {
-        is_in(manifest, &self.directory)
-    }
-
     /// The original of a file with this text, and where it lies; if the text is what was written.
     ///
     /// # Errors
@@ -212,16 +207,17 @@ impl Backups {
         let failed = FileError::of("read", &self.directory);
         let entries = found(fs::read_dir(&self.directory)).map_err(&failed)?.into_iter().flatten();
         let (prefix, suffix) = ends(manifest, text);
-        let mut names = Vec::new();
         for entry in entries {
-            let name = entry.map_err(&failed)?.file_name();
+            let entry = entry.map_err(&failed)?;
+            let name = entry.file_name();
             let between = name.to_str().and_then(|name| name.strip_prefix(&prefix)?.strip_suffix(&suffix));
-            names.extend(between.is_some_and(|it| it.starts_with('.')).then_some(name));
+            // There is one: [`Backups::keep`] writes it again.
+            if between.is_some_and(|it| it.starts_with('.')) {
+                let original = read(&entry.path())?;
+                return Ok(Some((entry.path(), original)));
+            }
         }
-        let Some(name) = names.into_iter().max() else { return Ok(None) };
-        let path = self.directory.join(name);
-        let original = read(&path)?;
-        Ok(Some((path, original)))
+        Ok(None)
     }
 
     /// Keeps the original of a file that is to become this text.
@@ -302,7 +298,7 @@ mod tests {
         assert!(backups.find(&manifest, "changed").unwrap().is_none());
         assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(temp.path().join("etc/berth")).unwrap().mode() & 0o777, 0o700);
-        assert!(!backups.beside(&manifest) && Backups::new(manifest.parent().unwrap()).beside(&manifest));
+        assert!(!is_in(&manifest, backups.directory()) && is_in(&manifest, manifest.parent().unwrap()));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use berth_shim::config::{DirectMode, Listen};
 use serde_json::Value;
 
 pub use addresses::loopback;
-pub use judge::{Lapse, Rule, Wrapping, judge};
+pub use judge::{Lapse, Wrapping, judge};
 
 /// The variables of the shim alone that follow from options of `berth inject`.
 const DIRECT: &str = "BERTH_DIRECT";
@@ -184,7 +184,8 @@ impl<'a> Planner<'a> {
         self.sidecar();
         self.rollout();
         let port = self.noted(self.manifest.secure_port()).unwrap_or(6443);
-        let (listen, variables) = self.variables(port);
+        let ca = self.ca();
+        let (listen, variables) = self.variables(port, ca);
         let uid = self.uid();
         let pod = self.manifest.pod_path();
 
@@ -218,8 +219,8 @@ impl<'a> Planner<'a> {
 
         self.anonymous();
         let mut mounts = vec![parts::run_mount(&self.options.run_dir)];
-        for file in self.probe_files() {
-            mounts.extend(self.mount(&file).filter(|mount| !mounts.contains(mount)));
+        for file in ca.into_iter().chain(self.options.probing.files.iter().map(String::as_str)) {
+            mounts.extend(self.mount(file).filter(|mount| !mounts.contains(mount)));
         }
         let mut of_shim = variables;
         let cluster = self.cluster(&mut of_shim);

@@ -2,13 +2,13 @@
 //! once.
 
 use crate::cluster;
+use crate::exec::ExecArgs;
 pub use crate::mistakes::{Checks, Mistakes};
 use crate::place::PlaceArgs;
 use crate::probe::ProbeArgs;
 use crate::shim::{RunArgs, ServeArgs, ShimArgs};
 use berth_node::instance::InstanceId;
 use berth_node::registry::{RunDir, lease};
-use berth_os::file::open_regular;
 use berth_shim::backend::probe::{ProbeConfig, ProbeKind};
 use berth_shim::config::{Config, Listen, MaxOpenings, Place};
 use clap::builder::Resettable;
@@ -16,9 +16,9 @@ use clap::{Args, FromArgMatches};
 use humantime::format_duration;
 use ipnet::IpNet;
 use rustls::pki_types::ServerName;
+use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::time::Duration;
 
 /// The path that a shim asks, by default that of `berth inject`, too.
@@ -29,9 +29,17 @@ const MOST_OPENINGS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
 
 /// Checks the options of the place. A mistake leaves `None`.
 pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
-    let parsed = args.listen.iter().map(|text| listen(text));
-    let listen: Vec<_> = parsed.filter_map(|parsed| checks.ok(parsed)).collect();
-    if args.listen.is_empty() {
+    let listen = addresses(&args.listen, checks);
+    let instance = args.instance.as_deref().map(InstanceId::parse).transpose();
+    let instance = checks.ok(instance.map_err(|error| format!("--instance: {error}"))).flatten();
+    let run_dir = args.run_dir.run_dir.clone().unwrap_or_else(RunDir::default_path);
+    listen.map(|listen| Place { listen, instance, run_dir })
+}
+
+/// Checks the values of `--listen`, of which there is at least one.
+pub fn addresses(given: &[String], checks: &mut Checks) -> Option<Vec<Listen>> {
+    let listen: Vec<_> = given.iter().filter_map(|text| checks.ok(listen(text))).collect();
+    if given.is_empty() {
         checks.wrong("--listen is not given: name the apiserver's public address, such as 10.0.0.5:6443");
     }
     for (at, address) in listen.iter().enumerate() {
@@ -40,7 +48,7 @@ pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
         }
     }
     // Of the addresses that could be read; the first of them names the berth only if all could.
-    if listen.len() == args.listen.len()
+    if listen.len() == given.len()
         && let Some(first) = listen.first().map(|first| first.addr)
         && first.ip().is_unspecified()
     {
@@ -50,10 +58,7 @@ pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
             first.port()
         ));
     }
-    let instance = args.instance.as_deref().map(InstanceId::parse).transpose();
-    let instance = checks.ok(instance.map_err(|error| format!("--instance: {error}"))).flatten();
-    let run_dir = args.run_dir.run_dir.clone().unwrap_or_else(RunDir::default_path);
-    (!listen.is_empty()).then_some(Place { listen, instance, run_dir })
+    (!listen.is_empty()).then_some(listen)
 }
 
 /// An address to listen on, from `--listen ADDR:PORT[,freebind]`.
@@ -81,9 +86,9 @@ pub fn listen(text: &str) -> Result<Listen, String> {
 }
 
 /// Checks that an instance on its own 127.x address does not clash with the listen addresses.
-pub fn check_beside_instance(place: &Place, checks: &mut Checks) {
-    let berth = place.berth();
-    for address in place.addresses() {
+pub fn check_beside_instance(listen: &[Listen], checks: &mut Checks) {
+    let berth = listen[0].addr;
+    for address in listen.iter().map(|listen| listen.addr) {
         if address.port() == 0 {
             checks
                 .wrong(format!("--listen {address}: an apiserver needs a port that is known: give one, such as 6443"));
@@ -124,7 +129,7 @@ pub fn serve(args: &ServeArgs) -> Result<Config, Mistakes> {
         check_backend(place, backend, &mut checks);
     }
     if let (Some(place), None) = (&place, &args.backend) {
-        check_beside_instance(place, &mut checks);
+        check_beside_instance(&place.listen, &mut checks);
     }
     let config = config(place, backend, &args.shim, checks)?;
     Ok(Config { discover: args.discover, ..config })
@@ -136,14 +141,30 @@ pub fn serve(args: &ServeArgs) -> Result<Config, Mistakes> {
 /// All that is wrong.
 pub fn run(args: &RunArgs) -> Result<Config, Mistakes> {
     let mut checks = Checks::default();
-    let place = place(&args.place, &mut checks);
+    let place = instance(&args.place, &args.command, &mut checks);
+    config(place, None, &args.shim, checks)
+}
+
+/// Checks the options of `berth exec`.
+///
+/// # Errors
+/// All that is wrong.
+pub fn exec(args: &ExecArgs) -> Result<Place, Mistakes> {
+    let mut checks = Checks::default();
+    let place = instance(&args.place, &args.command, &mut checks);
+    checks.finish(place)
+}
+
+/// Checks the place and the command of an instance.
+fn instance(args: &PlaceArgs, command: &[OsString], checks: &mut Checks) -> Option<Place> {
+    let place = place(args, checks);
     if let Some(place) = &place {
-        check_beside_instance(place, &mut checks);
+        check_beside_instance(&place.listen, checks);
     }
-    for error in berth_exec::args::check(&args.command) {
+    for error in berth_exec::args::check(command) {
         checks.wrong(format!("command after --: {error}"));
     }
-    config(place, None, &args.shim, checks)
+    place
 }
 
 /// `berth serve --backend` with its defaults, whatever the environment has, and probing by TCP.
@@ -236,27 +257,9 @@ fn cidr(text: &str) -> Result<IpNet, String> {
     }
 }
 
-/// Checks the options of a probe, and that its files can be read. With `strict`, an HTTPS probe must have a CA or be
+/// Checks the options of a probe, and not its files, which may be another machine's. With `strict`, an HTTPS probe must have a CA or be
 /// insecure explicitly.
 pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
-    let config = check_probe_options(args, path, strict, checks);
-    let https = args.probe == ProbeKind::Https;
-    let files = [
-        ("--probe-ca", &args.probe_ca),
-        ("--probe-cert", &args.probe_cert),
-        ("--probe-key", &args.probe_key),
-        ("--probe-token-file", &args.probe_token_file),
-    ];
-    for (option, file) in files.into_iter().filter_map(|(option, file)| Some((option, file.as_ref()?))) {
-        if https {
-            checks.ok(readable(option, file));
-        }
-    }
-    config
-}
-
-/// As [`check_probe`], without reading the files, which may be another machine's.
-pub fn check_probe_options(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
     let https = args.probe == ProbeKind::Https;
     if https && args.probe_insecure && args.probe_ca.is_some() {
         checks.wrong(
@@ -301,13 +304,6 @@ pub fn check_probe_options(args: &ProbeArgs, path: &str, strict: bool, checks: &
         server_name: server_name?,
         timeout,
     })
-}
-
-fn readable(option: &str, file: &Path) -> Result<(), String> {
-    match open_regular(file) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(format!("{option} {}: {error}: check the path and who may read it", file.display())),
-    }
 }
 
 /// Refuses to listen where the backend is.
@@ -375,8 +371,6 @@ mod tests {
             "--probe-server-name \"a_b!\": ",
             "--probe-interval 1: ",
             "--probe-timeout 0s: ",
-            "--probe-ca /nonexistent/ca: ",
-            "--probe-key /nonexistent/key: ",
             "--fall many: ",
             "--hold 8: ",
             "--drain-timeout -8s: ",
@@ -431,12 +425,9 @@ mod tests {
         assert!(none.len() == 1 && none[0].contains("--probe-ca") && none[0].contains("--probe-insecure"), "{none:?}");
         assert_eq!(errors("--probe-insecure"), [""; 0]);
         assert_eq!(errors("--probe tcp"), [""; 0]);
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let file = file.path().display();
-        assert_eq!(errors(&format!("--probe-ca {file} --probe-token-file {file}")), [""; 0]);
-        let leaked = errors(&format!("--probe-insecure --probe-token-file {file}"));
+        assert_eq!(errors("--probe-ca /ca --probe-token-file /token"), [""; 0]);
+        let leaked = errors("--probe-insecure --probe-token-file /token");
         assert!(leaked.len() == 1 && leaked[0].contains("credentials go only to"), "{leaked:?}");
-        assert_eq!(errors("--probe tcp --probe-ca /nonexistent"), [""; 0], "a TCP probe reads no files");
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub(crate) fn check(
 ) -> Option<ClusterConfig> {
     let cluster = args.cluster.as_deref()?;
     let node = args.node_name.clone().unwrap_or_else(host_name);
-    if !is_object_name(&slice_name(&node, Family::V4)) || !is_object_name(&node) {
+    if !is_node_name(&node) {
         checks.wrong(format!("--node-name {node:?}: give the name that `kubectl get nodes` shows"));
     }
     let named = |id: &str| !id.contains('.') && is_object_name(id);
@@ -48,6 +48,12 @@ pub(crate) fn check(
         Credentials::Kubeconfig(cluster.into())
     };
     Some(ClusterConfig { credentials, node })
+}
+
+/// Whether it can be a Node's name, and a part of the names of its objects.
+#[must_use]
+pub fn is_node_name(name: &str) -> bool {
+    is_object_name(&slice_name(name, Family::V4)) && is_object_name(name)
 }
 
 /// In lower case, as the kubelet takes it.

@@ -1,6 +1,6 @@
 //! Requests to a running bridge, and removal of what a killed bridge or upgrade left in the cluster.
 
-use super::{Exit, exit, print, print_stderr, unavailable};
+use super::{Exit, exit, json, print, print_stderr, unavailable};
 use crate::cli::{BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs};
 use berth_bridge::caller::ended;
 use berth_bridge::cgroup;
@@ -32,15 +32,15 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
 }
 
 pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
-    let (directory, json) = (&args.dir.state_dir, args.dir.json);
+    let directory = &args.dir.state_dir;
     let client = Connection::ask(directory, &Ask::Restore { dry_run: args.dry_run }).await;
     let client = client.map_err(|error| not_asked(directory, &error))?;
     if !args.dry_run {
-        return exit(ended(directory, json, &client, false).await?);
+        return exit(ended(directory, args.dir.json, &client, false).await?);
     }
     let Ok(reply) = timeout(PATIENCE, client.next()).await else { return Err(unavailable(hangs(&client))) };
     match reply {
-        Some(Reply::Differences(all)) if json => print(&format!("{:#}\n", serde_json::json!(all))),
+        Some(Reply::Differences(all)) if args.dir.json => print(&json(&all)?),
         Some(Reply::Differences(all)) => differences(&all),
         Some(Reply::Refused(why)) => {
             print_stderr(why);
@@ -78,8 +78,7 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
             let left = left.join(", ");
             print(&format!(
                 "removed from the Service kubernetes what a bridge or an upgrade that was killed left there: {left}\n"
-            ))?;
-            Ok(Exit::Ok)
+            ))
         }
         Err(why) => {
             print_stderr(format_args!(
@@ -100,8 +99,7 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
         Err(_) => return Err(unavailable(hangs(&client))),
     };
     if args.json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&status)?))?;
-        return Ok(Exit::Ok);
+        return print(&json(&status)?);
     }
     let mut text = String::new();
     let BridgeStatus { step, steering, temporary, own, connections_open, connections_steered, .. } = &*status;
@@ -130,8 +128,7 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     }
     status.notes.iter().for_each(|note| line("note", note.clone()));
     status.logs.iter().for_each(|log| line("log", log.display().to_string()));
-    print(&text)?;
-    Ok(Exit::Ok)
+    print(&text)
 }
 
 /// Whether no bridge is in the directory, as far as can be seen.

@@ -2,7 +2,7 @@
 
 mod ask;
 
-use super::{Exit, block_on, exit_code, mistaken, numbered, print, print_stderr, refused, unavailable};
+use super::{Exit, block_on, exit_code, json, mistaken, numbered, print, print_stderr, refused, unavailable};
 use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, Words};
 use anyhow::Context;
 use berth_bridge::DIRECTORY;
@@ -59,7 +59,7 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
         note(&plan);
         let steps = steps(&plan, run);
         return print(&match args.dir.json {
-            true => format!("{:#}\n", serde_json::json!({"steps": steps, "notes": plan.notes})),
+            true => json(&serde_json::json!({"steps": steps, "notes": plan.notes}))?,
             false => numbered(&steps),
         });
     }

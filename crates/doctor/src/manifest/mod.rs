@@ -8,7 +8,7 @@ use super::checks::*;
 use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
 use super::node::covered;
 use super::{Case, Check, Finding, options};
-use berth_manifest::inject::{self, Rule, Wrapping, judge};
+use berth_manifest::inject::{self, Lapse, Wrapping, judge};
 use berth_manifest::split;
 use berth_options::PodCommand;
 use berth_options::place::PlaceArgs;
@@ -111,7 +111,7 @@ impl Examiner<'_> {
             }
         }
         // The rest is what inject fixes; this it leaves to the operator.
-        self.rules(Wrapping::default(), |rule| matches!(rule, Rule::Rollout | Rule::ForeignProbe | Rule::Others));
+        self.rules(Wrapping::default(), |check| [UPDATE_STRATEGY, PROBE_ELSEWHERE, OTHER_CONTAINER].contains(&check));
     }
 
     fn behind_berth(&mut self, layout: &Layout<'_>) {
@@ -126,7 +126,7 @@ impl Examiner<'_> {
             drain: serving.and_then(|berth| options::drain(&berth.parsed)).unwrap_or(wrapping.drain),
         };
         // A shim for the whole node serves on when this apiserver stops, and leaves nothing.
-        self.rules(wrapping, |rule| serving.is_some() || rule != Rule::PreStop);
+        self.rules(wrapping, |check| serving.is_some() || check != PRE_STOP);
         self.options(&layout.apiserver);
         if let Some(shim) = &layout.shim {
             self.options(shim);
@@ -167,9 +167,11 @@ impl Examiner<'_> {
     }
 
     /// What inject's own rules would still change.
-    fn rules(&mut self, wrapping: Wrapping<'_>, wanted: impl Fn(Rule) -> bool) {
-        for lapse in judge(self.case.manifest, wrapping).into_iter().filter(|lapse| wanted(lapse.rule)) {
-            self.found(check_of(lapse.rule), lapse.line, lapse.cause, lapse.fix);
+    fn rules(&mut self, wrapping: Wrapping<'_>, wanted: impl Fn(Check) -> bool) {
+        for Lapse { check, line, cause, fix } in judge(self.case.manifest, wrapping) {
+            if let Some(check) = CHECKS.iter().copied().find(|known| known.id == check && wanted(*known)) {
+                self.found(check, line, cause, fix);
+            }
         }
     }
 
@@ -290,24 +292,6 @@ impl Examiner<'_> {
                 format!("{fix}; on the node, --node checks the file"),
             ),
         }
-    }
-}
-
-fn check_of(rule: Rule) -> Check {
-    match rule {
-        Rule::HostNetwork => HOST_NETWORK,
-        Rule::Rollout => UPDATE_STRATEGY,
-        Rule::OwnFiles => SHARED_FILE,
-        Rule::ShutdownDelay => SHUTDOWN_DELAY,
-        Rule::Probe => PROBE_ON_SHARED_PORT,
-        Rule::ForeignProbe => PROBE_ELSEWHERE,
-        Rule::Pace => PROBE_PACE,
-        Rule::Readiness => READINESS_MISSING,
-        Rule::Ports => DECLARED_PORTS,
-        Rule::Others => OTHER_CONTAINER,
-        Rule::PreStop => PRE_STOP,
-        Rule::GracePeriod => GRACE_PERIOD,
-        Rule::Anonymous => ANONYMOUS_AUTH,
     }
 }
 

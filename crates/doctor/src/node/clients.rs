@@ -96,11 +96,12 @@ impl Clients {
 }
 
 impl Uncovered {
-    /// What is wrong, and what fixes it.
-    pub fn parts(&self) -> (String, String) {
+    /// Whether an address that the node does not have now is one that it may get cannot be seen.
+    pub(super) fn finding(&self) -> Finding {
         let Self { address, by, here } = self;
-        if *here {
+        let (check, cause, fix) = if *here {
             (
+                CLIENT_ADDRESS,
                 format!(
                     "{by} reaches kube-apiserver at {address}, and the shim does not listen there: refused from the switch on"
                 ),
@@ -110,6 +111,7 @@ impl Uncovered {
             )
         } else {
             (
+                NOT_CHECKED,
                 format!(
                     "{by} dials {address}, which is no address of this node now: a virtual IP that comes here later is refused"
                 ),
@@ -117,14 +119,8 @@ impl Uncovered {
                     "if it is a virtual IP, `berth inject --listen …` with {address},freebind behind the others; a load balancer needs nothing"
                 ),
             )
-        }
-    }
-
-    /// Whether an address that the node does not have now is one that it may get cannot be seen.
-    pub(super) fn finding(&self) -> Finding {
-        let (cause, fix) = self.parts();
-        let check = if self.here { CLIENT_ADDRESS } else { NOT_CHECKED };
-        check.at(self.address.to_string(), cause, fix)
+        };
+        check.at(address.to_string(), cause, fix)
     }
 }
 

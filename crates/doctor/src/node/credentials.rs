@@ -70,16 +70,18 @@ impl Credentials {
             found.push(CLUSTER_KUBECONFIG.at(path, cause, grant));
         }
         for (file, owner, mode) in &self.files {
+            let place = file.display().to_string();
             let (cause, fix) = match () {
-                () if *owner != uid => (format!("it belongs to uid {owner}, and the shim is uid {uid}"), "chown"),
-                () if mode & 0o077 != 0 => (format!("it has mode {mode:04o}, so others may use the token"), "chmod"),
+                () if *owner != uid => {
+                    (format!("it belongs to uid {owner}, and the shim is uid {uid}"), format!("chown {uid} {place}"))
+                }
+                () if mode & 0o077 != 0 => (
+                    format!("it has mode {mode:04o}, so others may use the token"),
+                    format!("chmod {:04o} {place}", mode & 0o700),
+                ),
                 () => continue,
             };
-            let fix = match fix {
-                "chown" => format!("chown {uid} {}", file.display()),
-                _ => format!("chmod {:04o} {}", mode & 0o700, file.display()),
-            };
-            found.push(CLUSTER_KUBECONFIG.at(file.display().to_string(), cause, fix));
+            found.push(CLUSTER_KUBECONFIG.at(place, cause, fix));
         }
         found
     }

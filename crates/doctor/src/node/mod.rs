@@ -22,7 +22,7 @@ pub use clients::{Clients, Uncovered};
 pub use credentials::Credentials;
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
 pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, unconnected};
-pub use serving::untrusted;
+pub(super) use serving::untrusted;
 
 /// Version of the kernel since which a shim can have a listener steered to that is another process's.
 const DIRECT_SINCE: (u32, u32) = (5, 10);
@@ -64,15 +64,16 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     examiner.findings
 }
 
-/// What clients of this node dial and the shim of a manifest does not listen on. Empty if the manifest is another node's, as far
-/// as it names an address.
-pub fn uncovered(root: &Path, manifest: &Manifest) -> Vec<Uncovered> {
+/// What a new manifest does to clients of this node: what they dial and its shim does not listen on, and a certificate that its probe
+/// refuses. The first is not looked for if the manifest is another node's, as far as it names an address.
+pub fn foresee(root: &Path, manifest: &Manifest) -> Vec<Finding> {
     let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
     let own = netdevice::addresses().unwrap_or_default();
-    if !listen.iter().map(|listen| listen.addr.ip()).any(|ip| is_host_ip(ip) || own.contains(&ip)) {
-        return Vec::new();
-    }
-    Clients::gather(root, &facts::dialled(&listen, manifest)).uncovered(&listen, &own)
+    let clients = match listen.iter().map(|listen| listen.addr.ip()).any(|ip| is_host_ip(ip) || own.contains(&ip)) {
+        true => Clients::gather(root, &facts::dialled(&listen, manifest)),
+        false => Clients::default(),
+    };
+    clients.uncovered(&listen, &own).iter().map(Uncovered::finding).chain(untrusted(root, manifest)).collect()
 }
 
 struct Examiner<'a> {

@@ -5,7 +5,7 @@ use super::super::layout::Layout;
 use super::super::{Finding, options};
 use berth_cluster::tls::{Trust, certificates};
 use berth_manifest::{Container, Manifest};
-use berth_options::check::{Checks, READY, check_probe_options};
+use berth_options::check::{Checks, READY, check_probe};
 use berth_shim::backend::probe::ProbeKind;
 use rustls::CertificateError::{Expired, ExpiredContext, NotValidForNameContext, NotValidYetContext};
 use rustls::Error::InvalidCertificate;
@@ -15,11 +15,11 @@ use std::path::Path;
 
 /// What keeps the shim of a manifest from ever getting ready, and the options that change it. `None` also if the certificate is not to
 /// be seen on the node, whose files are below `root`.
-pub fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
+pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
     let layout = Layout::of(manifest)?;
     let serving = layout.serving()?;
     let args = options::probe(&serving.parsed).filter(|args| args.probe == ProbeKind::Https)?;
-    let probe = check_probe_options(args, READY, true, &mut Checks::default())?;
+    let probe = check_probe(args, READY, true, &mut Checks::default())?;
     let (name, now) = (probe.server_name.clone(), UnixTime::now());
     let at = |container: Container<'_>, file: &str| Some(root.join(container.on_node(file)?.trim_start_matches('/')));
     let shown = |file: &str| Some(certificates(&fs::read(at(manifest.container(), file)?).ok()?));

@@ -42,7 +42,7 @@ pub fn loopback(ip: IpAddr) -> (String, String) {
 
 impl Planner<'_> {
     /// The addresses as far as they are known, and the variables that the apiserver and the shim share.
-    pub(super) fn variables(&mut self, port: u16) -> (Vec<SocketAddr>, Vec<Value>) {
+    pub(super) fn variables(&mut self, port: u16, ca: Option<&str>) -> (Vec<SocketAddr>, Vec<Value>) {
         let (host, from_node) = self.host();
         let (listen, addresses): (String, Vec<SocketAddr>) = match &self.options.addresses {
             Addresses::Given(given) => {
@@ -63,9 +63,7 @@ impl Planner<'_> {
         if self.options.run_dir != "/run/berth" {
             variables.push(parts::variable("BERTH_RUN_DIR", &self.options.run_dir));
         }
-        if let Some(ca) = self.ca() {
-            variables.push(parts::variable("BERTH_PROBE_CA", &ca));
-        }
+        variables.extend(ca.map(|ca| parts::variable("BERTH_PROBE_CA", ca)));
         variables.extend(self.options.probing.variables.iter().map(|(name, value)| parts::variable(name, value)));
         (addresses, variables)
     }

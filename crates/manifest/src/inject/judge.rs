@@ -8,62 +8,14 @@ use crate::{exec_words, split};
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-/// What a manifest behind berth has to be, besides having berth in it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
-    /// In the node's network.
-    HostNetwork,
-    /// An update starts the new pod before it stops the old one.
-    Rollout,
-    /// No file is written by two instances.
-    OwnFiles,
-    /// There is a shutdown delay.
-    ShutdownDelay,
-    /// No probe is sent to the shared port.
-    Probe,
-    /// No probe is sent to another process.
-    ForeignProbe,
-    /// Probes that start a process do it seldom, and wait for it.
-    Pace,
-    /// There is a readiness probe.
-    Readiness,
-    /// No ports are declared.
-    Ports,
-    /// No other container runs twice.
-    Others,
-    /// The shim leaves the port before kube-apiserver gets SIGTERM.
-    PreStop,
-    /// The grace period is long enough.
-    GracePeriod,
-    /// The probe is allowed.
-    Anonymous,
-}
-
-impl Rule {
-    /// What is wrong where an edit is to be made.
-    fn lack(self) -> &'static str {
-        match self {
-            Self::HostNetwork => "the pod has a network of its own",
-            Self::Rollout => "an update stops the old pod first",
-            Self::OwnFiles => "two instances would write one file",
-            Self::ShutdownDelay => "kube-apiserver stops listening the moment it gets SIGTERM",
-            Self::Probe => "a probe asks the shared port, where the other instance may answer",
-            Self::ForeignProbe => "a probe does not ask kube-apiserver itself",
-            Self::Pace => "a probe of berth comes too often, or waits too short a time",
-            Self::Readiness => "there is no readiness probe, so an update does not wait for the new instance",
-            Self::Ports => "ports are declared, and on one node only one pod can have them",
-            Self::Others => "another container runs twice",
-            Self::PreStop => "there is no preStop hook, so the shim is notified no sooner than kube-apiserver",
-            Self::GracePeriod => "the grace period ends before the shutdown and the drain can",
-            Self::Anonymous => "the probe is not let in",
-        }
-    }
-}
+/// The check of how an update replaces the pod.
+const ROLLOUT: &str = "update-strategy";
 
 /// Where a manifest does not follow a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lapse {
-    pub rule: Rule,
+    /// Name of the check of `berth doctor`.
+    pub check: &'static str,
     /// Line of the file, from 1.
     pub line: usize,
     /// What is wrong, and why that is.
@@ -98,31 +50,35 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     let mut judge = Judge { planner: Planner::new(manifest, &options, wrapping), lapses: Vec::new() };
     // That the port is invalid is reported by the code that reads it.
     let port = manifest.secure_port().unwrap_or(6443);
-    judge.check(Rule::HostNetwork, Planner::host_network);
-    judge.check(Rule::Rollout, Planner::rollout);
+    judge.check("host-network", "", Planner::host_network);
+    judge.check(ROLLOUT, "", Planner::rollout);
     for flag in OWN {
-        judge.check(Rule::OwnFiles, |planner| planner.file_of_its_own(flag));
+        judge.check("shared-file", "two instances would write one file", |planner| planner.file_of_its_own(flag));
     }
-    let delay = judge.check(Rule::ShutdownDelay, Planner::shutdown_delay);
+    let lack = "kube-apiserver stops listening the moment it gets SIGTERM";
+    let delay = judge.check("shutdown-delay", lack, Planner::shutdown_delay);
     for probe in PROBES {
-        judge.check(Rule::Probe, |planner| planner.probe(probe, port));
-        judge.check(Rule::ForeignProbe, |planner| planner.problems.extend(planner.foreign(probe, port)));
+        let lack = "a probe asks the shared port, where the other instance may answer";
+        judge.check("probe-on-shared-port", lack, |planner| planner.probe(probe, port));
+        judge.check("probe-elsewhere", "", |planner| planner.problems.extend(planner.foreign(probe, port)));
         if manifest.apiserver().get(probe).is_some_and(asks_berth) {
-            judge.check(Rule::Pace, |planner| {
+            judge.check("probe-pace", "a probe of berth comes too often, or waits too short a time", |planner| {
                 planner.pace(probe, &mut Map::new());
                 planner.patience(probe);
             });
         }
     }
-    judge.check(Rule::Readiness, Planner::readiness);
-    judge.check(Rule::Ports, Planner::ports);
-    judge.check(Rule::Others, |planner| planner.problems.extend(planner.others()));
-    judge.check(Rule::PreStop, Planner::pre_stop);
-    judge.check(Rule::GracePeriod, |planner| {
+    let lack = "there is no readiness probe, so an update does not wait for the new instance";
+    judge.check("readiness-missing", lack, Planner::readiness);
+    judge.check("declared-ports", "ports are declared, and on one node only one pod can have them", Planner::ports);
+    judge.check("other-container", "", |planner| planner.problems.extend(planner.others()));
+    let lack = "there is no preStop hook, so the shim is notified no sooner than kube-apiserver";
+    judge.check("pre-stop", lack, Planner::pre_stop);
+    judge.check("grace-period", "the grace period ends before the shutdown and the drain can", |planner| {
         let watches = planner.given_watch_grace();
         planner.grace(delay, watches);
     });
-    judge.check(Rule::Anonymous, Planner::anonymous);
+    judge.check("anonymous-auth", "", Planner::anonymous);
     judge.lapses
 }
 
@@ -132,8 +88,8 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// Checks a rule. The edits that follow it are one lapse together.
-    fn check<T>(&mut self, rule: Rule, plan: impl FnOnce(&mut Planner<'a>) -> T) -> T {
+    /// Checks a rule. The edits that follow it are one lapse together, of which `lack` is the cause.
+    fn check<T>(&mut self, check: &'static str, lack: &str, plan: impl FnOnce(&mut Planner<'a>) -> T) -> T {
         let answer = plan(&mut self.planner);
         let (planner, lapses) = (&mut self.planner, &mut self.lapses);
         let manifest = planner.manifest;
@@ -141,15 +97,15 @@ impl<'a> Judge<'a> {
         if let Some(first) = edits.first() {
             let texts: Vec<_> = edits.iter().map(|edit| describe(manifest, edit)).collect();
             let fix = format!("{} ({})", texts.join(", "), first.reason);
-            lapses.push(Lapse { rule, line: manifest.line_of(&first.path), cause: rule.lack().to_owned(), fix });
+            lapses.push(Lapse { check, line: manifest.line_of(&first.path), cause: lack.to_owned(), fix });
         }
         let lapse = |line, message: &str| {
             let (cause, fix) = split(message);
-            Lapse { rule, line, cause: cause.to_owned(), fix: fix.to_owned() }
+            Lapse { check, line, cause: cause.to_owned(), fix: fix.to_owned() }
         };
         lapses.extend(planner.problems.drain(..).map(|problem| lapse(problem.line, &problem.message)));
-        let line = match rule {
-            Rule::Rollout => manifest.root().line,
+        let line = match check {
+            ROLLOUT => manifest.root().line,
             _ => manifest.line_of(&planner.container.key("lifecycle").key("preStop")),
         };
         lapses.extend(planner.notes.drain(..).map(|note| lapse(line, &note)));

@@ -17,7 +17,7 @@ const LIVE: &str = "/livez";
 const MISTAKEN: &str =
     "the kubelet takes the other instance's answer for this one's, and kills this one when nothing answers";
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
     /// Lets a probe that asks the shared port ask berth, as patiently as it asked before.
     pub(super) fn probe(&mut self, name: &str, port: u16) {
         let Some(probe) = self.manifest.apiserver().get(name) else { return };
@@ -157,7 +157,7 @@ impl Planner<'_> {
     }
 
     /// The CA that the probe trusts where no option names one: kubeadm's.
-    pub(super) fn ca(&mut self) -> Option<String> {
+    pub(super) fn ca(&mut self) -> Option<&'a str> {
         if self.options.probing.trusts {
             return None;
         }
@@ -165,22 +165,13 @@ impl Planner<'_> {
             self.manifest.flag(flag).and_then(|flag| flag.value.rsplit_once('/').map(|(directory, _)| directory))
         };
         match self.manifest.flag("client-ca-file") {
-            Some(ca) if directory("client-ca-file") == directory("tls-cert-file") => Some(ca.value.to_owned()),
+            Some(ca) if directory("client-ca-file") == directory("tls-cert-file") => Some(ca.value),
             _ => {
                 let line = self.manifest.apiserver().line;
                 self.wrong(line, "which CA issued the apiserver's serving certificate cannot be seen: give --probe-ca FILE, or --probe-insecure");
                 None
             }
         }
-    }
-
-    pub(super) fn probe_files(&mut self) -> Vec<String> {
-        let ca = if self.options.probing.trusts {
-            None
-        } else {
-            self.manifest.flag("client-ca-file").map(|flag| flag.value.to_owned())
-        };
-        ca.into_iter().chain(self.options.probing.files.iter().cloned()).collect()
     }
 
     pub(super) fn anonymous(&mut self) {

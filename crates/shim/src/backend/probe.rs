@@ -339,8 +339,9 @@ impl Files {
 
     fn read(&self) -> Result<Credentials, String> {
         let read = |option: &str, path: &Path| {
-            let (bytes, linked) =
-                read_linked(path).map_err(|error| format!("cannot read {option} {}: {error}", path.display()))?;
+            let (bytes, linked) = read_linked(path).map_err(|error| {
+                format!("cannot read {option} {}: {error}: check the path and who may read it", path.display())
+            })?;
             if !linked && !self.replaced.swap(true, Ordering::Relaxed) {
                 let file = path.display();
                 tracing::warn!(%file, option, "the probe's file was replaced on the node, and this container has the old one: recreate the pod");
