@@ -23,8 +23,6 @@ checks! {
     BERTH_OPTIONS, Error, "berth-options";
     BERTH_DIFFERS, Error, "berth-differs";
     UID_MISMATCH, Error, "uid-mismatch";
-    DIRECT_CAPABILITIES, Error, "direct-capabilities";
-    DIRECT_ADDRESS, Error, "direct-address";
     INSTANCE_NOT_UNIQUE, Error, "instance-not-unique";
     RUN_DIR_VOLUME, Error, "run-dir-volume";
     PROBE_ON_SHARED_PORT, Error, "probe-on-shared-port";
@@ -65,7 +63,6 @@ checks! {
     MEMORY, Error, "memory";
     SERVING_CERTIFICATE, Error, "serving-certificate";
     CLUSTER_KUBECONFIG, Error, "cluster-kubeconfig";
-    DIRECT_KERNEL, Error, "direct-kernel";
     MIGRATE_REQ, Warning, "tcp-migrate-req";
     BERTH_VERSION, Warning, "berth-version";
     SHIMS_UNCONNECTED, Error, "shims-unconnected";

@@ -1,7 +1,6 @@
 //! berth's options in a manifest, and the errors that berth would report about them.
 
 use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
-use super::{Finding, Severity};
 use berth_cluster::Client;
 use berth_cluster::yaml::parse;
 use berth_manifest::Manifest;
@@ -10,7 +9,7 @@ use berth_options::check;
 use berth_options::place::PlaceArgs;
 use berth_options::probe::{DEFAULT_NAME, ProbeArgs};
 use berth_options::shim::ShimArgs;
-use berth_shim::config::{DirectMode, Listen};
+use berth_shim::config::Listen;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -120,17 +119,6 @@ pub(super) const IN_CLUSTER: &str = "in-cluster";
 pub(super) fn cluster(parsed: &ParsedOptions) -> Option<(&str, Option<&str>)> {
     let args = &shim(parsed)?.cluster;
     Some((args.cluster.as_deref()?, args.node_name.as_deref()))
-}
-
-/// When the kernel steers past the shim.
-pub(super) fn direct(parsed: &ParsedOptions) -> DirectMode {
-    shim(parsed).map(|shim| shim.direct).unwrap_or_default()
-}
-
-/// What is in the way of steering: with `auto` the shim relays.
-pub(super) fn of_direct(finding: Finding, mode: DirectMode) -> Finding {
-    let severity = if mode == DirectMode::On { finding.severity } else { Severity::Warning };
-    Finding { severity, ..finding }
 }
 
 /// How long connections may take to end.

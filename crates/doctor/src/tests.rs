@@ -7,7 +7,6 @@ use berth_manifest::grant::files;
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject};
 use berth_node::registry;
 use berth_os::proc_net::{Entry, NamedProcess};
-use berth_shim::config::DirectMode;
 use berth_testing::{authority, issue};
 use proptest::prelude::*;
 use rcgen::{CertificateParams, KeyPair};
@@ -37,11 +36,6 @@ fn with_ca() -> InjectOptions {
     let probing =
         Probing { variables: vec![("BERTH_PROBE_CA", ca.clone())], files: vec![ca], trusts: true, credentials: false };
     InjectOptions { probing, ..options() }
-}
-
-/// With a direct path.
-fn direct(mode: DirectMode) -> String {
-    inject(KUBEADM, &InjectOptions { direct: mode, ..options() }).unwrap().text
 }
 
 pub(super) fn static_pod() -> String {
@@ -120,13 +114,9 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         let (from, to) = (pod.find("  - args:\n    - serve\n").unwrap(), pod.find("  priority: ").unwrap());
         format!("{}{}", &pod[..from], &pod[to..])
     };
-    let kept = ("  securityContext:\n    seccompProfile", "  securityContext:\n    runAsUser: 7\n    seccompProfile");
     let clustered = clustered();
     assert_eq!(of_text(&clustered), []);
     let credentials = |changes: &[(&str, &str)]| of_text(&with(&clustered, changes));
-    let steered = |changes: &[(&str, &str)]| of_text(&with(&direct(DirectMode::On), changes));
-    let owner = ("    - --owner\n    - \"0\"\n", "    - --owner\n    - \"7\"\n");
-    let listen = ("value: 10.0.0.5:6443", "value: '[fd00::5]:6443 127.0.0.1:6443'");
     let mounted = "mountPath: /etc/kubernetes/berth-cluster\n      name: berth-cluster\n";
     let field = "      valueFrom:\n        fieldRef:\n          fieldPath: spec.nodeName\n";
     let without_token = |changes: &[(&str, &str)]| {
@@ -156,16 +146,6 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
                 .into_iter()
                 .filter(|finding| finding.cause.starts_with("berth serve"))
                 .collect(),
-        ),
-        ("direct-capabilities", steered(&[("        - BPF\n", "")])),
-        ("direct-capabilities", steered(&[("        - NET_ADMIN\n", "")])),
-        (
-            "direct-capabilities",
-            of_text(&with(&direct(DirectMode::On).replace("runAsUser: 0", "runAsUser: 7"), &[kept, owner])),
-        ),
-        (
-            "direct-address",
-            of_text(&direct(DirectMode::On).replace(listen.0, listen.1).replace("address=10.0.0.5", "address=fd00::5")),
         ),
         ("instance-not-unique", of_text(&pod.replace(instance, literal))[..1].to_vec()),
         (
@@ -331,34 +311,8 @@ fn sound() -> Facts {
         apiservers: vec![RunningProcess { resident: 1 << 30, started: None }],
         available: Some(1 << 30),
         shims: vec![LiveShim { instance: "a".into(), version: berth_node::VERSION.into() }],
-        settings: [("kernel.osrelease", "6.1.0-32-amd64\n".to_owned())].into(),
         ..Facts::default()
     }
-}
-
-/// With a direct path on such a kernel.
-fn of_kernel(mode: DirectMode, release: &str) -> Vec<Finding> {
-    let mut facts = sound();
-    facts.settings.insert("kernel.osrelease", release.to_owned());
-    of_node(&direct(mode), &facts)
-}
-
-/// Nothing is wrong with it, in whatever form the capabilities are written; with `auto` it relays.
-#[test]
-fn a_shim_that_cannot_steer_is_found() {
-    let pod = direct(DirectMode::On);
-    let added = "        - BPF\n        - NET_ADMIN\n";
-    for other in [added, "        - ALL\n", "        - CAP_SYS_ADMIN\n        - CAP_NET_ADMIN\n"] {
-        assert_eq!(of_text(&with(&pod, &[(added, other)])), [], "{other}");
-    }
-    assert_eq!(of_kernel(DirectMode::On, "5.10.0-28-amd64\n"), []);
-    assert_eq!(of_kernel(DirectMode::Off, "5.9.16\n"), []);
-    let auto = of_text(&with(&direct(DirectMode::Auto), &[(added, "        - NET_ADMIN\n")]));
-    let [Finding { id: "direct-capabilities", severity: Severity::Warning, fix, .. }] = &auto[..] else {
-        panic!("{auto:?}")
-    };
-    assert_eq!(fix, "add BPF to securityContext.capabilities.add of berth");
-    assert_eq!(of_kernel(DirectMode::Auto, "5.9.16\n")[0].severity, Severity::Warning);
 }
 
 fn holding(local: &str, uid: u32, name: &str) -> HeldPort {
@@ -426,7 +380,6 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("cluster-kubeconfig", granted(&|seen| seen.has_certificate = Ok(true))),
         ("cluster-kubeconfig", granted(&|seen| seen.files[0].1 = 65534)),
         ("cluster-kubeconfig", granted(&|seen| seen.files[2].2 = 0o640)),
-        ("direct-kernel", of_kernel(DirectMode::On, "5.9.16\n")),
         ("tcp-migrate-req", node(&|facts| drop(facts.settings.insert("net.ipv4.tcp_migrate_req", "1\n".to_owned())))),
         ("berth-version", node(&|facts| facts.shims[0].version = "9.0.0".into())),
         ("shims-unconnected", node(&|facts| facts.unconnected.push("the shims of a and b have no connection".into()))),

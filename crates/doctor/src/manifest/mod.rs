@@ -1,7 +1,6 @@
 //! Checks of the text of a manifest.
 
 mod credentials;
-mod direct;
 mod volumes;
 
 use super::checks::*;
@@ -148,7 +147,6 @@ impl Examiner<'_> {
         if let Some(serving) = serving {
             self.advertised(serving);
             self.credentials(serving);
-            self.direct(serving);
         }
     }
 

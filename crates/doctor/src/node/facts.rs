@@ -32,7 +32,7 @@ pub(in super::super) const SIGNS: &str = "service-account-signing-key-file";
 const READ: [&str; 4] = ["file", "-config", "-client-certificate", "-client-key"];
 
 /// Kernel settings that are read.
-const SETTINGS: [&str; 3] = ["kernel.osrelease", "net.ipv4.ip_nonlocal_bind", "net.ipv4.tcp_migrate_req"];
+const SETTINGS: [&str; 2] = ["net.ipv4.ip_nonlocal_bind", "net.ipv4.tcp_migrate_req"];
 
 /// The state of a node. What could not be read is absent, and is not judged.
 #[derive(Debug, Default)]

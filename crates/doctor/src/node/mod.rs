@@ -13,7 +13,7 @@ use berth_manifest::{Manifest, split};
 use berth_node::registry;
 use berth_os::netdevice;
 use berth_os::proc_net::{self, Entry};
-use berth_shim::config::{DirectMode, Listen};
+use berth_shim::config::Listen;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -23,9 +23,6 @@ pub use credentials::Credentials;
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
 pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, unconnected};
 pub(super) use serving::untrusted;
-
-/// Version of the kernel since which a shim can have a listener steered to that is another process's.
-const DIRECT_SINCE: (u32, u32) = (5, 10);
 
 pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     let mut examiner = Examiner { facts, findings: Vec::new() };
@@ -47,7 +44,6 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
             examiner.addresses(&listen);
             examiner.findings.extend(facts.uncovered(&listen).iter().map(Uncovered::finding));
             examiner.holders(&listen, uid(serving.container));
-            examiner.direct(options::direct(&serving.parsed));
             let credentials = facts.credentials.iter();
             let uid = uid(serving.container);
             examiner.findings.extend(credentials.flat_map(|credentials| credentials.examine(uid)));
@@ -226,17 +222,6 @@ impl Examiner<'_> {
                  process that accepts it; berth hands listeners over itself and does not need it",
                 "sysctl -w net.ipv4.tcp_migrate_req=0",
             ));
-        }
-    }
-
-    fn direct(&mut self, mode: DirectMode) {
-        if mode != DirectMode::Off
-            && let Some(release) = self.setting("kernel.osrelease").map(str::trim)
-            && minor(release).is_some_and(|version| version < DIRECT_SINCE)
-        {
-            let cause = format!("Linux {release} cannot steer new connections to kube-apiserver's listener");
-            let fix = "run a kernel from 5.10 on, or remove --direct (BERTH_DIRECT)";
-            self.findings.push(options::of_direct(DIRECT_KERNEL.at("kernel.osrelease", cause, fix), mode));
         }
     }
 }
