@@ -128,13 +128,15 @@ impl Phase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceHealth {
-    /// It has not passed a probe since it was discovered or last refused a connection: it gets none.
-    Unready,
     /// `rise` consecutive probes passed.
     Ready,
     /// It was ready, then `fall` consecutive probes failed, but no connection was refused: it is used when
     /// no instance is ready, because a probe that times out under load must not cause an outage.
     Failing,
+    /// It has not passed a probe since it was discovered or last refused a connection: it gets none. An unknown health of a later
+    /// version is read as this one.
+    #[serde(other)]
+    Unready,
 }
 
 impl InstanceHealth {

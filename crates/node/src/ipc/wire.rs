@@ -400,7 +400,8 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_that_is_not_known_is_one_that_does_nothing() {
+    fn a_state_that_is_not_known_is_one_that_does_nothing() {
+        assert_eq!(serde_json::from_str::<InstanceHealth>(r#""elsewhere""#).unwrap(), InstanceHealth::Unready);
         let update = include_str!("../../../../tests/golden/update-v1.json");
         let later = update.replace(r#""phase":"joined""#, r#""phase":"elsewhere""#);
         assert_ne!(update, later);
