@@ -25,6 +25,10 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
+/// How long the files are waited for at the start: as a node boots, its disk may take seconds, and a shim that ended would be started
+/// again later and later.
+const START: Duration = Duration::from_secs(30);
+
 /// Most bytes of an answer that are read; `/readyz?verbose` has some 3 KB.
 const BODY_LIMIT: usize = 64 * 1024;
 
@@ -140,25 +144,18 @@ impl Probe {
     /// One sentence naming the file, the option and the cause.
     pub async fn check(&self) -> Result<(), String> {
         match self.files.config.kind {
-            ProbeKind::Https => self.credentials().await.map(drop).map_err(|answer| answer.words),
+            ProbeKind::Https => self.credentials(START).await.map(drop).map_err(|answer| answer.words),
             ProbeKind::Tcp => Ok(()),
         }
     }
 
-    /// What the files hold; what they held where they cannot be read in half of the time that an answer has.
-    async fn credentials(&self) -> Result<Credentials, Answer> {
+    /// What the files hold; what they held where they cannot be read in this time.
+    async fn credentials(&self, most: Duration) -> Result<Credentials, Answer> {
         let files = self.files.clone();
-        match self.reading.within(self.timeout() / 2, move || files.read()).await {
+        match self.reading.within(most, move || files.read()).await {
             Ok(read) => read.map_err(|why| fail("config", why)),
-            Err(error) => {
-                let late = || fail("timeout", format!("{}: {error}", self.late()));
-                self.files.last().clone().ok_or_else(late)
-            }
+            Err(error) => self.files.last().clone().ok_or_else(|| fail("timeout", error.to_string())),
         }
-    }
-
-    fn late(&self) -> String {
-        format!("no answer in {} (--probe-timeout)", humantime::format_duration(self.timeout()))
     }
 
     pub async fn ready(&self, address: SocketAddr) -> Answer {
@@ -216,7 +213,8 @@ impl Probe {
     }
 
     async fn bounded<T>(&self, question: impl Future<Output = Result<T, Answer>>) -> Result<T, Answer> {
-        tokio::time::timeout(self.timeout(), question).await.unwrap_or_else(|_| Err(fail("timeout", self.late())))
+        let late = || format!("no answer in {} (--probe-timeout)", humantime::format_duration(self.timeout()));
+        tokio::time::timeout(self.timeout(), question).await.unwrap_or_else(|_| Err(fail("timeout", late())))
     }
 
     async fn connect(&self, address: SocketAddr) -> Result<TcpStream, Answer> {
@@ -231,7 +229,7 @@ impl Probe {
     }
 
     async fn handshake(&self, address: SocketAddr) -> Result<(), Answer> {
-        let Credentials { tls, .. } = self.credentials().await?;
+        let Credentials { tls, .. } = self.credentials(self.timeout() / 2).await?;
         let stream = self.connect(address).await?;
         // Any answer, even the end of the connection, shows that it reads.
         let _ = TlsConnector::from(tls).connect(self.files.config.server_name.clone(), stream).await;
@@ -239,7 +237,7 @@ impl Probe {
     }
 
     async fn get_unbounded(&self, address: SocketAddr, path: &str) -> Got {
-        let Credentials { tls, token, .. } = self.credentials().await?;
+        let Credentials { tls, token, .. } = self.credentials(self.timeout() / 2).await?;
         let stream = self.connect(address).await?;
         let stream = TlsConnector::from(tls)
             .connect(self.files.config.server_name.clone(), stream)

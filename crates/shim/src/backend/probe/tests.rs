@@ -288,3 +288,21 @@ async fn files_that_do_not_hold_what_they_should_are_told_at_start() {
     tcp.config.kind = ProbeKind::Tcp;
     assert_eq!(tcp.probe().check().await, Ok(()));
 }
+
+/// As a node boots, a disk may take seconds.
+#[tokio::test(start_paused = true)]
+async fn files_that_come_late_are_waited_for_at_start() {
+    let mut files = Files::new(&authority());
+    files.config.timeout = Duration::from_secs(2);
+    let probe = files.probe();
+    let (comes, late) = std::sync::mpsc::channel::<()>();
+    let before = probe.reading.within(Duration::from_secs(600), move || late.recv().is_err());
+    let passes = async {
+        for _ in 0..10 {
+            tokio::time::advance(probe.timeout()).await;
+        }
+        drop(comes);
+    };
+    let (before, checked, ()) = tokio::join!(before, probe.check(), passes);
+    assert_eq!((before.unwrap(), checked), (true, Ok(())));
+}
