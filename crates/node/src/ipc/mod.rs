@@ -9,6 +9,9 @@ pub mod wire;
 use berth_os::file::{found, lock_within};
 use berth_os::off_thread::OffThread;
 use berth_os::seqpacket;
+use nix::errno::Errno;
+use nix::fcntl::Flock;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -47,7 +50,24 @@ impl Server {
     /// # Errors
     /// `EADDRINUSE` when a live shim listens there, or those of the system calls.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        let (listener, file) = listen(path)?;
+        // One at a time in a directory: of two for one path, the second would rename the first one's socket, and take it along.
+        let _turn = turn_in(path.parent().unwrap_or(path), LISTEN_WAIT)?;
+        match seqpacket::dial(path) {
+            Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
+            // Its queue is full: it is alive.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::AddrInUse.into()),
+            Err(_) => {}
+        }
+        // Made under another name and renamed: a client finds the old one or the new one, never none. The kernel bounds the length
+        // of a socket's path, so that name is no longer: a dot instead of `.sock`.
+        let mut name = std::ffi::OsString::from(".");
+        name.push(path.file_stem().unwrap_or_default());
+        let made = path.with_file_name(name);
+        found(std::fs::remove_file(&made))?;
+        let listener = seqpacket::listener(&made)?;
+        let file = file_at(&made)?;
+        std::fs::rename(&made, path)?;
+        let listener = berth_os::awaitable(listener, Interest::READABLE)?;
         Ok(Self { listener, path: path.to_owned(), file })
     }
 
@@ -88,27 +108,11 @@ impl Server {
     }
 }
 
-/// Listens at a path; gives the socket and its file.
-fn listen(path: &Path) -> io::Result<(AsyncFd<OwnedFd>, (u64, u64))> {
-    // One at a time in a directory: of two for one path, the second would rename the first one's socket, and take it along.
-    let directory = std::fs::File::open(path.parent().unwrap_or(path))?;
-    let _turn = lock_within(directory, LISTEN_WAIT)?;
-    match seqpacket::dial(path) {
-        Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-        // Its queue is full: it is alive.
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::AddrInUse.into()),
-        Err(_) => {}
-    }
-    // Made under another name and renamed: a client finds the old one or the new one, never none. The kernel bounds the length
-    // of a socket's path, so that name is no longer: a dot instead of `.sock`.
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_stem().unwrap_or_default());
-    let made = path.with_file_name(name);
-    found(std::fs::remove_file(&made))?;
-    let listener = seqpacket::listener(&made)?;
-    let file = file_at(&made)?;
-    std::fs::rename(&made, path)?;
-    Ok((berth_os::awaitable(listener, Interest::READABLE)?, file))
+fn turn_in(directory: &Path, wait: Duration) -> io::Result<Flock<File>> {
+    lock_within(File::open(directory)?, wait).map_err(|errno| match errno {
+        Errno::EWOULDBLOCK => io::Error::other("another shim that starts there is stopped or hangs: end it"),
+        errno => errno.into(),
+    })
 }
 
 /// Device and inode of a file. While its socket is open, no other file gets these.
@@ -312,6 +316,15 @@ mod tests {
             assert_eq!(errors.collect::<Vec<_>>(), [io::ErrorKind::AddrInUse; 3], "round {round}");
             assert!(seqpacket::dial(&path).is_ok(), "round {round}");
         }
+    }
+
+    #[test]
+    fn a_start_that_waits_in_vain_names_what_it_waits_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let turn = turn_in(directory.path(), LISTEN_WAIT).unwrap();
+        assert!(turn_in(directory.path(), Duration::ZERO).unwrap_err().to_string().contains("hangs: end it"));
+        drop(turn);
+        turn_in(directory.path(), Duration::ZERO).unwrap();
     }
 
     #[tokio::test]
