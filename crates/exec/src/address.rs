@@ -12,21 +12,8 @@ const TRIES: usize = 16;
 
 /// Why there is no address.
 #[derive(Debug, thiserror::Error)]
-pub enum AddressError {
-    /// Whatever address was drawn, the port was held there.
-    #[error("port {port} is held on every 127.x address that was tried ({TRIES}): {why}")]
-    Held {
-        port: u16,
-        /// Which process holds it, and the fix.
-        why: String,
-    },
-    /// A test bind failed for another reason.
-    #[error("cannot bind {address}: {source}{}", fix(source))]
-    Bind { address: SocketAddr, source: io::Error },
-    /// There are no random bytes.
-    #[error("the system gives no random bytes for an address: {0}")]
-    Random(getrandom::Error),
-}
+#[error("{0}")]
+pub struct AddressError(String);
 
 fn fix(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
@@ -71,7 +58,8 @@ pub fn choose(port: u16, previous: Option<SocketAddr>, taken: &[SocketAddr]) -> 
     for tried in 0..TRIES {
         let ip = match previous {
             Some(ip) if tried == 0 => ip,
-            _ => random().map_err(AddressError::Random)?,
+            _ => random()
+                .map_err(|error| AddressError(format!("the system gives no random bytes for an address: {error}")))?,
         };
         let address = SocketAddr::from((ip, port));
         if taken.contains(&address) {
@@ -82,11 +70,11 @@ pub fn choose(port: u16, previous: Option<SocketAddr>, taken: &[SocketAddr]) -> 
         match socket::is_listened_on(address) {
             Ok(false) => return Ok(address),
             Ok(true) => last = Some(address),
-            Err(source) => return Err(AddressError::Bind { address, source }),
+            Err(error) => return Err(AddressError(format!("cannot bind {address}: {error}{}", fix(&error)))),
         }
     }
-    let wanted = last.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, port).into());
-    Err(AddressError::Held { port, why: proc_net::explain(wanted) })
+    let why = proc_net::explain(last.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, port).into()));
+    Err(AddressError(format!("port {port} is held on every 127.x address that was tried ({TRIES}): {why}")))
 }
 
 #[cfg(test)]

@@ -51,27 +51,14 @@ pub struct Replaced {
 
 /// Why a command line cannot be rewritten.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ArgsError {
-    /// There is not even a program.
-    #[error("there is no command: give the apiserver's after --")]
-    NoCommand,
-    /// The flag is the last argument.
-    #[error("{flag} is the last argument and has no value: give one, or leave {flag} out and berth sets it")]
-    NoValue { flag: &'static str },
-    /// What follows is the next flag, so the value was forgotten: taken literally, that flag would vanish.
-    #[error("{flag} has no value, {next:?} follows: give one, or leave {flag} out and berth sets it")]
-    FlagForValue {
-        flag: &'static str,
-        /// The argument that stands where the value belongs.
-        next: OsString,
-    },
-}
+#[error("{0}")]
+pub struct ArgsError(String);
 
 /// All that is wrong with a command line; empty if [`rewrite`] will do.
 #[must_use]
 pub fn check(argv: &[OsString]) -> Vec<ArgsError> {
     if argv.is_empty() {
-        return vec![ArgsError::NoCommand];
+        return vec![ArgsError("there is no command: give the apiserver's after --".into())];
     }
     [BIND, PORT, ADVERTISE].into_iter().flat_map(|flag| mistakes(argv, flag)).collect()
 }
@@ -105,18 +92,14 @@ pub fn values<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = &'a 
 
 /// Gives a flag this value, as the last argument before a bare `--`, and removes others that it has.
 pub fn set(argv: &mut Vec<OsString>, flag: &str, value: &OsStr) {
-    remove(argv, flag);
-    let mut whole = OsString::from(flag);
-    whole.push("=");
-    whole.push(value);
-    argv.insert(end_of_flags(argv), whole);
-}
-
-fn remove(argv: &mut Vec<OsString>, flag: &str) {
     let spans: Vec<_> = occurrences(argv, flag).map(|(span, _)| span).collect();
     for span in spans.into_iter().rev() {
         argv.drain(span);
     }
+    let mut whole = OsString::from(flag);
+    whole.push("=");
+    whole.push(value);
+    argv.insert(end_of_flags(argv), whole);
 }
 
 /// The place of a bare `--`, or the end.
@@ -180,10 +163,14 @@ pub fn rewrite(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, Args
 /// Where a flag has no value.
 fn mistakes(argv: &[OsString], flag: &'static str) -> impl Iterator<Item = ArgsError> {
     let flags = (1..end_of_flags(argv)).filter(move |at| matches!(split(&argv[*at]), (name, None) if is(name, flag)));
-    flags.filter_map(move |at| match argv.get(at + 1) {
-        None => Some(ArgsError::NoValue { flag }),
-        Some(next) if next.as_bytes().starts_with(b"--") => Some(ArgsError::FlagForValue { flag, next: next.clone() }),
-        Some(_) => None,
+    flags.filter_map(move |at| {
+        let what = match argv.get(at + 1) {
+            None => "is the last argument and has no value".to_owned(),
+            // The value was forgotten: taken literally, that flag would vanish.
+            Some(next) if next.as_bytes().starts_with(b"--") => format!("has no value, {next:?} follows"),
+            Some(_) => return None,
+        };
+        Some(ArgsError(format!("{flag} {what}: give one, or leave {flag} out and berth sets it")))
     })
 }
 
@@ -205,19 +192,12 @@ fn is(name: &OsStr, flag: &str) -> bool {
 }
 
 fn expand(arg: OsString, instance: &InstanceId) -> OsString {
-    let bytes = arg.as_bytes();
-    if !bytes.windows(INSTANCE.len()).any(|window| window == INSTANCE) {
-        return arg;
+    let mut bytes = arg.into_vec();
+    // An ID has no braces, so none is found twice.
+    while let Some(at) = bytes.windows(INSTANCE.len()).position(|window| window == INSTANCE) {
+        bytes.splice(at..at + INSTANCE.len(), instance.as_str().bytes());
     }
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut rest = bytes;
-    while let Some(at) = rest.windows(INSTANCE.len()).position(|window| window == INSTANCE) {
-        out.extend_from_slice(&rest[..at]);
-        out.extend_from_slice(instance.as_str().as_bytes());
-        rest = &rest[at + INSTANCE.len()..];
-    }
-    out.extend_from_slice(rest);
-    OsString::from_vec(out)
+    OsString::from_vec(bytes)
 }
 
 #[cfg(test)]
@@ -302,16 +282,11 @@ mod tests {
     #[test]
     fn names_every_flag_without_a_value() {
         let errors = check(&argv(&["--secure-port", "--bind-address=1", "--advertise-address"]));
-        assert_eq!(
-            errors,
-            [
-                ArgsError::FlagForValue { flag: PORT, next: "--bind-address=1".into() },
-                ArgsError::NoValue { flag: ADVERTISE }
-            ]
-        );
-        assert!(errors[1].to_string().contains("--advertise-address is the last argument"));
-        assert_eq!(run(&argv(&["--bind-address"])).unwrap_err(), ArgsError::NoValue { flag: BIND });
-        assert_eq!(check(&[]), [ArgsError::NoCommand]);
+        let [ArgsError(port), ArgsError(advertise)] = &errors[..] else { panic!("{errors:?}") };
+        assert!(port.starts_with("--secure-port has no value, \"--bind-address=1\" follows: "), "{port}");
+        assert!(advertise.starts_with("--advertise-address is the last argument"), "{advertise}");
+        assert!(run(&argv(&["--bind-address"])).unwrap_err().0.starts_with("--bind-address is the last"));
+        assert!(check(&[])[0].0.contains("no command"));
     }
 
     /// Values of a flag as pflag takes them; of the other flags every one is taken to be joined.
@@ -337,7 +312,10 @@ mod tests {
 
     fn others(args: &[OsString]) -> Vec<OsString> {
         let mut args = args.to_vec();
-        [BIND, PORT, ADVERTISE].into_iter().for_each(|flag| remove(&mut args, flag));
+        for flag in [BIND, PORT, ADVERTISE] {
+            set(&mut args, flag, OsStr::new(""));
+            args.remove(end_of_flags(&args) - 1);
+        }
         args
     }
 

@@ -17,19 +17,8 @@ const MAX_LEN: usize = 63;
 pub struct InstanceId(Arc<str>);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InstanceIdError {
-    #[error("an instance ID is empty: give 1 to {MAX_LEN} of A-Z a-z 0-9 . _ -")]
-    Empty,
-    #[error("the instance ID is {0} bytes long, at most {MAX_LEN} fit: shorten it")]
-    Long(usize),
-    /// It would be a hidden file, or look like an option.
-    #[error("the instance ID {0:?} begins with {1:?}: begin it with a letter, a digit or an underscore")]
-    Begin(String, char),
-    #[error("the instance ID {0:?} has a {1:?}: use only A-Z a-z 0-9 . _ -")]
-    Character(String, char),
-    #[error("the system has no random bytes for an instance ID: {0}: give one with --instance")]
-    Random(getrandom::Error),
-}
+#[error("{0}")]
+pub struct InstanceIdError(String);
 
 impl InstanceId {
     /// Checks a text.
@@ -37,26 +26,31 @@ impl InstanceId {
     /// # Errors
     /// The first rule of [`InstanceId`] that the text breaks.
     pub fn parse(text: &str) -> Result<Self, InstanceIdError> {
-        if text.is_empty() {
-            return Err(InstanceIdError::Empty);
-        }
-        if text.len() > MAX_LEN {
-            return Err(InstanceIdError::Long(text.len()));
-        }
-        if let Some(first @ ('.' | '-')) = text.chars().next() {
-            return Err(InstanceIdError::Begin(text.to_owned(), first));
-        }
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-        match text.chars().find(|c| !allowed(*c)) {
-            Some(bad) => Err(InstanceIdError::Character(text.to_owned(), bad)),
-            None => Ok(Self(text.into())),
-        }
+        Err(InstanceIdError(match (text.chars().next(), text.chars().find(|c| !allowed(*c))) {
+            (None, _) => format!("an instance ID is empty: give 1 to {MAX_LEN} of A-Z a-z 0-9 . _ -"),
+            _ if text.len() > MAX_LEN => {
+                format!("the instance ID is {} bytes long, at most {MAX_LEN} fit: shorten it", text.len())
+            }
+            // It would be a hidden file, or look like an option.
+            (Some(first @ ('.' | '-')), _) => {
+                format!(
+                    "the instance ID {text:?} begins with {first:?}: begin it with a letter, a digit or an underscore"
+                )
+            }
+            (_, Some(bad)) => format!("the instance ID {text:?} has a {bad:?}: use only A-Z a-z 0-9 . _ -"),
+            (Some(_), None) => return Ok(Self(text.into())),
+        }))
     }
 
     /// An ID of eight random hexadecimal digits.
     pub fn random() -> Result<Self, InstanceIdError> {
-        let drawn = getrandom::u32().map_err(InstanceIdError::Random)?;
-        Ok(Self(format!("{drawn:08x}").into()))
+        match getrandom::u32() {
+            Ok(drawn) => Ok(Self(format!("{drawn:08x}").into())),
+            Err(error) => Err(InstanceIdError(format!(
+                "the system has no random bytes for an instance ID: {error}: give one with --instance"
+            ))),
+        }
     }
 
     pub fn as_str(&self) -> &str {
