@@ -6,7 +6,7 @@
 //!
 //! * **Alive means not expired**, on CLOCK_BOOTTIME and within the boot that the lease names. Its times of
 //!   the wall clock are informative only.
-//! * **One ID, one shim.** A shim that starts checks with [`read`] whether another holder lives there.
+//! * **One ID, one shim.** The shim's socket keeps a second one from starting.
 //! * **A lease has no lock.** [`prune`] and [`remove`] read it just before they remove it; if its owner renews it
 //!   in the microseconds between, the renewed lease is lost. That owner hung until then, and if it lives, it writes the lease
 //!   again within a third of its duration.
@@ -61,7 +61,7 @@ pub struct Lease {
     /// When this holder last wrote it, wall clock, in microseconds. Informative only.
     #[serde(serialize_with = "file::micro_time", deserialize_with = "file::time")]
     pub renew_time: SystemTime,
-    /// How often it went from one holder to another; see [`Lease::transitions_to`].
+    /// How often it went from one holder to another. Nothing reads it: always 0, which the version before requires.
     pub lease_transitions: u32,
     /// Its instance's address, where that was configured and is not in a record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -100,11 +100,6 @@ impl Lease {
     pub fn renew(&mut self, now: Duration, wall: SystemTime) {
         self.renew_time = wall;
         self.expires_boottime_ms = now.saturating_add(self.duration()).as_millis().try_into().unwrap_or(u64::MAX);
-    }
-
-    /// `lease_transitions` of the holder that replaces this lease by its own.
-    pub fn transitions_to(&self, holder: ShimId) -> u32 {
-        self.lease_transitions.saturating_add(u32::from(self.holder_identity != holder))
     }
 
     /// A time on CLOCK_BOOTTIME before its last renewal, and at most a second earlier: its duration is written in whole

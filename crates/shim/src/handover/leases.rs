@@ -6,7 +6,6 @@ use super::peers::Event;
 use crate::shared::Shared;
 use berth_node::registry::RunDir;
 use berth_node::registry::lease::{self, Lease};
-use berth_node::terms::ShimId;
 use berth_os::clock;
 use std::collections::BTreeSet;
 use std::io;
@@ -17,7 +16,6 @@ use tokio::runtime::Handle;
 
 pub(super) struct OwnLease {
     boot_id: String,
-    transitions: u32,
     acquired: SystemTime,
     /// On the clock of leases.
     pub(super) renewed: Time,
@@ -29,11 +27,9 @@ pub(super) struct OwnLease {
 }
 
 impl OwnLease {
-    pub(super) fn new(shared: &Shared, me: ShimId, workers: Vec<Handle>, now: Time) -> io::Result<Self> {
-        let before = lease::read(&shared.berth, &shared.instance).ok().flatten();
+    pub(super) fn new(workers: Vec<Handle>, now: Time) -> io::Result<Self> {
         Ok(Self {
             boot_id: clock::boot_id()?,
-            transitions: before.map_or(0, |lease| lease.transitions_to(me)),
             acquired: SystemTime::now(),
             renewed: now,
             written: true,
@@ -131,7 +127,7 @@ impl Group {
             lease_duration_seconds: u32::try_from(self.config.lease.as_secs()).unwrap_or(u32::MAX).max(1),
             acquire_time: self.lease.acquired,
             renew_time: SystemTime::now(),
-            lease_transitions: self.lease.transitions,
+            lease_transitions: 0,
             instance: self.shared.instance.clone(),
             backend: self.config.backend,
             state: announce.phase,

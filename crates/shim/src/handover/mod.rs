@@ -86,7 +86,7 @@ pub(crate) async fn keep(
     let mut group = Group {
         machine: Machine::new(rules, now),
         me,
-        lease: OwnLease::new(shared, me, workers, now)?,
+        lease: OwnLease::new(workers, now)?,
         siblings: Siblings::new(config, to_events),
         listeners: Listeners::new(sockets, to_loops),
         published: Arc::default(),

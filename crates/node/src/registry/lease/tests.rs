@@ -117,15 +117,6 @@ fn a_lease_lives_in_its_boot_and_not_for_longer_than_any_may() {
 }
 
 #[test]
-fn transitions_count_other_holders() {
-    let mut lease = golden();
-    assert_eq!(lease.transitions_to(lease.holder_identity), 2);
-    assert_eq!(lease.transitions_to(ShimId(1)), 3);
-    lease.lease_transitions = u32::MAX;
-    assert_eq!(lease.transitions_to(ShimId(1)), u32::MAX);
-}
-
-#[test]
 fn clocks_that_are_wrong_are_written_all_the_same() {
     let early = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
     let late = wall("9999-12-31T23:59:59Z") + Duration::from_secs(1);
