@@ -10,6 +10,7 @@ use berth_node::terms::{InstanceHealth, Phase};
 use berth_os::clock;
 use humantime::format_rfc3339_seconds;
 use serde_json::{Value, json};
+use std::io;
 
 impl Shared {
     pub(crate) async fn all_metrics(&self) -> String {
@@ -69,11 +70,8 @@ impl Shared {
             .collect();
         let mut replies = Vec::new();
         for (instance, task) in asked {
-            let reply = match task.await {
-                Ok(reply) => reply.map_err(|error| error.to_string()),
-                Err(error) => Err(error.to_string()),
-            };
-            replies.push((instance, reply));
+            let reply = task.await.map_err(io::Error::from).flatten();
+            replies.push((instance, reply.map_err(|error| error.to_string())));
         }
         replies
     }

@@ -130,7 +130,7 @@ impl Gate {
         let instance = instances.entry(to).or_insert_with(InstanceGate::new);
         self.admit(instance, now);
         // After this, no waiting client could have a free slot.
-        if instance.may_open(&source, self.bound) {
+        if instance.in_flight < self.bound && has_room(&instance.of_source, &source, self.bound) {
             instance.open(source);
             return Entry::Open(HandshakeSlot { gate: self.clone(), to, source, began: now });
         }
@@ -145,9 +145,8 @@ impl Gate {
     /// Gives slots to the next clients of the queue.
     fn admit(&self, instance: &mut InstanceGate, now: Instant) {
         while !instance.queue.is_empty() && instance.in_flight < self.bound {
-            let of_source = &instance.of_source;
-            let may = |source: &Source| of_source.get(source).is_none_or(|handshakes| *handshakes < share(self.bound));
-            let Some(next) = instance.queue.next(now, may) else { break };
+            let InstanceGate { queue, of_source, .. } = instance;
+            let Some(next) = queue.next(now, |source| has_room(of_source, source, self.bound)) else { break };
             self.counters.waited(next.class, now.saturating_duration_since(next.since));
             if instance.waiting.remove(&next.ticket).is_some_and(|admit| admit.send(()).is_ok()) {
                 instance.open(next.source);
@@ -204,9 +203,9 @@ impl Gate {
     }
 }
 
-/// Most slots of one source.
-fn share(bound: usize) -> usize {
-    bound.div_ceil(SOURCE_SHARE)
+/// Whether a source has fewer handshakes than slots.
+fn has_room(of_source: &HashMap<Source, usize>, source: &Source, bound: usize) -> bool {
+    of_source.get(source).is_none_or(|handshakes| *handshakes < bound.div_ceil(SOURCE_SHARE))
 }
 
 impl InstanceGate {
@@ -216,14 +215,6 @@ impl InstanceGate {
 
     fn is_idle(&self) -> bool {
         self.in_flight == 0 && self.queue.is_empty()
-    }
-
-    fn may_open(&self, source: &Source, bound: usize) -> bool {
-        self.in_flight < bound && self.handshakes(source) < share(bound)
-    }
-
-    fn handshakes(&self, source: &Source) -> usize {
-        self.of_source.get(source).copied().unwrap_or_default()
     }
 
     fn open(&mut self, source: Source) {

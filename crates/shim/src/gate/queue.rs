@@ -55,7 +55,7 @@ impl Class {
 }
 
 /// Capacity of a queue.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Room {
     pub(super) clients: usize,
     /// That they sent.
@@ -94,7 +94,7 @@ struct SourceQueue {
     turn: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Queue {
     room: Room,
     clients: HashMap<Ticket, Waiting>,
@@ -115,20 +115,7 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new(room: Room) -> Self {
-        Self {
-            room,
-            clients: HashMap::new(),
-            bytes: 0,
-            queues: HashMap::new(),
-            turns: BTreeMap::new(),
-            lengths: [BTreeSet::new(), BTreeSet::new()],
-            random: RandomState::new(),
-            ages: [BTreeSet::new(), BTreeSet::new()],
-            waiting: [0; 3],
-            turn: 1,
-            next_turn: 0,
-            next_ticket: 0,
-        }
+        Self { room, turn: 1, ..Self::default() }
     }
 
     pub(super) fn is_empty(&self) -> bool {

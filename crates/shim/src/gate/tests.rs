@@ -66,13 +66,16 @@ fn check(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
     let Some(instance) = instances.get(&TO) else { return };
     assert_eq!(instance.in_flight, instance.of_source.values().sum::<usize>());
     assert!(
-        instance.in_flight <= bound && instance.of_source.values().all(|openings| *openings <= share(bound)),
+        instance.in_flight <= bound
+            && instance.of_source.values().all(|openings| *openings <= bound.div_ceil(SOURCE_SHARE)),
         "{instance:?}"
     );
     // Those that have a slot and did not check yet.
     assert_eq!(instance.in_flight - opened, waiting - instance.queue.len(), "{instance:?}");
     assert_eq!(instance.waiting.len(), instance.queue.len());
-    let mut free = (0..SOURCES).map(source).filter(|source| instance.may_open(source, bound));
+    let mut free = (0..SOURCES)
+        .map(source)
+        .filter(|source| instance.in_flight < bound && has_room(&instance.of_source, source, bound));
     assert!(free.all(|source| !instance.queue.has(&source)), "no client waits for what is free: {instance:?}");
 }
 

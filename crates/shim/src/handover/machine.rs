@@ -123,7 +123,7 @@ enum AcceptLoop {
 }
 
 /// Fixed for a shim's life.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Rules {
     pub(crate) addresses: Vec<SocketAddr>,
     /// How long nothing may be reachable before clients are refused.
@@ -133,7 +133,7 @@ pub(crate) struct Rules {
 }
 
 /// One shim's part in its berth.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
     rules: Rules,
     phase: Phase,
@@ -161,22 +161,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new(rules: Rules, now: Time) -> Self {
-        Self {
-            rules,
-            phase: Phase::Waiting,
-            facts: Facts::default(),
-            now,
-            held: BTreeMap::new(),
-            peers: BTreeMap::new(),
-            requested: BTreeSet::new(),
-            unreachable_since: Some(now),
-            leaving_since: None,
-            released: None,
-            joining: false,
-            closing: BTreeSet::new(),
-            dead: BTreeMap::new(),
-            announced: Default::default(),
-        }
+        Self { rules, now, unreachable_since: Some(now), ..Self::default() }
     }
 
     /// The last time that it was given.
@@ -225,14 +210,12 @@ impl Machine {
 
     /// Siblings that are joined and ready, for connections that the own instance cannot serve.
     pub(crate) fn joined_siblings(&self) -> Vec<ShimId> {
-        let joined = |peer: &Peer| peer.live(self.now).is_some_and(|its| its.phase == Phase::Joined && its.ready);
-        self.peers.iter().filter(|(_, peer)| joined(peer)).map(|(holder, _)| *holder).collect()
+        self.those(|peer| peer.live(self.now).is_some_and(|its| its.phase == Phase::Joined && its.ready))
     }
 
     /// Whether there is a sibling that is joined, ready and not leaving.
     pub(crate) fn has_successor(&self) -> bool {
-        let stays = |its: &Announce| its.phase == Phase::Joined && its.ready && !its.leaving;
-        self.peers.values().any(|peer| peer.live(self.now).is_some_and(stays))
+        self.live().any(|its| its.phase == Phase::Joined && its.ready && !its.leaving)
     }
 
     /// Which shim steers: while every shim is joined and would steer to the same instance, the one that
@@ -265,23 +248,23 @@ impl Machine {
 
     /// Siblings that are connected and have announced nothing for the time of a lease.
     pub(crate) fn silent(&self) -> Vec<ShimId> {
-        let silent =
-            |peer: &Peer| peer.connected && peer.announced.is_none() && self.now >= peer.since + self.rules.lease;
-        self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(holder, _)| *holder).collect()
+        self.those(|peer| peer.connected && peer.announced.is_none() && self.now >= peer.since + self.rules.lease)
     }
 
     /// Siblings that have a lease, and no connection for the time of a lease.
     pub(crate) fn unconnected(&self) -> Vec<ShimId> {
-        let apart =
-            |peer: &Peer| !peer.connected && self.now < peer.fresh_until && self.now >= peer.since + self.rules.lease;
-        self.peers.iter().filter(|(_, peer)| apart(peer)).map(|(holder, _)| *holder).collect()
+        let lease = self.rules.lease;
+        self.those(|peer| !peer.connected && self.now < peer.fresh_until && self.now >= peer.since + lease)
     }
 
     /// Siblings that have a lease and no connection, for which a shim that joins waits: they live, or died before their first
     /// announcement.
     pub(crate) fn awaited(&self) -> Vec<ShimId> {
-        let awaited = |peer: &Peer| !peer.connected && peer.is_awaited(self.now, self.rules.lease);
-        self.peers.iter().filter(|(_, peer)| awaited(peer)).map(|(holder, _)| *holder).collect()
+        self.those(|peer| !peer.connected && peer.is_awaited(self.now, self.rules.lease))
+    }
+
+    fn those(&self, are: impl Fn(&Peer) -> bool) -> Vec<ShimId> {
+        self.peers.iter().filter(|(_, peer)| are(peer)).map(|(holder, _)| *holder).collect()
     }
 
     /// Whether every sibling that has a lease is connected and has announced its state: then a listener without a

@@ -85,7 +85,7 @@ async fn send_updates(socket: &AsyncFd<OwnedFd>, published: &Mutex<Published>, c
         loop {
             // The state is read when the socket has room, not before.
             let mut ready = socket.writable().await?;
-            let (message, guards, more) = {
+            let (message, guards, sockets, more) = {
                 let published = lock(published);
                 given.retain(|cookie| published.held.contains_key(cookie));
                 let wanted = |cookie: &Cookie| published.guards.contains(cookie) && !given.contains(cookie);
@@ -94,19 +94,15 @@ async fn send_updates(socket: &AsyncFd<OwnedFd>, published: &Mutex<Published>, c
                 let new = &new[..new.len().min(seqpacket::DESCRIPTORS)];
                 let guards: Vec<_> = new.iter().map(|(cookie, (address, _))| (**cookie, *address)).collect();
                 let sockets: Vec<_> = new.iter().map(|(_, (_, socket))| socket.clone()).collect();
-                let update = Update {
-                    version: wire::STATE_VERSION,
-                    announce: published.announce.clone(),
-                    guards: guards.clone(),
-                };
-                (serde_json::to_vec(&update)?, guards.into_iter().zip(sockets).collect::<Vec<_>>(), more)
+                let update = Update { version: wire::STATE_VERSION, announce: published.announce.clone(), guards };
+                (serde_json::to_vec(&update)?, update.guards, sockets, more)
             };
-            let descriptors: Vec<_> = guards.iter().map(|(_, socket)| socket.as_fd()).collect();
+            let descriptors: Vec<_> = sockets.iter().map(|socket| socket.as_fd()).collect();
             match ready.try_io(|to| seqpacket::transmit(to.as_fd(), &message, &descriptors)) {
                 Err(_would_block) => continue,
                 Ok(sent) => sent?,
             }
-            given.extend(guards.iter().map(|((cookie, _), _)| *cookie));
+            given.extend(guards.iter().map(|(cookie, _)| *cookie));
             if !more {
                 break;
             }

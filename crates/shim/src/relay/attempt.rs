@@ -74,8 +74,7 @@ enum AttemptResult {
     Ended(Outcome),
     /// Its instance is stuck or gone, and another one is ready.
     Abandoned,
-    ClientReset,
-    /// The gate refused the rest of a ClientHello that came late.
+    /// The client reset its connection, or the gate refused the rest of a ClientHello that came late.
     Refused(Outcome),
 }
 
@@ -156,7 +155,6 @@ impl Opening<'_> {
                 AttemptResult::Answered(backend, source, exchanged) => {
                     return Ok(Reached { backend, source, instance: instance.id, exchanged });
                 }
-                AttemptResult::ClientReset => return Err(Outcome::ClientReset),
                 AttemptResult::Refused(outcome) => return Err(self.end_alike(outcome)),
                 AttemptResult::Unreachable(error) => {
                     tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
@@ -258,7 +256,7 @@ impl Opening<'_> {
                     Ok(()) => slot = self.turn.slot.take(),
                     Err(outcome) => return AttemptResult::Refused(outcome),
                 },
-                Err(Outcome::ClientReset) => return AttemptResult::ClientReset,
+                Err(outcome @ Outcome::ClientReset) => return AttemptResult::Refused(outcome),
                 Err(outcome) => {
                     if let Some(handshake) = handshake {
                         handshake.end();

@@ -44,18 +44,21 @@ impl Opening<'_> {
             () = gone(client, kept) => Err(Refused::Left),
         };
         self.leave_queue();
-        let outcome = match admitted {
+        let why = match admitted {
             // The runtime's readiness for the socket is older than its turn.
             Ok(slot) if !(self.kept.is_replayable() && socket::has_ended(&**self.client)) => {
                 self.turn.slot = Some(slot);
                 return Ok(());
             }
-            Ok(_) | Err(Refused::Left) => (Refused::Left, Outcome::ClientLeft),
-            Err(Refused::Expired) => (Refused::Expired, Outcome::GateExpired),
-            Err(Refused::Full) => (Refused::Full, Outcome::GateFull),
+            Ok(_) => Refused::Left,
+            Err(why) => why,
         };
-        waiting.refuse(outcome.0);
-        Err(outcome.1)
+        waiting.refuse(why);
+        Err(match why {
+            Refused::Left => Outcome::ClientLeft,
+            Refused::Expired => Outcome::GateExpired,
+            Refused::Full => Outcome::GateFull,
+        })
     }
 
     /// The client waits for its turn no longer.
