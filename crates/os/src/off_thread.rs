@@ -1,14 +1,11 @@
 //! Calls that may block (on a disk that stalls, or on a lock of the kernel), away from a thread that has to go on.
 
 use std::io;
-use std::sync::atomic::{
-    AtomicBool,
-    Ordering::{Relaxed, SeqCst},
-};
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
-use tokio::sync::Mutex;
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -20,11 +17,10 @@ const PARTS: u32 = 4;
 #[derive(Debug, Clone)]
 pub struct OffThread {
     what: &'static str,
-    turn: Arc<Mutex<()>>,
+    /// One permit, for the call that is being made or was begun; closed before the last call.
+    turns: Arc<Semaphore>,
     /// Held by the call that is being made.
-    running: Arc<std::sync::Mutex<()>>,
-    /// No call is made any more, but for the last.
-    finished: Arc<AtomicBool>,
+    running: Arc<Mutex<()>>,
     /// The last wait for a call was in vain.
     late: Arc<AtomicBool>,
 }
@@ -32,7 +28,7 @@ pub struct OffThread {
 impl OffThread {
     /// `what` is called, for messages.
     pub fn new(what: &'static str) -> Self {
-        Self { what, turn: Arc::default(), running: Arc::default(), finished: Arc::default(), late: Arc::default() }
+        Self { what, turns: Arc::new(Semaphore::new(1)), running: Arc::default(), late: Arc::default() }
     }
 
     /// What a call returns, if that is within this time. A call that returns later is made nevertheless. To be called within a tokio
@@ -46,20 +42,17 @@ impl OffThread {
         call: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
         let what = self.what;
-        if !self.late.load(Relaxed) || self.turn.try_lock().is_ok() {
+        if !self.late.load(Relaxed) || self.turns.available_permits() > 0 {
             let mut returned = std::pin::pin!(async {
-                let (turn, running) = (self.turn.clone().lock_owned().await, self.running.clone());
-                let finished = self.finished.clone();
+                let last = move || io::Error::other(format!("{what}: the last call was made"));
+                let (turns, running) = (self.turns.clone(), self.running.clone());
+                let turn = turns.clone().acquire_owned().await.map_err(|_| last())?;
                 self.late.store(false, Relaxed);
                 let call = move || {
                     let (_turn, _running) = (turn, running.lock());
                     #[cfg(debug_assertions)]
                     hang_in_tests(what);
-                    if finished.load(SeqCst) {
-                        Err(io::Error::other(format!("{what}: the last call was made")))
-                    } else {
-                        Ok(call())
-                    }
+                    if turns.is_closed() { Err(last()) } else { Ok(call()) }
                 };
                 spawn_blocking(call).await?
             });
@@ -76,7 +69,7 @@ impl OffThread {
     /// As [`Self::within`], where something is dropped: the last call, after the one that is being made. Calls that wait for their turn
     /// are not made any more.
     pub fn finish_within(&self, most: Duration, call: impl FnOnce() + Send + 'static) {
-        self.finished.store(true, SeqCst);
+        self.turns.close();
         let (running, (returns, returned)) = (self.running.clone(), mpsc::channel());
         let call = move || {
             let _running = running.lock();

@@ -228,7 +228,9 @@ impl Dispatcher {
                     // No client waits.
                     return Some(Trouble::Empty);
                 }
-                if self.make_room() {
+                // In the kernel's queue a storm is ahead of all other clients: one that waits for its turn at the gate goes, and another is accepted.
+                let gate = self.queues.first().and_then(|queue| queue.context.gate.as_ref());
+                if gate.is_some_and(|gate| gate.make_room()) {
                     self.metrics.accept_failed("limit");
                     return Some(Trouble::Exhausted);
                 }
@@ -259,31 +261,10 @@ impl Dispatcher {
         None
     }
 
-    /// Rejects a client that waits for its turn, so that another is accepted: in the kernel's queue a storm is ahead of all other clients.
-    fn make_room(&self) -> bool {
-        let gate = self.queues.first().and_then(|queue| queue.context.gate.as_ref());
-        gate.is_some_and(|gate| gate.make_room())
-    }
-
     fn trouble(&self, kind: &'static str, what: &dyn std::fmt::Display) {
         self.metrics.accept_failed(kind);
         if !self.troubled.swap(true, Relaxed) {
             tracing::warn!(kind, open = self.metrics.open(), "cannot accept, trying again: {what}");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_are_told_apart() {
-        let of = |code| Trouble::of(&io::Error::from_raw_os_error(code));
-        assert_eq!(of(libc::EAGAIN), Trouble::Empty);
-        assert_eq!(of(libc::ECONNABORTED), Trouble::Client);
-        assert_eq!(of(libc::EMFILE), Trouble::Exhausted);
-        assert_eq!(of(libc::EINVAL), Trouble::Closed);
-        assert_eq!(of(libc::EIO), Trouble::Unknown);
     }
 }

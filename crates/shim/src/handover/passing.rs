@@ -50,7 +50,7 @@ impl Group {
         };
         let peer = socket::check_connection(client.as_fd())?;
         let client = client.try_clone().map_err(|error| error.to_string())?;
-        if !PassToken::from(token.try_clone().map_err(|error| error.to_string())?).claim() {
+        if !PassToken(token.try_clone().map_err(|error| error.to_string())?).claim() {
             self.count("take", "late");
             return Err("the sender serves it already".to_owned());
         }
@@ -185,11 +185,5 @@ impl PassToken {
         // A descriptor from a sibling may be something else, and must not block.
         let unblocked = fcntl(&self.0, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok();
         unblocked && read(&self.0, &mut [0]) == Ok(1)
-    }
-}
-
-impl From<OwnedFd> for PassToken {
-    fn from(descriptor: OwnedFd) -> Self {
-        Self(descriptor)
     }
 }
