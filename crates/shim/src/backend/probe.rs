@@ -154,7 +154,8 @@ impl Probe {
         let files = self.files.clone();
         match self.reading.within(most, move || files.read()).await {
             Ok(read) => read.map_err(|why| fail("config", why)),
-            Err(error) => self.files.last().clone().ok_or_else(|| fail("timeout", error.to_string())),
+            // The instance was not asked: its silence would be another result.
+            Err(error) => self.files.last().clone().ok_or_else(|| fail("config", error.to_string())),
         }
     }
 

@@ -202,6 +202,11 @@ async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
         assert!(lives(&files, ill).await.unwrap_err().contains("[-]etcd failed"));
         assert!(lives(&files, mute).await.unwrap_err().contains("no HTTP answer"));
     }
+    let stalled = Files::new(&ca).probe();
+    let (_go_on, hangs) = std::sync::mpsc::channel::<()>();
+    stalled.reading.within(Duration::ZERO, move || hangs.recv()).await.unwrap_err();
+    let alive = stalled.lives(well).await.unwrap().unwrap();
+    assert!(alive.contains("no answer of the probe's files"), "{alive}");
     let (silent, _asked) = serve(&ca, "").await;
     let mut hasty = Files::new(&other);
     hasty.config.timeout = Duration::from_millis(300);
