@@ -29,7 +29,7 @@ use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::RecvTimeoutError;
@@ -414,7 +414,8 @@ impl Bridge {
             Ok(FinishedWork::Command { replaces }) => self.machine.command_ended(Ok(replaces)),
             Ok(FinishedWork::Restored(Restored { files, kept })) => {
                 self.notes.extend(kept.iter().map(|path| format!("what was replaced is kept: {}", path.display())));
-                self.machine.restored(files.as_ref().map(|put| restarts(&self.plan, put)).map_err(String::clone));
+                let anew = |put: &Vec<_>| is_replaced(manifest(&self.plan), Some(put));
+                self.machine.restored(files.as_ref().map(anew).map_err(String::clone));
                 if let Some(reply) = self.wanted.take() {
                     let _ = reply.send(files.map(|all| Some(Reply::Differences(all))));
                 }
@@ -432,7 +433,11 @@ impl Bridge {
             Some(Ask::Status | Ask::Accompany) => Ok(()),
             Some(Ask::Command) => self.machine.command_begins(),
             Some(Ask::Ended { failed: None }) => {
-                self.work.spawn_blocking(move || FinishedWork::Command { replaces: is_replaced(&plan) });
+                self.work.spawn_blocking(move || {
+                    let changed = differences(&plan)
+                        .inspect_err(|why| tracing::warn!("what COMMAND changed is not known: {why}"));
+                    FinishedWork::Command { replaces: is_replaced(manifest(&plan), changed.ok().as_deref()) }
+                });
                 Ok(())
             }
             Some(Ask::Ended { failed: Some(why) }) => {
@@ -607,6 +612,10 @@ fn pod(plan: &BridgePlan) -> Result<&RunningPod, String> {
     plan.pod.as_ref().ok_or_else(|| "what a kube-apiserver that is no pod is started from is not known here".to_owned())
 }
 
+fn manifest(plan: &BridgePlan) -> Option<&Path> {
+    plan.pod.as_ref().map(RunningPod::manifest)
+}
+
 fn before(plan: &BridgePlan) -> Result<Vec<SavedFile>, String> {
     Ok(pod(plan)?.before(&plan.command, &plan.options.directory))
 }
@@ -619,15 +628,11 @@ fn differences(plan: &BridgePlan) -> Result<Vec<Difference>, String> {
     restore::differences(&before(plan)?)
 }
 
-/// Whether COMMAND replaces the node's own instance: in a pod, by a changed manifest, which the kubelet reads long after a command that
-/// only writes it has ended; outside a pod, always.
-fn is_replaced(plan: &BridgePlan) -> bool {
-    differences(plan).is_ok_and(|all| restarts(plan, &all)) || plan.pod.is_none()
-}
-
-/// The kubelet restarts the node's own when its manifest changes.
-fn restarts(plan: &BridgePlan, put: &[Difference]) -> bool {
-    put.iter().any(|difference| plan.pod.as_ref().is_some_and(|pod| pod.manifest() == difference.path))
+/// Whether the node's own instance is replaced: in a pod, by a changed manifest, which the kubelet reads long after a command that only
+/// writes it has ended; outside a pod, always. `None` where it cannot be seen what has changed: the manifest may have.
+fn is_replaced(manifest: Option<&Path>, changed: Option<&[Difference]>) -> bool {
+    let (Some(manifest), Some(changed)) = (manifest, changed) else { return true };
+    changed.iter().any(|difference| difference.path == manifest)
 }
 
 /// The bridge's shim: `berth serve` with its defaults, but for what is set below.
@@ -646,4 +651,25 @@ fn config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Co
         drain_timeout: LONGEST_DRAIN,
         ..defaults
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bridge must not end while the kubelet has still to stop the node's own.
+    #[test]
+    fn an_instance_is_replaced_unless_it_is_seen_that_its_manifest_stayed() {
+        let changed = |path: &str| Difference { path: path.into(), missing: false, diff: None, refused: None };
+        let (manifest, key) = (Path::new("/m/k.yaml"), [changed("/pki/sa.key")]);
+        for (manifest, changed, replaced) in [
+            (Some(manifest), Some(&key[..]), false),
+            (Some(manifest), Some(&[]), false),
+            (Some(manifest), Some(&[changed("/pki/sa.key"), changed("/m/k.yaml")]), true),
+            (Some(manifest), None, true),
+            (None, None, true),
+        ] {
+            assert_eq!(is_replaced(manifest, changed), replaced, "{manifest:?} {changed:?}");
+        }
+    }
 }
