@@ -71,9 +71,11 @@ pub async fn accompany(directory: &Path, json: bool, run: Option<&[OsString]>) -
         watcher.more("`berth bridge status` shows its state, `berth bridge end` ends it");
         return Ok(Waited::Well);
     };
-    if loses_output() {
+    let terminals = [io::stdin().is_terminal(), io::stdout().is_terminal(), io::stderr().is_terminal()];
+    if loses_output(terminals, |variable| std::env::var(variable).ok()) {
         watcher.more(
-            "COMMAND goes on if this terminal is lost, and what it prints then is lost: tmux or screen would keep it",
+            "COMMAND goes on if this terminal is lost; what it prints then is lost, and a pipe that is lost too (`| tee`) may end it: tmux \
+             or screen would keep both",
         );
     }
     // COMMAND is not run while nothing serves in place of what it may stop. One that does not receive this is seen to be gone.
@@ -143,12 +145,12 @@ pub async fn ended(directory: &Path, json: bool, client: &Connection, now: bool)
     Ok(Waited::Again)
 }
 
-/// Whether COMMAND prints on a terminal that ends with a connection, as far as can be seen.
-fn loses_output() -> bool {
-    (io::stdout().is_terminal() || io::stderr().is_terminal())
-        && ["TMUX", "STY"].iter().all(|variable| std::env::var_os(variable).is_none())
+/// Whether COMMAND prints on a terminal that ends with a connection, or into a pipe from there, as far as can be seen.
+fn loses_output(terminals: [bool; 3], variable: impl Fn(&str) -> Option<String>) -> bool {
+    terminals.contains(&true)
+        && ["TMUX", "STY"].iter().all(|name| variable(name).is_none())
         // What sudo(8) leaves of them.
-        && !std::env::var("TERM").is_ok_and(|term| ["tmux", "screen"].iter().any(|name| term.starts_with(name)))
+        && !variable("TERM").is_some_and(|term| ["tmux", "screen"].iter().any(|name| term.starts_with(name)))
 }
 
 /// Runs COMMAND with this process's terminal and output. SIGTERM is passed on; SIGINT and SIGQUIT of a terminal reach COMMAND anyway, and
@@ -176,17 +178,40 @@ mod tests {
     use crate::server::serve;
     use berth_node::ipc::bridge::SOCKET;
     use berth_os::seqpacket;
-    use tokio::sync::{mpsc, oneshot, watch};
+    use tokio::sync::{Mutex, mpsc, oneshot, watch};
+
+    /// Held by who sends signals to this process, and by who must not get them.
+    static SIGNALS: Mutex<()> = Mutex::const_new(());
 
     /// As when its ssh session is lost: the kernel and berth's own caller send SIGHUP.
     #[tokio::test]
     async fn a_lost_terminal_ends_neither_command_nor_its_caller() {
+        let _alone = SIGNALS.lock().await;
+        let mut lost = Signals::new(&[Signal::SIGHUP]).unwrap();
         let run = ["sh", "-c", "kill -HUP $$ $PPID; exit 7"].map(OsString::from);
         assert_eq!(command(&run).await.unwrap().code(), Some(7));
+        lost.next().await;
+    }
+
+    #[test]
+    fn a_terminal_without_tmux_is_told_of_also_behind_a_pipe() {
+        let loses = |terminals, set: &[(&str, &str)]| {
+            loses_output(terminals, |name| set.iter().find(|(it, _)| *it == name).map(|(_, value)| (*value).to_owned()))
+        };
+        for (terminals, set, lost) in [
+            ([true; 3], &[("TERM", "xterm")][..], true),
+            ([true, false, false], &[], true),
+            ([false; 3], &[], false),
+            ([true; 3], &[("TMUX", "/tmp/tmux-0/default,7,0")], false),
+            ([true; 3], &[("TERM", "screen-256color")], false),
+        ] {
+            assert_eq!(loses(terminals, set), lost, "{terminals:?} {set:?}");
+        }
     }
 
     #[tokio::test]
     async fn an_interrupted_caller_knows_that_the_bridge_goes_on() {
+        let _alone = SIGNALS.lock().await;
         for (answer, waited) in [(Ok(None), Waited::NotBegun), (Err("COMMAND runs".to_owned()), Waited::Again)] {
             let temp = tempfile::tempdir().unwrap();
             let socket = seqpacket::listener(&temp.path().join(SOCKET)).unwrap();
