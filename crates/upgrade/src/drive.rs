@@ -11,15 +11,16 @@ use super::machine::{
 use super::observer::{NodeDetails, NodeObserver};
 use super::pod::{ApiserverPod, EMULATION, PREFIX};
 use super::progress::Progress;
-use super::state::{State, StateError, Store, remove};
+use super::state::{State, Store, remove};
 use berth_cluster::Client;
 use berth_doctor::service::{Demand, Keeping, Purpose, ServiceKeeper};
-use berth_manifest::file::{FileError, replace, replace_or_make, sweep};
+use berth_manifest::file::{replace, replace_or_make, sweep};
 use berth_manifest::names::{INSTALL, SHIM};
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_os::signals::Signals;
 use nix::sys::signal::Signal;
+use std::error::Error;
 use std::future::pending;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -66,30 +67,14 @@ pub enum Ended {
     Stopped,
 }
 
-/// Why it cannot go on.
-#[derive(Debug, thiserror::Error)]
-pub enum DriveError {
-    /// The state cannot be kept.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// A manifest cannot be written.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// A file or the run directory cannot be read.
-    #[error(transparent)]
-    Read(#[from] io::Error),
-}
+/// How it ended, or what cannot be read or written.
+type DriveResult = Result<Ended, Box<dyn Error>>;
 
 /// Carries an upgrade out from its current step to the end.
 ///
 /// # Errors
 /// Something cannot be read or written. The state is kept.
-pub async fn drive(
-    state: State,
-    store: &Store,
-    setting: &UpgradeContext,
-    progress: Rc<Progress>,
-) -> Result<Ended, DriveError> {
+pub async fn drive(state: State, store: &Store, setting: &UpgradeContext, progress: Rc<Progress>) -> DriveResult {
     let client = setting.client.as_ref().filter(|_| state.service);
     let service = client.map(|client| ServiceKeeper::new(client, Purpose::Upgrade, state.address)).transpose();
     let mut driver = Driver {
@@ -98,7 +83,7 @@ pub async fn drive(
         judging: None,
         observer: NodeObserver::new(&setting.run_dir),
         signals: OperatorSignals::new()?,
-        service: service.map_err(io::Error::other)?.map(ServiceKeeper::start),
+        service: service?.map(ServiceKeeper::start),
         drain_trouble: String::new(),
         unkept: None,
         warned_unkept: false,
@@ -149,7 +134,7 @@ struct Driver<'a> {
 }
 
 impl Driver<'_> {
-    async fn run(&mut self) -> Result<Ended, DriveError> {
+    async fn run(&mut self) -> DriveResult {
         for path in [&self.state.canonical, &self.state.temporary, self.store.path()] {
             sweep(path);
         }
@@ -184,7 +169,7 @@ impl Driver<'_> {
                     }
                 }
                 Action::Wait | Action::Judge(_) => {
-                    self.progress.waiting(&self.waits_for(&details, seen.temporary.alive));
+                    self.progress.waiting(&self.waits_for(&seen, &details));
                     let signalled = tokio::select! {
                         signalled = self.signals.next() => signalled,
                         () = self.observer.changed() => false,
@@ -289,17 +274,16 @@ impl Driver<'_> {
 
     /// While the new manifest's pod shall get ready: whether the kubelet cannot get one of its images.
     async fn ask_kubelet(&mut self, seen: &mut NodeObservation) {
-        let uid = self.state.uid.to_string();
-        let ApiserverPod { namespace, name, .. } = &self.setting.pod;
-        let (instance, pod) = match self.state.position.step {
-            Step::StartTemporary => (&mut seen.temporary, LoggedPod::Uid(&uid)),
-            Step::StartCanonical => (&mut seen.canonical, LoggedPod::Name(namespace, name)),
+        let instance = match self.state.position.step {
+            Step::StartTemporary => &mut seen.temporary,
+            Step::StartCanonical => &mut seen.canonical,
             _ => return,
         };
         if instance.in_group {
             return;
         }
         if self.asked_kubelet.is_none_or(|asked| asked.elapsed() >= KUBELET) {
+            let pod = self.pod(self.state.position.step.watched());
             self.kubelet_trouble = kubelet_trouble(&pod, self.entered).await;
             self.asked_kubelet = Some(Instant::now());
         }
@@ -336,7 +320,7 @@ impl Driver<'_> {
         }
     }
 
-    async fn finish(&mut self, outcome: UpgradeOutcome, details: &NodeDetails) -> Result<Ended, DriveError> {
+    async fn finish(&mut self, outcome: UpgradeOutcome, details: &NodeDetails) -> DriveResult {
         self.leave_service(true).await;
         // Before the state goes: an upgrade that is killed in between is resumed here, and the lock is not left behind.
         if let Some(lock) = &self.setting.lock {
@@ -431,45 +415,41 @@ impl Driver<'_> {
         self.progress.line(&format!("{number}{text}"));
     }
 
-    fn waits_for(&self, details: &NodeDetails, temporary_alive: bool) -> String {
-        let NodeDetails { canonical, temporary, .. } = details;
-        let start = |detail: &super::observer::InstanceDetails, alive: bool| match alive {
-            false => "waiting for the kubelet to start it".to_owned(),
-            true if detail.words.is_empty() => "waiting for it".to_owned(),
-            true => format!("not ready: {}", brief(&detail.words)),
-        };
-        let stop = |detail: &super::observer::InstanceDetails| match detail.open {
-            0 => "waiting for it to end".to_owned(),
-            1 => "waiting for it to end: 1 connection is open".to_owned(),
-            open => format!("waiting for it to end: {open} connections are open"),
-        };
-        match self.state.position.step {
-            Step::StartTemporary => start(temporary, temporary_alive),
-            Step::StartCanonical => start(canonical, details.others > 0),
-            Step::SettleTemporary | Step::JudgeTemporary if !temporary_alive || !temporary.words.is_empty() => {
-                start(temporary, temporary_alive)
-            }
-            Step::SettleCanonical | Step::JudgeCanonical if details.others == 0 || !canonical.words.is_empty() => {
-                start(canonical, details.others > 0)
-            }
+    fn waits_for(&self, seen: &NodeObservation, details: &NodeDetails) -> String {
+        let step = self.state.position.step;
+        let slot = step.watched();
+        let (watched, stopped) = (details.of(slot), details.of(slot.other()));
+        match step {
+            Step::Verify => "looking".into(),
+            Step::StopOld | Step::StopTemporary | Step::Withdraw => match stopped.open {
+                0 => "waiting for it to end".into(),
+                1 => "waiting for it to end: 1 connection is open".into(),
+                open => format!("waiting for it to end: {open} connections are open"),
+            },
+            _ if !seen.instance(slot).alive => "waiting for the kubelet to start it".into(),
+            _ if !watched.words.is_empty() => format!("not ready: {}", watched.words),
+            Step::StartTemporary | Step::StartCanonical => "waiting for it".into(),
             Step::SettleTemporary | Step::SettleCanonical => "ready".into(),
             Step::JudgeTemporary | Step::JudgeCanonical => "ready, and being judged".into(),
-            Step::StopOld => stop(canonical),
-            Step::StopTemporary | Step::Withdraw => stop(temporary),
-            Step::Verify => "looking".into(),
+        }
+    }
+
+    fn pod(&self, slot: Slot) -> LoggedPod<'_> {
+        let ApiserverPod { namespace, name, .. } = &self.setting.pod;
+        match slot {
+            Slot::Temporary => LoggedPod::Uid(self.state.uid.as_str()),
+            Slot::Canonical => LoggedPod::Name(namespace, name),
         }
     }
 
     /// Prints why, and the last lines of the container's log.
     fn print_failure(&self, why: &str, step: Step, details: &NodeDetails) {
-        let ApiserverPod { namespace, name, container, image, .. } = &self.setting.pod;
-        let uid;
-        let (instance, words, pod) = match step {
-            Step::StartTemporary | Step::SettleTemporary | Step::JudgeTemporary | Step::StopOld => {
-                uid = self.state.uid.to_string();
-                ("the new instance", &details.temporary.words, LoggedPod::Uid(&uid))
-            }
-            _ => ("the instance of the canonical file", &details.canonical.words, LoggedPod::Name(namespace, name)),
+        let ApiserverPod { container, image, .. } = &self.setting.pod;
+        let slot = step.watched();
+        let (words, pod) = (&details.of(slot).words, self.pod(slot));
+        let instance = match slot {
+            Slot::Temporary => "the new instance",
+            Slot::Canonical => "the instance of the canonical file",
         };
         self.progress.line(&format!("failed: {instance}: {why}"));
         if let Some(trouble) = &self.kubelet_trouble {
@@ -505,15 +485,6 @@ async fn ask_to_leave(socket: Option<&Path>) -> Result<(), String> {
         Ok(Reply::Done) => Ok(()),
         Ok(reply) => Err(format!("unexpected reply of its shim: {reply:?}")),
         Err(error) => Err(format!("its shim cannot be asked: {error}")),
-    }
-}
-
-/// Enough of a probe's answer while it is only waited for.
-fn brief(words: &str) -> String {
-    const WIDTH: usize = 90;
-    match words.char_indices().nth(WIDTH) {
-        Some((at, _)) => format!("{}…", &words[..at]),
-        None => words.to_owned(),
     }
 }
 

@@ -122,13 +122,19 @@ impl Machine {
         }
         match self.position.step {
             Step::StartTemporary => self.start_temporary(&step),
-            Step::SettleTemporary => self.settle_temporary(&step),
+            Step::SettleTemporary => {
+                let next = if self.course.judged { Step::JudgeTemporary } else { Step::StopOld };
+                self.settle(&step, Slot::Temporary, next)
+            }
             Step::JudgeTemporary => self.judge(&step, Slot::Temporary, Step::StopOld),
-            Step::StopOld => self.stop_old(&step),
+            Step::StopOld => self.stop(&step, Slot::Canonical, Step::StartCanonical),
             Step::StartCanonical => self.start_canonical(&step),
-            Step::SettleCanonical => self.settle_canonical(&step),
+            Step::SettleCanonical => {
+                let judged = self.course.emulated && step.target == Version::New && !self.interrupted;
+                self.settle(&step, Slot::Canonical, if judged { Step::JudgeCanonical } else { Step::StopTemporary })
+            }
             Step::JudgeCanonical => self.judge(&step, Slot::Canonical, Step::StopTemporary),
-            Step::StopTemporary => self.stop_temporary(&step),
+            Step::StopTemporary => self.stop(&step, Slot::Temporary, Step::Verify),
             Step::Verify => step.verify(),
             Step::Withdraw => self.go_back(&step),
         }
@@ -161,29 +167,31 @@ impl Machine {
                 Action::Place(Slot::Temporary, version)
             };
         }
-        match view.start(Slot::Temporary) {
-            Poll::Ready(Ok(())) => self.enter(Step::SettleTemporary),
-            Poll::Ready(Err(why)) => self.withdraw(&why),
+        self.go_on(Slot::Temporary, Step::SettleTemporary, view.start(Slot::Temporary))
+    }
+
+    /// What comes of a wait for a slot's instance.
+    fn go_on(&mut self, slot: Slot, next: Step, come: Poll<Result<(), String>>) -> Action {
+        match come {
+            Poll::Ready(Ok(())) => self.enter(next),
+            Poll::Ready(Err(why)) => self.send_back(slot, why),
             Poll::Pending => Action::Wait,
         }
     }
 
-    fn settle_temporary(&mut self, view: &StepView<'_>) -> Action {
-        if view.seen.temporary_file == Content::Absent {
-            return self.withdraw(REMOVED);
-        }
-        match self.settle(view, Slot::Temporary) {
-            Poll::Ready(Ok(())) => self.enter(if self.course.judged { Step::JudgeTemporary } else { Step::StopOld }),
-            Poll::Ready(Err(why)) => self.withdraw(&why),
-            Poll::Pending => Action::Wait,
-        }
+    /// A slot's instance is watched, and stays for a while.
+    fn settle(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
+        let settled = match view.removed(slot) {
+            Some(why) => Poll::Ready(Err(why)),
+            None => self.settled(view, slot),
+        };
+        self.go_on(slot, next, settled)
     }
 
     /// A slot's instance gets clients and is judged, beside the other one.
     fn judge(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
-        let removed = (slot == Slot::Temporary && view.seen.temporary_file == Content::Absent).then(|| REMOVED.into());
         let interrupted = self.interrupted.then(|| INTERRUPTED.into());
-        if let Some(why) = removed.or_else(|| self.lost(view, slot)).or(interrupted) {
+        if let Some(why) = view.removed(slot).or_else(|| self.lost(view, slot)).or(interrupted) {
             return self.send_back(slot, why);
         }
         match self.judged.take() {
@@ -205,30 +213,36 @@ impl Machine {
         }
     }
 
-    fn stop_old(&mut self, view: &StepView<'_>) -> Action {
-        let NodeObservation { canonical, temporary, canonical_file, .. } = view.seen;
-        if *canonical_file == Content::Absent {
-            return if canonical.alive { self.stopping(view) } else { self.enter(Step::StartCanonical) };
+    /// A slot's instance goes for the other one, which stays.
+    fn stop(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
+        let [goes, stays] = [slot, slot.other()].map(|slot| view.seen.instance(slot));
+        if view.seen.file(slot) == Content::Absent {
+            return if goes.alive { self.stopping(view) } else { self.enter(next) };
         }
-        let lost = self.lost(view, Slot::Temporary);
-        if temporary.in_group {
-            if canonical.may_serve() && self.drains_failed >= DRAINS {
+        let lost = self.lost(view, slot.other());
+        if stays.in_group {
+            if slot == Slot::Canonical && goes.may_serve() && self.drains_failed >= DRAINS {
                 return self.withdraw("the old instance's shim cannot be drained");
             }
-            return self.stop(view, Slot::Canonical);
+            return self.remove(view, slot);
         }
         match lost {
-            // Once drained, the old one does not come back: then there is only the way on.
-            Some(why) if canonical.in_group && !self.drained => self.withdraw(&why),
-            _ if self.lost_for(view) >= view.limits.ready => {
-                Action::Halt("the new instance is not ready any more, and the old one has left the port".into())
+            // Once drained, it does not come back: then there is only the way on.
+            Some(why) if goes.in_group && !self.drained => self.send_back(slot.other(), why),
+            _ if self.lost.is_some_and(|since| view.now.saturating_sub(since) >= view.limits.ready) => {
+                Action::Halt(match slot {
+                    Slot::Canonical => {
+                        "the new instance is not ready any more, and the old one has left the port".into()
+                    }
+                    Slot::Temporary => "the canonical instance is not ready any more".into(),
+                })
             }
             _ => Action::Wait,
         }
     }
 
     /// A file goes, its shim first; the other slot's instance is in the group.
-    fn stop(&self, view: &StepView<'_>, slot: Slot) -> Action {
+    fn remove(&self, view: &StepView<'_>, slot: Slot) -> Action {
         let instance = view.seen.instance(slot);
         let waits = self.drains_failed < DRAINS && !(self.drained && view.elapsed() >= LEAVING);
         if instance.may_serve() && instance.drains && waits { Action::Drain(slot) } else { Action::Remove(slot) }
@@ -246,27 +260,13 @@ impl Machine {
         }
         if !view.holds(self.position.target) {
             // What failed goes first: the kubelet runs one pod of a name.
-            return match (canonical.may_serve(), temporary.in_group) {
-                (false, true) => Action::Remove(Slot::Canonical),
-                (true, true) => self.stop(view, Slot::Canonical),
-                (_, false) if view.elapsed() < view.limits.ready => Action::Wait,
-                (_, false) => Action::Halt("the temporary instance is not ready any more".into()),
+            return match temporary.in_group {
+                true => self.remove(view, Slot::Canonical),
+                false if view.elapsed() < view.limits.ready => Action::Wait,
+                false => Action::Halt("the temporary instance is not ready any more".into()),
             };
         }
-        match view.start(Slot::Canonical) {
-            Poll::Ready(Ok(())) => self.enter(Step::SettleCanonical),
-            Poll::Ready(Err(why)) => self.fail_canonical(why),
-            Poll::Pending => Action::Wait,
-        }
-    }
-
-    fn settle_canonical(&mut self, view: &StepView<'_>) -> Action {
-        let judged = self.course.emulated && self.position.target == Version::New && !self.interrupted;
-        match self.settle(view, Slot::Canonical) {
-            Poll::Ready(Ok(())) => self.enter(if judged { Step::JudgeCanonical } else { Step::StopTemporary }),
-            Poll::Ready(Err(why)) => self.fail_canonical(why),
-            Poll::Pending => Action::Wait,
-        }
+        self.go_on(Slot::Canonical, Step::SettleCanonical, view.start(Slot::Canonical))
     }
 
     /// The canonical instance does not serve, or is bad; the temporary one serves.
@@ -282,45 +282,20 @@ impl Machine {
         }
     }
 
-    fn stop_temporary(&mut self, view: &StepView<'_>) -> Action {
-        let NodeObservation { canonical, temporary, temporary_file, .. } = view.seen;
-        if *temporary_file == Content::Absent {
-            return if temporary.alive { self.stopping(view) } else { self.enter(Step::Verify) };
-        }
-        let lost = self.lost(view, Slot::Canonical);
-        if canonical.in_group {
-            return self.stop(view, Slot::Temporary);
-        }
-        match lost {
-            Some(why) if temporary.in_group && !self.drained => self.fail_canonical(why),
-            _ if self.lost_for(view) >= view.limits.ready => {
-                Action::Halt("the canonical instance is not ready any more".into())
-            }
-            _ => Action::Wait,
-        }
-    }
-
     fn go_back(&mut self, view: &StepView<'_>) -> Action {
         let NodeObservation { canonical, temporary, temporary_file, .. } = view.seen;
-        let late = view.elapsed() >= view.limits.ready;
-        let down = || Action::Halt("the old instance is not ready".into());
-        if *temporary_file == Content::Absent {
-            return match (temporary.alive, canonical.in_group) {
-                (true, _) => self.stopping(view),
-                (false, true) => Action::Finish(UpgradeOutcome::RolledBack),
-                (false, false) if late => down(),
-                (false, false) => Action::Wait,
-            };
-        }
-        // After a reboot both start, and an instance that is not in the group may be the first to be ready.
-        match canonical.in_group {
-            true => self.stop(view, Slot::Temporary),
-            false if late => down(),
-            false => Action::Wait,
+        let is_removed = *temporary_file == Content::Absent;
+        match (is_removed, canonical.in_group) {
+            (true, _) if temporary.alive => self.stopping(view),
+            (true, true) => Action::Finish(UpgradeOutcome::RolledBack),
+            (false, true) => self.remove(view, Slot::Temporary),
+            // After a reboot both start, and an instance that is not in the group may be the first to be ready.
+            (_, false) if view.elapsed() < view.limits.ready => Action::Wait,
+            (_, false) => Action::Halt("the old instance is not ready".into()),
         }
     }
 
-    fn settle(&mut self, view: &StepView<'_>, slot: Slot) -> Poll<Result<(), String>> {
+    fn settled(&mut self, view: &StepView<'_>, slot: Slot) -> Poll<Result<(), String>> {
         let instance = view.seen.instance(slot);
         let before = view.since.seen.instance(slot);
         let another = instance.process.is_some() && before.process.is_some() && instance.process != before.process;
@@ -373,11 +348,6 @@ impl Machine {
         }
         Action::Halt(format!("the kubelet has not stopped the pod in {}: does it run?", seconds(view.limits.stop)))
     }
-
-    /// For how long it has been out of the group.
-    fn lost_for(&self, view: &StepView<'_>) -> Duration {
-        self.lost.map_or(Duration::ZERO, |since| view.now.saturating_sub(since))
-    }
 }
 
 /// One observation, within one step.
@@ -418,6 +388,11 @@ impl StepView<'_> {
             Step::StartCanonical | Step::Verify => return None,
         };
         (!self.holds(version)).then_some(name)
+    }
+
+    /// The file of the temporary one is not to go.
+    fn removed(&self, slot: Slot) -> Option<String> {
+        (slot == Slot::Temporary && self.seen.temporary_file == Content::Absent).then(|| REMOVED.into())
     }
 
     fn elapsed(&self) -> Duration {

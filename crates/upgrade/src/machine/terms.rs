@@ -71,6 +71,16 @@ pub enum Step {
     Withdraw,
 }
 
+impl Step {
+    /// Whose instance has to serve in it. The other one may be stopped.
+    pub fn watched(self) -> Slot {
+        match self {
+            Self::StartTemporary | Self::SettleTemporary | Self::JudgeTemporary | Self::StopOld => Slot::Temporary,
+            _ => Slot::Canonical,
+        }
+    }
+}
+
 impl fmt::Display for Step {
     /// As it is in JSON.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -146,6 +156,13 @@ pub struct NodeObservation {
 }
 
 impl NodeObservation {
+    pub fn file(&self, slot: Slot) -> Content {
+        match slot {
+            Slot::Canonical => self.canonical_file,
+            Slot::Temporary => self.temporary_file,
+        }
+    }
+
     pub fn instance(&self, slot: Slot) -> InstanceObservation {
         match slot {
             Slot::Canonical => self.canonical,
