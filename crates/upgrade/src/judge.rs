@@ -127,7 +127,8 @@ impl Judging {
                 if let (all @ 1.., met @ 1..) = self.judge.met() {
                     progress.more(&format!("{met} of {all} requests met it, from then on, to both"));
                 }
-                explain(verdict, |line| progress.more(line));
+                verdict.to_string().lines().for_each(|line| progress.more(line));
+                progress.more("what each is, and how to accept one (--accept): docs/judge.md");
                 Judged::GoBack(said(verdict))
             }
             Outcome::Undecided => {
@@ -189,14 +190,8 @@ pub async fn check_judge(run_dir: &Path, client: Option<&Client>, temporary: &In
     }
 }
 
-/// A bad verdict for an operator, line by line: its table, and what to do.
-pub fn explain(verdict: &Verdict, print: impl Fn(&str)) {
-    verdict.to_string().lines().for_each(&print);
-    print("what each is, and how to accept one (--accept): docs/judge.md");
-}
-
 /// A verdict in a line.
-pub fn said(verdict: &Verdict) -> String {
+fn said(verdict: &Verdict) -> String {
     let bad = verdict.rows.iter().filter(|row| row.judgement == Judgement::Bad);
     let bad: Vec<_> = bad.map(|row| format!("{} ({})", row.code, row.subject)).collect();
     let all = |row: &&Row| row.code == Signal::Errors && row.subject == Subject::default().to_string();

@@ -149,25 +149,19 @@ impl NodeObserver {
             };
             let life = self.lives.entry(known.id.clone()).or_default();
             instance.silent = life.is_silent(answered, instance.in_group, Instant::now());
-            let slot = usize::from(own);
-            let before = seen[slot];
+            let all = &mut seen[usize::from(own)];
             details.others += usize::from(!own && instance.alive);
             if own {
                 details.temporary = detail;
-            } else if details.canonical.id.is_none()
-                || (instance.alive, instance.in_group) > (before.alive, before.in_group)
+            } else if details.canonical.id.is_none() || (instance.alive, instance.in_group) > (all.alive, all.in_group)
             {
                 details.canonical = detail;
             }
-            seen[slot] = InstanceObservation {
-                alive: before.alive || instance.alive,
-                in_group: before.in_group || instance.in_group,
-                drains: before.drains || instance.drains,
-                silent: before.silent || instance.silent,
-                process: instance.process.or(before.process),
-                ends: 0,
-                not_started: false,
-            };
+            all.alive |= instance.alive;
+            all.in_group |= instance.in_group;
+            all.drains |= instance.drains;
+            all.silent |= instance.silent;
+            all.process = instance.process.or(all.process);
         }
         // Of records that were pruned too, so that the numbers only grow.
         for (id, life) in &self.lives {
@@ -222,10 +216,8 @@ impl NodeObserver {
             alive: runs || shim,
             in_group: ready || (served && runs),
             drains: shim,
-            silent: false,
             process: life.process.filter(|_| runs),
-            ends: 0,
-            not_started: false,
+            ..InstanceObservation::default()
         };
         (instance, detail)
     }

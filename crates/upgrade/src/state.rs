@@ -19,8 +19,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const VERSION: u32 = 1;
-
 /// Where it is kept by default, with originals of manifests.
 pub const DIRECTORY: &str = "/etc/kubernetes/berth";
 
@@ -102,7 +100,7 @@ pub struct Emulated {
 
 impl State {
     /// The format that is written.
-    pub const FORMAT: u32 = VERSION;
+    pub const FORMAT: u32 = 1;
 
     /// Text of a version's canonical file.
     pub fn text(&self, version: Version) -> &str {
@@ -251,8 +249,12 @@ pub fn parse(bytes: &[u8]) -> Result<State, String> {
     }
     // First the format alone, so that a later one is named as such and not by a missing field.
     let Format { version } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    if version != VERSION {
-        return Err(format!("it has format {version}, this is berth {} with format {VERSION}", berth_node::VERSION));
+    if version != State::FORMAT {
+        return Err(format!(
+            "it has format {version}, this is berth {} with format {}",
+            berth_node::VERSION,
+            State::FORMAT
+        ));
     }
     serde_json::from_slice(bytes).map_err(|error| error.to_string())
 }
@@ -265,7 +267,7 @@ pub(super) mod tests {
 
     pub(in super::super) fn state() -> State {
         State {
-            version: VERSION,
+            version: State::FORMAT,
             berth: "0.1.0".into(),
             started: "2026-05-04T03:02:01Z".into(),
             position: Position::begin(),
