@@ -41,7 +41,6 @@ fn options(args: &UpgradeArgs) -> UpgradeOptions {
         judge: args.judge.judge.then(|| judge(&args.judge)),
         emulate: !args.judge.no_emulate,
         break_lock: args.break_lock,
-        command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" "),
     }
 }
 

@@ -2,7 +2,6 @@
 //! interrupted upgrade.
 
 use super::drive::{self, UpgradeContext};
-use super::journal::node_name;
 use super::judge::{JudgeOptions, check_judge};
 use super::lock::{Claim, Holder, Lock, LockError, NAME, NAMESPACE};
 use super::machine::{InstanceObservation, Limits, Position};
@@ -65,8 +64,6 @@ pub struct UpgradeOptions {
     pub emulate: bool,
     /// Take the cluster's lock from its holder.
     pub break_lock: bool,
-    /// The command line, which an upgrade of another node reports as the lock's holder.
-    pub command: String,
 }
 
 impl UpgradeOptions {
@@ -192,15 +189,7 @@ async fn acquire_lock(
         progress.more(&format!("no --kubeconfig: {UNLOCKED}"));
         return Ok(None);
     };
-    let me = Holder {
-        upgrade: state.uid.to_string(),
-        node: node_name(Path::new("/proc")).unwrap_or_else(|| state.address.ip().to_string()),
-        process: std::process::id().to_string(),
-        command: options.command.clone(),
-        changed: resumed,
-        since: String::new(),
-    };
-    let lock = Lock::new(client, Claim::new(me, options.break_lock));
+    let lock = Lock::new(client, Claim::new(Holder::this(&state.uid, resumed), options.break_lock));
     match lock.acquire(progress).await {
         Ok(()) => {
             progress.more(&format!(

@@ -9,14 +9,17 @@
 //!
 //! [`Claim`] decides, without I/O. An upgrade is identified by the UID that is drawn for it and kept in its state.
 
+use super::journal::node_name;
 use super::progress::Progress;
 use berth_cluster::client::found;
 use berth_cluster::lease::{Expiry, RENEWAL, lease_object};
 use berth_cluster::service::MANAGER;
 use berth_cluster::{Client, Error};
 use berth_manifest::grant::objects;
+use berth_node::instance::InstanceId;
 use hyper::StatusCode;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
@@ -65,6 +68,19 @@ pub struct Holder {
 }
 
 impl Holder {
+    /// This process, which upgrades this node.
+    pub fn this(upgrade: &InstanceId, changed: bool) -> Self {
+        let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        Self {
+            upgrade: upgrade.to_string(),
+            node: node_name(Path::new("/proc")).unwrap_or_else(|| "?".into()),
+            process: std::process::id().to_string(),
+            command: words.join(" "),
+            changed,
+            since: String::new(),
+        }
+    }
+
     /// Parses the Lease. Without the annotation that nothing was changed it may be a later berth's, and counts as changed.
     pub fn parse(object: &Value) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();

@@ -5,13 +5,10 @@ use super::members::Choice;
 use super::types::Sample;
 use super::{Cluster, EtcdPlan};
 use berth_cluster::Client;
-use berth_options::cluster::host_name;
-use berth_upgrade::journal::node_name;
 use berth_upgrade::lock::{Claim, Holder, Lock, LockError};
 use berth_upgrade::pod::draw_uid;
 use berth_upgrade::progress::Progress;
 use std::net::SocketAddr;
-use std::path::Path;
 use tokio::sync::watch;
 
 /// What is not avoided without the cluster's lock.
@@ -100,16 +97,8 @@ enum Missing {
 async fn acquired(client: Option<&Client>, needs_lock: bool, progress: &Progress) -> Result<Lock, Missing> {
     let client =
         client.ok_or_else(|| Missing::Unlocked("the cluster's lock is not held without --kubeconfig".into()))?;
-    let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-    let me = Holder {
-        upgrade: draw_uid().map_err(|error| Missing::Refused(error.to_string()))?.to_string(),
-        node: node_name(Path::new("/proc")).unwrap_or_else(host_name),
-        process: std::process::id().to_string(),
-        command: words.join(" "),
-        changed: false,
-        since: String::new(),
-    };
-    let lock = Lock::new(client, Claim::new(me, false));
+    let uid = draw_uid().map_err(Missing::Refused)?;
+    let lock = Lock::new(client, Claim::new(Holder::this(&uid, false), false));
     match lock.acquire(progress).await {
         Ok(()) => Ok(lock),
         Err(LockError::Api(error)) if needs_lock => Err(Missing::Refused(format!("--kubeconfig: {error}: {UNLOCKED}"))),
