@@ -36,11 +36,6 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// How long it takes with a new instance that is good.
-    pub fn time(&self) -> Duration {
-        self.stages().map(|(_, time)| time).sum()
-    }
-
     fn stages(&self) -> impl DoubleEndedIterator<Item = (u16, Duration)> {
         let steps = self.parts.iter().map(|part| (*part, self.step));
         [(0, self.warm)].into_iter().chain(steps).chain([(ALL, self.bake)])
@@ -137,7 +132,6 @@ mod tests {
     #[test]
     fn the_part_grows_until_it_is_everything() {
         let plan = Plan::default();
-        assert_eq!(plan.time(), seconds(6 * 60));
         let mut canary = Canary::new(&plan);
         for (at, wanted) in [
             (7, begins(0)),

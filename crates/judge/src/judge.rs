@@ -243,14 +243,7 @@ impl Judge {
             () if lacking.is_empty() => Outcome::Good,
             () => Outcome::Undecided,
         };
-        Verdict {
-            outcome,
-            rows,
-            lacking,
-            intervals: self.step.intervals,
-            left_out: self.step.left_out,
-            against: self.against(),
-        }
+        Verdict { outcome, rows, lacking, against: self.against() }
     }
 
     /// A test for everything that is known of the old instance, each with its part of [`ALPHA`].

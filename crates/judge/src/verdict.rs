@@ -1,11 +1,9 @@
 //! What comes out: an outcome, and a table of what was compared.
 
 use crate::signals::Signal;
-use serde::{Deserialize, Serialize};
 use std::fmt;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     Good,
     Bad,
@@ -13,7 +11,7 @@ pub enum Outcome {
     Undecided,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
     pub outcome: Outcome,
     pub rows: Vec<Row>,
@@ -21,12 +19,9 @@ pub struct Verdict {
     pub lacking: Vec<String>,
     /// What speaks against the new instance, if there was too little to prove it.
     pub against: Option<String>,
-    /// Intervals of this step that count, and that were left out.
-    pub intervals: u32,
-    pub left_out: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     pub code: Signal,
     pub subject: String,
@@ -40,8 +35,7 @@ pub struct Row {
     pub note: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Judgement {
     Good,
     Bad,
@@ -100,8 +94,7 @@ mod tests {
             row(Signal::Aborts, "all", Judgement::NotCompared, "nothing that both had"),
             row(Signal::Errors, "LIST pods", Judgement::Bad, ""),
         ];
-        let verdict =
-            Verdict { outcome: Outcome::Bad, rows, lacking: Vec::new(), against: None, intervals: 12, left_out: 0 };
+        let verdict = Verdict { outcome: Outcome::Bad, rows, lacking: Vec::new(), against: None };
         let table = verdict.to_string();
         let words = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
         let wanted = [

@@ -304,12 +304,6 @@ fn an_api_that_is_gone_counts_if_it_is_used() {
         bad(&verdict).map(|row| (row.code, &*row.subject)).collect::<Vec<_>>(),
         [(Signal::MissingApi, "a/v1beta1")]
     );
-    let json = serde_json::to_string(&verdict).expect("it is data");
-    assert!(
-        json.starts_with("{\"outcome\":\"bad\",")
-            && json.contains("{\"code\":\"missing-api\",\"subject\":\"a/v1beta1\",")
-    );
-    assert_eq!(serde_json::from_str::<Verdict>(&json).expect("it was written"), verdict);
     // A watch that was begun before counts for as long as it is open.
     let watched = "apiserver_longrunning_requests{group=\"a\",version=\"v1beta1\",resource=\"x\",verb=\"WATCH\"} 1";
     let old = Sample::new(Some(watched)).serves(["a/v1beta1".to_owned()].into());
@@ -350,7 +344,7 @@ fn an_outage_that_both_have_is_left_out() {
     }
     let verdict = judge.verdict();
     assert_eq!(verdict.outcome, Outcome::Undecided, "{verdict:?}");
-    assert!(verdict.left_out == 39 && verdict.lacking[0].ends_with("39 left out, as the old one suffered too"));
+    assert!(verdict.lacking[0].ends_with("; 39 left out, as the old one suffered too"), "{verdict:?}");
 }
 
 #[test]
