@@ -4,8 +4,7 @@ use super::spec::Changes;
 use super::tree::{self, Mounted};
 use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, RunningPod, copy};
 use crate::cgroup;
-use crate::localhost::TEMPORARY;
-use crate::localhost::temporary_name;
+use crate::localhost::{TEMPORARY, temporary_name};
 use berth_os::file::{found, make_private};
 use berth_os::namespaces::{Enclosure, SignReader, in_own_processes, tmpfs, unmount};
 use berth_os::process::ProcessAttributes;
@@ -85,7 +84,7 @@ impl Container {
         let writes = args.iter().any(|argument| argument.contains(AUDIT));
         if writes {
             make_private(&audit)?;
-            chown(&audit, Some(pod.spec.user().uid), Some(pod.spec.user().gid))?;
+            chown(&audit, pod.spec.user("uid"), pod.spec.user("gid"))?;
             let_write(&File::open(&audit)?, pod.label())?;
         }
         let audit = writes.then_some((audit.as_path(), Path::new(AUDIT)));
@@ -99,7 +98,7 @@ impl Container {
             besides: &audit.into_iter().chain(pinned).collect::<Vec<_>>(),
         };
         make_private(&memory.join(BUNDLE))?;
-        fs::write(memory.join(BUNDLE).join("config.json"), serde_json::to_vec(&pod.spec.clone().changed(changes))?)?;
+        fs::write(memory.join(BUNDLE).join("config.json"), serde_json::to_vec(&pod.spec.changed(changes)?)?)?;
         Ok(Self { memory, cgroup })
     }
 

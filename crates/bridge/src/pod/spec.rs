@@ -1,88 +1,42 @@
-//! A container's specification as its runtime reads it (config.json, <https://github.com/opencontainers/runtime-spec>): what it runs
+//! The specification of a container, as its runtime reads it (config.json, <https://github.com/opencontainers/runtime-spec>): what it runs
 //! as and what it sees. What is not named here is kept as it is.
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde::Deserialize;
+use serde::de::Error as _;
+use serde_json::{Value, json, to_value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Parts of it that the temporary instance's does not have. Hooks and annotations are what the runtime of the node's pods does for a
-/// pod, and the others need what belongs to the pod: its host name's namespace, its classes of caches.
-const DROPPED: [&str; 4] = ["hooks", "annotations", "hostname", "domainname"];
-const DROPPED_LINUX: [&str; 1] = ["intelRdt"];
+/// Parts of it that the temporary instance's does not have, each by the object that it is in. Hooks and annotations are what the runtime of
+/// the node's pods does for a pod, and others need what belongs to the pod: its host name's namespace, its classes of caches. A pod's share
+/// of the CPUs is one among pods: in a cgroup next to those of all pods and of all services, it would be so small that a busy node starves it.
+const DROPPED: [(&str, &str); 7] = [
+    ("", "hooks"),
+    ("", "annotations"),
+    ("", "hostname"),
+    ("", "domainname"),
+    ("/linux", "intelRdt"),
+    ("/linux/resources/cpu", "shares"),
+    ("/linux/resources/unified", "cpu.weight"),
+];
 
 /// Namespaces that are the node's for a pod with `hostNetwork`, and so for the process that starts the temporary instance.
 const NODES: [&str; 2] = ["network", "uts"];
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Spec {
-    process: ProcessSpec,
-    root: Root,
-    #[serde(default)]
+    whole: Value,
     pub mounts: Vec<Mount>,
-    linux: Linux,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct ProcessSpec {
-    #[serde(default)]
-    terminal: bool,
-    args: Vec<String>,
-    user: User,
-    #[serde(rename = "oomScoreAdj", default, skip_serializing_if = "Option::is_none")]
-    oom_score_adj: Option<i64>,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct User {
-    pub uid: u32,
-    pub gid: u32,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Root {
-    path: PathBuf,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Mount {
     pub destination: PathBuf,
-    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "type")]
     kind: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<PathBuf>,
     #[serde(default)]
     options: Vec<String>,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Linux {
-    #[serde(default)]
-    namespaces: Vec<Namespace>,
-    #[serde(rename = "cgroupsPath", default, skip_serializing_if = "Option::is_none")]
-    cgroups_path: Option<String>,
-    #[serde(rename = "mountLabel", default, skip_serializing_if = "Option::is_none")]
-    mount_label: Option<String>,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Namespace {
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    path: Option<PathBuf>,
 }
 
 /// How the temporary instance's differs.
@@ -111,20 +65,26 @@ impl Spec {
     /// # Errors
     /// It is none.
     pub fn parse(json: &[u8]) -> serde_json::Result<Self> {
-        serde_json::from_slice(json)
+        let whole: Value = serde_json::from_slice(json)?;
+        if !["process", "root", "linux"].iter().all(|part| whole[part].is_object()) {
+            return Err(serde_json::Error::custom("it is no specification of a container"));
+        }
+        Ok(Self { mounts: Vec::deserialize(&whole["mounts"])?, whole })
     }
 
-    pub fn user(&self) -> &User {
-        &self.process.user
+    /// Its `uid`, or its `gid`.
+    pub fn user(&self, id: &str) -> Option<u32> {
+        self.whole["process"]["user"][id].as_u64()?.try_into().ok()
     }
 
     /// SELinux's label of its files.
     pub fn label(&self) -> Option<&str> {
-        self.linux.mount_label.as_deref().filter(|label| !label.is_empty())
+        self.whole["linux"]["mountLabel"].as_str().filter(|label| !label.is_empty())
     }
 
     pub fn has_namespace(&self, kind: &str) -> bool {
-        self.linux.namespaces.iter().any(|namespace| namespace.kind == kind)
+        let all = self.whole["linux"]["namespaces"].as_array();
+        all.is_some_and(|all| all.iter().any(|namespace| namespace["type"] == kind))
     }
 
     /// The mount of a directory or file of the node that a path in the container is in, and where on the node that is.
@@ -135,44 +95,53 @@ impl Spec {
         Some((mount, if within == Path::new("") { source.clone() } else { source.join(within) }))
     }
 
-    #[must_use]
-    pub fn changed(mut self, changes: Changes<'_>) -> Self {
-        self.rest.retain(|key, _| !DROPPED.contains(&key.as_str()));
-        self.linux.rest.retain(|key, _| !DROPPED_LINUX.contains(&key.as_str()));
-        self.process.terminal = false;
-        self.process.args = changes.args;
-        self.process.oom_score_adj = Some(changes.oom_score_adj.into());
+    /// # Errors
+    /// A path is not UTF-8.
+    pub fn changed(&self, changes: Changes<'_>) -> serde_json::Result<Value> {
+        let mut whole = self.whole.clone();
+        DROPPED.iter().for_each(|(at, part)| remove(&mut whole, at, part));
         let limits =
             changes.limits.into_iter().map(|(kind, soft, hard)| json!({"type": kind, "soft": soft, "hard": hard}));
-        self.process.rest.insert("rlimits".into(), limits.collect());
-        self.root.path = changes.root.to_owned();
-        self.linux.cgroups_path = Some(changes.cgroup.to_owned());
-        self.linux.forget_shares();
-        self.linux.namespaces.retain(|namespace| !NODES.contains(&namespace.kind.as_str()));
-        // The others are new ones, not those that the containers of the pod share.
-        self.linux.namespaces.iter_mut().for_each(|namespace| namespace.path = None);
-        for mount in &mut self.mounts {
-            match changes.instead.get(&mount.destination) {
-                Some(Instead::Copy(copy)) => mount.source = Some(copy.clone()),
-                Some(Instead::Memory) => *mount = Mount::memory(mount.destination.clone()),
-                None => {}
+        for (part, key, value) in [
+            ("process", "terminal", false.into()),
+            ("process", "args", changes.args.into()),
+            ("process", "oomScoreAdj", changes.oom_score_adj.into()),
+            ("process", "rlimits", limits.collect()),
+            ("root", "path", to_value(changes.root)?),
+            ("linux", "cgroupsPath", changes.cgroup.into()),
+        ] {
+            whole[part][key] = value;
+        }
+        if let Some(Value::Array(namespaces)) = whole.pointer_mut("/linux/namespaces") {
+            namespaces.retain(|namespace| !NODES.iter().any(|kind| namespace["type"] == *kind));
+            // The others are new ones, not those that the containers of the pod share.
+            namespaces.iter_mut().for_each(|namespace| remove(namespace, "", "path"));
+        }
+        if let Some(Value::Array(mounts)) = whole.get_mut("mounts") {
+            for (mount, Mount { destination, .. }) in mounts.iter_mut().zip(&self.mounts) {
+                match changes.instead.get(destination) {
+                    Some(Instead::Copy(copy)) => mount["source"] = to_value(copy)?,
+                    Some(Instead::Memory) => {
+                        let options = ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"];
+                        *mount = json!({"destination": mount["destination"], "type": "tmpfs", "source": "tmpfs", "options": options});
+                    }
+                    None => {}
+                }
+            }
+            for (source, destination) in changes.besides {
+                let (source, destination) = (to_value(source)?, to_value(destination)?);
+                let options = ["bind", "rprivate", "rw"];
+                mounts.push(json!({"destination": destination, "type": "bind", "source": source, "options": options}));
             }
         }
-        self.mounts.extend(changes.besides.iter().map(|(source, destination)| Mount::of_file(source, destination)));
-        self
+        Ok(whole)
     }
 }
 
-impl Linux {
-    /// A pod's share of the CPUs is one among pods. In a cgroup next to those of all pods and of all services, it would be so
-    /// small that a busy node starves it.
-    fn forget_shares(&mut self) {
-        let Some(resources) = self.rest.get_mut("resources") else { return };
-        for (part, share) in [("cpu", "shares"), ("unified", "cpu.weight")] {
-            if let Some(part) = resources.get_mut(part).and_then(Value::as_object_mut) {
-                part.remove(share);
-            }
-        }
+/// Removes a part of the object that is there.
+fn remove(whole: &mut Value, at: &str, part: &str) {
+    if let Some(Value::Object(object)) = whole.pointer_mut(at) {
+        object.remove(part);
     }
 }
 
@@ -188,26 +157,5 @@ impl Mount {
 
     fn has(&self, option: &str) -> bool {
         self.options.iter().any(|other| other == option)
-    }
-
-    fn memory(destination: PathBuf) -> Self {
-        let options = ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"];
-        Self {
-            destination,
-            kind: Some("tmpfs".into()),
-            source: Some("tmpfs".into()),
-            options: options.map(str::to_owned).into(),
-            rest: Map::new(),
-        }
-    }
-
-    fn of_file(source: &Path, destination: &Path) -> Self {
-        Self {
-            destination: destination.to_owned(),
-            kind: Some("bind".into()),
-            source: Some(source.to_owned()),
-            options: ["bind", "rprivate", "rw"].map(str::to_owned).into(),
-            rest: Map::new(),
-        }
     }
 }

@@ -43,7 +43,7 @@ fn changed(json: &Value) -> Value {
         instead: &instead,
         besides: &[(Path::new("/run/audit"), Path::new(AUDIT))],
     };
-    serde_json::to_value(spec(json).changed(changes)).unwrap()
+    spec(json).changed(changes).unwrap()
 }
 
 /// A mount of a directory or file of the node, which the container may write to.
