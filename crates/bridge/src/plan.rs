@@ -6,6 +6,7 @@ use super::machine::{Limits, OnFailure};
 use super::pod::RunningPod;
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::given_or_admin;
+use berth_doctor::ShimOf;
 use berth_doctor::service::ServiceKeeper;
 use berth_node::instance::InstanceId;
 use berth_os::process::{HeldProcess, ProcessAttributes};
@@ -43,9 +44,12 @@ pub struct BridgeOptions {
 }
 
 impl BridgeOptions {
-    /// The cluster as an admin. What is wrong with a kubeconfig is reported where the Service needs it.
-    pub(super) fn client(&self) -> Option<Client> {
-        given_or_admin(self.kubeconfig.as_deref()).and_then(|path| Client::from_kubeconfig(path).ok())
+    /// The node's instances as an admin, who trusts them as their probe does. `None` without a kubeconfig.
+    pub(super) fn client(&self, probe: &ProbeConfig) -> Option<Result<Client, String>> {
+        let client = Client::from_kubeconfig(given_or_admin(self.kubeconfig.as_deref())?);
+        let (server_name, ca) = (probe.server_name.to_str().into_owned(), probe.ca.clone());
+        let shim = ShimOf { server_name, ca, ..ShimOf::default() };
+        Some(client.map(|client| shim.client(&client)).map_err(|error| error.to_string()))
     }
 }
 

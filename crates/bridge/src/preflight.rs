@@ -7,7 +7,7 @@ use super::pod::{self, RunningPod};
 use super::{LOCK, claim, instance};
 use crate::report::Report;
 use berth_cluster::Client;
-use berth_cluster::kubeconfig::{ADMIN, given_or_admin};
+use berth_cluster::kubeconfig::ADMIN;
 use berth_doctor::node;
 use berth_doctor::service::{LOST, Purpose, ServiceKeeper};
 use berth_exec::{address, args};
@@ -118,8 +118,10 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         report.ok("", is_ready(probe, own).await);
     }
     peer_proxy(&command).into_iter().for_each(|note| report.note(note));
-    let service = service(&options, own_probe.as_ref(), own, named, &mut report).await;
-    let etcd = etcd(&options, own_probe.as_ref(), &command, &of_node, pod.as_ref(), &mut report).await;
+    let client = own_probe.as_ref().and_then(|probe| options.client(probe));
+    let service = service(&options, client.clone(), own, named, &mut report).await;
+    let mut etcd = etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
+    etcd.lock = client.and_then(Result::ok);
     let apiserver = (&like, pod.as_ref());
     match &etcd.temporary {
         Some(etcd) => {
@@ -505,17 +507,16 @@ async fn is_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String> {
 /// The Service's keeper, if its credentials are accepted.
 async fn service(
     options: &BridgeOptions,
-    probe: Option<&ProbeConfig>,
+    client: Option<Result<Client, String>>,
     own: SocketAddr,
     named: SocketAddr,
     report: &mut Report,
 ) -> Option<ServiceKeeper> {
-    let Some(path) = given_or_admin(options.kubeconfig.as_deref()) else {
+    let Some(client) = client else {
         report.note(format!("no --kubeconfig, and no {ADMIN}: {LOST}"));
         return None;
     };
-    let client = Client::from_kubeconfig(path).map_err(|error| error.to_string());
-    let why = match client.and_then(|client| ServiceKeeper::new(&trusting(client, probe), Purpose::Bridge, named)) {
+    let why = match client.and_then(|client| ServiceKeeper::new(&client, Purpose::Bridge, named)) {
         Ok(service) => {
             let service = service.at([own]);
             match service.check().await {
@@ -532,17 +533,9 @@ async fn service(
     None
 }
 
-/// Only instances are dialled, and trusted as the probe trusts them.
-fn trusting(client: Client, probe: Option<&ProbeConfig>) -> Client {
-    let Some(probe) = probe else { return client };
-    let ca = probe.ca.as_ref().and_then(|ca| fs::read(ca).ok()).unwrap_or_default();
-    client.clone().trusting(&probe.server_name.to_str(), &ca).unwrap_or(client)
-}
-
-/// The etcds whose other members serve, and what the cluster's lock is asked with.
+/// The etcds whose other members serve.
 async fn etcd(
     options: &BridgeOptions,
-    probe: Option<&ProbeConfig>,
     command: &[OsString],
     of_node: &[IpAddr],
     pod: Option<&RunningPod>,
@@ -558,12 +551,7 @@ async fn etcd(
         let manifest = pod.map(RunningPod::manifest);
         temporary = temporary::Plan::find(command, etcd, manifest, report).await.or(temporary);
     }
-    EtcdPlan {
-        clusters,
-        temporary,
-        lock: options.client().map(|client| trusting(client, probe)),
-        needs_lock: options.kubeconfig.is_some(),
-    }
+    EtcdPlan { clusters, temporary, lock: None, needs_lock: options.kubeconfig.is_some() }
 }
 
 /// Addresses of loopback for the temporary instance and for the bridge's listeners, on one port.

@@ -12,7 +12,6 @@
 use super::temporary::relay;
 use super::{Cluster, place};
 use berth_os::socket;
-use berth_shim::steering::{Purpose, Steering};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::io;
@@ -25,9 +24,6 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
-
-/// How long the steering is good for without a renewal.
-const LEASE: Duration = Duration::from_secs(4);
 
 /// How long another member may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -78,9 +74,7 @@ impl Dials {
         let Self { own, others } = self;
         let listener = TcpListener::bind((*own.ip(), 0)).await.map_err(|error| text(&error))?;
         socket::mark_listener(listener.as_fd()).map_err(|error| text(&error))?;
-        let steering = Steering::new(Purpose::Etcd, own.port(), &[(*own.ip()).into()], LEASE);
-        let steering = steering.map_err(|error| text(&error))?;
-        steering.give_to(listener.as_fd()).map_err(|error| text(&error))?;
+        let steering = relay::steering(own, &listener).map_err(|error| text(&error))?;
         let mut tasks = JoinSet::new();
         let answered = answers.clone();
         tasks.spawn(relay::accept(listener, move |client| pass(client, others.clone(), answered.clone())));
@@ -98,7 +92,7 @@ impl Dials {
             }
             tokio::select! {
                 changed = answers.changed() => changed.map_err(|error| text(&error))?,
-                () = sleep(LEASE / 4) => {}
+                () = sleep(relay::LEASE / 4) => {}
                 Some(_) = tasks.join_next() => return Err("a task of the relay to other members failed".into()),
             }
         }

@@ -15,13 +15,12 @@ use berth_node::terms::Speedup;
 use berth_os::file::make_private;
 use berth_os::process::HeldProcess;
 use berth_os::{proc_net, process, sock_diag};
-use berth_shim::steering::{Purpose, Steering};
+use berth_shim::steering::Steering;
 use nix::sys::signal::Signal;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::net::SocketAddrV4;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -31,9 +30,6 @@ use tokio::time::{Instant, sleep};
 
 /// Time between two observations.
 const INTERVAL: Duration = Duration::from_millis(50);
-
-/// How long the steering is good for without a renewal.
-const LEASE: Duration = Duration::from_secs(4);
 
 /// Ancestors of a process that are searched for the one that was started: a container's runtime is between them.
 const ANCESTORS: usize = 4;
@@ -92,10 +88,7 @@ impl EtcdDaemon {
         let own = directory.join(ETCD);
         make_private(&own).map_err(|error| failed(&error))?;
         let template = Template::of_etcd(&plan, &own, &directory.join(logs::ETCD)).map_err(|error| failed(&error))?;
-        let at = plan.members.own;
-        let steering =
-            Steering::new(Purpose::Etcd, at.port(), &[(*at.ip()).into()], LEASE).map_err(|error| failed(&error))?;
-        steering.give_to(plan.relay.as_fd()).map_err(|error| failed(&error))?;
+        let steering = relay::steering(plan.members.own, &plan.relay).map_err(|error| failed(&error))?;
         let listener = plan.relay.try_clone().and_then(TcpListener::from_std).map_err(|error| failed(&error))?;
         let (route, routes) = watch::channel(Route::Own);
         let (ends, ended) = watch::channel(0);

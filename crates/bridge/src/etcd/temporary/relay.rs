@@ -4,8 +4,10 @@
 
 use super::machine::Route;
 use berth_os::netdevice;
+use berth_shim::steering::{Error, Purpose, Steering};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::AsFd;
 use std::time::Duration;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -18,6 +20,19 @@ const REDIAL: Duration = Duration::from_millis(50);
 
 /// Dials after which a client is let go: as long as kube-apiserver's own dial may take.
 const DIALS: u32 = 400;
+
+/// How long the steering is good for without a renewal.
+pub const LEASE: Duration = Duration::from_secs(4);
+
+/// Steers what dials an etcd's address from there to a relay, once that is on.
+///
+/// # Errors
+/// Something necessary is missing.
+pub fn steering(at: SocketAddrV4, relay: &impl AsFd) -> Result<Steering, Error> {
+    let steering = Steering::new(Purpose::Etcd, at.port(), &[(*at.ip()).into()], LEASE)?;
+    steering.give_to(relay.as_fd())?;
+    Ok(steering)
+}
 
 /// Where the two etcds are.
 #[derive(Debug, Clone, Copy)]
