@@ -17,9 +17,6 @@ use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How many lines of a log are shown.
-const LINES: usize = 12;
-
 /// How the process ends that waited for a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waited {
@@ -118,7 +115,7 @@ async fn not_begun(watcher: &mut Watcher, seen: WaitOutcome, directory: &Path) -
         }
         WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
             watcher.line(&format!("not begun: {why}"));
-            watcher.last_lines("the temporary kube-apiserver", &end_of(&directory.join(logs::INSTANCE), LINES));
+            watcher.last_lines("the temporary kube-apiserver", &end_of(&directory.join(logs::INSTANCE)));
             watcher.logs();
         }
         WaitOutcome::Over(_) => watcher.line("the operator ended it before: COMMAND was not run"),

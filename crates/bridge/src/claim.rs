@@ -43,7 +43,7 @@ pub struct Claim {
 #[derive(Debug)]
 pub(super) struct DirectoryLock {
     /// Not empty: the bridge has not ended well, or not yet.
-    file: Flock<File>,
+    pub(super) file: Flock<File>,
     _alone: UnixDatagram,
 }
 
@@ -53,10 +53,6 @@ impl DirectoryLock {
         if let Err(error) = self.file.write_all(b"on\n") {
             tracing::info!(%error, "the next bridge will not keep the logs of this one if it fails");
         }
-    }
-
-    pub(super) fn succeed(&self) {
-        let _ = self.file.set_len(0);
     }
 }
 

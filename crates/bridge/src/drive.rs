@@ -72,7 +72,7 @@ pub async fn drive(plan: BridgePlan, claim: Claim) -> BridgeOutcome {
     };
     tracing::info!(?outcome, "the bridge has ended");
     if outcome == BridgeOutcome::Done {
-        lock.succeed();
+        let _ = lock.file.set_len(0);
     }
     clear(&directory);
     status.send_modify(|status| status.outcome = Some(outcome.clone()));
@@ -179,7 +179,7 @@ impl Bridge {
         tasks.spawn(logs::bound(directory.clone()));
         let instances = [plan.temporary.into(), plan.own];
         let etcd = etcd.begin(instances, directory, speedup, &mut tasks)?;
-        logs.extend(etcd.has_temporary().then(|| directory.join(logs::ETCD)));
+        logs.extend(etcd.temporary.is_some().then(|| directory.join(logs::ETCD)));
         status.send_modify(|status| status.logs.extend(logs));
         let mut follow = |probe, at, port| {
             let (to, state) = watch::channel(ProbeState::default());

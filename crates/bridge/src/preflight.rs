@@ -30,7 +30,6 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -418,7 +417,8 @@ fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
 
 /// Checks that all that is started has room beside what it is like.
 fn memory(what: &str, started: &[(&ProcessAttributes, Option<&RunningPod>)], report: &mut Report) {
-    let Some(available) = report.ok("/proc/meminfo: ", available_memory()) else { return };
+    let memory = report.ok("/proc/meminfo: ", Meminfo::current());
+    let Some(available) = memory.and_then(|memory| memory.mem_available) else { return };
     let needed: u64 = started.iter().map(|(like, pod)| like.anonymous + pod.map_or(0, |pod| pod.bytes)).sum();
     if available < needed {
         let [available, needed] = [available, needed].map(|bytes| bytes / (1024 * 1024));
@@ -426,12 +426,6 @@ fn memory(what: &str, started: &[(&ProcessAttributes, Option<&RunningPod>)], rep
             "{available} MiB of memory are available, and {what} take some {needed}: free memory, or add it"
         ));
     }
-}
-
-/// In bytes.
-fn available_memory() -> io::Result<u64> {
-    let available = Meminfo::current().map_err(io::Error::other)?.mem_available;
-    available.ok_or_else(|| io::Error::other("it has no MemAvailable"))
 }
 
 /// The addresses that are answered, those of a wildcard by that alone: one on `::` may answer IPv4 too.

@@ -356,7 +356,15 @@ async fn check_service(
         progress.more(&format!("no --kubeconfig: {GAPS}"));
         return Ok(false);
     };
-    match is_to_be_kept(client, address).await {
+    let named = async {
+        let service = ServiceKeeper::new(client, Purpose::Upgrade, address)?;
+        let named = service.names_node().await.map_err(|error| error.to_string())?;
+        if named {
+            service.check().await?;
+        }
+        Ok::<_, String>(named)
+    };
+    match named.await {
         Ok(true) => {
             progress.more(&format!("Service kubernetes: {} is kept in it, through {}", address.ip(), client.server()));
             Ok(true)
@@ -374,15 +382,6 @@ async fn check_service(
             Ok(false)
         }
     }
-}
-
-/// Whether the Service names the node, and may be kept.
-async fn is_to_be_kept(client: &Client, address: SocketAddr) -> Result<bool, String> {
-    let service = ServiceKeeper::new(client, Purpose::Upgrade, address)?;
-    if !service.names_node().await.map_err(|error| error.to_string())? {
-        return Ok(false);
-    }
-    service.check().await.map(|()| true)
 }
 
 /// How long a shim may take to answer before it counts as not serving: on a busy node it takes seconds.

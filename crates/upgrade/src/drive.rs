@@ -27,9 +27,6 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Lines of a failed container's log that are shown.
-const LINES: usize = 12;
-
 /// Time between two reads of the kubelet's journal.
 const KUBELET: Duration = Duration::from_secs(2);
 
@@ -459,7 +456,7 @@ impl Driver<'_> {
             self.progress.more(&format!("its shim: {words}"));
         }
         let directory = &self.setting.pod_logs;
-        let last = |container: &str| logs::last_lines(directory, &pod, container, LINES);
+        let last = |container: &str| logs::last_lines(directory, &pod, container);
         let mut found = last(container);
         if found.is_none() {
             let directory = directory.display();

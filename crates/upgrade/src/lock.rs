@@ -152,11 +152,6 @@ impl Claim {
         Self { me, break_lock, expiry: Expiry::default(), first: None }
     }
 
-    /// From now on it may change its node.
-    pub fn will_change(&mut self) {
-        self.me.changed = true;
-    }
-
     /// What to do about the Lease as it was read from etcd. `now` is a clock that never goes back.
     pub fn next(&mut self, now: Duration, time: SystemTime, read: Option<&Value>) -> Turn {
         let Some(object) = read else {
@@ -269,7 +264,7 @@ impl Lock {
     /// # Errors
     /// Another upgrade got it meanwhile, or the cluster does not answer. Then nothing may be changed.
     pub async fn mark(&self, progress: &Progress) -> Result<(), LockError> {
-        self.claim.lock().await.will_change();
+        self.claim.lock().await.me.changed = true;
         self.acquire(progress).await
     }
 

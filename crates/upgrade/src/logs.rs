@@ -11,8 +11,9 @@ use std::time::SystemTime;
 /// Most that is read of a file, from its end.
 const TAIL: u64 = 64 * 1024;
 
-/// Longest line that is shown, in characters.
+/// Longest line that is shown, in characters, and how many lines are.
 const WIDTH: usize = 400;
+const LINES: usize = 12;
 
 #[derive(Debug, Clone)]
 pub enum LoggedPod<'a> {
@@ -23,12 +24,7 @@ pub enum LoggedPod<'a> {
 }
 
 /// The last lines of one of a pod's containers, and the file.
-pub fn last_lines(
-    directory: &Path,
-    pod: &LoggedPod<'_>,
-    container: &str,
-    count: usize,
-) -> Option<(PathBuf, Vec<String>)> {
+pub fn last_lines(directory: &Path, pod: &LoggedPod<'_>, container: &str) -> Option<(PathBuf, Vec<String>)> {
     let pod = find(directory, pod)?;
     let mut files: Vec<(u64, PathBuf)> = fs::read_dir(pod.join(container))
         .ok()?
@@ -41,16 +37,15 @@ pub fn last_lines(
     files.sort();
     // The newest that is not empty: a container that was just started has logged nothing yet.
     files.into_iter().rev().find_map(|(_, path)| {
-        let lines = shown_lines(&tail(&path)?);
-        let from = lines.len().saturating_sub(count);
-        (!lines.is_empty()).then(|| (path, lines[from..].to_vec()))
+        let lines = end_of(&path);
+        (!lines.is_empty()).then_some((path, lines))
     })
 }
 
-/// The last lines of a file that is no container's; none, if it cannot be read.
-pub fn end_of(path: &Path, count: usize) -> Vec<String> {
-    let lines = shown_lines(&tail(path).unwrap_or_default());
-    lines[lines.len().saturating_sub(count)..].to_vec()
+/// The last lines of a file; none, if it cannot be read.
+pub fn end_of(path: &Path) -> Vec<String> {
+    let mut lines = shown_lines(&tail(path).unwrap_or_default());
+    lines.split_off(lines.len().saturating_sub(LINES))
 }
 
 fn find(directory: &Path, pod: &LoggedPod<'_>) -> Option<PathBuf> {
@@ -102,20 +97,25 @@ mod tests {
             fs::write(path, text).unwrap();
         };
         write("kube-system_kube-apiserver-n1_u1/kube-apiserver/9.log", "nine\n");
-        write("kube-system_kube-apiserver-n1_u1/kube-apiserver/10.log", "a\n\nb\n");
+        write("kube-system_kube-apiserver-n1_u1/kube-apiserver/10.log", &format!("{}a\n\nb\n", "more\n".repeat(20)));
         write("kube-system_kube-apiserver-n1_u1/kube-apiserver/11.log", "");
         write("kube-system_berth-kube-apiserver-n1_u2/berth/0.log", &format!("{}\nlast\n", "x".repeat(70_000)));
-        let lines =
-            |pod: &LoggedPod<'_>, container, count| last_lines(temp.path(), pod, container, count).map(|found| found.1);
-        assert_eq!(lines(&LoggedPod::Uid("u1"), "kube-apiserver", 5), Some(vec!["a".into(), "b".into()]));
-        assert_eq!(
-            lines(&LoggedPod::Name("kube-system", "kube-apiserver"), "kube-apiserver", 1),
-            Some(vec!["b".into()])
-        );
-        assert_eq!(lines(&LoggedPod::Uid("u2"), "berth", 5), Some(vec!["last".into()]));
-        assert_eq!(lines(&LoggedPod::Uid("u2"), "kube-apiserver", 5), None);
-        assert_eq!(lines(&LoggedPod::Name("kube-system", "kube-api"), "kube-apiserver", 5), None);
-        assert_eq!(lines(&LoggedPod::Uid("u3"), "berth", 5), None);
+        let last = [["more"; 10].as_slice(), &["a", "b"]].concat();
+        let (u1, named) = (LoggedPod::Uid("u1"), |name| LoggedPod::Name("kube-system", name));
+        for (pod, container, lines) in [
+            (&u1, "kube-apiserver", Some(&last[..])),
+            (&named("kube-apiserver"), "kube-apiserver", Some(&last[..])),
+            (&LoggedPod::Uid("u2"), "berth", Some(&["last"])),
+            (&LoggedPod::Uid("u2"), "kube-apiserver", None),
+            (&named("kube-api"), "kube-apiserver", None),
+            (&LoggedPod::Uid("u3"), "berth", None),
+        ] {
+            let found = last_lines(temp.path(), pod, container).map(|found| found.1);
+            assert_eq!(
+                found.as_deref(),
+                lines.map(|lines| lines.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>()).as_deref()
+            );
+        }
     }
 
     proptest::proptest! {

@@ -4,7 +4,7 @@ use super::machine::{Content, InstanceObservation, NodeObservation, Slot, Versio
 use super::state::State;
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
-use berth_node::ipc::wire::Status;
+use berth_node::ipc::wire::{Ask, Reply, Status};
 use berth_node::registry::instance::Record;
 use berth_node::registry::watch::Watch;
 use berth_node::registry::{BerthDir, Error};
@@ -262,8 +262,8 @@ enum ShimAnswer {
 
 async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> ShimAnswer {
     let Some(path) = socket.then(|| berth.socket_path(id).ok()).flatten() else { return ShimAnswer::None };
-    match ipc::ask(&path, ipc::wire::Ask::Status, ipc::PATIENCE).await {
-        Ok(ipc::wire::Reply::Status(status)) => ShimAnswer::Status(status),
+    match ipc::ask(&path, Ask::Status, ipc::PATIENCE).await {
+        Ok(Reply::Status(status)) => ShimAnswer::Status(status),
         Ok(reply) => ShimAnswer::Silent(format!("unexpected reply of its shim: {reply:?}")),
         Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
             ShimAnswer::None

@@ -58,16 +58,9 @@ impl EtcdPlan {
         let needs_lock = self.needs_lock;
         tokio::spawn(async move {
             let progress = Progress::default();
-            let lock = match acquired(lock.as_ref(), needs_lock, &progress).await {
-                Ok(lock) => Some(lock),
-                Err(Missing::Refused(why)) => {
-                    to.send_modify(|state| state.refused = Some(why));
-                    return;
-                }
-                Err(Missing::Unlocked(why)) => {
-                    to.send_modify(|state| state.notes.push(format!("etcd: {why}: {UNLOCKED}")));
-                    None
-                }
+            let lock = match acquired(lock.as_ref(), needs_lock, &progress, &to).await {
+                Ok(lock) => lock,
+                Err(why) => return to.send_modify(|state| state.refused = Some(why)),
             };
             let keep = keep(&clusters, wanted, &to);
             match lock {
@@ -85,26 +78,29 @@ impl EtcdPlan {
     }
 }
 
-/// Why there is no lock.
-enum Missing {
-    /// Another has it, or an operator wants it.
-    Refused(String),
-    Unlocked(String),
-}
-
 /// The lock as one has it that has changed nothing: it is lost when it is not renewed, so that a bridge that was killed blocks no other node.
-/// While its member is away, the check of the members does.
-async fn acquired(client: Option<&Client>, needs_lock: bool, progress: &Progress) -> Result<Lock, Missing> {
-    let client =
-        client.ok_or_else(|| Missing::Unlocked("the cluster's lock is not held without --kubeconfig".into()))?;
-    let uid = draw_uid().map_err(Missing::Refused)?;
-    let lock = Lock::new(client, Claim::new(Holder::this(&uid, false), false));
-    match lock.acquire(progress).await {
-        Ok(()) => Ok(lock),
-        Err(LockError::Api(error)) if needs_lock => Err(Missing::Refused(format!("--kubeconfig: {error}: {UNLOCKED}"))),
-        Err(LockError::Api(error)) => Err(Missing::Unlocked(error.to_string())),
-        Err(busy) => Err(Missing::Refused(busy.to_string())),
+/// While its member is away, the check of the members does. `None`, with a note, where the cluster gives none and no operator wants it.
+///
+/// # Errors
+/// Another has it, or an operator wants it.
+async fn acquired(
+    client: Option<&Client>,
+    needs_lock: bool,
+    progress: &Progress,
+    to: &watch::Sender<EtcdState>,
+) -> Result<Option<Lock>, String> {
+    let mut why = "the cluster's lock is not held without --kubeconfig".to_owned();
+    if let Some(client) = client {
+        let lock = Lock::new(client, Claim::new(Holder::this(&draw_uid()?, false), false));
+        match lock.acquire(progress).await {
+            Ok(()) => return Ok(Some(lock)),
+            Err(LockError::Api(error)) if needs_lock => return Err(format!("--kubeconfig: {error}: {UNLOCKED}")),
+            Err(LockError::Api(error)) => why = error.to_string(),
+            Err(busy) => return Err(busy.to_string()),
+        }
     }
+    to.send_modify(|state| state.notes.push(format!("etcd: {why}: {UNLOCKED}")));
+    Ok(None)
 }
 
 async fn keep(clusters: &[Cluster], mut wanted: watch::Receiver<bool>, to: &watch::Sender<EtcdState>) {

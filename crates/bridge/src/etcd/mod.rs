@@ -119,7 +119,7 @@ pub struct EtcdHandle {
     members: Option<Keeping>,
     /// Whether this node's member answers, of each etcd that has others.
     answers: Vec<watch::Receiver<bool>>,
-    temporary: Option<watch::Receiver<EtcdStatus>>,
+    pub(super) temporary: Option<watch::Receiver<EtcdStatus>>,
     /// Whether writes of one that served before are missing.
     revisions: watch::Receiver<Compared>,
     /// COMMAND runs, or may.
@@ -153,10 +153,6 @@ impl EtcdPlan {
 }
 
 impl EtcdHandle {
-    pub fn has_temporary(&self) -> bool {
-        self.temporary.is_some()
-    }
-
     /// COMMAND is to begin.
     pub fn prepare(&self) {
         self.members.iter().for_each(Keeping::prepare);

@@ -61,9 +61,8 @@ const AUDIT_BOUND: [(&str, &str); 2] = [("--audit-log-maxsize", "16"), ("--audit
 /// Flags that name files with keys. What is written or signed with one is read and checked with the same.
 const KEYS: [&str; 3] = [ENCRYPTION, "--service-account-key-file", "--service-account-signing-key-file"];
 
-/// Where the kubelet writes the logs of containers, and how many lines of one are shown.
+/// Where the kubelet writes the logs of containers.
 const LOGS: &str = "/var/log/pods";
-const LINES: usize = 12;
 
 /// A running kube-apiserver in a pod.
 #[derive(Debug)]
@@ -265,7 +264,7 @@ impl RunningPod {
         let meta = |field: &str| manifest.root().at(&["metadata", field]).and_then(YamlNode::text);
         let (namespace, name) = (meta("namespace").unwrap_or("default"), meta("name").unwrap_or_default());
         let pod = logs::LoggedPod::Name(namespace, name);
-        let lines = logs::last_lines(Path::new(LOGS), &pod, manifest.container().name(), LINES);
+        let lines = logs::last_lines(Path::new(LOGS), &pod, manifest.container().name());
         lines.map(|(_, lines)| lines).unwrap_or_default()
     }
 

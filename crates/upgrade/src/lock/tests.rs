@@ -149,7 +149,7 @@ impl World {
         match process.phase {
             Phase::Takes if node.state.is_none() => {
                 node.state = Some(process.upgrade.clone());
-                process.claim.will_change();
+                process.claim.me.changed = true;
                 process.phase = Phase::Marks;
             }
             Phase::Takes | Phase::Marks => {

@@ -204,6 +204,9 @@ fn what_fails_is_told() {
         "it was not ready in 2m",
         "where the kubelet cannot be asked"
     );
+    let rolled_back = Action::Finish(UpgradeOutcome::RolledBack);
+    let not_started = ended(Given { canonical: Fate::NotStarted, ..good() });
+    assert_eq!(not_started, (rolled_back, Some("the kubelet cannot start it".into())));
     let canonical = |back| ended(Given { canonical: Fate::Refuses, back, ..good() }).0;
     assert_eq!(canonical(Fate::Good), Action::Finish(UpgradeOutcome::RolledBack));
     assert_eq!(canonical(Fate::NeverReady), Action::Halt("it was not ready in 2m".into()));
@@ -296,25 +299,6 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     assert_eq!(drained.next(&seen, Duration::ZERO), Action::Drain(Slot::Canonical));
     drained.drained(true);
     assert_eq!(drained.next(&seen, LEAVING), Action::Remove(Slot::Canonical));
-}
-
-#[test]
-fn an_image_that_cannot_be_had_is_not_waited_for() {
-    let steps = [(Step::StartTemporary, Step::Withdraw), (Step::StartCanonical, Step::StartCanonical)];
-    for (step, back) in steps {
-        let mut world = World::new(good());
-        world.files = match step {
-            Step::StartTemporary => [Some(Version::Old), Some(Version::New)],
-            _ => [Some(Version::New), None],
-        };
-        let mut seen = NodeObservation { canonical: InstanceObservation::default(), ..world.see() };
-        let mut machine = machine(step);
-        assert_eq!(machine.next(&seen, Duration::ZERO), Action::Wait, "{step:?}");
-        (seen.canonical.not_started, seen.temporary.not_started) = (true, true);
-        assert_eq!(machine.next(&seen, Duration::from_secs(1)), Action::Entered, "{step:?}");
-        let Position { step: now, target, why, .. } = machine.position().clone();
-        assert_eq!((now, target, why.as_deref()), (back, Version::Old, Some("the kubelet cannot start it")));
-    }
 }
 
 /// The shim of the temporary one is silent when the failed new version is to go: that ends again and again until then.

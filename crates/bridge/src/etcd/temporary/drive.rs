@@ -269,7 +269,7 @@ impl EtcdDaemon {
             Ok(None) => (self.rescues, self.rescued) = (None, None),
             Ok(Some(rescued)) => {
                 tracing::warn!("etcd: {}", rescued.trouble());
-                self.rescue_due = rescued.has_no_copy().then(|| Instant::now() + RESCUES);
+                self.rescue_due = rescued.copy.is_err().then(|| Instant::now() + RESCUES);
                 self.rescued = Some(rescued);
             }
             Err(error) => tracing::warn!(%error, "the database of the node's own etcd was not copied"),

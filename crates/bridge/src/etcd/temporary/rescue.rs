@@ -29,8 +29,8 @@ const COPIES: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Rescued {
     pub pid: i32,
-    /// Where the copy is.
-    copy: Result<PathBuf, String>,
+    /// Where the copy is. One that failed may be tried again.
+    pub copy: Result<PathBuf, String>,
     ended: Result<(), String>,
 }
 
@@ -38,11 +38,6 @@ impl Rescued {
     /// The process was not ended by the bridge: the file at the database's path may lack writes that the process acknowledged.
     pub fn is_unrecovered(&self) -> bool {
         self.ended.is_err()
-    }
-
-    /// The copy failed, and may be tried again.
-    pub fn has_no_copy(&self) -> bool {
-        self.copy.is_err()
     }
 
     /// For an operator.
