@@ -76,13 +76,8 @@ impl Api {
         let read = self.with_files(move || credentials.read()).await;
         let read = read.map_err(|error| Mistake::new("file", &error.to_string()).of(self.credentials.path()))?;
         let client = read?.with_patience(TIMEOUT);
-        let (own, others) = (self.own(), lock(&self.others));
-        Ok(client.at(own.into_iter().chain([self.berth]).chain(others.iter().copied())))
-    }
-
-    /// The instance that is dialled first.
-    pub(crate) fn own(&self) -> Option<SocketAddr> {
-        self.facts.borrow().instances.iter().find(|own| own.ready).map(|own| own.address)
+        let own = self.facts.borrow().instances.iter().find(|own| own.ready).map(|own| own.address);
+        Ok(client.at(own.into_iter().chain([self.berth]).chain(lock(&self.others).iter().copied())))
     }
 
     pub(crate) fn set_others(&self, others: Vec<SocketAddr>) {

@@ -187,7 +187,7 @@ impl Withdrawal {
 /// The keeper of a shim.
 #[derive(Debug)]
 pub struct Keeper {
-    slices: Option<Slices>,
+    slices: Slices,
     leases: Leases,
     facts: watch::Receiver<Facts>,
     going: watch::Receiver<bool>,
@@ -210,7 +210,7 @@ impl Keeper {
         let (to, out) = watch::channel(false);
         let api = Arc::new(Api::new(config.credentials, addresses[0], facts.clone(), status, count));
         let keeper = Self {
-            slices: Some(Slices::new(api.clone(), &config.node, addresses, to)),
+            slices: Slices::new(api.clone(), &config.node, addresses, to),
             leases: Leases {
                 api,
                 holder: format!("{}_{:016x}", config.node, getrandom::u64()?),
@@ -229,12 +229,11 @@ impl Keeper {
     /// Keeps slices and Leases for as long as it is polled, after the shim has joined: before that there is nothing to
     /// keep, and in a new cluster no apiserver.
     pub async fn keep(&mut self) {
-        let Some(slices) = self.slices.take() else { return };
         if self.facts.wait_for(|facts| facts.phase != Phase::Waiting).await.is_err() {
             return;
         }
         tokio::join!(
-            slices.keep(self.facts.clone(), self.going.clone()),
+            self.slices.keep(self.facts.clone(), self.going.clone()),
             self.leases.keep(self.facts.clone(), self.going.clone())
         );
     }

@@ -53,7 +53,7 @@ impl Slices {
     }
 
     /// Keeps them for as long as it is polled. `going`: the shim is about to leave.
-    pub(crate) async fn keep(mut self, mut facts: watch::Receiver<Facts>, mut going: watch::Receiver<bool>) {
+    pub(crate) async fn keep(&mut self, mut facts: watch::Receiver<Facts>, mut going: watch::Receiver<bool>) {
         if self.slices.is_empty() {
             self.out.send_replace(true);
             return;
@@ -192,8 +192,8 @@ mod tests {
         let (api, _) = api(&server, temp.path(), facts.clone());
         let (out, mut is_out) = watch::channel(false);
         let (goes, going) = watch::channel(false);
-        let slices = Slices::new(api, "cp-1", &["10.0.0.5:6443".parse().unwrap()], out);
-        let keeping = tokio::spawn(slices.keep(facts, going));
+        let mut slices = Slices::new(api, "cp-1", &["10.0.0.5:6443".parse().unwrap()], out);
+        let keeping = tokio::spawn(async move { slices.keep(facts, going).await });
         let path = service::slice_path("berth-cp-1-ipv4");
         while !server.asked.recv().await.unwrap().0.starts_with("PATCH") {}
         assert_eq!(objects.get(&path).unwrap()["endpoints"][0]["addresses"], json!(["10.0.0.5"]));
