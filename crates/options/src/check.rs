@@ -454,19 +454,12 @@ mod tests {
     }
 
     #[test]
-    fn reads_addresses_of_both_families() {
-        let listen = |text: &str| listen(text).map(|listen| (listen.addr.to_string(), listen.freebind));
-        assert_eq!(listen("10.0.0.5:6443"), Ok(("10.0.0.5:6443".into(), false)));
-        assert_eq!(listen("[fd00::5]:6443,freebind"), Ok(("[fd00::5]:6443".into(), true)));
-        assert_eq!(listen("[::ffff:10.0.0.5]:6443"), Ok(("10.0.0.5:6443".into(), false)));
-    }
-
-    #[test]
-    fn names_what_is_wrong() {
+    fn addresses_of_both_families_are_read_and_what_is_wrong_is_named() {
+        let freebind = |text: &str| listen(text).map(|listen| (listen.addr.to_string(), listen.freebind));
+        assert_eq!(freebind("[fd00::5]:6443,freebind"), Ok(("[fd00::5]:6443".into(), true)));
+        assert_eq!(freebind("[::ffff:10.0.0.5]:6443"), Ok(("10.0.0.5:6443".into(), false)));
         for bad in ["", "10.0.0.5", ":6443", "localhost:6443", "fd00::5:6443", "10.0.0.5:65536", " 10.0.0.5:6443"] {
             assert!(listen(bad).unwrap_err().contains("give an IP address with a port"), "{bad:?}");
         }
-        let error = listen("10.0.0.5:6443,reuse").unwrap_err();
-        assert!(error.contains("--listen") && error.contains("\"reuse\"") && error.contains(",freebind"), "{error}");
     }
 }
