@@ -234,9 +234,8 @@ impl<'a> Planner<'a> {
         let container = self.manifest.container();
         let group = container.security("runAsGroup").map(|group| ("runAsGroup", group.value()));
         // The pod's is theirs, too.
-        let label =
-            container.node().at(&["securityContext", "seLinuxOptions"]).map(|label| ("seLinuxOptions", label.value()));
-        let label: Vec<_> = label.into_iter().collect();
+        let own = |field| Some((field, container.node().at(&["securityContext", field])?.value()));
+        let label: Vec<_> = ["seLinuxOptions", "appArmorProfile"].into_iter().filter_map(own).collect();
         let like: Vec<_> = label.iter().cloned().chain(group).collect();
         let shim = parts::shim(image, &parts::user(uid, &like, &capabilities), &of_shim, &mounts);
         self.edit(

@@ -268,7 +268,7 @@ impl Manifest {
     }
 
     fn address(&self, flag: &str) -> Option<IpAddr> {
-        self.flag(flag)?.value.trim().parse().ok()
+        address(self.flag(flag)?.value)
     }
 
     /// A path from the apiserver's container on, or from the pod.
@@ -340,6 +340,11 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// An address, as Go reads it: one of IPv4 in the form of IPv6 is of IPv4.
+pub(crate) fn address(text: &str) -> Option<IpAddr> {
+    text.trim().parse().ok().map(|ip: IpAddr| ip.to_canonical())
 }
 
 /// Whether a container's command is kube-apiserver, by itself, behind hyperkube or behind berth.

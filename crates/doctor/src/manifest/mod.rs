@@ -13,7 +13,7 @@ use berth_options::PodCommand;
 use berth_options::place::PlaceArgs;
 use berth_options::probe::ProbeArgs;
 use berth_shim::backend::probe::ProbeKind;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 pub(super) use volumes::run_dir_of;
 
@@ -58,13 +58,9 @@ impl Examiner<'_> {
     fn loopback(&mut self, layout: &Layout<'_>) {
         let berth = options::berth(&layout.apiserver.parsed).map(|berth| berth.ip());
         let advertised = self.case.manifest.advertised().or(berth);
-        if let Some(ip) = advertised.into_iter().chain(berth).find(IpAddr::is_loopback) {
-            let line = self
-                .case
-                .manifest
-                .flag("advertise-address")
-                .map_or(layout.apiserver.container.node().line, |flag| flag.line);
-            let (cause, fix) = inject::loopback(ip);
+        if let Some((cause, fix)) = inject::loopback(advertised.into_iter().chain(berth)) {
+            let flag = self.case.manifest.flag("advertise-address");
+            let line = flag.map_or(layout.apiserver.container.node().line, |flag| flag.line);
             self.found(LOOPBACK_ADDRESS, line, cause, fix);
         }
     }

@@ -1,6 +1,7 @@
 //! Where the shim listens, and the variables for that.
 
 use super::{Addresses, Manifest, Planner, Problem, parts};
+use crate::pod::address;
 use berth_options::check;
 use berth_shim::config::Listen;
 use serde_json::Value;
@@ -30,14 +31,16 @@ pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
     ))
 }
 
-/// What an address of loopback costs that kube-apiserver advertises or the first listen address is, and what fixes that.
-pub fn loopback(ip: IpAddr) -> (String, String) {
-    (
-        format!(
-            "{ip} is of this node alone: no other node reaches kube-apiserver there, and the Service kubernetes takes no such address"
-        ),
-        "give the node's address in --advertise-address, and to `berth inject --listen` as the first".to_owned(),
-    )
+/// What it costs that kube-apiserver advertises an address of loopback or of a link, or that the first listen address is one; and what
+/// fixes that.
+pub fn loopback(addresses: impl IntoIterator<Item = IpAddr>) -> Option<(String, String)> {
+    let ip = addresses.into_iter().find(|ip| match ip {
+        IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
+    })?;
+    let cause = "no other node reaches kube-apiserver there, and the Service kubernetes takes no such address";
+    let fix = "give the node's address in --advertise-address, and to `berth inject --listen` as the first";
+    Some((format!("{ip} is of this node or its link alone: {cause}"), fix.to_owned()))
 }
 
 impl Planner<'_> {
@@ -82,10 +85,14 @@ impl Planner<'_> {
             Addresses::Given(given) => given.first().map(|listen| listen.addr.ip()),
             Addresses::OfManifest => self.manifest.bound().or_else(|| self.manifest.advertised()),
         };
-        if let Some(ip) = self.manifest.advertised().into_iter().chain(berth).find(IpAddr::is_loopback) {
-            let (cause, fix) = loopback(ip);
-            self.notes.push(format!("{cause}: {fix}"));
+        for flag in ["bind-address", "advertise-address"].into_iter().filter_map(|flag| self.manifest.flag(flag)) {
+            let known = !flag.value.is_empty() && !flag.value.contains("$(");
+            if known && address(flag.value).is_none() {
+                self.wrong(flag.line, format!("{} is no IP address: give one, such as 10.0.0.5", flag.value));
+            }
         }
+        let told = loopback(self.manifest.advertised().into_iter().chain(berth));
+        self.notes.extend(told.map(|(cause, fix)| format!("{cause}: {fix}")));
         if self.options.addresses == Addresses::OfManifest {
             if self.manifest.bound().is_none() {
                 self.notes.push(

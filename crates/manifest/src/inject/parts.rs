@@ -79,7 +79,7 @@ pub(super) fn shim(image: &str, security: &Value, variables: &[Value], mounts: &
     })
 }
 
-/// The apiserver's uid, what else it has for the files of the node (its group, SELinux's label), these capabilities, and nothing else that
+/// The apiserver's uid, what else it has for the files of the node (its group, SELinux's label, AppArmor's profile), these capabilities, and nothing else that
 /// is not needed.
 pub(super) fn user(uid: u32, like: &[(&str, Value)], capabilities: &[&str]) -> Value {
     let mut security = json!({

@@ -246,6 +246,8 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
             "runAsNonRoot without runAsUser",
         ),
         ("- --secure-port=6443", "- --shutdown-delay-duration=soon", "give it with units"),
+        ("- --advertise-address=10.0.0.5", "- --advertise-address=node-1", "node-1 is no IP address: give one"),
+        ("- --secure-port=6443", "- --bind-address=[::]", "[::] is no IP address: give one"),
         (
             "    name: kube-apiserver\n",
             "    name: kube-apiserver\n    env: [{name: BERTH_LISTEN, value: '10.0.0.9:6443'}]\n",
@@ -462,6 +464,8 @@ fn pod_with_env(env: &str) -> String {
 fn an_address_of_loopback_is_told_of() {
     for (flag, listen, told) in [
         ("--advertise-address=127.0.0.1", None, true),
+        ("--advertise-address=fe80::1", None, true),
+        ("--advertise-address=::ffff:169.254.1.1", None, true),
         ("--bind-address=::1", None, true),
         ("--advertise-address=127.0.0.1", Some("10.0.0.5:6443"), true),
         (ADVERTISE, Some("127.0.0.1:6443"), true),
@@ -469,7 +473,8 @@ fn an_address_of_loopback_is_told_of() {
     ] {
         let addresses = listen.map_or(Addresses::OfManifest, |listen| Addresses::Given(listens(&[listen])));
         let outcome = inject(&kubeadm_with(ADVERTISE, flag), &InjectOptions { addresses, ..options() }).unwrap();
-        let told_of = outcome.notes.iter().any(|note| note.contains("is of this node alone: no other node"));
+        let told_of =
+            outcome.notes.iter().any(|note| note.contains("is of this node or its link alone: no other node"));
         assert_eq!(told_of, told, "{flag} {listen:?}");
     }
 }
@@ -477,11 +482,13 @@ fn an_address_of_loopback_is_told_of() {
 /// Only with the label of kube-apiserver may they write where the shims of the node meet.
 #[test]
 fn what_is_added_has_the_label_of_the_apiservers_own_container() {
-    let labelled = "    name: kube-apiserver\n    securityContext: {seLinuxOptions: {type: spc_t}}\n";
+    let own = "{seLinuxOptions: {type: spc_t}, appArmorProfile: {type: Unconfined}}";
+    let labelled = &format!("    name: kube-apiserver\n    securityContext: {own}\n");
     let text = kubeadm_with("    name: kube-apiserver\n", labelled);
     let added = inject(&text, &options()).unwrap().manifest.pod().value()["initContainers"].clone();
     for container in added.as_array().unwrap() {
-        assert_eq!(container["securityContext"]["seLinuxOptions"]["type"], "spc_t", "{}", container["name"]);
+        let types = ["seLinuxOptions", "appArmorProfile"].map(|field| &container["securityContext"][field]["type"]);
+        assert_eq!(types, ["spc_t", "Unconfined"], "{}", container["name"]);
     }
 }
 
