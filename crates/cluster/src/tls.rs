@@ -6,9 +6,11 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{AlgorithmIdentifier, CertificateDer, PrivateKeyDer, ServerName, UnixTime, alg_id};
 use rustls::server::ParsedCertificate;
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::{AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, Error, PeerIncompatible};
+use rustls::{RootCertStore, SignatureScheme};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, LazyLock};
 
 /// The cryptography of every connection.
@@ -30,7 +32,6 @@ pub struct Trust {
 }
 
 impl Trust {
-    #[must_use]
     pub fn new(certificates: Vec<CertificateDer<'static>>) -> Self {
         let mut anchors = RootCertStore::empty();
         anchors.add_parsable_certificates(certificates.iter().cloned());
@@ -57,6 +58,12 @@ impl Trust {
         let (shown, issuers) = chain.split_first().ok_or(Error::NoCertificatesPresented)?;
         let parsed = ParsedCertificate::try_from(shown)?;
         let algorithms = PROVIDER.signature_verification_algorithms.all;
+        let key = parsed.subject_public_key_info();
+        let is = |kind: AlgorithmIdentifier| key.windows(kind.len()).any(|part| part == &*kind);
+        let known = algorithms.iter().any(|algorithm| is(algorithm.public_key_alg_id()));
+        if !known || is(alg_id::RSA_ENCRYPTION) && !RSA_KEYS.contains(&key.len()) {
+            return Err(PeerIncompatible::NoSignatureSchemesInCommon.into());
+        }
         match verify_server_cert_signed_by_trust_anchor(&parsed, &self.anchors, issuers, now, algorithms) {
             // The period of validity was checked first.
             Err(Error::InvalidCertificate(
@@ -74,8 +81,25 @@ impl Trust {
 
 const NONE: &str = "holds no certificate in PEM form";
 
+/// Length of a public key of RSA with 2048 to 8192 bits, in bytes of DER.
+const RSA_KEYS: RangeInclusive<usize> = 290..=1070;
+
+/// What TLS refuses, in words: rustls prints algorithms as lists of bytes.
+pub fn words(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(
+            CertificateError::UnsupportedSignatureAlgorithmContext { .. }
+            | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
+        ) => "the algorithm with which it, or its issuer, is signed is not known".to_owned(),
+        Error::PeerIncompatible(PeerIncompatible::NoSignatureSchemesInCommon)
+        | Error::AlertReceived(AlertDescription::HandshakeFailure) => {
+            format!("{error}: its key must be of RSA with 2048 to 8192 bits, P-256, P-384, P-521 or Ed25519")
+        }
+        _ => error.to_string(),
+    }
+}
+
 /// The certificates in a PEM file.
-#[must_use]
 pub fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem).flatten().collect()
 }

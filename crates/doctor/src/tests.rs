@@ -486,16 +486,6 @@ fn what_inject_writes_is_clean() {
 }
 
 #[test]
-fn findings_name_file_line_and_edit() {
-    let pod = with(
-        &static_pod(),
-        &[("GracePeriodSeconds: 120", "GracePeriodSeconds: 30"), ("          - drain\n", "          - status\n")],
-    );
-    let pod = with_shim(&pod, &[("runAsUser: 0", "runAsUser: 1000")]);
-    insta::assert_snapshot!(text::text("a.yaml", &of_text(&pod), false));
-}
-
-#[test]
 fn other_ways_to_write_it_are_read() {
     let hand_made = include_str!("../../../tests/manifest/hand-made.yaml");
     let found = of_text(hand_made);
@@ -581,6 +571,8 @@ fn a_certificate_that_the_probe_refuses_is_found_with_the_options_that_help() {
     old.not_after = rcgen::date_time_ymd(2001, 1, 1);
     let old = old.signed_by(&KeyPair::generate().unwrap(), &kube).unwrap().pem();
     let (ca_file, itself) = ("/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/pki/apiserver.crt");
+    let rsa_1024 = include_str!("../../cluster/tests/certificates/certificates.txt");
+    let rsa_1024 = rsa_1024.split_once("\nshown:").unwrap().0;
     for (shown, trusted, fix, options_that_help) in [
         (of(&kube, &["kubernetes"]), &ca, "", None),
         (corp.pem(), &corp.pem(), "--probe-server-name NAME", None),
@@ -595,6 +587,7 @@ fn a_certificate_that_the_probe_refuses_is_found_with_the_options_that_help() {
         (of(&corp, &["fd00::5"]), &ca, "apiserver.crt --probe-server-name NAME", Some((itself, "fd00::5"))),
         (old, &ca, "renew it", None),
         (of(&kube, &["kubernetes"]), &"none".to_owned(), "other files", None),
+        (rsa_1024.to_owned(), &ca, "with a key of these", None),
     ] {
         let files = [("apiserver.crt", shown.as_str()), ("ca.crt", trusted)];
         let found = of_certificate(&files, &options());

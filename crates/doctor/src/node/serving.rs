@@ -3,12 +3,12 @@
 use super::super::checks::SERVING_CERTIFICATE;
 use super::super::layout::Layout;
 use super::super::{Finding, options};
-use berth_cluster::tls::{Trust, certificates};
+use berth_cluster::tls::{self, Trust, certificates};
 use berth_manifest::{Container, Manifest};
 use berth_options::check::{Checks, READY, check_probe};
 use berth_shim::backend::probe::ProbeKind;
 use rustls::CertificateError::{Expired, ExpiredContext, NotValidForNameContext, NotValidYetContext};
-use rustls::Error::InvalidCertificate;
+use rustls::Error::{InvalidCertificate, PeerIncompatible};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use std::fs;
 use std::path::Path;
@@ -50,12 +50,14 @@ pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
         (_, Err(InvalidCertificate(Expired | ExpiredContext { .. } | NotValidYetContext { .. }))) => {
             "renew it (kubeadm certs renew apiserver), or set the clock of the node".into()
         }
+        (PeerIncompatible(_), _) => "make another, with a key of these".into(),
         _ => "make another, or berth inject --probe-insecure".into(),
     };
     let cause = format!(
-        "the shim's probe refuses it, so it would never serve a client (--probe-ca {}, --probe-server-name {}): {error}",
+        "the shim's probe refuses it, so it would never serve a client (--probe-ca {}, --probe-server-name {}): {}",
         args.probe_ca.as_deref().unwrap_or(Path::new("")).display(),
-        args.probe_server_name
+        args.probe_server_name,
+        tls::words(&error)
     );
     Some(SERVING_CERTIFICATE.at(place, cause, fix))
 }

@@ -308,9 +308,6 @@ impl Probe {
                 rustls::CertificateError::NotValidForName | rustls::CertificateError::NotValidForNameContext { .. },
             )) => "; set --probe-server-name to a name that is in its serving certificate",
             Some(rustls::Error::InvalidMessage(_)) => "; does it speak TLS there?",
-            Some(rustls::Error::AlertReceived(AlertDescription::HandshakeFailure)) => {
-                "; its key must be of RSA with 2048 to 8192 bits, P-256, P-384, P-521 or Ed25519"
-            }
             _ => "",
         };
         // It speaks TLS, and other clients may know what this one does not.
@@ -323,7 +320,8 @@ impl Probe {
             )
         );
         let seen = if rejected { Observation::Rejected } else { Observation::Fail };
-        Answer { seen, ..fail("tls", format!("TLS handshake failed: {error}{fix}")) }
+        let words = cause.map_or_else(|| error.to_string(), tls::words);
+        Answer { seen, ..fail("tls", format!("TLS handshake failed: {words}{fix}")) }
     }
 }
 

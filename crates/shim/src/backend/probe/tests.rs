@@ -190,6 +190,12 @@ async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
         let alive = lives(&files, well).await.unwrap().unwrap();
         assert!(alive.contains(lacks), "{alive}");
     }
+    // The disk with its files stands still.
+    let stuck = Files::new(&ca).probe();
+    let (go_on, hangs) = std::sync::mpsc::channel::<()>();
+    stuck.reading.within(Duration::from_millis(1), move || hangs.recv().is_err()).await.unwrap_err();
+    assert!(stuck.lives(well).await.unwrap().unwrap().contains("no answer of the probe's files"));
+    drop(go_on);
     for rejects in ["401 Unauthorized", "403 Forbidden"] {
         let (address, _asked) = serve(&ca, &answer(rejects, "")).await;
         for files in [Files::new(&ca).with_token("old"), Files::new(&other)] {
