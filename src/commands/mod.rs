@@ -245,10 +245,11 @@ pub fn explain(mut error: clap::Error) -> ExitCode {
 
 /// What other tools call a command or an option, by berth's command, and what it is here.
 #[cfg(feature = "operate")]
-const ELSEWHERE: [(&str, &[&str], &str); 10] = [
+const ELSEWHERE: [(&str, &[&str], &str); 11] = [
     ("", &["install"], "berth inject --image IMAGE"),
     ("", &["uninstall", "remove"], "berth eject"),
     ("", &["rollback"], "berth upgrade FILE, with the manifest of before; of a bridge: berth bridge restore"),
+    ("", &["start", "stop", "end", "restore"], "berth bridge --help"),
     ("", &["check"], "berth doctor"),
     ("", &["plan"], "berth upgrade FILE --dry-run; of a bridge: berth bridge --dry-run"),
     ("", &["metrics"], "a shim has them at /metrics of its --admin address (docs/watch.md)"),
@@ -271,6 +272,7 @@ fn tip(error: &clap::Error) -> Option<String> {
     }
     match command {
         "upgrade" if wrong == "--version" => Some(upgrade_of("VERSION")),
+        "grant" if !wrong.starts_with('-') => Some(format!("berth grant --manifest {wrong}")),
         "upgrade" if is_version(&wrong) => Some(upgrade_of(&wrong)),
         _ if wrong.starts_with('-') => None,
         "bridge" if !<crate::cli::BridgeAction as clap::Subcommand>::has_subcommand(&wrong) => {

@@ -7,6 +7,7 @@ use crate::yaml::{YamlNode, parse};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use std::fs;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -43,12 +44,10 @@ pub struct Mistake {
 }
 
 impl Mistake {
-    #[must_use]
     pub fn new(field: &str, why: &str) -> Self {
         Self { field: field.to_owned(), why: why.to_owned() }
     }
 
-    #[must_use]
     pub fn of(self, path: &Path) -> KubeconfigError {
         KubeconfigError { path: path.to_owned(), mistake: self }
     }
@@ -92,7 +91,10 @@ impl Access {
     /// What cannot be read or is not understood.
     pub fn read(path: &Path) -> Result<Self, KubeconfigError> {
         let read = |path: &Path| -> Result<Vec<u8>, String> {
-            let failed = |error| format!("cannot read {}: {error}", path.display());
+            let failed = |error: io::Error| {
+                let fix = if error.kind() == io::ErrorKind::PermissionDenied { ": run this as root" } else { "" };
+                format!("cannot read {}: {error}{fix}", path.display())
+            };
             let size = fs::metadata(path).map_err(failed)?.len();
             if size > MAX_SIZE {
                 return Err(format!("{} has {size} bytes, at most {MAX_SIZE} are read", path.display()));

@@ -33,7 +33,7 @@ impl RunDirSnapshot {
         let mut node = Self { path, instances: Vec::new(), problems: Vec::new() };
         let Some(run_dir) = RunDir::find(&node.path)? else { return Ok(node) };
         for berth in run_dir.berths()? {
-            let listing = list(&berth).map_err(|source| Error::Read { path: berth.instances(), source })?;
+            let listing = list(&berth).map_err(|why| Error::Read { path: berth.instances(), why })?;
             node.problems.extend(listing.problems);
             let mut sockets = sockets(&berth)?;
             for listed in listing.found {
@@ -51,7 +51,7 @@ impl RunDirSnapshot {
 }
 
 fn sockets(berth: &BerthDir) -> Result<BTreeSet<InstanceId>, Error> {
-    let error = |source| Error::Read { path: berth.path().to_owned(), source };
+    let error = |why| Error::Read { path: berth.path().to_owned(), why };
     let mut found = BTreeSet::new();
     for entry in std::fs::read_dir(berth.path()).map_err(error)? {
         let name = entry.map_err(error)?.file_name();

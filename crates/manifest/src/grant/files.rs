@@ -45,7 +45,8 @@ pub fn check(file: &Path) -> Result<(), String> {
     if name == FILE {
         return Err(format!("{shown}: {FILE} is the name of the token's file: give another, such as kubeconfig"));
     }
-    let entries = found(fs::read_dir(directory)).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let entries =
+        found(fs::read_dir(directory)).map_err(FileError::of("read", directory)).map_err(|error| error.to_string())?;
     let ours = |other: &std::ffi::OsStr| {
         // What a shim or this left half written begins with the token's name or a dot.
         other == name || other.to_string_lossy().starts_with(['.']) || other.to_string_lossy().starts_with(FILE)

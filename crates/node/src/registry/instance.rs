@@ -104,10 +104,10 @@ pub enum ClaimError {
     #[error(transparent)]
     Address(Box<dyn Error + Send + Sync>),
     #[error(
-        "cannot {what} {}: {source}: is the file system full or read-only? Another can be given with --run-dir",
+        "cannot {what} {}: {why}: is the file system full or read-only? Another can be given with --run-dir",
         path.display()
     )]
-    Io { what: &'static str, path: PathBuf, source: io::Error },
+    Io { what: &'static str, path: PathBuf, why: io::Error },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -247,8 +247,8 @@ pub fn prune(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     match lock_names(&berth.instances(), Duration::ZERO) {
         Ok(_names) => prune_names(berth, now),
         Err(ClaimError::Busy { .. }) => Ok(0),
-        Err(ClaimError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(0),
-        Err(ClaimError::Io { source, .. }) => Err(source),
+        Err(ClaimError::Io { why, .. }) if why.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(ClaimError::Io { why, .. }) => Err(why),
         Err(other) => Err(io::Error::other(other)),
     }
 }
@@ -362,7 +362,7 @@ fn write(directory: &Path, record: &Record) -> Result<Flock<File>, ClaimError> {
 
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ClaimError {
     let path = path.to_owned();
-    move |source| ClaimError::Io { what, path, source }
+    move |why| ClaimError::Io { what, path, why }
 }
 
 #[cfg(test)]

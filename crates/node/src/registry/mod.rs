@@ -36,12 +36,12 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "cannot make the directory {}: {source}: make it with mode 0700 for uid {uid}, or give another with --run-dir",
+        "cannot make the directory {}: {why}: make it with mode 0700 for uid {uid}, or give another with --run-dir",
         path.display()
     )]
-    Make { path: PathBuf, source: io::Error, uid: u32 },
-    #[error("cannot read the directory {}: {source}: give another with --run-dir", path.display())]
-    Read { path: PathBuf, source: io::Error },
+    Make { path: PathBuf, why: io::Error, uid: u32 },
+    #[error("cannot read the directory {}: {why}: give another with --run-dir", path.display())]
+    Read { path: PathBuf, why: io::Error },
     #[error(
         "{} is {found}, not a directory: remove it, or give the directory itself with --run-dir",
         path.display()
@@ -128,7 +128,7 @@ impl RunDir {
     /// The berths that have a directory, in the order of their addresses. What does not have an address for its name
     /// or is no directory is skipped.
     pub fn berths(&self) -> Result<Vec<BerthDir>, Error> {
-        let read = |source| Error::Read { path: self.path.clone(), source };
+        let read = |why| Error::Read { path: self.path.clone(), why };
         let mut berths = Vec::new();
         for entry in fs::read_dir(&self.path).map_err(read)? {
             let name = entry.map_err(read)?.file_name();
@@ -207,7 +207,7 @@ fn open_dir(path: &Path) -> Result<u32, Error> {
     if let Some(owner) = check_dir(path)? {
         return Ok(owner);
     }
-    let failed = |source| Error::Make { path: path.to_owned(), source, uid: geteuid().as_raw() };
+    let failed = |why| Error::Make { path: path.to_owned(), why, uid: geteuid().as_raw() };
     match make_private(path) {
         Ok(()) => {}
         // Another process created it just now: it is checked below.
@@ -238,7 +238,7 @@ fn check_dir_to_read(path: &Path) -> Result<Option<u32>, Error> {
 }
 
 fn check_dir_as(path: &Path, uid: Uid) -> Result<Option<u32>, Error> {
-    let meta = found(fs::symlink_metadata(path)).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let meta = found(fs::symlink_metadata(path)).map_err(|why| Error::Read { path: path.to_owned(), why })?;
     let Some(meta) = meta else { return Ok(None) };
     let path = || path.to_owned();
     if !meta.is_dir() {
