@@ -17,18 +17,15 @@ pub const LIFE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 pub const FILE: &str = "token";
 
 /// Name of a node's service account, in [`NAMESPACE`].
-#[must_use]
 pub fn account_name(node: &str) -> String {
     format!("berth-{node}")
 }
 
 /// Where a service account of [`NAMESPACE`] gets tokens.
-#[must_use]
 pub fn token_path(account: &str) -> String {
     format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token")
 }
 
-#[must_use]
 pub fn token_request() -> Value {
     json!({
         "apiVersion": "authentication.k8s.io/v1",
@@ -37,28 +34,11 @@ pub fn token_request() -> Value {
     })
 }
 
-/// A token, and when it ends.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Token {
-    pub text: String,
-    pub until: SystemTime,
-}
-
-/// Without what is secret.
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Token").field("until", &self.until).finish_non_exhaustive()
-    }
-}
-
-impl Token {
-    /// From the answer to a [`token_request`], which has the expiry that was granted.
-    #[must_use]
-    pub fn parse(answer: &Value) -> Option<Self> {
-        let status = &answer["status"];
-        let until = parse_rfc3339(status["expirationTimestamp"].as_str()?).ok()?;
-        Some(Self { text: status["token"].as_str()?.to_owned(), until })
-    }
+/// The token in the answer to a [`token_request`], and its end, which is the expiry that was granted.
+pub fn granted(answer: &Value) -> Option<(&str, SystemTime)> {
+    let status = &answer["status"];
+    let until = parse_rfc3339(status["expirationTimestamp"].as_str()?).ok()?;
+    Some((status["token"].as_str()?, until))
 }
 
 /// The claims of a token, which are not verified: only an apiserver can.
@@ -72,7 +52,6 @@ pub struct Claims {
 }
 
 impl Claims {
-    #[must_use]
     pub fn parse(token: &str) -> Option<Self> {
         let claims = URL_SAFE_NO_PAD.decode(token.trim().split('.').nth(1)?).ok()?;
         let claims: Value = serde_json::from_slice(&claims).ok()?;
@@ -85,7 +64,6 @@ impl Claims {
     }
 
     /// When it is to be renewed, if it ends: after a third of its life, so that there is time for what may be in the way.
-    #[must_use]
     pub fn renewal(&self) -> Option<SystemTime> {
         Some(self.from + self.until?.duration_since(self.from).unwrap_or_default() / 3)
     }
@@ -99,10 +77,8 @@ mod tests {
     fn the_answers_expiry_is_believed() {
         let answer = json!({"spec": {"expirationSeconds": 2_592_000}, "status": {"token": "a.b.c",
             "expirationTimestamp": "1970-01-01T01:00:00Z"}});
-        let token = Token::parse(&answer).unwrap();
-        assert_eq!((token.text.as_str(), token.until), ("a.b.c", UNIX_EPOCH + Duration::from_secs(3600)));
-        assert!(!format!("{token:?}").contains("a.b.c"));
-        assert_eq!(Token::parse(&json!({"status": {"token": "a"}})), None);
+        assert_eq!(granted(&answer), Some(("a.b.c", UNIX_EPOCH + Duration::from_secs(3600))));
+        assert_eq!(granted(&json!({"status": {"token": "a"}})), None);
         assert_eq!(token_request()["spec"]["expirationSeconds"], 2_592_000);
         assert_eq!(
             token_path(&account_name("cp-1")),

@@ -65,7 +65,6 @@ pub enum Error {
 
 impl Error {
     /// The HTTP status, if there was an answer.
-    #[must_use]
     pub fn status(&self) -> Option<StatusCode> {
         match self {
             Self::Status { status, .. } => Some(*status),
@@ -88,22 +87,12 @@ pub fn found(answer: Result<Value, Error>) -> Result<Option<Value>, Error> {
 #[derive(Debug, Clone)]
 pub struct Client {
     access: Arc<Access>,
-    host: String,
-    port: u16,
+    place: Place,
     /// Dialled instead, one after the other.
     dial: Vec<SocketAddr>,
-    prefix: String,
     name: ServerName<'static>,
     tls: Arc<ClientConfig>,
-    bearer: Bearer,
     patience: Duration,
-}
-
-#[derive(Debug, Clone)]
-enum Bearer {
-    None,
-    Fixed(header::HeaderValue),
-    File(Arc<Path>),
 }
 
 struct Ask<'a> {
@@ -138,36 +127,22 @@ impl Client {
     pub fn new(access: &Access) -> Result<Self, Mistake> {
         let place = Place::parse(&access.server)?;
         let name = access.server_name.as_deref().unwrap_or(&place.host);
-        let name = server_name(name)?;
-        let bearer = match &access.token {
-            None => Bearer::None,
-            Some(Token::Text(token)) => Bearer::Fixed(
-                bearer(token).ok_or_else(|| Mistake::new("token", "it has characters that no token has"))?,
-            ),
-            Some(Token::File(path)) => Bearer::File(path.as_path().into()),
-        };
-        Ok(Self {
-            access: Arc::new(access.clone()),
-            host: place.host,
-            port: place.port,
-            dial: Vec::new(),
-            prefix: place.prefix,
-            name,
-            tls: Arc::new(tls(access)?),
-            bearer,
-            patience: PATIENCE,
-        })
+        let wrong = |_| Mistake::new("server", "its host is neither a name nor an address");
+        let name = ServerName::try_from(name.to_owned()).map_err(wrong)?;
+        if let Some(Token::Text(token)) = &access.token {
+            bearer(token).map_err(|why| Mistake::new("token", why))?;
+        }
+        let tls = Arc::new(tls(access)?);
+        Ok(Self { access: Arc::new(access.clone()), place, dial: Vec::new(), name, tls, patience: PATIENCE })
     }
 
     /// The same, less or more patient with an answer.
-    #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
     /// The same at the first of these addresses that answers in TLS: with several control-plane nodes the
     /// kubeconfig's server may be any of them. Certificate and credentials are those of the kubeconfig.
-    #[must_use]
     pub fn at(self, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
         Self { dial: addresses.into_iter().collect(), ..self }
     }
@@ -184,7 +159,6 @@ impl Client {
     }
 
     /// The server, as in the kubeconfig.
-    #[must_use]
     pub fn server(&self) -> &str {
         &self.access.server
     }
@@ -263,14 +237,14 @@ impl Client {
 
     /// Whether the apiserver reports that it is ready.
     pub async fn ready(&self) -> bool {
-        let answer = timeout(self.patience, self.exchange(Ask::get("/readyz"), BODY_LIMIT)).await;
-        matches!(answer, Ok(Ok((StatusCode::OK, _))))
+        self.body(Ask::get("/readyz"), BODY_LIMIT).await.is_ok()
     }
 
     async fn ask(&self, ask: Ask<'_>) -> Result<Value, Error> {
         let (method, path) = (ask.method.clone(), ask.path);
         let body = self.body(ask, BODY_LIMIT).await?;
-        self.json(&method, path, &body)
+        let json = serde_json::from_slice(&body).ok();
+        json.ok_or_else(|| self.unreachable(format!("its response to {method} {path} is no JSON")))
     }
 
     async fn body(&self, ask: Ask<'_>, limit: usize) -> Result<Bytes, Error> {
@@ -280,11 +254,6 @@ impl Client {
             answer.unwrap_or_else(|_| Err(format!("no answer in {}", humantime::format_duration(self.patience))));
         let (status, body) = answer.map_err(|why| self.unreachable(why))?;
         if status.is_success() { Ok(body) } else { Err(self.refused(status, method, path, &body)) }
-    }
-
-    fn json(&self, method: &Method, path: &str, body: &[u8]) -> Result<Value, Error> {
-        let json = serde_json::from_slice(body).ok();
-        json.ok_or_else(|| self.unreachable(format!("its response to {method} {path} is no JSON")))
     }
 
     fn unreachable(&self, why: String) -> Error {
@@ -311,7 +280,7 @@ impl Client {
     /// A connection to the first that answers in TLS. No address has all of the patience while there is another.
     async fn connect(&self) -> Result<TlsStream<TcpStream>, String> {
         let Some((last, first)) = self.dial.split_last() else {
-            return self.handshake(TcpStream::connect((self.host.as_str(), self.port)).await).await;
+            return self.handshake(TcpStream::connect((self.place.host.as_str(), self.place.port)).await).await;
         };
         for address in first {
             let dialled = async { self.handshake(http::connect(None, *address).await).await };
@@ -330,11 +299,12 @@ impl Client {
 
     async fn request(&self, ask: Ask<'_>) -> Result<Request<Full<Bytes>>, String> {
         let Ask { method, path, body } = ask;
-        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        let Place { host, port, prefix } = &self.place;
+        let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
         let mut request = Request::builder()
             .method(method)
-            .uri(format!("{}{path}", self.prefix))
-            .header(header::HOST, format!("{host}:{}", self.port))
+            .uri(format!("{prefix}{path}"))
+            .header(header::HOST, format!("{host}:{port}"))
             .header(header::USER_AGENT, concat!("berth/", env!("CARGO_PKG_VERSION")))
             .header(header::ACCEPT, "application/json")
             .header(header::CONNECTION, "close");
@@ -343,17 +313,17 @@ impl Client {
             request = request.header(header::CONTENT_TYPE, content_type);
             bytes = serde_json::to_vec(object).map_err(|error| error.to_string())?;
         }
-        match &self.bearer {
-            Bearer::None => {}
-            Bearer::Fixed(value) => request = request.header(header::AUTHORIZATION, value),
-            Bearer::File(path) => {
-                let why = |what: String| format!("token file {}: {what}", path.display());
+        match &self.access.token {
+            None => {}
+            Some(Token::Text(token)) => request = request.header(header::AUTHORIZATION, bearer(token)?),
+            Some(Token::File(path)) => {
+                let failed = |what: String| format!("token file {}: {what}", path.display());
                 // On another thread: a disk that etcd keeps busy may take seconds, and a shim probes on this one.
                 let file = path.clone();
                 let read = tokio::task::spawn_blocking(move || fs::read_to_string(file)).await;
                 let token = read.unwrap_or_else(|error| Err(error.into()));
-                let token = token.map_err(|error| why(format!("cannot be read: {error}")))?;
-                let value = bearer(token.trim()).ok_or_else(|| why("it has characters that no token has".into()))?;
+                let token = token.map_err(|error| failed(format!("cannot be read: {error}")))?;
+                let value = bearer(token.trim()).map_err(|why| failed(why.to_owned()))?;
                 request = request.header(header::AUTHORIZATION, value);
             }
         }
@@ -361,15 +331,11 @@ impl Client {
     }
 }
 
-fn server_name(name: &str) -> Result<ServerName<'static>, Mistake> {
-    let wrong = |_| Mistake::new("server", "its host is neither a name nor an address");
-    ServerName::try_from(name.to_owned()).map_err(wrong)
-}
-
-fn bearer(token: &str) -> Option<header::HeaderValue> {
-    let mut value = header::HeaderValue::try_from(format!("Bearer {token}")).ok()?;
+fn bearer(token: &str) -> Result<header::HeaderValue, &'static str> {
+    let value = header::HeaderValue::try_from(format!("Bearer {token}"));
+    let mut value = value.map_err(|_| "it has characters that no token has")?;
     value.set_sensitive(true);
-    Some(value)
+    Ok(value)
 }
 
 fn tls(access: &Access) -> Result<ClientConfig, Mistake> {

@@ -43,11 +43,8 @@ pub async fn ask(
         Ok((status, body.map(http_body_util::Collected::to_bytes)))
     };
     tokio::pin!(answer);
-    let mut over = false;
-    loop {
-        tokio::select! {
-            answer = &mut answer => return answer,
-            _ = &mut connection, if !over => over = true,
-        }
+    tokio::select! {
+        answer = &mut answer => answer,
+        _ = &mut connection => answer.await,
     }
 }

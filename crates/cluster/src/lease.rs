@@ -54,13 +54,11 @@ pub struct InstanceLease {
 }
 
 impl InstanceLease {
-    #[must_use]
     pub fn name(&self) -> String {
         lease_name(&self.node, &self.instance)
     }
 
     /// The whole object, to be applied.
-    #[must_use]
     pub fn object(&self) -> Value {
         let mut annotations = json!({
             NODE: self.node,
@@ -76,7 +74,6 @@ impl InstanceLease {
     }
 
     /// Understands an object; `None` if it is not an instance's.
-    #[must_use]
     pub fn parse(object: &Value) -> Option<Self> {
         let (annotations, spec) = (&object["metadata"]["annotations"], &object["spec"]);
         let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
@@ -96,7 +93,6 @@ impl InstanceLease {
 }
 
 /// A Lease of berth's with this namespace, name and component, held for [`DURATION`].
-#[must_use]
 pub fn lease_object(
     [namespace, name, component]: [&str; 3],
     annotations: &Value,
@@ -124,25 +120,19 @@ pub fn lease_object(
 }
 
 /// Name of an instance's Lease: unlike IDs, nodes' names are the cluster's.
-#[must_use]
 pub fn lease_name(node: &str, instance: &str) -> String {
     format!("{node}.{instance}")
 }
 
-#[must_use]
 pub fn lease_path(name: &str) -> String {
     format!("{LEASES}/{name}")
 }
 
 /// Whether a text can be (part of) an object's name: a DNS subdomain.
-#[must_use]
 pub fn is_object_name(text: &str) -> bool {
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    text.len() <= 253
-        && text.split('.').all(|label| {
-            let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-            edge(label.chars().next()) && edge(label.chars().next_back()) && label.chars().all(inside)
-        })
+    let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let is_label = |label: &str| !label.is_empty() && label.chars().all(inside) && label.trim_matches('-') == label;
+    text.len() <= 253 && text.split('.').all(is_label)
 }
 
 /// Which Leases have expired, judged by when each was last *seen* to change. Clocks of nodes are not compared, and time
@@ -182,7 +172,6 @@ impl Expiry {
     }
 
     /// Whether a Lease was seen unchanged for longer than it is good for.
-    #[must_use]
     pub fn expired(&self, name: &str) -> bool {
         self.seen.get(name).is_some_and(|seen| seen.unchanged > DURATION)
     }

@@ -36,13 +36,11 @@ pub enum Family {
 impl Family {
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    #[must_use]
     pub fn of(ip: IpAddr) -> Self {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
     /// As an EndpointSlice's `addressType` and a Service's `ipFamilies` have it.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -61,7 +59,6 @@ pub struct Service {
 
 impl Service {
     /// Of the object; a field that is missing is as kube-apiserver makes it.
-    #[must_use]
     pub fn parse(object: &Value) -> Self {
         let families = object["spec"]["ipFamilies"].as_array().into_iter().flatten();
         let of = |value: &Value| Family::ALL.into_iter().find(|family| value == family.as_str());
@@ -74,17 +71,14 @@ impl Service {
 }
 
 /// Name of a node's own slice.
-#[must_use]
 pub fn slice_name(node: &str, family: Family) -> String {
     format!("berth-{node}-{}", family.as_str().to_ascii_lowercase())
 }
 
-#[must_use]
 pub fn slice_path(name: &str) -> String {
     format!("{SLICES}/{name}")
 }
 
-#[must_use]
 pub fn slice(node: &str, address: SocketAddr, port_name: &str) -> Value {
     let family = Family::of(address.ip());
     json!({

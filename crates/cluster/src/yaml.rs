@@ -26,20 +26,17 @@ pub struct Problem {
 
 impl Problem {
     /// A problem in a line.
-    #[must_use]
     pub fn new(line: usize, message: impl Into<String>) -> Self {
         Self { line, message: message.into() }
     }
 
     /// Cause and fix apart; see [`split`].
-    #[must_use]
     pub fn parts(&self) -> (&str, &str) {
         split(&self.message)
     }
 }
 
 /// Splits a message into cause and fix: every message of berth has both, and the fix follows the last colon.
-#[must_use]
 pub fn split(message: &str) -> (&str, &str) {
     message.rsplit_once(": ").unwrap_or((message, ""))
 }
@@ -81,7 +78,6 @@ pub enum Data {
 
 impl YamlNode {
     /// The text of a scalar that is not nothing.
-    #[must_use]
     pub fn text(&self) -> Option<&str> {
         match &self.data {
             Data::Scalar { text, .. } if !self.is_null() => Some(text),
@@ -90,7 +86,6 @@ impl YamlNode {
     }
 
     /// The items of a list; none of anything else.
-    #[must_use]
     pub fn items(&self) -> &[Self] {
         match &self.data {
             Data::Sequence(items) => items,
@@ -99,7 +94,6 @@ impl YamlNode {
     }
 
     /// Keys and values of a mapping; none of anything else.
-    #[must_use]
     pub fn entries(&self) -> &[(Self, Self)] {
         match &self.data {
             Data::Mapping(entries) => entries,
@@ -108,7 +102,6 @@ impl YamlNode {
     }
 
     /// The value of a key, if that is there and not null.
-    #[must_use]
     pub fn get(&self, key: &str) -> Option<&Self> {
         self.entry(key).map(|(_, value)| value).filter(|value| !value.is_null())
     }
@@ -129,31 +122,26 @@ impl YamlNode {
     }
 
     /// [`YamlNode::get`] through several mappings.
-    #[must_use]
     pub fn at(&self, keys: &[&str]) -> Option<&Self> {
         keys.iter().try_fold(self, |node, key| node.get(key))
     }
 
     /// A key and its value, which may be null.
-    #[must_use]
     pub fn entry(&self, key: &str) -> Option<&(Self, Self)> {
         self.entries().iter().find(|(name, _)| matches!(&name.data, Data::Scalar { text, .. } if text == key))
     }
 
     /// The item of a list of mappings whose `name` is this.
-    #[must_use]
     pub fn named(&self, name: &str) -> Option<(usize, &Self)> {
         self.items().iter().enumerate().find(|(_, item)| item.get("name").and_then(Self::text) == Some(name))
     }
 
     /// Nothing, in any way to write it.
-    #[must_use]
     pub fn is_null(&self) -> bool {
-        matches!(&self.data, Data::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL"))
+        matches!(&self.data, Data::Scalar { text, plain: true } if resolve(text).is_null())
     }
 
     /// A whole number that is not negative; Go reads `08` and `1e3` as floats, which JSON then shows without a fraction.
-    #[must_use]
     pub fn number(&self) -> Option<u64> {
         let value = self.value();
         value.as_u64().or_else(|| value.as_f64()?.to_string().parse().ok())
@@ -170,7 +158,6 @@ impl YamlNode {
     }
 
     /// The value without its place.
-    #[must_use]
     pub fn value(&self) -> Value {
         match &self.data {
             Data::Scalar { text, plain: true } => resolve(text),
@@ -253,33 +240,32 @@ pub fn parse(text: &str) -> Result<Vec<YamlNode>, Problem> {
         let (event, span) = event.map_err(|error| {
             Problem::new(error.marker().line(), format!("this is no YAML: {}: fix it", error.info()))
         })?;
-        let begin = Begin::of(&event, span, &offsets);
+        let (mut node, anchor) = begin(&event, span, &offsets);
+        node.flow = open.last().is_some_and(|outer| outer.node.flow);
         let (anchor, done) = match event {
             Event::MappingStart(..) | Event::SequenceStart(..) => {
                 if open.len() >= MAX_DEPTH {
-                    return Err(Problem::new(begin.line, "nested too deeply for a manifest: is it the right file?"));
+                    return Err(Problem::new(node.line, "nested too deeply for a manifest: is it the right file?"));
                 }
                 // A block's beginning is an empty place, maybe before a flow that is its first child.
-                let bracket = begin.end > begin.start && without_anchor(&text[begin.start..]).starts_with(['[', '{']);
-                let flow = bracket || open.last().is_some_and(|outer| outer.flow);
+                let bracket = !node.span.is_empty() && without_anchor(&text[node.span.start..]).starts_with(['[', '{']);
+                node.flow |= bracket;
                 let mapping = matches!(event, Event::MappingStart(..));
-                open.push(Open { begin, bracket, flow, mapping, nodes: Vec::new() });
+                open.push(Open { node, anchor, bracket, mapping, nodes: Vec::new() });
                 continue;
             }
             Event::MappingEnd | Event::SequenceEnd => {
                 let Some(closed) = open.pop() else { continue };
-                (closed.begin.anchor, closed.finish(text, begin.start)?)
+                (closed.anchor, closed.finish(text, node.span.start)?)
             }
             Event::Scalar(ref value, style, ..) => {
-                let plain = style == ScalarStyle::Plain;
-                let end = begin.start + text[begin.start..begin.end].trim_end().len();
-                let data = Data::Scalar { text: value.to_string(), plain };
-                (begin.anchor, begin.node(data, end, open.last().is_some_and(|outer| outer.flow)))
+                node.span.end = node.span.start + text[node.span.clone()].trim_end().len();
+                node.data = Data::Scalar { text: value.to_string(), plain: style == ScalarStyle::Plain };
+                (anchor, node)
             }
             Event::Alias(_) => {
-                let end = begin.end;
-                let data = anchors.resolve(&begin)?;
-                (0, begin.node(data, end, open.last().is_some_and(|outer| outer.flow)))
+                node.data = anchors.resolve(anchor, node.line)?;
+                (0, node)
             }
             _ => continue,
         };
@@ -297,39 +283,25 @@ fn without_anchor(text: &str) -> &str {
     if text.starts_with('&') { text.trim_start_matches(|c: char| !c.is_whitespace()).trim_start() } else { text }
 }
 
-struct Begin {
-    start: usize,
-    end: usize,
-    line: usize,
-    column: usize,
-    /// Of its own, or that an alias is for; 0: none.
-    anchor: usize,
-    tagged: bool,
-}
-
-impl Begin {
-    fn of(event: &Event<'_>, span: Span, offsets: &Offsets) -> Self {
-        let (anchor, tagged) = match event {
-            Event::Scalar(_, _, anchor, tag) | Event::SequenceStart(anchor, tag) | Event::MappingStart(anchor, tag) => {
-                (*anchor, tag.is_some())
-            }
-            Event::Alias(anchor) => (*anchor, false),
-            _ => (0, false),
-        };
-        Self {
-            start: offsets.byte(span.start.index()),
-            end: offsets.byte(span.end.index()),
-            line: span.start.line(),
-            column: span.start.col(),
-            anchor,
-            tagged,
+/// A node that has no data yet, and its anchor, or that of what an alias stands for; 0 if it has none.
+fn begin(event: &Event<'_>, span: Span, offsets: &Offsets) -> (YamlNode, usize) {
+    let (anchor, tagged) = match event {
+        Event::Scalar(_, _, anchor, tag) | Event::SequenceStart(anchor, tag) | Event::MappingStart(anchor, tag) => {
+            (*anchor, tag.is_some())
         }
-    }
-
-    fn node(self, data: Data, end: usize, flow: bool) -> YamlNode {
-        let Self { start, line, column, anchor, tagged, .. } = self;
-        YamlNode { data, span: start..end, line, column, flow, shared: anchor != 0, tagged }
-    }
+        Event::Alias(anchor) => (*anchor, false),
+        _ => (0, false),
+    };
+    let node = YamlNode {
+        data: Data::Alias,
+        span: offsets.byte(span.start.index())..offsets.byte(span.end.index()),
+        line: span.start.line(),
+        column: span.start.col(),
+        flow: false,
+        shared: anchor != 0,
+        tagged,
+    };
+    (node, anchor)
 }
 
 /// What has an anchor, as far as it was read.
@@ -347,11 +319,11 @@ impl Anchors {
     }
 
     /// The value of an alias.
-    fn resolve(&mut self, alias: &Begin) -> Result<Data, Problem> {
-        let Some(node) = self.nodes.get(&alias.anchor) else { return Ok(Data::Alias) };
+    fn resolve(&mut self, anchor: usize, line: usize) -> Result<Data, Problem> {
+        let Some(node) = self.nodes.get(&anchor) else { return Ok(Data::Alias) };
         self.aliased += node.size();
         if self.aliased > MAX_ALIASED {
-            return Err(Problem::new(alias.line, "aliases (*) stand for more than any manifest holds: write it out"));
+            return Err(Problem::new(line, "aliases (*) stand for more than any manifest holds: write it out"));
         }
         Ok(node.data.clone())
     }
@@ -359,23 +331,24 @@ impl Anchors {
 
 /// A list or mapping that is not at its end.
 struct Open {
-    begin: Begin,
+    node: YamlNode,
+    anchor: usize,
     bracket: bool,
-    flow: bool,
     mapping: bool,
     nodes: Vec<YamlNode>,
 }
 
 impl Open {
-    fn finish(self, text: &str, closing: usize) -> Result<YamlNode, Problem> {
+    fn finish(mut self, text: &str, closing: usize) -> Result<YamlNode, Problem> {
         // In a block, what ends it is whatever comes next: its own end is its last child's.
-        let end = match self.nodes.last() {
+        self.node.span.end = match self.nodes.last() {
             _ if self.bracket => closing + 1,
             Some(last) => last.span.end,
-            None => self.begin.start,
+            None => self.node.span.start,
         };
-        let data = if self.mapping { Data::Mapping(pairs(text, self.nodes)?) } else { Data::Sequence(self.nodes) };
-        Ok(self.begin.node(data, end, self.flow))
+        self.node.data =
+            if self.mapping { Data::Mapping(pairs(text, self.nodes)?) } else { Data::Sequence(self.nodes) };
+        Ok(self.node)
     }
 }
 

@@ -4,7 +4,7 @@
 //! one renews the token, and the others read it.
 
 use crate::api::Api;
-use berth_cluster::account::{Claims, Token, token_path, token_request};
+use berth_cluster::account::{Claims, granted, token_path, token_request};
 use berth_node::instance::InstanceId;
 use berth_os::file::replace;
 use std::fs;
@@ -39,8 +39,8 @@ impl TokenFile {
         };
         let path = token_path(account);
         let answer = api.ask(REQUEST, account, async |client| client.post(&path, &token_request()).await).await;
-        let Some(token) = answer.as_ref().and_then(Token::parse) else { return claims.until };
-        let (file, text) = (self.clone(), token.text);
+        let Some((token, until)) = answer.as_ref().and_then(granted) else { return claims.until };
+        let (file, text) = (self.clone(), token.to_owned());
         match api.with_files(move || file.write(&text)).await.flatten() {
             Ok(()) => tracing::info!(account, "renewed the service account's token"),
             Err(error) => {
@@ -52,7 +52,7 @@ impl TokenFile {
                 return claims.until;
             }
         }
-        Some(token.until)
+        Some(until)
     }
 
     /// With the owner that the file had: a sibling may have another uid than the shim that renews.

@@ -10,7 +10,7 @@ pub mod objects;
 use crate::file::FileError;
 use crate::report;
 use crate::wait::until;
-use berth_cluster::account::{FILE, Token, account_name, token_path, token_request};
+use berth_cluster::account::{FILE, account_name, granted, token_path, token_request};
 use berth_cluster::client::found;
 use berth_cluster::lease::NAMESPACE;
 use berth_cluster::service::MANAGER;
@@ -99,12 +99,12 @@ pub async fn grant(access: &Access, client: &Client, options: &GrantOptions) -> 
     let asked = std::time::SystemTime::now();
     let answer = client.post(&token_path(&account), &token_request()).await;
     let answer = answer.map_err(|error| GrantError::Admin(explain(&error)))?;
-    let token = Token::parse(&answer).ok_or_else(|| {
+    let (token, until) = granted(&answer).ok_or_else(|| {
         GrantError::Admin(format!("{} gives a token without its end: is it a kube-apiserver?", client.server()))
     })?;
     let server = format!("https://{server}");
     let kubeconfig = files::kubeconfig(&account, &server, server_name, &[&access.ca[..], ca].join(&b'\n'));
-    files::write(file, *uid, &kubeconfig, &token.text)?;
+    files::write(file, *uid, &kubeconfig, token)?;
     let untried = |why| GrantError::Untried { kubeconfig: file.clone(), why };
     let shim = Client::from_kubeconfig(file).map_err(|error| untried(error.to_string()))?;
     let may = try_all(&shim, node, NOTICED).await.map_err(|error| match error {
@@ -123,8 +123,8 @@ pub async fn grant(access: &Access, client: &Client, options: &GrantOptions) -> 
         kubeconfig: file.clone(),
         token: file.with_file_name(FILE),
         uid: *uid,
-        expires: humantime::format_rfc3339_seconds(token.until).to_string(),
-        seconds: (token.until.duration_since(asked).unwrap_or_default().as_secs() + 30) / 60 * 60,
+        expires: humantime::format_rfc3339_seconds(until).to_string(),
+        seconds: (until.duration_since(asked).unwrap_or_default().as_secs() + 30) / 60 * 60,
     })
 }
 
