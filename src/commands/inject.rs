@@ -5,7 +5,7 @@ use super::{Exit, mistaken, print, print_stderr, refused, unavailable};
 use crate::cli::{InjectArgs, ManifestArgs};
 use berth_doctor::{Case, beside, examine, node, text};
 use berth_manifest::edit::Edit;
-use berth_manifest::file::{Backups, fix, is_in, read, replace};
+use berth_manifest::file::{Backups, fix, is_in, read, replace, resolved};
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
 use berth_manifest::report::{Finding, Refusal, Severity};
 use berth_manifest::{Manifest, Problem, eject as ejecting, kubeadm};
@@ -93,7 +93,7 @@ impl<'a> Target<'a> {
 
     /// Refuses a directory of which the kubelet reads every file as a manifest.
     fn check_directory(&self, option: &str, directory: &Path, checks: &mut Checks) {
-        let kubelets = directory.canonicalize().is_ok_and(|directory| directory == Path::new(MANIFESTS));
+        let kubelets = resolved(directory) == resolved(Path::new(MANIFESTS));
         if kubelets || is_in(&self.args.path, directory) {
             checks.wrong(format!(
                 "{option} {}: that is a kubelet's directory, or the manifest's own, and a kubelet reads every file there as a manifest: give another",

@@ -164,10 +164,18 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Whether a file is there, and in this directory.
+/// Whether a file, or the one that it is a link to, is in this directory.
 pub fn is_in(file: &Path, directory: &Path) -> bool {
-    let parent = file.canonicalize().ok().and_then(|file| file.parent().map(Path::to_owned));
-    parent.is_some() && directory.canonicalize().ok() == parent
+    let directory = resolved(directory);
+    let holds = |file: &Path| file.parent().is_some_and(|parent| resolved(parent) == directory);
+    std::path::absolute(file).is_ok_and(|file| holds(&file)) || file.canonicalize().is_ok_and(|file| holds(&file))
+}
+
+/// A path without links, as far as it is there.
+pub fn resolved(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let there = path.ancestors().find_map(|there| Some((there, there.canonicalize().ok()?)));
+    there.and_then(|(there, real)| Some(real.join(path.strip_prefix(there).ok()?))).unwrap_or(path)
 }
 
 /// Time and version for the name of a kept manifest, for people; names sort by time. `time` is RFC 3339.
@@ -299,6 +307,13 @@ mod tests {
         assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(temp.path().join("etc/berth")).unwrap().mode() & 0o777, 0o700);
         assert!(!is_in(&manifest, backups.directory()) && is_in(&manifest, manifest.parent().unwrap()));
+        // A link is in its own directory and in that of its file, and a directory need not be there.
+        let link = temp.path().join("a.yaml");
+        symlink(&manifest, &link).unwrap();
+        assert!(is_in(&link, temp.path()) && is_in(&link, manifest.parent().unwrap()));
+        let kubelets = temp.path().join("kubelets");
+        symlink(temp.path(), &kubelets).unwrap();
+        assert_eq!(resolved(&kubelets.join("new/er")), temp.path().canonicalize().unwrap().join("new/er"));
     }
 
     #[test]

@@ -38,7 +38,8 @@ impl<'a> Planner<'a> {
         let path = self.container.key(name);
         let mut original = Map::new();
         let reason = "the shared port may be answered by the other instance; berth asks this one";
-        self.edit(path.key("exec"), Change::Set(self.asking(name)), reason);
+        let asking = self.asking(name);
+        self.edit(path.key("exec"), Change::Set(asking), reason);
         for (kind, _) in probe.entries() {
             let Some(kind) = kind.text().filter(|kind| KINDS.contains(kind)) else { continue };
             original.insert(kind.into(), probe.get(kind).map_or(Value::Null, YamlNode::value));
@@ -98,16 +99,22 @@ impl<'a> Planner<'a> {
 
     /// The `exec` of a probe. It waits for its answer as long as the kubelet allows, less a second in which the runtime
     /// starts it: under a storm of requests a shorter wait would have a live apiserver killed.
-    fn asking(&self, probe: &str) -> Value {
+    fn asking(&mut self, probe: &str) -> Value {
         let timeout = format!("{}s", self.seconds(probe) - 1);
         let mut words = vec![self.wrapping.binary, what(probe), "--timeout", &timeout];
         let path = self.manifest.apiserver().at(&[probe, "httpGet", "path"]).and_then(YamlNode::text);
+        // A port that takes connections was enough: without that, an outage of etcd would be its end.
+        let connects = self.manifest.apiserver().at(&[probe, "tcpSocket"]).is_some();
         // The kubelet takes one without its first slash, too.
         let path = path.map(|path| format!("/{}", path.trim_start_matches('/')));
-        if let Some(path) =
-            path.as_deref().filter(|path| what(probe) == "live" && *path != LIVE && ask::path(path).is_ok())
-        {
-            words.extend(["--path", path]);
+        let path = path.or(connects.then(|| "/livez/ping".to_owned()));
+        let path = path.as_deref().filter(|path| what(probe) == "live" && *path != LIVE);
+        match path.map(|path| (path, ask::path(path))) {
+            Some((path, Ok(_))) => words.extend(["--path", path]),
+            Some((path, Err(_))) => self.notes.push(format!(
+                "{probe} asks for {path:?}, which is no path of a request: berth live asks for {LIVE} instead"
+            )),
+            None => {}
         }
         json!({"command": words})
     }

@@ -281,7 +281,22 @@ fn what_a_probe_asks_for_is_carried_over() {
         assert_eq!(asked("livenessProbe"), format!("{BINARY}, live, --timeout, 14s{words}"));
         assert_eq!(asked("startupProbe"), asked("livenessProbe"));
         assert_eq!(values(&ejected(&outcome.text)), values(&text));
+        assert_eq!(
+            outcome.notes.iter().any(|note| note.contains("is no path of a request")),
+            path.contains('\''),
+            "{path}"
+        );
     }
+    // That a port takes connections depends on nothing else.
+    let [http, connects] =
+        ["httpGet:\n        host: 10.0.0.5\n        path: /livez\n", "tcpSocket:\n        host: 10.0.0.5\n"];
+    let text = KUBEADM.replace(http, connects);
+    assert_ne!(text, KUBEADM);
+    let outcome = inject(&text, &options()).unwrap();
+    let manifest = Manifest::parse(&outcome.text).unwrap();
+    let words = crate::exec_words(manifest.apiserver().get("livenessProbe").unwrap()).join(" ");
+    assert!(words.ends_with(" --path /livez/ping"), "{words}");
+    assert_eq!(values(&ejected(&outcome.text)), values(&text));
     let text = KUBEADM.replace("path: /readyz", "path: /readyz?exclude=informer-sync");
     let outcome = inject(&text, &options()).unwrap();
     assert!(has_note(&outcome, "readinessProbe asks for /readyz?exclude=informer-sync, and the shim for all"));
