@@ -588,6 +588,7 @@ fn a_certificate_that_the_probe_refuses_is_found_with_the_options_that_help() {
         (old, &ca, "renew it", None),
         (of(&kube, &["kubernetes"]), &"none".to_owned(), "other files", None),
         (rsa_1024.to_owned(), &ca, "with a key of these", None),
+        (of(&kube, &["kubernetes"]).repeat(200), &ca, "issuers alone", None),
     ] {
         let files = [("apiserver.crt", shown.as_str()), ("ca.crt", trusted)];
         let found = of_certificate(&files, &options());

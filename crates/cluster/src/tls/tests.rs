@@ -1,5 +1,7 @@
 use super::*;
+use rcgen::{CertificateParams, CustomExtension, KeyPair};
 use rustls::server::WebPkiClientVerifier;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::{TLS12, TLS13};
 use rustls::{ClientConnection, ServerConfig, ServerConnection};
 use std::collections::BTreeMap;
@@ -73,24 +75,53 @@ fn both_ends_may_have_keys_of_p_521() {
         let server = ServerConfig::builder_with_provider(PROVIDER.clone()).with_protocol_versions(&[version]).unwrap();
         let server = server.with_client_cert_verifier(clients.clone());
         let server = server.with_single_cert(certificates(pem), PrivateKeyDer::from_pem_slice(pem).unwrap()).unwrap();
-        let mut server = ServerConnection::new(server.into()).unwrap();
         let client = from_pem(Some(pem), Some((pem, key.as_bytes()))).unwrap();
-        let mut client = ClientConnection::new(client.into(), "kubernetes".try_into().unwrap()).unwrap();
-        while client.is_handshaking() || server.is_handshaking() {
-            let mut sent = Vec::new();
-            while client.wants_write() {
-                client.write_tls(&mut sent).unwrap();
-            }
-            server.read_tls(&mut &sent[..]).unwrap();
-            server.process_new_packets().unwrap();
-            sent.clear();
-            while server.wants_write() {
-                server.write_tls(&mut sent).unwrap();
-            }
-            client.read_tls(&mut &sent[..]).unwrap();
-            client.process_new_packets().unwrap();
-        }
+        let server = handshake(server, client).unwrap();
         assert_eq!(server.peer_certificates().unwrap(), certificates(pem));
+    }
+}
+
+/// Both ends in one process.
+fn handshake(server: ServerConfig, client: ClientConfig) -> Result<ServerConnection, Error> {
+    let mut server = ServerConnection::new(server.into())?;
+    let mut client = ClientConnection::new(client.into(), "kubernetes".try_into().unwrap())?;
+    while client.is_handshaking() || server.is_handshaking() {
+        let mut sent = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut sent).unwrap();
+        }
+        server.read_tls(&mut &sent[..]).unwrap();
+        server.process_new_packets()?;
+        sent.clear();
+        while server.wants_write() {
+            server.write_tls(&mut sent).unwrap();
+        }
+        client.read_tls(&mut &sent[..]).unwrap();
+        client.process_new_packets()?;
+    }
+    Ok(server)
+}
+
+/// An extension that is critical and unknown, as a company's policies may be: Go's `InsecureSkipVerify` does not look at it.
+#[test]
+fn without_a_ca_any_server_is_accepted() {
+    let mut unknown = CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 1, 1], vec![5, 0]);
+    unknown.set_criticality(true);
+    let mut params = CertificateParams::new(vec!["kubernetes".into()]).unwrap();
+    params.custom_extensions.push(unknown);
+    let key = KeyPair::generate().unwrap();
+    let shown = params.self_signed(&key).unwrap();
+    for version in [&TLS12, &TLS13] {
+        let signs =
+            PROVIDER.key_provider.load_private_key(PrivateKeyDer::try_from(key.serialize_der()).unwrap()).unwrap();
+        let shows = Arc::new(SingleCertAndKey::from(CertifiedKey::new(vec![shown.der().clone()], signs)));
+        let server = || {
+            let builder =
+                ServerConfig::builder_with_provider(PROVIDER.clone()).with_protocol_versions(&[version]).unwrap();
+            builder.with_no_client_auth().with_cert_resolver(shows.clone())
+        };
+        handshake(server(), from_pem(None, None).unwrap()).unwrap();
+        handshake(server(), from_pem(Some(shown.pem().as_bytes()), None).unwrap()).unwrap_err();
     }
 }
 

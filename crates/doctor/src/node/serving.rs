@@ -38,6 +38,12 @@ pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
         let cause = format!("the shim does not start: {why}");
         return Some(SERVING_CERTIFICATE.at(place, cause, "give its probe other files"));
     }
+    // How a TLS message says the length of each: rustls reads 64 KiB of them.
+    let length = chain.iter().map(|certificate| certificate.len() + 5).sum::<usize>() + 4;
+    if length > 0xffff {
+        let cause = format!("it has {length} bytes of certificates, of which the shim's probe reads 64 KiB");
+        return Some(SERVING_CERTIFICATE.at(place, cause, "leave the certificate and its issuers alone in the file"));
+    }
     let error = Trust::from_pem(&fs::read(probe.ca?).ok()?).ok()?.verify(&chain, &name, now).err()?;
     let fix = match (&error, trust_itself(&chain)) {
         (InvalidCertificate(NotValidForNameContext { .. }), _) => {
@@ -50,7 +56,7 @@ pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
         (_, Err(InvalidCertificate(Expired | ExpiredContext { .. } | NotValidYetContext { .. }))) => {
             "renew it (kubeadm certs renew apiserver), or set the clock of the node".into()
         }
-        (PeerIncompatible(_), _) => "make another, with a key of these".into(),
+        (PeerIncompatible(_), _) => "make another, with a key of these, or berth inject --probe-insecure".into(),
         _ => "make another, or berth inject --probe-insecure".into(),
     };
     let cause = format!(

@@ -13,7 +13,7 @@ use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Request, StatusCode, header};
 use rustls::pki_types::ServerName;
-use rustls::{AlertDescription, ClientConfig};
+use rustls::{ClientConfig, InvalidMessage};
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
@@ -307,18 +307,17 @@ impl Probe {
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::NotValidForName | rustls::CertificateError::NotValidForNameContext { .. },
             )) => "; set --probe-server-name to a name that is in its serving certificate",
+            Some(rustls::Error::InvalidMessage(InvalidMessage::HandshakePayloadTooLarge)) => {
+                "; leave in the file of --tls-cert-file its certificate and the issuers alone: the probe reads 64 KiB of them"
+            }
             Some(rustls::Error::InvalidMessage(_)) => "; does it speak TLS there?",
             _ => "",
         };
-        // It speaks TLS, and other clients may know what this one does not.
-        let rejected = matches!(
-            cause,
-            Some(
-                rustls::Error::InvalidCertificate(_)
-                    | rustls::Error::PeerIncompatible(_)
-                    | rustls::Error::AlertReceived(AlertDescription::HandshakeFailure)
-            )
-        );
+        // It speaks TLS, and other clients may know what this one does not. What is no TLS is told apart by its first message.
+        let rejected = cause.is_some_and(|cause| match cause {
+            rustls::Error::InvalidMessage(message) => *message == InvalidMessage::HandshakePayloadTooLarge,
+            _ => true,
+        });
         let seen = if rejected { Observation::Rejected } else { Observation::Fail };
         let words = cause.map_or_else(|| error.to_string(), tls::words);
         Answer { seen, ..fail("tls", format!("TLS handshake failed: {words}{fix}")) }

@@ -3,11 +3,15 @@
 use super::*;
 use berth_testing::{answer, authority, issue, serve_as};
 use rcgen::{CertifiedIssuer, KeyPair};
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::fs::File;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
 
 type Ca = CertifiedIssuer<'static, KeyPair>;
 
@@ -16,6 +20,24 @@ async fn serve(ca: &Ca, answer: &str) -> (SocketAddr, mpsc::UnboundedReceiver<(S
     let answer = answer.to_owned();
     let server = serve_as(ca, ([127, 0, 0, 1], 0).into(), "kubernetes", move |_| answer.clone()).await;
     (server.access.server.strip_prefix("https://").unwrap().parse().unwrap(), server.asked)
+}
+
+/// A server that shows its certificate this often.
+async fn serve_chain(ca: &Ca, often: usize) -> SocketAddr {
+    let (certificate, key) = issue(ca, &["kubernetes"]);
+    let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap(); often];
+    let provider = rustls::crypto::ring::default_provider();
+    let config = ServerConfig::builder_with_provider(provider.into()).with_safe_default_protocol_versions().unwrap();
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config.with_no_client_auth().with_single_cert(chain, key).unwrap()));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let _ = acceptor.accept(stream).await;
+        }
+    });
+    address
 }
 
 /// A directory with the probe's files.
@@ -208,6 +230,10 @@ async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
         assert!(lives(&files, ill).await.unwrap_err().contains("[-]etcd failed"));
         assert!(lives(&files, mute).await.unwrap_err().contains("no HTTP answer"));
     }
+    // Go reads 256 KiB of certificates.
+    let large = serve_chain(&ca, 200).await;
+    assert_eq!(Files::new(&ca).probe().ready(large).await.seen, Observation::Rejected);
+    assert!(lives(&Files::new(&ca), large).await.unwrap().unwrap().contains("64 KiB"));
     let stalled = Files::new(&ca).probe();
     let (_go_on, hangs) = std::sync::mpsc::channel::<()>();
     stalled.reading.within(Duration::ZERO, move || hangs.recv()).await.unwrap_err();
