@@ -91,7 +91,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
         checks.wrong(format!("--uid {uid}: only root can give files to another: run this as root"));
     }
     let (server_name, ca) = shim.map_or((DEFAULT_NAME.into(), None), |shim| (shim.server_name, shim.ca));
-    let ca = ca.and_then(|ca| std::fs::read(ca).ok()).unwrap_or_default();
+    let ca = ca.and_then(|ca| berth_os::file::read_small(&ca).ok()).unwrap_or_default();
     let file = match &args.out {
         Some(file) => {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());

@@ -6,7 +6,8 @@
 use crate::yaml::{YamlNode, parse};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use std::fs;
+use berth_os::file::small;
+use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,9 +24,6 @@ pub fn given_or_admin(given: Option<&Path>) -> Option<&Path> {
 fn is_tested() -> bool {
     cfg!(debug_assertions) && std::env::var_os("BERTH_TEST_WITHOUT_ADMIN").is_some()
 }
-
-/// Largest kubeconfig or file named in one, in bytes.
-const MAX_SIZE: u64 = 1 << 20;
 
 /// What is wrong with a kubeconfig.
 #[derive(Debug, thiserror::Error)]
@@ -95,11 +93,7 @@ impl Access {
                 let fix = if error.kind() == io::ErrorKind::PermissionDenied { ": run this as root" } else { "" };
                 format!("cannot read {}: {error}{fix}", path.display())
             };
-            let size = fs::metadata(path).map_err(failed)?.len();
-            if size > MAX_SIZE {
-                return Err(format!("{} has {size} bytes, at most {MAX_SIZE} are read", path.display()));
-            }
-            fs::read(path).map_err(failed)
+            File::open(path).and_then(|file| small(&file)).map_err(failed)
         };
         let text = read(path).and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".into()));
         let text = text.map_err(|why| Mistake::new("file", &why).of(path))?;
@@ -125,7 +119,9 @@ impl Access {
             let path = directory.join(name);
             let why =
                 "it cannot be read: in-cluster is for a pod with a service account (not a static pod, which has none)";
-            fs::read(&path).map_err(|error| Mistake::new(name, &format!("{why}: {error}")).of(directory))
+            File::open(&path)
+                .and_then(|file| small(&file))
+                .map_err(|error| Mistake::new(name, &format!("{why}: {error}")).of(directory))
         };
         let ca = read("ca.crt")?;
         read("token")?;
@@ -285,9 +281,9 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let access = || Access::service_account(temp.path(), "10.0.0.5:6443".parse().unwrap(), "kubernetes");
         assert!(access().unwrap_err().to_string().contains("ca.crt: it cannot be read: in-cluster is for a pod"));
-        fs::write(temp.path().join("ca.crt"), "CA").unwrap();
+        std::fs::write(temp.path().join("ca.crt"), "CA").unwrap();
         assert!(access().unwrap_err().to_string().contains("token: it cannot be read"));
-        fs::write(temp.path().join("token"), "secret").unwrap();
+        std::fs::write(temp.path().join("token"), "secret").unwrap();
         let access = access().unwrap();
         assert_eq!((access.server.as_str(), access.ca.as_slice()), ("https://10.0.0.5:6443", &b"CA"[..]));
         assert!(matches!(access.token, Some(Token::File(path)) if path == temp.path().join("token")));

@@ -9,8 +9,8 @@ use berth_options::check;
 use berth_options::place::PlaceArgs;
 use berth_options::probe::{DEFAULT_NAME, ProbeArgs};
 use berth_options::shim::ShimArgs;
+use berth_os::file::read_small;
 use berth_shim::config::Listen;
-use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -92,7 +92,7 @@ impl ShimOf {
     /// A client of the kube-apiserver itself, which trusts it as the shim does; with an administrator's credentials.
     #[must_use]
     pub fn client(&self, client: &Client) -> Client {
-        let ca = self.ca.as_ref().and_then(|ca| fs::read(ca).ok()).unwrap_or_default();
+        let ca = self.ca.as_ref().and_then(|ca| read_small(ca).ok()).unwrap_or_default();
         client.clone().trusting(&self.server_name, &ca).unwrap_or_else(|_| client.clone())
     }
 }

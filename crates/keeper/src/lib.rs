@@ -26,11 +26,12 @@ use berth_cluster::{Access, Client, KubeconfigError};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::ClusterStatus;
 use berth_node::terms::Phase;
+use berth_os::file::small_text;
 use leases::Leases;
 use slices::Slices;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
+use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,7 +76,8 @@ impl Credentials {
                        must not have; give a kubeconfig that berth grant wrote";
             return Err(Mistake::new("user", why).of(path));
         };
-        let token = fs::read_to_string(file)
+        let token = File::open(file)
+            .and_then(|file| small_text(&file))
             .map_err(|error| Mistake::new("tokenFile", &format!("cannot read {}: {error}", file.display())).of(path))?;
         access.token = Some(Token::Text(token.trim().to_owned()));
         Client::new(&access).map_err(|mistake| mistake.of(path))
@@ -276,14 +278,14 @@ mod tests {
                  certificate-authority-data: Q0E=}}}}]\nusers: [{{name: u, user: {{{user}}}}}]\ncontexts: [{{name: a, context: \
                  {{cluster: c, user: u}}}}]\n"
             );
-            fs::write(&path, text).unwrap();
+            std::fs::write(&path, text).unwrap();
             Credentials::Kubeconfig(path.clone()).read().unwrap_err().to_string()
         };
         for operators in ["client-certificate-data: QQ==, client-key-data: QQ==", "token: t0ken"] {
             assert!(write(operators).contains("an operator's credentials"), "{operators}");
         }
         assert!(write("tokenFile: token").contains("tokenFile: cannot read"));
-        fs::write(temp.path().join("token"), "t0ken").unwrap();
+        std::fs::write(temp.path().join("token"), "t0ken").unwrap();
         assert!(write("tokenFile: token").contains("it holds no certificate"));
         assert_eq!(Credentials::Kubeconfig(path).token(), Some(temp.path().join("token")));
     }

@@ -4,7 +4,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -43,6 +43,43 @@ pub fn found<T>(done: io::Result<T>) -> io::Result<Option<T>> {
 /// Those of open(2), or it is no regular file.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     regular(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?)
+}
+
+/// Most bytes of a file of certificates, credentials or configuration.
+const SMALL: u64 = 1 << 20;
+
+/// What is in a small file at a path from outside: a FIFO cannot block this, and a file of gigabytes takes no memory.
+///
+/// # Errors
+/// Those of the system calls, or it is no regular file, or larger than 1 MiB.
+pub fn read_small(path: &Path) -> io::Result<Vec<u8>> {
+    small(&open_regular(path)?)
+}
+
+/// What is in a small file. One that is no regular file may block this.
+///
+/// # Errors
+/// Those of the system calls, or it is larger than 1 MiB.
+pub fn small(file: &File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(SMALL + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > SMALL { Err(io::Error::other("it is larger than 1 MiB")) } else { Ok(bytes) }
+}
+
+/// As [`read_small`], of text.
+///
+/// # Errors
+/// The same, or it is not UTF-8.
+pub fn read_small_text(path: &Path) -> io::Result<String> {
+    small_text(&open_regular(path)?)
+}
+
+/// As [`small`], of text.
+///
+/// # Errors
+/// The same, or it is not UTF-8.
+pub fn small_text(file: &File) -> io::Result<String> {
+    String::from_utf8(small(file)?).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no text"))
 }
 
 /// The open file, if it is a regular file.
@@ -159,6 +196,20 @@ mod tests {
             false if text.contains("passed") || text.contains("panicked") => panic!("{text}"),
             false => refused(&format!("no PID namespace with a vm.memfd_noexec of its own: {text}")),
         }
+    }
+
+    #[test]
+    fn a_small_file_is_read_and_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        fs::write(&path, b"a\xff").unwrap();
+        assert_eq!(read_small(&path).unwrap(), b"a\xff");
+        assert_eq!(read_small_text(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        assert_eq!(read_small(&path).unwrap_err().to_string(), "it is larger than 1 MiB");
+        fs::remove_file(&path).unwrap();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(read_small(&path).unwrap_err().to_string(), "it is no regular file");
     }
 
     #[test]

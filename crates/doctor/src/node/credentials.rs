@@ -6,6 +6,7 @@ use super::Layout;
 use berth_cluster::Access;
 use berth_cluster::kubeconfig::Token;
 use berth_manifest::Container;
+use berth_os::file::{read_small, read_small_text};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -29,7 +30,7 @@ impl Credentials {
         let path = PathBuf::from(serving.container.on_node(cluster)?);
         let at = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
         let directory = path.parent()?;
-        let text = match fs::read_to_string(at(&path)) {
+        let text = match read_small_text(&at(&path)) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return None,
             text => text,
         };
@@ -38,7 +39,7 @@ impl Credentials {
         let mut files = vec![directory.to_owned(), path.clone()];
         let has_certificate = text.map_err(|error| error.to_string()).and_then(|text| {
             let read = |file: &Path| {
-                let read = resolve(file).map(|file| fs::read(at(&file)).map_err(|error| error.to_string()));
+                let read = resolve(file).map(|file| read_small(&at(&file)).map_err(|error| error.to_string()));
                 read.unwrap_or_else(|| Err(format!("{} is in no hostPath of the shim", file.display())))
             };
             let access = Access::parse(&text, read).map_err(|mistake| mistake.to_string())?;

@@ -6,11 +6,11 @@ use super::super::{Finding, options};
 use berth_cluster::tls::{self, Trust, certificates};
 use berth_manifest::{Container, Manifest};
 use berth_options::check::{Checks, READY, check_probe};
+use berth_os::file::read_small;
 use berth_shim::backend::probe::ProbeKind;
 use rustls::CertificateError::{Expired, ExpiredContext, NotValidForNameContext, NotValidYetContext};
 use rustls::Error::{InvalidCertificate, PeerIncompatible};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use std::fs;
 use std::path::Path;
 
 /// What keeps the shim of a manifest from ever getting ready, and the options that change it. `None` also if the certificate is not to
@@ -22,7 +22,7 @@ pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
     let probe = check_probe(args, READY, true, &mut Checks::default())?;
     let (name, now) = (probe.server_name.clone(), UnixTime::now());
     let at = |container: Container<'_>, file: &str| Some(root.join(container.on_node(file)?.trim_start_matches('/')));
-    let shown = |file: &str| Some(certificates(&fs::read(at(manifest.container(), file)?).ok()?));
+    let shown = |file: &str| Some(certificates(&read_small(&at(manifest.container(), file)?).ok()?));
     let trust_itself = |chain: &[CertificateDer<'static>]| Trust::new(chain.to_vec()).verify(chain, &name, now);
     // Who asks for an address says no name.
     let pairs = manifest.flags("tls-sni-cert-key").into_iter().flat_map(|flag| flag.value.split([';', ' ']));
@@ -44,7 +44,7 @@ pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
         let cause = format!("it has {length} bytes of certificates, of which the shim's probe reads 64 KiB");
         return Some(SERVING_CERTIFICATE.at(place, cause, "leave the certificate and its issuers alone in the file"));
     }
-    let error = Trust::from_pem(&fs::read(probe.ca?).ok()?).ok()?.verify(&chain, &name, now).err()?;
+    let error = Trust::from_pem(&read_small(&probe.ca?).ok()?).ok()?.verify(&chain, &name, now).err()?;
     let fix = match (&error, trust_itself(&chain)) {
         (InvalidCertificate(NotValidForNameContext { .. }), _) => {
             "berth inject --probe-server-name NAME with such a name, beside its other options".into()

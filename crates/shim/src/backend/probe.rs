@@ -7,14 +7,14 @@
 use super::health::Observation;
 use berth_cluster::http;
 use berth_cluster::tls::{self, TlsError};
-use berth_os::file::open_regular;
+use berth_os::file::{open_regular, read_small_text, small};
 use berth_os::off_thread::OffThread;
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Request, StatusCode, header};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, InvalidMessage};
-use std::io::{self, Read};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -373,8 +373,7 @@ impl Files {
 
     fn token(&self) -> Result<Option<String>, String> {
         let Some(path) = &self.config.token else { return Ok(None) };
-        let token = open_regular(path)
-            .and_then(io::read_to_string)
+        let token = read_small_text(path)
             .map_err(|error| format!("cannot read --probe-token-file {}: {error}", path.display()))?;
         let token = token.trim();
         if token.is_empty() {
@@ -389,10 +388,8 @@ impl Files {
 /// there when the container started: if another takes its name by a rename, as ansible and cert-manager do it, the
 /// container keeps the old one, which has no name any more. Written in place, as by kubeadm, it is the same file.
 fn read_linked(path: &Path) -> io::Result<(Vec<u8>, bool)> {
-    let mut file = open_regular(path)?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
-    Ok((bytes, file.metadata()?.nlink() > 0))
+    let file = open_regular(path)?;
+    Ok((small(&file)?, file.metadata()?.nlink() > 0))
 }
 
 /// The answer for a result, with the time that it took.
