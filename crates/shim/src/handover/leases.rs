@@ -162,7 +162,11 @@ impl Group {
         if let Err(error) = written {
             self.shared.metrics.renewed("failed");
             if before {
-                tracing::warn!(%error, "cannot write the lease: when it has expired, siblings take over from this shim as from one that hangs");
+                let error = berth_os::plain(error.to_string());
+                tracing::warn!(
+                    error,
+                    "cannot write the lease: when it has expired, siblings take over from this shim as from one that hangs"
+                );
             }
         }
     }
