@@ -146,7 +146,7 @@ pub async fn ended(directory: &Path, json: bool, client: &Connection, now: bool)
 fn loses_output(terminals: [bool; 3], variable: impl Fn(&str) -> Option<String>) -> bool {
     terminals.contains(&true)
         && ["TMUX", "STY"].iter().all(|name| variable(name).is_none())
-        // What sudo(8) leaves of them.
+        // sudo(8) removes TMUX and STY, and keeps TERM.
         && !variable("TERM").is_some_and(|term| ["tmux", "screen"].iter().any(|name| term.starts_with(name)))
 }
 

@@ -168,7 +168,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ("not-checked", findings(&pod, |case| case.cluster = None)),
         ("not-checked", changed(&[("kube-apiserver:v1.36.3", "kube-apiserver@sha256:00")])),
         ("loopback-address", changed(&[("--advertise-address=10.0.0.5", "--advertise-address=127.0.0.1")])),
-        // What berth exec advertises then.
+        // Without the flag, berth exec advertises the berth's address.
         (
             "loopback-address",
             of_text(

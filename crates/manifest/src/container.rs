@@ -82,7 +82,7 @@ impl<'a> Container<'a> {
         all.iter().rev().find(|variable| variable.text_of("name") == Some(name))
     }
 
-    /// Its environment, each value with those before it in it. `field` gives the value of a field of the pod, if it is known.
+    /// The container's environment. References in a value to variables before it are expanded. `field` gives the value of a field of the pod, if it is known.
     pub fn environment(self, field: impl Fn(&str) -> Option<String>) -> Environment<'a> {
         let mut known = Environment::default();
         for variable in self.node.list("env") {

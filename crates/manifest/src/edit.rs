@@ -348,7 +348,7 @@ impl Editor<'_> {
     }
 
     /// Where the lines of a value end whose key or dash is in this column: with the comments below that stand deeper, or, below a
-    /// list no deeper than its key, look like its items, and what stands between. Others belong to what follows.
+    /// list no deeper than its key, look like its items, and what stands between. Other comments belong to the next key or item.
     fn end(&self, value: &YamlNode, column: usize) -> usize {
         let list = !value.flow && !value.items().is_empty();
         let mut end = self.line_end(value.span.end);

@@ -59,7 +59,7 @@ pub struct DrainArgs {
 pub struct LiveArgs {
     #[command(flatten)]
     pub ask: AskArgs,
-    /// What it is asked for; with `?exclude=etcd` an outage of etcd does not have kube-apiserver restarted
+    /// Path of the request; with `?exclude=etcd` an outage of etcd does not have kube-apiserver restarted
     #[arg(long, env = "BERTH_LIVE_PATH", default_value = "/livez", value_name = "PATH", value_parser = path)]
     pub path: String,
     /// As the shim probes: in a pod, both have the same variables.

@@ -114,7 +114,7 @@ fn wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
 /// Checks the options of `berth serve`.
 ///
 /// # Errors
-/// All that is wrong.
+/// All mistakes of the command line.
 pub fn serve(args: &ServeArgs) -> Result<Config, Mistakes> {
     let mut checks = Checks::default();
     let place = place(&args.place, &mut checks);
@@ -138,7 +138,7 @@ pub fn serve(args: &ServeArgs) -> Result<Config, Mistakes> {
 /// Checks the options of `berth run`.
 ///
 /// # Errors
-/// All that is wrong.
+/// All mistakes of the command line.
 pub fn run(args: &RunArgs) -> Result<Config, Mistakes> {
     let mut checks = Checks::default();
     let place = instance(&args.place, &args.command, &mut checks);
@@ -148,7 +148,7 @@ pub fn run(args: &RunArgs) -> Result<Config, Mistakes> {
 /// Checks the options of `berth exec`.
 ///
 /// # Errors
-/// All that is wrong.
+/// All mistakes of the command line.
 pub fn exec(args: &ExecArgs) -> Result<Place, Mistakes> {
     let mut checks = Checks::default();
     let place = instance(&args.place, &args.command, &mut checks);

@@ -68,7 +68,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// This process, which upgrades this node.
+    /// The holder that this process is, on its node.
     pub fn this(upgrade: &InstanceId, changed: bool) -> Self {
         let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
         Self {

@@ -72,7 +72,7 @@ impl Spec {
         Ok(Self { mounts: Vec::deserialize(&whole["mounts"])?, whole })
     }
 
-    /// Its `uid`, or its `gid`.
+    /// The `uid` or the `gid` of the container's process.
     pub fn user(&self, id: &str) -> Option<u32> {
         self.whole["process"]["user"][id].as_u64()?.try_into().ok()
     }

@@ -81,7 +81,7 @@ fn both_ends_may_have_keys_of_p_521() {
     }
 }
 
-/// Both ends in one process.
+/// A handshake of a client with a server in this process; gives the server's end.
 fn handshake(server: ServerConfig, client: ClientConfig) -> Result<ServerConnection, Error> {
     let mut server = ServerConnection::new(server.into())?;
     let mut client = ClientConnection::new(client.into(), "kubernetes".try_into().unwrap())?;

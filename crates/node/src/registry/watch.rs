@@ -105,7 +105,7 @@ impl Watch {
         };
         let directories = self.directories.clone();
         Ok(move || {
-            // Both, even if one fails.
+            // The second directory is watched even if the first cannot be.
             let [instances, leases] = directories.map(|(directory, wanted)| events.watch(&directory, wanted));
             instances.and(leases)
         })

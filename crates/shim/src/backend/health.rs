@@ -9,7 +9,7 @@ pub enum Observation {
     /// The probe was answered otherwise or not at all, but the port is open.
     Fail,
     /// As [`Observation::Fail`], until something is changed: the apiserver does not accept the probe's credentials,
-    /// or shows a certificate that does not fit, or knows none of the probe's algorithms.
+    /// or speaks TLS that the probe does not accept (its certificate, its algorithms).
     Rejected,
     /// Handshakes of clients are in flight, and none ends: it is stuck, whatever the result of the probe.
     StandsStill,
