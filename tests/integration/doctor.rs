@@ -69,9 +69,13 @@ fn the_exit_status_distinguishes_errors_warnings_and_bad_input() {
     assert!(none.status == Some(64) && none.err.starts_with("berth: standard input:1: there is no"), "{}", none.err);
     let temp = tempfile::tempdir().unwrap();
     fs::write(temp.path().join("latin"), b"kind: Pod # \xe9\n").unwrap();
-    let latin = berth(temp.path(), &["inject", "latin", "--image", "a"], "");
-    let told = "berth: cannot read latin: line 1 is not UTF-8: ";
-    assert!(latin.status == Some(64) && latin.err.starts_with(told), "{}", latin.err);
+    for command in [&["doctor", "latin"][..], &["inject", "latin", "--image", "a"]] {
+        let latin = berth(temp.path(), command, "");
+        let told = "berth: cannot read latin: line 1 is not UTF-8: ";
+        assert!(latin.status == Some(64) && latin.err.starts_with(told), "{}", latin.err);
+    }
+    let absent = berth(here, &["doctor", "/nonexistent"], "");
+    assert!(absent.status == Some(69) && absent.err.contains("cannot read /nonexistent"), "{}", absent.err);
 }
 
 #[test]
