@@ -90,8 +90,10 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
     if let Some(uid) = uid.filter(|uid| !geteuid().is_root() && *uid != geteuid().as_raw()) {
         checks.wrong(format!("--uid {uid}: only root can give files to another: run this as root"));
     }
-    let (server_name, ca) = shim.map_or((DEFAULT_NAME.into(), None), |shim| (shim.server_name, shim.ca));
-    let ca = ca.and_then(|ca| berth_os::file::read_small(&ca).ok()).unwrap_or_default();
+    let (server_name, ca) = shim.map_or((DEFAULT_NAME.into(), Vec::new()), |shim| {
+        let ca = shim.trusted();
+        (shim.server_name, ca)
+    });
     let file = match &args.out {
         Some(file) => {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());

@@ -93,7 +93,7 @@ impl Access {
                 let fix = if error.kind() == io::ErrorKind::PermissionDenied { ": run this as root" } else { "" };
                 format!("cannot read {}: {error}{fix}", path.display())
             };
-            File::open(path).and_then(|file| small(&file)).map_err(failed)
+            File::open(path).and_then(small).map_err(failed)
         };
         let text = read(path).and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".into()));
         let text = text.map_err(|why| Mistake::new("file", &why).of(path))?;
@@ -120,7 +120,7 @@ impl Access {
             let why =
                 "it cannot be read: in-cluster is for a pod with a service account (not a static pod, which has none)";
             File::open(&path)
-                .and_then(|file| small(&file))
+                .and_then(small)
                 .map_err(|error| Mistake::new(name, &format!("{why}: {error}")).of(directory))
         };
         let ca = read("ca.crt")?;

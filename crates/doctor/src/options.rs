@@ -92,8 +92,13 @@ impl ShimOf {
     /// A client of the kube-apiserver itself, which trusts it as the shim does; with an administrator's credentials.
     #[must_use]
     pub fn client(&self, client: &Client) -> Client {
-        let ca = self.ca.as_ref().and_then(|ca| read_small(ca).ok()).unwrap_or_default();
-        client.clone().trusting(&self.server_name, &ca).unwrap_or_else(|_| client.clone())
+        client.clone().trusting(&self.server_name, &self.trusted()).unwrap_or_else(|_| client.clone())
+    }
+
+    /// What its probe trusts, in PEM form; empty where the file cannot be read.
+    #[must_use]
+    pub fn trusted(&self) -> Vec<u8> {
+        self.ca.as_ref().and_then(|ca| read_small(ca).ok()).unwrap_or_default()
     }
 }
 

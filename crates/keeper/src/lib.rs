@@ -26,7 +26,7 @@ use berth_cluster::{Access, Client, KubeconfigError};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::ClusterStatus;
 use berth_node::terms::Phase;
-use berth_os::file::small_text;
+use berth_os::file::{small, text};
 use leases::Leases;
 use slices::Slices;
 use std::collections::BTreeMap;
@@ -77,7 +77,8 @@ impl Credentials {
             return Err(Mistake::new("user", why).of(path));
         };
         let token = File::open(file)
-            .and_then(|file| small_text(&file))
+            .and_then(small)
+            .and_then(text)
             .map_err(|error| Mistake::new("tokenFile", &format!("cannot read {}: {error}", file.display())).of(path))?;
         access.token = Some(Token::Text(token.trim().to_owned()));
         Client::new(&access).map_err(|mistake| mistake.of(path))

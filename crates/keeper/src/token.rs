@@ -6,7 +6,7 @@
 use crate::api::Api;
 use berth_cluster::account::{Claims, granted, token_path, token_request};
 use berth_node::instance::InstanceId;
-use berth_os::file::{replace, small_text};
+use berth_os::file::{replace, small, text};
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, fchown};
@@ -31,7 +31,7 @@ impl TokenFile {
     pub(crate) async fn renew_if_due(&self, api: &Api) -> Option<SystemTime> {
         const REQUEST: &str = "renew_token";
         let path = self.path.clone();
-        let claims = Claims::parse(&api.with_files(move || small_text(&fs::File::open(path)?)).await.flatten().ok()?)?;
+        let claims = Claims::parse(&api.with_files(move || text(small(fs::File::open(path)?)?)).await.flatten().ok()?)?;
         let account = claims.account.as_deref();
         let Some(account) = account.filter(|_| claims.renewal().is_some_and(|due| due <= SystemTime::now())) else {
             account.inspect(|account| api.forget(REQUEST, account));

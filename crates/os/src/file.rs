@@ -4,7 +4,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read as _};
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -53,33 +53,25 @@ const SMALL: u64 = 1 << 20;
 /// # Errors
 /// Those of the system calls, or it is no regular file, or larger than 1 MiB.
 pub fn read_small(path: &Path) -> io::Result<Vec<u8>> {
-    small(&open_regular(path)?)
+    small(open_regular(path)?)
 }
 
-/// What is in a small file. One that is no regular file may block this.
+/// What is in an open small file. One that is no regular file may block this.
 ///
 /// # Errors
 /// Those of the system calls, or it is larger than 1 MiB.
-pub fn small(file: &File) -> io::Result<Vec<u8>> {
+pub fn small(file: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(SMALL + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > SMALL { Err(io::Error::other("it is larger than 1 MiB")) } else { Ok(bytes) }
 }
 
-/// As [`read_small`], of text.
+/// Bytes of a file as text.
 ///
 /// # Errors
-/// The same, or it is not UTF-8.
-pub fn read_small_text(path: &Path) -> io::Result<String> {
-    small_text(&open_regular(path)?)
-}
-
-/// As [`small`], of text.
-///
-/// # Errors
-/// The same, or it is not UTF-8.
-pub fn small_text(file: &File) -> io::Result<String> {
-    String::from_utf8(small(file)?).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no text"))
+/// They are not UTF-8.
+pub fn text(bytes: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no text"))
 }
 
 /// The open file, if it is a regular file.
@@ -204,7 +196,7 @@ mod tests {
         let path = directory.path().join("a");
         fs::write(&path, b"a\xff").unwrap();
         assert_eq!(read_small(&path).unwrap(), b"a\xff");
-        assert_eq!(read_small_text(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(read_small(&path).and_then(text).unwrap_err().kind(), io::ErrorKind::InvalidData);
         File::create(&path).unwrap().set_len(1 << 40).unwrap();
         assert_eq!(read_small(&path).unwrap_err().to_string(), "it is larger than 1 MiB");
         fs::remove_file(&path).unwrap();

@@ -10,7 +10,7 @@ use super::super::checks::{CLIENT_ADDRESS, NOT_CHECKED};
 use super::is_host_ip;
 use berth_cluster::kubeconfig::Place;
 use berth_cluster::yaml::parse;
-use berth_os::file::read_small_text;
+use berth_os::file::{read_small, text};
 use berth_os::proc_net::{ESTABLISHED, Entry, processes_of, sockets};
 use berth_shim::config::Listen;
 use std::collections::{BTreeMap, HashMap};
@@ -141,7 +141,7 @@ pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
     let entries = fs::read_dir(root.join(FOLDER)).into_iter().flatten().flatten();
     let read = |entry: fs::DirEntry| {
         let name = entry.file_name().into_string().ok().filter(|name| name.ends_with(".conf"))?;
-        Some((name, read_small_text(&entry.path()).ok()?))
+        Some((name, read_small(&entry.path()).and_then(text).ok()?))
     };
     let mut found: Vec<_> = entries.filter_map(read).collect();
     found.sort();

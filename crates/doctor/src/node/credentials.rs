@@ -6,7 +6,7 @@ use super::Layout;
 use berth_cluster::Access;
 use berth_cluster::kubeconfig::Token;
 use berth_manifest::Container;
-use berth_os::file::{read_small, read_small_text};
+use berth_os::file::{self, read_small};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -30,7 +30,7 @@ impl Credentials {
         let path = PathBuf::from(serving.container.on_node(cluster)?);
         let at = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
         let directory = path.parent()?;
-        let text = match read_small_text(&at(&path)) {
+        let text = match read_small(&at(&path)).and_then(file::text) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return None,
             text => text,
         };

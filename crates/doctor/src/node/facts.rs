@@ -9,7 +9,7 @@ use berth_manifest::report::Finding;
 use berth_node::ipc;
 use berth_node::registry::lease::{self, Lease};
 use berth_node::registry::{self, BerthDir, RunDir};
-use berth_os::file::{found, read_small_text};
+use berth_os::file::{found, read_small, text};
 use berth_os::proc_net::{self, Entry, process_of};
 use berth_os::sock_diag::listeners;
 use berth_os::{clock, netdevice};
@@ -118,7 +118,7 @@ impl Facts {
             newer_keys,
             missing: missing(root, manifest),
             unprivileged: !geteuid().is_root(),
-            authentication: file.and_then(|file| read_small_text(&at(&file)).ok()),
+            authentication: file.and_then(|file| read_small(&at(&file)).and_then(text).ok()),
             addresses: netdevice::addresses().ok(),
             apiservers,
             available: Meminfo::from_file(root.join("proc/meminfo")).ok().and_then(|memory| memory.mem_available),

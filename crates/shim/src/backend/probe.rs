@@ -7,7 +7,7 @@
 use super::health::Observation;
 use berth_cluster::http;
 use berth_cluster::tls::{self, TlsError};
-use berth_os::file::{open_regular, read_small_text, small};
+use berth_os::file::{open_regular, read_small, small, text};
 use berth_os::off_thread::OffThread;
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -313,7 +313,7 @@ impl Probe {
             Some(rustls::Error::InvalidMessage(_)) => "; does it speak TLS there?",
             _ => "",
         };
-        // It speaks TLS, and other clients may know what this one does not. What is no TLS is told apart by its first message.
+        // The instance speaks TLS, and other clients may accept what the probe does not. The first message tells apart what is no TLS.
         let rejected = cause.is_some_and(|cause| match cause {
             rustls::Error::InvalidMessage(message) => *message == InvalidMessage::HandshakePayloadTooLarge,
             _ => true,
@@ -373,7 +373,8 @@ impl Files {
 
     fn token(&self) -> Result<Option<String>, String> {
         let Some(path) = &self.config.token else { return Ok(None) };
-        let token = read_small_text(path)
+        let token = read_small(path)
+            .and_then(text)
             .map_err(|error| format!("cannot read --probe-token-file {}: {error}", path.display()))?;
         let token = token.trim();
         if token.is_empty() {
