@@ -11,7 +11,7 @@ use berth_options::probe::{DEFAULT_NAME, ProbeArgs};
 use berth_options::shim::ShimArgs;
 use berth_os::file::read_small;
 use berth_shim::config::Listen;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -110,11 +110,27 @@ pub fn shim_of(manifest: &Manifest) -> ShimOf {
         return ShimOf { berth, uid, server_name: DEFAULT_NAME.to_owned(), ca: None };
     };
     let Berth { container, parsed, .. } = layout.serving().unwrap_or(&layout.apiserver);
-    let berth = berth(parsed).filter(|berth| HOST_IP.parse() != Ok(berth.ip()));
+    let berth = berth(parsed).filter(|berth| !is_host_ip(berth.ip()));
     let probe = probe(parsed);
     let server_name = probe.map_or(DEFAULT_NAME, |probe| &probe.probe_server_name).to_owned();
     let ca = probe.and_then(|probe| container.on_node(probe.probe_ca.as_ref()?.to_str()?)).map(PathBuf::from);
     ShimOf { berth, uid, server_name, ca }
+}
+
+/// Whether a shim with these addresses gets what is sent to this one.
+pub(super) fn covered(address: SocketAddr, listen: &[Listen]) -> bool {
+    listen.iter().map(|listen| listen.addr).filter(|own| own.port() == address.port()).any(|own| {
+        let same_family = own.is_ipv4() == address.is_ipv4();
+        own.ip() == address.ip()
+            || (own.ip().is_unspecified() && same_family)
+            // Which one that is only the kubelet knows, but no loopback address.
+            || (is_host_ip(own.ip()) && same_family && !address.ip().is_loopback())
+    })
+}
+
+/// Whether an address stands for one that the kubelet alone knows.
+pub(super) fn is_host_ip(ip: IpAddr) -> bool {
+    HOST_IP.parse() == Ok(ip)
 }
 
 /// The value of `--cluster` for a pod's service account.

@@ -3,7 +3,8 @@
 
 use super::checks::{ETCD_DIFFERS, KEYS_DIFFER, LISTEN_LOST, VERSION_SKEW};
 use super::layout::Layout;
-use super::node::{ENCRYPTS, SIGNS, covered, listen};
+use super::node::{ENCRYPTS, SIGNS, listen};
+use super::options::covered;
 use super::{Case, Check, Finding};
 use berth_exec::args;
 use berth_manifest::Manifest;

@@ -5,8 +5,8 @@ mod volumes;
 
 use super::checks::*;
 use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
-use super::node::covered;
-use super::{Case, Check, Finding, options};
+use super::options::{self, covered};
+use super::{Case, Check, Finding};
 use berth_manifest::inject::{self, Lapse, Wrapping, judge};
 use berth_manifest::split;
 use berth_options::PodCommand;

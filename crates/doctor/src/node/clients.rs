@@ -7,7 +7,7 @@
 
 use super::super::Finding;
 use super::super::checks::{CLIENT_ADDRESS, NOT_CHECKED};
-use super::is_host_ip;
+use super::super::options::covered;
 use berth_cluster::kubeconfig::Place;
 use berth_cluster::yaml::parse;
 use berth_os::file::{read_small, text};
@@ -123,17 +123,6 @@ impl Uncovered {
         };
         check.at(address.to_string(), cause, fix)
     }
-}
-
-/// Whether a shim with these addresses gets what is sent to this one.
-pub(in super::super) fn covered(address: SocketAddr, listen: &[Listen]) -> bool {
-    listen.iter().map(|listen| listen.addr).filter(|own| own.port() == address.port()).any(|own| {
-        let same_family = own.is_ipv4() == address.is_ipv4();
-        own.ip() == address.ip()
-            || (own.ip().is_unspecified() && same_family)
-            // Which one that is only the kubelet knows, but no loopback address.
-            || (is_host_ip(own.ip()) && same_family && !address.ip().is_loopback())
-    })
 }
 
 /// The kubeconfigs of the node, by their names.

@@ -6,9 +6,10 @@ mod facts;
 mod serving;
 
 use super::checks::*;
-use super::layout::{HOST_IP, Layout, uid};
+use super::layout::{Layout, uid};
 use super::manifest::run_dir_of;
-use super::{Case, Finding, options};
+use super::options::{self, is_host_ip};
+use super::{Case, Finding};
 use berth_manifest::{Manifest, split};
 use berth_node::registry;
 use berth_os::netdevice;
@@ -17,7 +18,6 @@ use berth_shim::config::Listen;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-pub(super) use clients::covered;
 pub use clients::{Clients, Uncovered};
 pub use credentials::Credentials;
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
@@ -224,10 +224,6 @@ impl Examiner<'_> {
             ));
         }
     }
-}
-
-fn is_host_ip(ip: IpAddr) -> bool {
-    HOST_IP.parse() == Ok(ip)
 }
 
 /// Major and minor number of a version.
