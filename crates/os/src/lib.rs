@@ -12,6 +12,7 @@ pub mod off_thread;
 pub mod pipe;
 pub mod proc_net;
 pub mod process;
+pub mod seccomp;
 pub mod seqpacket;
 pub mod signals;
 pub mod sock_diag;

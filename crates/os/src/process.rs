@@ -525,6 +525,25 @@ pub(crate) fn ended(child: Pid) -> io::Result<Option<ExitStatus>> {
     Ok(ended.map(|(_, status)| ExitStatus::from_raw(status.as_raw())))
 }
 
+/// A child that has ended, and how, if there is one: as PID 1 of a container also what other processes left behind.
+///
+/// # Errors
+/// `ECHILD` if this process has no child.
+pub fn reap() -> io::Result<Option<(i32, ExitStatus)>> {
+    let ended = rustix::process::wait(WaitOptions::NOHANG)?;
+    Ok(ended.map(|(pid, status)| (pid.as_raw_nonzero().get(), ExitStatus::from_raw(status.as_raw()))))
+}
+
+/// Sends any signal, a real-time one too.
+///
+/// # Errors
+/// Those of kill(2).
+pub fn send_signal(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: numbers only.
+    Errno::result(unsafe { libc::kill(pid, signal) })?;
+    Ok(())
+}
+
 fn end_as(status: ExitStatus) -> ! {
     if let Some(signal) = status.signal() {
         // One core file is enough.

@@ -58,6 +58,18 @@ pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// A socket that is bound as kube-apiserver binds its own: with `SO_REUSEADDR` alone.
+///
+/// # Errors
+/// Those of socket(2), setsockopt(2) and bind(2).
+pub fn bind_as_apiserver(address: SocketAddr, nonblocking: bool) -> io::Result<OwnedFd> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(nonblocking)?;
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
 /// Starts to listen, or changes the backlog of a socket that listens.
 ///
 /// While it listens it has `SO_REUSEADDR`: listen(2) checks for conflicts as bind(2) does, and accepted
@@ -104,6 +116,21 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
     let (stream, peer) = SockRef::from(&listener).accept4(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)?;
     let peer = peer.as_socket().ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
     Ok((stream.into(), peer))
+}
+
+/// How many connections wait in a listener's accept queue.
+///
+/// # Errors
+/// Those of getsockopt(2).
+pub fn queue_length(listener: BorrowedFd<'_>) -> io::Result<u32> {
+    Ok(info(listener)?.tcpi_unacked)
+}
+
+/// Wakes whoever waits for a listener by an edge-triggered epoll(7), if a connection is in its accept queue. The listener stays as it is:
+/// shutdown(2) of the writing side of a listener does nothing else.
+pub fn wake_pollers(listener: BorrowedFd<'_>) {
+    // If this fails, it does not listen.
+    let _ = SockRef::from(&listener).shutdown(std::net::Shutdown::Write);
 }
 
 /// Reads what has arrived, whatever the event loop's readiness.

@@ -1,0 +1,442 @@
+//! Seccomp's user notification (seccomp_unotify(2)): bind(2), accept(2) and accept4(2) of a child wait until this process answers them.
+//!
+//! A socket comes to the child in two steps: the kernel adds a descriptor, then the call returns the descriptor's number.
+//! (SECCOMP_ADDFD_FLAG_SEND does both at once. But if this process is stopped meanwhile, the call returns 0, and the child takes its standard
+//! input for a client.) Between the two steps only the child's death may end the call: SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, of Linux 5.19.
+
+use crate::file::found;
+use crate::process::{check_single_threaded, die_with};
+use crate::seqpacket;
+use crate::socket::inode;
+use libc::{
+    BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW, SECCOMP_RET_USER_NOTIF, seccomp_data,
+    seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp, sock_filter, sock_fprog,
+};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, fork, getpid};
+use socket2::SockAddr;
+use std::ffi::c_int;
+use std::fs::File;
+use std::io;
+use std::mem::offset_of;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::ptr::from_mut;
+use std::slice;
+
+/// AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64 of linux/audit.h; 0 where the filter is not known to be right.
+const ARCHITECTURE: u32 = match () {
+    () if cfg!(target_arch = "x86_64") => 0xc000_003e,
+    () if cfg!(all(target_arch = "aarch64", target_endian = "little")) => 0xc000_00b7,
+    () => 0,
+};
+
+// Sizes of linux/seccomp.h: the kernel reads and writes whole structures.
+const _: () = assert!(size_of::<seccomp_data>() == 64 && size_of::<seccomp_notif>() == 80);
+const _: () = assert!(size_of::<seccomp_notif_resp>() == 24 && size_of::<seccomp_notif_addfd>() == 24);
+
+/// A child under the filter. As a descriptor it is readable while a call waits to be received.
+#[derive(Debug)]
+pub struct Child {
+    pub pid: i32,
+    notifications: OwnedFd,
+    /// Messages of the child before execve(2).
+    report: OwnedFd,
+}
+
+/// Forks a child. The child installs the filter and calls `run`, which executes a program, and returns only on failure.
+/// The child has no_new_privs, and gets SIGKILL when this process ends. (The kernel forgets the SIGKILL if an ordinary user executes a
+/// program with file capabilities.) This process never drops `run`: a lock that `run` owns stays locked for the child.
+///
+/// To be called by a process with one thread.
+///
+/// # Errors
+/// That of seccomp(2): `EBUSY` if another process receives notifications of this one, `EINVAL` before Linux 5.19, `ENOSYS` without
+/// seccomp, `EPERM` and `EACCES` by a policy. Also errors of fork(2) and socketpair(2).
+pub fn start(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
+    check_single_threaded()?;
+    let (report, reports) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+    let parent = getpid();
+    // SAFETY: with one thread, no other holds a lock that the child would wait for.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            drop(report);
+            let filtered = die_with(parent, Signal::SIGKILL).and_then(|()| install());
+            let sent = filtered.and_then(|fd| seqpacket::transmit(reports.as_fd(), &[0; 4], &[fd.as_fd()]));
+            let error = sent.map_or_else(|error| error, |()| run());
+            let number = error.raw_os_error().unwrap_or(libc::ECANCELED);
+            let _ = seqpacket::transmit(reports.as_fd(), &number.to_ne_bytes(), &[]);
+            // SAFETY: it ends the process and nothing more: what the parent owns is not dropped here.
+            unsafe { libc::_exit(127) }
+        }
+        ForkResult::Parent { child } => {
+            drop(reports);
+            std::mem::forget(run);
+            let fd = read_report(&report).and_then(|fd| fd.ok_or_else(|| io::ErrorKind::UnexpectedEof.into()));
+            // A refused child ends.
+            let fd = fd.inspect_err(|_| {
+                let _ = waitpid(child, None);
+            })?;
+            Ok(Child { pid: child.as_raw(), notifications: fd, report })
+        }
+    }
+}
+
+/// A system call that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Notification {
+    pub id: u64,
+    pub thread: i32,
+    pub call: Call,
+    pub socket: RawFd,
+    /// Pointer to the address, or 0.
+    pub address: u64,
+    /// Length of the address; for accept(2) a pointer to the length.
+    pub length: u64,
+    /// Flags of accept4(2).
+    pub flags: c_int,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    Bind,
+    /// accept(2) or accept4(2).
+    Accept,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    Value(c_int),
+    Error(Errno),
+    /// The kernel carries out the call.
+    Continue,
+}
+
+impl AsFd for Child {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.notifications.as_fd()
+    }
+}
+
+impl Child {
+    /// Waits until the child executes a program.
+    ///
+    /// # Errors
+    /// The error that `run` returned.
+    pub fn await_exec(&self) -> io::Result<()> {
+        read_report(&self.report).map(drop)
+    }
+
+    /// Whether a thread belongs to the child, and not to a process that the child started: the filter is inherited.
+    pub fn has_thread(&self, thread: i32) -> bool {
+        // SAFETY: numbers only, and signal 0 is never delivered.
+        unsafe { libc::syscall(libc::SYS_tgkill, self.pid, thread, 0) == 0 }
+    }
+
+    /// Whether a descriptor of the child is non-blocking.
+    ///
+    /// # Errors
+    /// The descriptor is closed, or /proc does not show it.
+    pub fn is_nonblocking(&self, number: RawFd) -> io::Result<bool> {
+        let info = std::fs::read_to_string(format!("/proc/{}/fdinfo/{number}", self.pid))?;
+        // After the position, in octal.
+        let flags = info.split_whitespace().nth(3).and_then(|flags| c_int::from_str_radix(flags, 8).ok());
+        flags.map(|flags| flags & libc::O_NONBLOCK != 0).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Whether a descriptor of the child is this socket.
+    ///
+    /// # Errors
+    /// /proc does not show the descriptor.
+    pub fn has_socket(&self, number: RawFd, socket: BorrowedFd<'_>) -> io::Result<bool> {
+        let target = found(std::fs::read_link(format!("/proc/{}/fd/{number}", self.pid)))?;
+        Ok(target == inode(socket).map(|inode| format!("socket:[{inode}]").into()))
+    }
+
+    /// Waits for the next notification. `None` if a signal ended the call before: wait until the descriptor is readable again.
+    ///
+    /// # Errors
+    /// Those of ioctl(2).
+    pub fn receive(&self) -> io::Result<Option<Notification>> {
+        // SAFETY: numbers, and the kernel wants zeroes.
+        let mut got: seccomp_notif = unsafe { std::mem::zeroed() };
+        // SAFETY: what the request takes.
+        match unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_RECV, &mut got) } {
+            Err(Errno::ENOENT | Errno::EINTR) => return Ok(None),
+            result => result?,
+        };
+        let [socket, address, length, flags, ..] = got.data.args;
+        let is = |number| libc::c_long::from(got.data.nr) == number;
+        Ok(Some(Notification {
+            id: got.id,
+            thread: got.pid.cast_signed(),
+            call: if is(libc::SYS_bind) { Call::Bind } else { Call::Accept },
+            socket: socket as RawFd,
+            address,
+            length,
+            flags: if is(libc::SYS_accept4) { flags as c_int } else { 0 },
+        }))
+    }
+
+    /// # Errors
+    /// `ENOENT` if the call waits no more.
+    pub fn answer(&self, id: u64, answer: Answer) -> io::Result<()> {
+        let (val, error, flags) = match answer {
+            Answer::Value(value) => (value.into(), 0, 0),
+            Answer::Error(errno) => (0, -(errno as c_int), 0),
+            Answer::Continue => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+        };
+        let mut answer = seccomp_notif_resp { id, val, error, flags };
+        // SAFETY: what the request takes.
+        unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_SEND, &mut answer) }?;
+        Ok(())
+    }
+
+    /// Puts a socket in the place of the one that is being bound, close-on-exec. The call still waits.
+    ///
+    /// # Errors
+    /// `ENOENT` if the call waits no more, or the refusal of a policy.
+    pub fn replace(&self, bind: &Notification, by: BorrowedFd<'_>) -> io::Result<()> {
+        self.add(bind.id, by, Some(bind.socket), true).map(drop)
+    }
+
+    /// Makes a client's socket the result of a call of accept(2) or accept4(2).
+    ///
+    /// # Errors
+    /// `ENOENT` or `ESRCH` if the call waits no more: a signal ended the call, or the child ends. `EMFILE` if the child has no room for another
+    /// descriptor. Errors of writing the client's address. After an error the child does not have the client.
+    pub fn hand_over(&self, accept: &Notification, client: BorrowedFd<'_>, peer: SocketAddr) -> io::Result<()> {
+        let wanted = if accept.flags & libc::SOCK_NONBLOCK == 0 { OFlag::empty() } else { OFlag::O_NONBLOCK };
+        fcntl(client, FcntlArg::F_SETFL(wanted))?;
+        write_address(accept, peer)?;
+        let number = self.add(accept.id, client, None, accept.flags & libc::SOCK_CLOEXEC != 0)?;
+        self.answer(accept.id, Answer::Value(number))
+    }
+
+    fn add(&self, id: u64, socket: BorrowedFd<'_>, over: Option<RawFd>, close_on_exec: bool) -> io::Result<RawFd> {
+        let mut added = seccomp_notif_addfd {
+            id,
+            flags: if over.is_some() { libc::SECCOMP_ADDFD_FLAG_SETFD as u32 } else { 0 },
+            srcfd: socket.as_raw_fd().cast_unsigned(),
+            newfd: over.unwrap_or(0).cast_unsigned(),
+            newfd_flags: if close_on_exec { libc::O_CLOEXEC.cast_unsigned() } else { 0 },
+        };
+        loop {
+            // SAFETY: what the request takes.
+            match unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_ADDFD, &mut added) } {
+                // The socket was not added.
+                Err(Errno::EINTR) => {}
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// # Safety
+    /// `value` is what the request takes.
+    unsafe fn request<T>(&self, request: libc::Ioctl, value: &mut T) -> nix::Result<c_int> {
+        // SAFETY: `value` lives for the call; the rest is the caller's promise.
+        Errno::result(unsafe { libc::ioctl(self.notifications.as_raw_fd(), request, from_mut(value)) })
+    }
+}
+
+/// The next message of a child: a descriptor, an error, or the end.
+fn read_report(report: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    let mut number = [0; 4];
+    let received = seqpacket::receive(report.as_fd(), &mut number)?;
+    match i32::from_ne_bytes(number) {
+        0 => Ok(received.descriptors.into_iter().next()),
+        number => Err(io::Error::from_raw_os_error(number)),
+    }
+}
+
+/// The program that the kernel runs for each system call.
+fn filter() -> [sock_filter; 8] {
+    let (load, equal, end) = (BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ | BPF_K, BPF_RET | BPF_K);
+    let make = |code: u32, jt, jf, k: u32| sock_filter { code: code as u16, jt, jf, k };
+    [
+        make(load, 0, 0, offset_of!(seccomp_data, arch) as u32),
+        make(equal, 0, 5, ARCHITECTURE),
+        make(load, 0, 0, offset_of!(seccomp_data, nr) as u32),
+        make(equal, 2, 0, libc::SYS_accept4 as u32),
+        make(equal, 1, 0, libc::SYS_accept as u32),
+        make(equal, 0, 1, libc::SYS_bind as u32),
+        make(end, 0, 0, SECCOMP_RET_USER_NOTIF),
+        make(end, 0, 0, SECCOMP_RET_ALLOW),
+    ]
+}
+
+/// Puts the filter on this thread, for its life, and on its children.
+fn install() -> io::Result<OwnedFd> {
+    if ARCHITECTURE == 0 {
+        return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+    }
+    prctl::set_no_new_privs()?;
+    let mut filter = filter();
+    let program = sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    // SAFETY: the program and its instructions live for the call, and the length is theirs.
+    match unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: it is new, so nothing else owns it; the kernel's descriptors fit into an int.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) }),
+    }
+}
+
+/// Whether a call of bind(2) names this address.
+///
+/// # Errors
+/// The memory of the thread cannot be opened or read.
+pub fn binds(bind: &Notification, wanted: SocketAddr) -> io::Result<bool> {
+    // Then follows padding, or a scope.
+    let (wanted, known) = (SockAddr::from(wanted), if wanted.is_ipv4() { 8 } else { 24 });
+    if bind.length < known as u64 {
+        return Ok(false);
+    }
+    let mut named = [0; 24];
+    memory(bind.thread)?.read_exact_at(&mut named[..known], bind.address)?;
+    Ok(named[..known] == bytes(&wanted)[..known])
+}
+
+/// Writes a client's address and the address's length, as far as there is room, as accept(2) does.
+fn write_address(accept: &Notification, client: SocketAddr) -> io::Result<()> {
+    if accept.address == 0 {
+        return Ok(());
+    }
+    let (memory, mut room, client) = (memory(accept.thread)?, [0; 4], SockAddr::from(client));
+    memory.read_exact_at(&mut room, accept.length)?;
+    let room = usize::try_from(i32::from_ne_bytes(room)).map_err(|_| Errno::EINVAL)?;
+    let bytes = bytes(&client);
+    memory.write_all_at(&bytes[..bytes.len().min(room)], accept.address)?;
+    memory.write_all_at(&client.len().to_ne_bytes(), accept.length)
+}
+
+/// A struct sockaddr_in or sockaddr_in6.
+fn bytes(address: &SockAddr) -> &[u8] {
+    // SAFETY: it has that length, and lives as long.
+    unsafe { slice::from_raw_parts(address.as_ptr().cast(), address.len() as usize) }
+}
+
+/// The memory of a thread. (Not by process_vm_writev(2), which needs the same right to trace it, and which a seccomp profile may forbid
+/// besides.)
+fn memory(thread: i32) -> io::Result<File> {
+    File::options().read(true).write(true).open(format!("/proc/{thread}/mem"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::SocketAddrV6;
+    use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+    /// What the filter says of a call.
+    fn verdict(arch: u32, number: i64) -> u32 {
+        let (filter, mut at, mut loaded) = (filter(), 0, 0);
+        loop {
+            let sock_filter { code, jt, jf, k } = filter[at];
+            at += 1;
+            match u32::from(code) & 7 {
+                BPF_LD if k as usize == offset_of!(seccomp_data, arch) => loaded = arch,
+                BPF_LD if k as usize == offset_of!(seccomp_data, nr) => loaded = number as u32,
+                BPF_JMP => at += usize::from(if loaded == k { jt } else { jf }),
+                BPF_RET => return k,
+                _ => panic!("{code}"),
+            }
+        }
+    }
+
+    #[test]
+    fn three_calls_of_this_architecture_wait() {
+        let waiting = [libc::SYS_accept, libc::SYS_accept4, libc::SYS_bind];
+        for number in 0..1000 {
+            let waits = waiting.contains(&number);
+            assert_eq!(verdict(ARCHITECTURE, number), if waits { SECCOMP_RET_USER_NOTIF } else { SECCOMP_RET_ALLOW });
+            assert_eq!(verdict(0x4000_0003, number), SECCOMP_RET_ALLOW, "i386 has other numbers");
+        }
+    }
+
+    /// Memory of this process that a call names, and the call.
+    struct Memory {
+        address: Vec<AtomicU8>,
+        length: Vec<AtomicU8>,
+    }
+
+    impl Memory {
+        fn new(address: &[u8], length: i32) -> Self {
+            let own = |bytes: &[u8]| bytes.iter().copied().map(AtomicU8::new).collect();
+            Self { address: own(address), length: own(&length.to_ne_bytes()) }
+        }
+
+        fn call(&self, call: Call) -> Notification {
+            let (thread, address) = (nix::unistd::gettid().as_raw(), self.address.as_ptr() as u64);
+            let length = if call == Call::Bind { self.address.len() as u64 } else { self.length.as_ptr() as u64 };
+            Notification { id: 0, thread, call, socket: 0, address, length, flags: 0 }
+        }
+
+        /// What was written, and the length beside it.
+        fn seen(&self) -> (Vec<u8>, [u8; 4]) {
+            let read = |bytes: &[AtomicU8]| bytes.iter().map(|byte| byte.load(Relaxed)).collect::<Vec<_>>();
+            (read(&self.address), read(&self.length).try_into().unwrap())
+        }
+    }
+
+    /// 127.1.2.3:6443 as C has it.
+    fn four() -> Vec<u8> {
+        [&(libc::AF_INET as u16).to_ne_bytes()[..], &[0x19, 0x2b, 127, 1, 2, 3], &[0; 8]].concat()
+    }
+
+    #[test]
+    fn the_address_of_a_call_is_read() {
+        let wanted = "127.1.2.3:6443".parse().unwrap();
+        let binds = |bytes: &[u8], wanted| binds(&Memory::new(bytes, 0).call(Call::Bind), wanted);
+        assert!(binds(&four(), wanted).unwrap());
+        assert!(binds(&[&four()[..8], &[1; 8]].concat(), wanted).unwrap(), "padding may be anything");
+        assert!(!binds(&four(), "127.1.2.4:6443".parse().unwrap()).unwrap());
+        assert!(!binds(&four(), "127.1.2.3:6444".parse().unwrap()).unwrap());
+        let six = SockAddr::from("[::1]:6443".parse::<SocketAddr>().unwrap());
+        assert!(binds(bytes(&six), "[::1]:6443".parse().unwrap()).unwrap());
+        assert!(!binds(bytes(&six), wanted).unwrap());
+        let short = Memory::new(&four(), 0).call(Call::Bind);
+        assert!(!super::binds(&Notification { length: 4, ..short }, wanted).unwrap());
+        assert!(super::binds(&Notification { address: 0, ..short }, wanted).is_err());
+    }
+
+    #[test]
+    fn no_more_is_written_than_a_call_has_room_for() {
+        let client = "127.1.2.3:6443".parse().unwrap();
+        for room in [0, 7, 16, 40] {
+            let memory = Memory::new(&[0xff; 40], room);
+            write_address(&memory.call(Call::Accept), client).unwrap();
+            let mut expected = [0xff; 40];
+            let written = 16.min(room as usize);
+            expected[..written].copy_from_slice(&four()[..written]);
+            assert_eq!(memory.seen(), (expected.into(), 16_i32.to_ne_bytes()), "{room}");
+        }
+        let negative = Memory::new(&[0xff; 40], -1);
+        assert_eq!(write_address(&negative.call(Call::Accept), client).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        let call = negative.call(Call::Accept);
+        write_address(&Notification { address: 0, ..call }, client).unwrap();
+        assert!(write_address(&Notification { length: 8, ..call }, client).is_err());
+        assert_eq!(negative.seen().0, [0xff; 40]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_accept_says_is_what_bind_would_take(ip: [u8; 16], port: u16, flow: u32, scope: u32, is_four: bool) {
+            let six = SocketAddrV6::new(ip.into(), port, flow, scope).into();
+            let address = if is_four { SocketAddr::from(([ip[0], ip[1], ip[2], ip[3]], port)) } else { six };
+            let memory = Memory::new(&[0; 28], 28);
+            write_address(&memory.call(Call::Accept), address).unwrap();
+            prop_assert!(binds(&memory.call(Call::Bind), address).unwrap());
+            let (written, length) = memory.seen();
+            prop_assert_eq!(i32::from_ne_bytes(length), if is_four { 16 } else { 28 });
+            prop_assert_eq!(&written[2..4], port.to_be_bytes());
+        }
+    }
+}
