@@ -1,9 +1,11 @@
-//! The Unix socket of a shim in the run directory, for requests of commands and siblings; and that of a bridge ([`bridge`]).
+//! The Unix socket of a shim in the run directory, for requests of commands and siblings; that of a bridge ([`bridge`]), and that of an
+//! instance's supervisor ([`supervisor`]).
 //!
 //! [`wire`] has the messages of a shim. This module exchanges them: one request, one reply, then the connection ends or, between
 //! siblings, is used by the handover. Only root and the shim's own uid may send requests.
 
 pub mod bridge;
+pub mod supervisor;
 pub mod wire;
 
 use berth_os::file::{found, lock_within};
@@ -36,12 +38,12 @@ const LISTEN_WAIT: Duration = Duration::from_secs(5);
 /// Time between two attempts to connect while the socket's queue is full: no event shows that it has room.
 const QUEUE_FULL: Duration = Duration::from_millis(10);
 
-/// A socket that commands can dial. Its file is removed when it is dropped.
+/// A socket that commands can dial.
 #[derive(Debug)]
 pub struct Server {
+    // Removed first: see `file_at`.
+    _file: SocketFile,
     listener: AsyncFd<OwnedFd>,
-    path: PathBuf,
-    file: (u64, u64),
 }
 
 impl Server {
@@ -50,25 +52,8 @@ impl Server {
     /// # Errors
     /// `EADDRINUSE` when a live shim listens there, or those of the system calls.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        // One at a time in a directory: of two for one path, the second would rename the first one's socket, and take it along.
-        let _turn = turn_in(path.parent().unwrap_or(path), LISTEN_WAIT)?;
-        match seqpacket::dial(path) {
-            Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-            // Its queue is full: it is alive.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::AddrInUse.into()),
-            Err(_) => {}
-        }
-        // Made under another name and renamed: a client finds the old one or the new one, never none. The kernel bounds the length
-        // of a socket's path, so that name is no longer: a dot instead of `.sock`.
-        let mut name = std::ffi::OsString::from(".");
-        name.push(path.file_stem().unwrap_or_default());
-        let made = path.with_file_name(name);
-        found(std::fs::remove_file(&made))?;
-        let listener = seqpacket::listener(&made)?;
-        let file = file_at(&made)?;
-        std::fs::rename(&made, path)?;
-        let listener = berth_os::awaitable(listener, Interest::READABLE)?;
-        Ok(Self { listener, path: path.to_owned(), file })
+        let (listener, file) = listen(path)?;
+        Ok(Self { listener: berth_os::awaitable(listener, Interest::READABLE)?, _file: file })
     }
 
     /// Reads requests until it is dropped; `answer` gets those that are allowed.
@@ -108,6 +93,38 @@ impl Server {
     }
 }
 
+/// The file of a socket, which is removed when this is dropped.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    file: (u64, u64),
+}
+
+/// Listens at a path, as [`Server::bind`] does; gives the socket and its file.
+///
+/// # Errors
+/// Those of [`Server::bind`].
+pub fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
+    // One at a time in a directory: of two for one path, the second would rename the first one's socket, and take it along.
+    let _turn = turn_in(path.parent().unwrap_or(path), LISTEN_WAIT)?;
+    match seqpacket::dial(path) {
+        Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
+        // Its queue is full: it is alive.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::AddrInUse.into()),
+        Err(_) => {}
+    }
+    // Made under another name and renamed: a client finds the old one or the new one, never none. The kernel bounds the length
+    // of a socket's path, so that name is no longer: a dot instead of `.sock`.
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_stem().unwrap_or_default());
+    let made = path.with_file_name(name);
+    found(std::fs::remove_file(&made))?;
+    let listener = seqpacket::listener(&made)?;
+    let file = file_at(&made)?;
+    std::fs::rename(&made, path)?;
+    Ok((listener, SocketFile { path: path.to_owned(), file }))
+}
+
 fn turn_in(directory: &Path, wait: Duration) -> io::Result<Flock<File>> {
     lock_within(File::open(directory)?, wait).map_err(|errno| match errno {
         Errno::EWOULDBLOCK => io::Error::other("another shim that starts there is stopped or hangs: end it"),
@@ -121,7 +138,7 @@ fn file_at(path: &Path) -> io::Result<(u64, u64)> {
     Ok((meta.dev(), meta.ino()))
 }
 
-impl Drop for Server {
+impl Drop for SocketFile {
     fn drop(&mut self) {
         let (path, file) = (std::mem::take(&mut self.path), self.file);
         OffThread::new("").finish_within(PATIENCE, move || {

@@ -6,6 +6,7 @@
 //!     instances/ID.json        an apiserver that `berth exec` started; see [`instance`]
 //!     leases/ID.json           a live shim; see [`lease`]
 //!     ID.sock                  its socket
+//!     ID.accept                the socket of an apiserver's supervisor
 //! ```
 //!
 //! All trust rests on write access to it: the directory must be owned by this process's uid and
@@ -173,7 +174,19 @@ impl BerthDir {
     /// # Errors
     /// It is longer than the kernel takes.
     pub fn socket_path(&self, id: &InstanceId) -> Result<PathBuf, Error> {
-        let path = self.path.join(format!("{id}.sock"));
+        self.path_of_socket(&format!("{id}.sock"))
+    }
+
+    /// Path of the Unix socket of the supervisor of the instance with this ID.
+    ///
+    /// # Errors
+    /// It is longer than the kernel takes.
+    pub fn supervisor_path(&self, id: &InstanceId) -> Result<PathBuf, Error> {
+        self.path_of_socket(&format!("{id}.accept"))
+    }
+
+    fn path_of_socket(&self, name: &str) -> Result<PathBuf, Error> {
+        let path = self.path.join(name);
         match path.as_os_str().as_bytes().len() {
             length if length > SUN_PATH => Err(Error::SocketPath { path, length }),
             _ => Ok(path),

@@ -1,0 +1,119 @@
+//! Messages between a shim and the supervisor of an instance, which makes clients' sockets results of that instance's accept(2): one JSON
+//! object each, on a socket in the run directory. No I/O.
+//!
+//! The supervisor begins with [`ToShim::Hello`], then says whether the instance listens. While the instance listens, a shim may send
+//! clients, at most [`UNACKNOWLEDGED`] before an acknowledgement: further clients wait in the shim, which decides their order.
+//!
+//! If the connection ends, the shim has its unacknowledged clients back: the supervisor has ended, or has discarded them. The shim first
+//! reads the messages that were sent before, also after `ECONNRESET`. A shim does not end the connection while a client is
+//! unacknowledged: the supervisor would hand that client over nevertheless, as for a shim that died.
+
+use crate::instance::InstanceId;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+/// Version of the messages of both. A shim relays to an instance whose supervisor has a later version.
+pub const VERSION: u32 = 1;
+
+/// Most clients of a shim that are not acknowledged.
+pub const UNACKNOWLEDGED: usize = 64;
+
+/// From a shim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "message")]
+pub enum FromShim {
+    /// A client; the socket comes with the message. The socket becomes blocking or non-blocking as the instance asks, also for duplicates in the
+    /// shim. In messages of one connection no number comes twice.
+    Client { seq: u64, peer: SocketAddr },
+    /// A later version's message: nothing is done.
+    #[serde(other)]
+    Unknown,
+}
+
+/// From a supervisor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "message")]
+pub enum ToShim {
+    Hello {
+        version: u32,
+        instance: InstanceId,
+    },
+    /// The instance accepts: clients may be sent.
+    Listening,
+    /// The instance has closed its listener: waiting clients and further clients come back.
+    Closed,
+    /// The instance has accepted the client, or the shim has the client back.
+    Acknowledged {
+        seq: u64,
+        taken: bool,
+    },
+    /// A later version's message: nothing is done.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Reads a message of either.
+///
+/// # Errors
+/// It is none.
+pub fn parse<T: DeserializeOwned>(message: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(message).map_err(|error| format!("no message between a shim and a supervisor: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::SocketAddrV6;
+
+    #[test]
+    fn messages_are_as_version_1_has_them() {
+        let client = FromShim::Client { seq: 7, peer: "[2001:db8::1]:40000".parse().unwrap() };
+        let json = r#"{"message":"client","seq":7,"peer":"[2001:db8::1]:40000"}"#;
+        assert_eq!(serde_json::to_string(&client).unwrap(), json);
+        let hello = ToShim::Hello { version: VERSION, instance: InstanceId::parse("a").unwrap() };
+        for (sent, json) in [
+            (hello, r#"{"message":"hello","version":1,"instance":"a"}"#),
+            (ToShim::Listening, r#"{"message":"listening"}"#),
+            (ToShim::Closed, r#"{"message":"closed"}"#),
+            (ToShim::Acknowledged { seq: 7, taken: true }, r#"{"message":"acknowledged","seq":7,"taken":true}"#),
+        ] {
+            assert_eq!(serde_json::to_string(&sent).unwrap(), json);
+            let later = json.replacen('{', r#"{"later":[],"#, 1);
+            assert_eq!(parse(later.as_bytes()), Ok(sent));
+        }
+        let later = br#"{"message":"fly","seq":7}"#;
+        assert_eq!((parse(later), parse(later)), (Ok(FromShim::Unknown), Ok(ToShim::Unknown)));
+    }
+
+    fn peer() -> impl Strategy<Value = SocketAddr> {
+        let scoped = |(ip, port, scope): ([u8; 16], _, _)| SocketAddrV6::new(ip.into(), port, 0, scope).into();
+        let four = any::<([u8; 4], u16)>().prop_map(SocketAddr::from);
+        prop_oneof![four, any::<([u8; 16], u16, u32)>().prop_map(scoped)]
+    }
+
+    proptest! {
+        #[test]
+        fn a_client_is_read_as_it_was_written(seq: u64, peer in peer()) {
+            let client = FromShim::Client { seq, peer };
+            prop_assert_eq!(parse(&serde_json::to_vec(&client).unwrap()), Ok(client));
+        }
+
+        #[test]
+        fn garbage_is_an_error_or_a_message_that_can_be_written(
+            bytes in prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..200).boxed(),
+                r#"\{("(message|seq|peer|taken|version|instance)":("?[a-z0-9:.\[\]]{0,12}"?|-?[0-9]{0,20}),?){0,4}\}"#
+                    .prop_map(String::into_bytes).boxed(),
+            ],
+        ) {
+            if let Ok(message) = parse::<FromShim>(&bytes) {
+                prop_assert_eq!(parse(&serde_json::to_vec(&message).unwrap()), Ok(message));
+            }
+            if let Ok(message) = parse::<ToShim>(&bytes) {
+                prop_assert_eq!(parse(&serde_json::to_vec(&message).unwrap()), Ok(message));
+            }
+        }
+    }
+}
