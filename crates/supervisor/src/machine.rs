@@ -1,0 +1,216 @@
+//! Which client becomes the result of which call of the server, as a pure state machine: no I/O, no clock of its own.
+//!
+//! * A client of a shim, or of the server's own address, waits here until the server accepts, first come, first served.
+//! * A call on a non-blocking listener returns at once, with a client or with `EAGAIN`: Go's runtime would have a thread less while it
+//!   waits. A call on a blocking one waits for a client.
+//! * While clients wait and no call does, a bell is outstanding ([`Action::Ring`]): it is rung for the first client, and again whenever
+//!   the server has not called for [`PATIENCE`]. Before that, the server's descriptor is looked at: if the listener is gone, all clients
+//!   that wait are given back.
+
+use berth_os::seccomp::Notification;
+use nix::errno::Errno;
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// Time since the supervisor began.
+pub(crate) type Time = Duration;
+
+/// A connection to a shim, by a number that no other has.
+pub(crate) type Shim = u64;
+
+/// How long the server may take to call accept(2) after a bell. One bell is enough but where a process is stopped.
+const PATIENCE: Time = Duration::from_millis(15);
+
+/// A client that the server has not accepted.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Client<S> {
+    pub(crate) socket: S,
+    pub(crate) peer: SocketAddr,
+    /// Shim, and the shim's number for the client. `None` if the client dialled the server's own address.
+    pub(crate) from: Option<(Shim, u64)>,
+}
+
+/// State of the server's listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Not bound yet.
+    Starting,
+    /// Bound: the descriptor's number in the server.
+    Bound(RawFd),
+    /// The server accepts from this descriptor.
+    Listening(RawFd),
+    /// Closed by the server.
+    Closed,
+}
+
+/// An action to carry out, in order.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Action<S> {
+    /// Let the kernel carry out a call.
+    Continue(Notification),
+    /// Let a call fail.
+    Fail(Notification, Errno),
+    /// Replace the socket that is being bound by one that the supervisor holds too, and let the call succeed. Answered by
+    /// [`Machine::bound`] on success.
+    Swap(Notification),
+    /// The server listens: shims may send clients.
+    Listening,
+    /// Let a call return this client. Answered by [`Machine::handed`].
+    HandOver(Notification, Client<S>),
+    /// The server has accepted the client.
+    Taken(Client<S>),
+    /// The shim has the client back.
+    Back(Client<S>),
+    /// Wake the server.
+    Ring,
+    /// Look whether the server still has its listener. Answered by [`Machine::looked`].
+    Look,
+    /// The listener is gone: shims keep their clients.
+    Close,
+}
+
+/// `S` is a client's socket.
+#[derive(Debug)]
+pub(crate) struct Machine<S> {
+    now: Time,
+    phase: Phase,
+    waiting: VecDeque<Client<S>>,
+    /// Calls on a blocking listener, while no client waits.
+    calls: VecDeque<Notification>,
+    /// When the bell is to be rung again.
+    bell: Option<Time>,
+    actions: VecDeque<Action<S>>,
+}
+
+impl<S> Machine<S> {
+    pub(crate) fn new() -> Self {
+        let (waiting, calls, actions) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        Self { now: Time::ZERO, phase: Phase::Starting, waiting, calls, bell: None, actions }
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// What to do after an event. To be called until there is nothing more.
+    pub(crate) fn next_action(&mut self) -> Option<Action<S>> {
+        self.actions.pop_front()
+    }
+
+    /// When it needs [`Machine::tick`] without an event.
+    pub(crate) fn wake(&self) -> Option<Time> {
+        self.bell
+    }
+
+    /// It is this late. To be called before other events.
+    pub(crate) fn tick(&mut self, now: Time) {
+        self.now = now;
+        self.actions.extend(self.bell.take_if(|bell| *bell <= now).map(|_| Action::Look));
+    }
+
+    /// The server calls bind(2), for its address or another. The caller has looked at the listener before: a closed one may be replaced.
+    pub(crate) fn binds(&mut self, call: Notification, its_address: bool) {
+        let swaps = its_address && matches!(self.phase, Phase::Starting | Phase::Closed);
+        self.actions.push_back(if swaps { Action::Swap(call) } else { Action::Continue(call) });
+    }
+
+    /// The supervisor holds the socket that the server has bound, as this descriptor.
+    pub(crate) fn bound(&mut self, number: RawFd) {
+        self.phase = Phase::Bound(number);
+    }
+
+    /// The server, or one of its children, calls accept(2).
+    pub(crate) fn accepts(&mut self, call: Notification, by_server: bool, blocking: bool) {
+        match self.phase {
+            Phase::Bound(listener) if by_server && listener == call.socket => {
+                self.phase = Phase::Listening(listener);
+                self.actions.push_back(Action::Listening);
+            }
+            Phase::Listening(listener) if by_server && listener == call.socket => {}
+            _ => return self.actions.push_back(Action::Continue(call)),
+        }
+        self.bell = None;
+        if blocking || !self.waiting.is_empty() {
+            self.calls.push_back(call);
+        } else {
+            self.actions.push_back(Action::Fail(call, Errno::EAGAIN));
+        }
+        // No bell: the server calls again, until `EAGAIN`.
+        self.serve(false);
+    }
+
+    /// Outcome of [`Action::HandOver`].
+    pub(crate) fn handed(&mut self, call: Notification, client: Client<S>, how: &io::Result<()>) {
+        let errno = how.as_ref().map_err(|error| error.raw_os_error().map(Errno::from_raw));
+        match errno {
+            Ok(()) => return self.actions.push_back(Action::Taken(client)),
+            // The call waits no more: the server repeats it, or ends.
+            Err(Some(Errno::ENOENT | Errno::ESRCH)) => {}
+            // The server has no room for another descriptor.
+            Err(Some(errno @ (Errno::EMFILE | Errno::ENFILE))) => self.actions.push_back(Action::Fail(call, errno)),
+            Err(_) => return self.actions.extend([Action::Fail(call, Errno::ECONNABORTED), Action::Back(client)]),
+        }
+        if matches!(self.phase, Phase::Listening(_)) {
+            self.waiting.push_front(client);
+            self.serve(false);
+        } else {
+            self.actions.push_back(Action::Back(client));
+        }
+    }
+
+    /// A client came from a shim, or to the server's own address.
+    pub(crate) fn came(&mut self, client: Client<S>) {
+        if matches!(self.phase, Phase::Listening(_)) {
+            self.waiting.push_back(client);
+            self.serve(true);
+        } else {
+            self.actions.push_back(Action::Back(client));
+        }
+    }
+
+    /// A shim's messages cannot be understood: its waiting clients are given back.
+    pub(crate) fn discard(&mut self, shim: Shim) {
+        let is_its = |client: &Client<S>| client.from.is_some_and(|(from, _)| from == shim);
+        let (back, stay): (VecDeque<_>, _) = self.waiting.drain(..).partition(is_its);
+        self.waiting = stay;
+        self.actions.extend(back.into_iter().map(Action::Back));
+        self.serve(false);
+    }
+
+    /// Whether the server still has its listener. False after a close, and after the server's end.
+    pub(crate) fn looked(&mut self, there: bool) {
+        if there {
+            self.serve(true);
+        } else if matches!(self.phase, Phase::Bound(_) | Phase::Listening(_)) {
+            (self.phase, self.bell) = (Phase::Closed, None);
+            self.actions.push_back(Action::Close);
+            self.actions.extend(self.calls.drain(..).map(Action::Continue));
+            self.actions.extend(self.waiting.drain(..).map(Action::Back));
+        }
+    }
+
+    /// The server got a signal. Waiting calls return `EINTR`, so that the signal's handler can run.
+    pub(crate) fn signalled(&mut self) {
+        self.actions.extend(self.calls.drain(..).map(|call| Action::Fail(call, Errno::EINTR)));
+    }
+
+    /// Matches waiting clients and waiting calls. For clients that are left, the bell rings now, or a bell is outstanding already. Without `rings`,
+    /// the first bell comes later, if clients still wait then.
+    fn serve(&mut self, rings: bool) {
+        let pairs = self.calls.len().min(self.waiting.len());
+        let served = self.calls.drain(..pairs).zip(self.waiting.drain(..pairs));
+        self.actions.extend(served.map(|(call, client)| Action::HandOver(call, client)));
+        if self.waiting.is_empty() {
+            self.bell = None;
+        } else if self.bell.is_none() {
+            self.bell = Some(self.now + PATIENCE);
+            self.actions.extend(rings.then_some(Action::Ring));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

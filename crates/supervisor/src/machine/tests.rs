@@ -1,0 +1,308 @@
+//! A server, its kernel and two shims in a box: any order of calls, clients, bells, failures, signals and ends.
+//!
+//! A client cannot be copied, so that none is handed over twice: what is left to show is that none is dropped.
+
+use super::*;
+use berth_os::seccomp::Call;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// A client by its number.
+type Client = super::Client<u64>;
+
+fn client(number: u64, shim: Option<Shim>) -> Client {
+    let from = shim.map(|shim| (shim, number));
+    Client { socket: number, peer: ([10, 0, 0, 1], 40_000).into(), from }
+}
+
+fn call(id: u64, call: Call, socket: RawFd) -> Notification {
+    Notification { id, thread: 1, call, socket, address: 0, length: 0, flags: 0 }
+}
+
+fn accept(id: u64) -> Notification {
+    call(id, Call::Accept, 5)
+}
+
+fn error(errno: Errno) -> io::Result<()> {
+    Err(errno.into())
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Bind {
+        ours: bool,
+        works: bool,
+    },
+    Accept {
+        number: RawFd,
+        by_server: bool,
+        blocking: bool,
+    },
+    Client(Option<Shim>),
+    Discard(Shim),
+    Signal,
+    Pass(u64),
+    /// The server closes its listener, and nobody is told.
+    Closes,
+}
+
+#[derive(Debug)]
+struct World {
+    machine: Machine<u64>,
+    now: Time,
+    next: u64,
+    /// The server's descriptor of the listener.
+    listener: Option<RawFd>,
+    /// Clients without an outcome, and the shim of each.
+    waiting: BTreeMap<u64, Option<Shim>>,
+    /// Calls without an answer, and whether each may wait.
+    calls: BTreeMap<u64, bool>,
+    /// A bell since the last call.
+    rung: bool,
+    shims_know: bool,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            machine: Machine::new(),
+            now: Time::ZERO,
+            next: 0,
+            listener: None,
+            waiting: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            rung: false,
+            shims_know: false,
+        }
+    }
+
+    fn step(&mut self, event: Event, how: Option<Errno>) {
+        self.machine.tick(self.now);
+        self.carry_out(how, true);
+        self.next += 1;
+        let id = self.next;
+        match event {
+            Event::Bind { ours, works } => {
+                self.machine.looked(self.listener.is_some());
+                self.carry_out(how, works);
+                self.calls.insert(id, false);
+                self.machine.binds(call(id, Call::Bind, 5 + (id % 2) as RawFd), ours);
+                let swaps = matches!(self.machine.actions.back(), Some(Action::Swap(_)));
+                assert_eq!(swaps, ours && self.listener.is_none());
+                self.carry_out(how, works);
+            }
+            Event::Accept { number, by_server, blocking } => {
+                self.calls.insert(id, blocking);
+                self.rung = false;
+                let thread = if by_server { 1 } else { 2 };
+                let call = Notification { thread, ..call(id, Call::Accept, number) };
+                self.machine.accepts(call, by_server, blocking);
+                self.carry_out(how, true);
+            }
+            Event::Client(shim) => {
+                let first = self.waiting.is_empty();
+                self.waiting.insert(id, shim);
+                self.machine.came(client(id, shim));
+                self.carry_out(how, true);
+                // One that came back from a call is about to be called for again.
+                let rings = first && self.waiting.contains_key(&id) && self.calls.is_empty() && how.is_none();
+                assert!(!rings || self.rung, "the first that waits is announced at once");
+            }
+            Event::Discard(shim) => {
+                self.machine.discard(shim);
+                self.carry_out(how, true);
+                assert!(!self.waiting.values().any(|of| *of == Some(shim)));
+            }
+            Event::Signal => {
+                self.machine.signalled();
+                self.carry_out(how, true);
+                assert!(self.calls.is_empty(), "a handler runs");
+            }
+            Event::Pass(millis) => self.now += Duration::from_millis(millis),
+            Event::Closes => self.listener = None,
+        }
+        self.check();
+    }
+
+    fn carry_out(&mut self, how: Option<Errno>, works: bool) {
+        while let Some(action) = self.machine.next_action() {
+            match action {
+                Action::Continue(call) => self.answered(call),
+                Action::Fail(call, errno) => {
+                    assert!(errno != Errno::EAGAIN || !self.calls[&call.id], "a blocking call gets no EAGAIN");
+                    self.answered(call);
+                }
+                Action::Swap(call) => {
+                    if works {
+                        self.listener = Some(call.socket);
+                        self.machine.bound(call.socket);
+                    }
+                    self.answered(call);
+                }
+                Action::Listening => self.shims_know = true,
+                Action::Close => self.shims_know = false,
+                Action::HandOver(call, client) => {
+                    assert_eq!(call.thread, 1, "the server's clients are not its children's");
+                    let first = self.waiting.keys().next();
+                    assert_eq!(first, Some(&client.socket), "first come, first served");
+                    if how.is_none_or(|errno| errno == Errno::ENOENT) {
+                        self.answered(call);
+                    }
+                    let how = how.map_or(Ok(()), error);
+                    self.machine.handed(call, client, &how);
+                }
+                Action::Taken(client) | Action::Back(client) => {
+                    assert!(self.waiting.remove(&client.socket).is_some());
+                }
+                Action::Ring => self.rung = true,
+                Action::Look => self.machine.looked(self.listener.is_some()),
+            }
+        }
+    }
+
+    /// Once.
+    fn answered(&mut self, call: Notification) {
+        assert!(self.calls.remove(&call.id).is_some(), "{call:?} is answered twice");
+    }
+
+    fn check(&self) {
+        let known = self.machine.waiting.iter().map(|client| client.socket);
+        assert!(self.waiting.keys().copied().eq(known), "no client is dropped");
+        let known = self.machine.calls.iter().map(|call| call.id);
+        assert!(self.calls.keys().copied().eq(known), "each call has an answer, or waits");
+        assert!(self.calls.values().all(|may_wait| *may_wait));
+        assert!(self.waiting.is_empty() || self.calls.is_empty(), "nobody waits for a call that waits");
+        let listens = matches!(self.machine.phase(), Phase::Listening(_));
+        assert_eq!(listens, self.shims_know);
+        assert!(self.waiting.is_empty() || listens, "clients of no listener are given back");
+        let wake = self.machine.wake();
+        assert!(wake.is_none_or(|wake| wake <= self.now.max(self.machine.now) + PATIENCE));
+        assert_eq!(wake.is_some(), !self.waiting.is_empty(), "a bell is outstanding while clients wait");
+    }
+
+    /// Within one bell, a server that is there takes all, and one that is not has none.
+    fn finish(&mut self, blocking: bool) {
+        self.step(Event::Pass(PATIENCE.as_millis() as u64), None);
+        self.machine.tick(self.now);
+        self.carry_out(None, true);
+        if let Phase::Listening(number) = self.machine.phase() {
+            assert!(self.waiting.is_empty() || self.rung);
+            for _ in 0..=self.waiting.len() {
+                self.step(Event::Accept { number, by_server: true, blocking }, None);
+            }
+        }
+        assert!(self.waiting.is_empty());
+        self.machine.looked(false);
+        self.carry_out(None, true);
+        self.check();
+        assert!(self.calls.is_empty());
+    }
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let mostly = prop::bool::weighted(0.8);
+    let number = prop_oneof![8 => 5..=6, 1 => Just(9)];
+    let accept = |(number, by_server, blocking)| Event::Accept { number, by_server, blocking };
+    prop_oneof![
+        1 => (mostly, mostly).prop_map(|(ours, works)| Event::Bind { ours, works }),
+        8 => (number, mostly, prop::bool::weighted(0.3)).prop_map(accept),
+        8 => prop::option::weighted(0.8, 1_u64..=2).prop_map(Event::Client),
+        1 => (1_u64..=2).prop_map(Event::Discard),
+        1 => Just(Event::Signal),
+        4 => (0_u64..20).prop_map(Event::Pass),
+        1 => Just(Event::Closes),
+    ]
+}
+
+fn failure() -> impl Strategy<Value = Option<Errno>> {
+    prop::option::weighted(0.3, prop::sample::select(vec![Errno::ENOENT, Errno::EMFILE, Errno::EPERM]))
+}
+
+proptest! {
+    #[test]
+    fn each_client_is_handed_over_or_given_back(
+        events in prop::collection::vec((event(), failure()), 0..80), blocking: bool,
+    ) {
+        let mut world = World::new();
+        world.step(Event::Bind { ours: true, works: true }, None);
+        for (event, how) in events {
+            world.step(event, how);
+        }
+        world.finish(blocking);
+    }
+}
+
+fn actions(machine: &mut Machine<u64>) -> Vec<Action<u64>> {
+    std::iter::from_fn(|| machine.next_action()).collect()
+}
+
+/// A machine whose server listens, with the descriptor 5.
+fn listening() -> Machine<u64> {
+    let mut machine = Machine::new();
+    let bind = call(1, Call::Bind, 5);
+    machine.binds(bind, true);
+    assert_eq!(actions(&mut machine), [Action::Swap(bind)]);
+    machine.bound(5);
+    machine.came(client(1, Some(1)));
+    assert_eq!(actions(&mut machine), [Action::Back(client(1, Some(1)))], "nothing has accepted yet");
+    machine.accepts(accept(2), true, false);
+    assert_eq!(actions(&mut machine), [Action::Listening, Action::Fail(accept(2), Errno::EAGAIN)]);
+    machine
+}
+
+#[test]
+fn a_bell_rings_for_the_first_that_waits_and_again_for_a_server_that_is_stopped() {
+    let mut machine = listening();
+    machine.came(client(2, Some(1)));
+    assert_eq!(actions(&mut machine), [Action::Ring]);
+    machine.came(client(3, None));
+    assert_eq!(actions(&mut machine), []);
+    machine.tick(PATIENCE);
+    assert_eq!(actions(&mut machine), [Action::Look]);
+    machine.looked(true);
+    assert_eq!(actions(&mut machine), [Action::Ring]);
+    let late = PATIENCE + Duration::from_millis(5);
+    machine.tick(late);
+    machine.accepts(accept(3), true, false);
+    assert_eq!(actions(&mut machine), [Action::HandOver(accept(3), client(2, Some(1)))]);
+    machine.handed(accept(3), client(2, Some(1)), &Ok(()));
+    assert_eq!(actions(&mut machine), [Action::Taken(client(2, Some(1)))]);
+    // One that takes no more than one a bell gets another.
+    assert_eq!(machine.wake(), Some(late + PATIENCE));
+    machine.tick(late + PATIENCE);
+    assert_eq!(actions(&mut machine), [Action::Look]);
+    machine.looked(false);
+    assert_eq!(actions(&mut machine), [Action::Close, Action::Back(client(3, None))]);
+    assert_eq!(machine.wake(), None);
+    // It may bind again.
+    let bind = call(4, Call::Bind, 7);
+    machine.binds(bind, true);
+    assert_eq!(actions(&mut machine), [Action::Swap(bind)]);
+}
+
+#[test]
+fn a_blocking_call_waits_for_a_client_or_a_signal() {
+    let mut machine = listening();
+    machine.accepts(accept(3), true, true);
+    assert_eq!(actions(&mut machine), []);
+    machine.came(client(2, None));
+    assert_eq!(actions(&mut machine), [Action::HandOver(accept(3), client(2, None))]);
+    let full = error(Errno::EMFILE);
+    machine.handed(accept(3), client(2, None), &full);
+    assert_eq!(actions(&mut machine), [Action::Fail(accept(3), Errno::EMFILE)]);
+    machine.accepts(accept(4), true, true);
+    assert_eq!(actions(&mut machine), [Action::HandOver(accept(4), client(2, None))]);
+    let failed = [Action::Fail(accept(4), Errno::ECONNABORTED), Action::Back(client(2, None))];
+    machine.handed(accept(4), client(2, None), &error(Errno::EPERM));
+    assert_eq!(actions(&mut machine), failed);
+    machine.accepts(accept(5), true, true);
+    assert_eq!(actions(&mut machine), []);
+    machine.signalled();
+    assert_eq!(actions(&mut machine), [Action::Fail(accept(5), Errno::EINTR)]);
+    machine.accepts(accept(6), true, true);
+    assert_eq!(actions(&mut machine), []);
+    machine.looked(false);
+    assert_eq!(actions(&mut machine), [Action::Close, Action::Continue(accept(6))]);
+    machine.looked(false);
+    assert_eq!(actions(&mut machine), [], "once");
+}

@@ -1,0 +1,570 @@
+//! Servers under a supervisor, with this process as their shim: see `CASES`.
+//!
+//! Without a harness that has threads, since a supervisor forks: this program is the supervisor, too, and the servers.
+
+use berth_node::instance::InstanceId;
+use berth_node::ipc;
+use berth_node::ipc::supervisor::{FromShim, ToShim, UNACKNOWLEDGED, VERSION, parse};
+use berth_os::process::{HeldProcess, die_with_parent, send_signal};
+use berth_os::{seqpacket, socket};
+use berth_supervisor::{Config, Supervisor, self_test};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::signal::Signal;
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// What only a hang reaches.
+const HANG: Duration = Duration::from_secs(120);
+
+const INSTANCE: &str = "a";
+
+/// Servers: one whose accept(2) blocks, and one that waits with an edge-triggered epoll(7), as Go's does.
+const KINDS: [&str; 2] = ["blocking", "edge"];
+
+type Case = (&'static str, fn(&'static str) -> Result<(), Failed>);
+
+const CASES: [Case; 11] = [
+    ("no_client_is_lost_and_each_is_known_by_its_address", no_client_is_lost),
+    ("a_client_of_the_servers_own_address_is_served", own_clients_are_served),
+    ("other_listeners_of_the_server_and_its_children_are_theirs", other_listeners_are_theirs),
+    ("clients_of_a_shim_that_died_are_served", clients_of_a_dead_shim_are_served),
+    ("garbage_ends_a_connection_and_gives_its_clients_back", garbage_ends_a_connection),
+    ("a_shim_may_be_served_after_another", another_shim_comes),
+    ("orphans_are_reaped", orphans_are_reaped),
+    ("signals_and_the_status_are_passed_on", signals_are_passed_on),
+    ("the_server_ends_with_its_supervisor", the_server_ends_with_its_supervisor),
+    ("a_program_that_is_not_there_is_an_error", a_missing_program_is_an_error),
+    ("another_supervisor_is_in_the_way", another_supervisor_is_in_the_way),
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [_, "--supervise", directory, address, ref command @ ..] => supervise(directory, address, command),
+        [_, "--serve", kind, address] => serve(kind, address.parse().unwrap()),
+        [_, "--self-test"] => match self_test() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(obstacle) => {
+                println!("{obstacle}");
+                ExitCode::FAILURE
+            }
+        },
+        _ => {
+            let obstacle = own("--self-test").output().unwrap();
+            let why = String::from_utf8(obstacle.stdout).unwrap();
+            let trials = CASES.into_iter().flat_map(|(name, case)| KINDS.map(|kind| trial(name, kind, &why, case)));
+            let closes = trial("a_closed_listener_gives_clients_back", "edge", &why, clients_come_back);
+            libtest_mimic::run(&Arguments::from_args(), trials.chain([closes]).collect()).exit_code()
+        }
+    }
+}
+
+fn trial(name: &str, kind: &'static str, obstacle: &str, case: fn(&'static str) -> Result<(), Failed>) -> Trial {
+    let obstacle = obstacle.trim().to_owned();
+    Trial::ignorable_test(format!("{kind}::{name}"), move || match obstacle.as_str() {
+        "" => case(kind).map(|()| Completion::Completed),
+        why => Ok(Completion::ignored_with(why)),
+    })
+}
+
+fn own(role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.arg(role);
+    command
+}
+
+// The supervisor, and the servers.
+
+fn supervise(directory: &str, address: &str, command: &[&str]) -> ExitCode {
+    nix::sys::prctl::set_child_subreaper(true).unwrap();
+    let (shims, _file) = ipc::listen(&PathBuf::from(directory).join("a.accept")).unwrap();
+    let config = Config { instance: InstanceId::parse(INSTANCE).unwrap(), address: address.parse().unwrap(), shims };
+    let mut server = Command::new(command[0]);
+    server.args(&command[1..]);
+    match Supervisor::start(config, || server.exec()) {
+        Err(error) => {
+            println!("{error:?}");
+            ExitCode::from(126)
+        }
+        Ok(supervisor) => {
+            println!("{}", supervisor.pid());
+            let status = supervisor.run().unwrap();
+            ExitCode::from(status.code().or(status.signal().map(|signal| 128 + signal)).unwrap() as u8)
+        }
+    }
+}
+
+/// Tells each client its address, then answers its lines.
+fn serve(kind: &str, address: SocketAddr) -> ExitCode {
+    let listener = TcpListener::bind(address).unwrap();
+    if kind == "child" {
+        println!("{}", listener.local_addr().unwrap());
+    }
+    if kind != "edge" {
+        loop {
+            match listener.accept() {
+                Ok((client, peer)) => talk(client, peer, None),
+                // The supervisor has just ended.
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => return ExitCode::FAILURE,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    // As Go: a call, and only then a wait.
+    listener.set_nonblocking(true).unwrap();
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+    epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
+    let (closes, close) = UnixStream::pair().unwrap();
+    epoll.add(&closes, EpollEvent::new(EpollFlags::EPOLLIN, 1)).unwrap();
+    let mut listener = Some(listener);
+    loop {
+        while let Some(accepted) = listener.as_ref().map(|listener| socket::accept(listener.as_fd())) {
+            match accepted {
+                Ok((client, peer)) => talk(client, peer, Some(close.try_clone().unwrap())),
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => return ExitCode::FAILURE,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let mut events = [EpollEvent::empty()];
+        let _ = epoll.wait(&mut events, EpollTimeout::NONE);
+        if events[0].data() == 1 {
+            listener = None;
+            (&closes).read_exact(&mut [0]).unwrap();
+            (&closes).write_all(&[0]).unwrap();
+        }
+    }
+}
+
+/// What is kept until a client says so.
+static KEPT: Mutex<Option<ChildStdin>> = Mutex::new(None);
+
+fn talk(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
+    std::thread::spawn(move || {
+        client.set_nonblocking(false).unwrap();
+        let same = client.peer_addr().unwrap() == peer;
+        let say = |line: &str| (&client).write_all(format!("{line}\n").as_bytes());
+        let _ = say(&if same { peer.to_string() } else { format!("accept(2) said {peer}") });
+        for line in BufReader::new(&client).lines().map_while(Result::ok) {
+            match line.as_str() {
+                "close" => {
+                    let mut close = close.as_ref().unwrap();
+                    close.write_all(&[0]).unwrap();
+                    close.read_exact(&mut [0]).unwrap();
+                }
+                "exit" => std::process::exit(7),
+                "other" => {
+                    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+                    let _ = say(&other.local_addr().unwrap().to_string());
+                    let (client, peer) = other.accept().unwrap();
+                    talk(client, peer, None);
+                }
+                // Its listener has the number that the server's has, as each is the first descriptor that was opened.
+                "child" => {
+                    let mut child = own("--serve");
+                    child.args(["child", "127.0.0.1:0"]).stdout(Stdio::piped());
+                    // With this thread, so with the client.
+                    die_with_parent(&mut child, Signal::SIGKILL);
+                    let mut child = child.spawn().unwrap();
+                    let says = child.stdout.take().unwrap();
+                    std::thread::spawn(move || child.wait());
+                    let mut address = String::new();
+                    BufReader::new(says).read_line(&mut address).unwrap();
+                    let _ = say(address.trim());
+                }
+                // A process whose parent has ended.
+                "orphan" => {
+                    let mut shell =
+                        Command::new("sh").args(["-c", "exec 3<&0; cat <&3 &"]).stdin(Stdio::piped()).spawn().unwrap();
+                    *KEPT.lock().unwrap() = shell.stdin.take();
+                    shell.wait().unwrap();
+                }
+                "end" => *KEPT.lock().unwrap() = None,
+                _ => {}
+            }
+            let _ = say(&line);
+        }
+    });
+}
+
+// The shim.
+
+/// A supervisor's process and its server, with a directory of their own.
+struct Started {
+    address: SocketAddr,
+    supervisor: Child,
+    server: i32,
+    directory: tempfile::TempDir,
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.supervisor.kill();
+        let _ = self.supervisor.wait();
+    }
+}
+
+impl Started {
+    fn new(kind: &str) -> Self {
+        // An address that no other test has.
+        let [b, c, ..] = getrandom::u32().unwrap().to_ne_bytes();
+        let free = TcpListener::bind(SocketAddr::from(([127, b | 1, c, 1], 0))).unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
+        let program = std::env::current_exe().unwrap();
+        Self::with(address, &[program.to_str().unwrap(), "--serve", kind, &address.to_string()]).unwrap()
+    }
+
+    /// # Errors
+    /// What the supervisor prints instead of the server's process.
+    fn with(address: SocketAddr, command: &[&str]) -> Result<Self, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let mut supervisor = own("--supervise");
+        supervisor.arg(directory.path()).arg(address.to_string()).args(command);
+        let mut supervisor = supervisor.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(supervisor.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut started = Self { address, supervisor, server: 0, directory };
+        started.server = line.trim().parse().map_err(|_| line)?;
+        Ok(started)
+    }
+
+    /// Connects as a shim does, and waits until the server listens.
+    fn shim(&self) -> Shim {
+        let socket = seqpacket::dial(&self.directory.path().join("a.accept")).unwrap();
+        let mut shim = Shim { socket, sent: 0 };
+        let instance = InstanceId::parse(INSTANCE).unwrap();
+        assert_eq!(shim.receive(), Some(ToShim::Hello { version: VERSION, instance }));
+        assert_eq!(shim.receive(), Some(ToShim::Listening));
+        shim
+    }
+
+    fn pid(&self) -> i32 {
+        i32::try_from(self.supervisor.id()).unwrap()
+    }
+
+    fn status(&mut self) -> i32 {
+        self.supervisor.wait().unwrap().code().unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        send_signal(self.pid(), signal as i32).unwrap();
+    }
+
+    /// Waits until the supervisor has this number of children.
+    fn await_children(&self, count: usize) {
+        let (path, end) = (format!("/proc/{0}/task/{0}/children", self.pid()), Instant::now() + HANG);
+        while std::fs::read_to_string(&path).unwrap().split_whitespace().count() != count {
+            assert!(Instant::now() < end, "there are not {count}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+struct Shim {
+    socket: OwnedFd,
+    sent: u64,
+}
+
+impl Shim {
+    /// The next message; `None` at the end.
+    fn receive(&mut self) -> Option<ToShim> {
+        let mut buffer = [0; 1024];
+        let mut waits = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut waits, PollTimeout::try_from(HANG).unwrap()), Ok(1), "the supervisor hangs");
+        let received = match seqpacket::receive(self.socket.as_fd(), &mut buffer) {
+            // It ended before it read all. What it sent before is still there.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return self.receive(),
+            received => received.unwrap(),
+        };
+        assert!(received.descriptors.is_empty());
+        (received.length > 0).then(|| parse(&buffer[..received.length]).unwrap())
+    }
+
+    fn send(&mut self, accepted: &TcpStream, peer: SocketAddr) {
+        self.sent += 1;
+        let message = serde_json::to_vec(&FromShim::Client { seq: self.sent, peer }).unwrap();
+        seqpacket::transmit(self.socket.as_fd(), &message, &[accepted.as_fd()]).unwrap();
+    }
+
+    /// Sends a client, and keeps nothing of it.
+    fn send_client(&mut self, public: &Public) -> Client {
+        let (client, accepted) = public.connect();
+        self.send(&accepted, client.0.local_addr().unwrap());
+        client
+    }
+
+    /// The outcomes of the clients that were sent last, in any order.
+    fn acknowledged(&mut self, count: u64, taken: bool) {
+        let mut numbers: Vec<u64> = (0..count)
+            .map(|_| match self.receive() {
+                Some(ToShim::Acknowledged { seq, taken: was }) if was == taken => seq,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        numbers.sort_unstable();
+        assert!(numbers.into_iter().eq(self.sent + 1 - count..=self.sent));
+    }
+}
+
+/// A shim's listener.
+struct Public(TcpListener);
+
+impl Public {
+    fn new() -> Self {
+        Self(TcpListener::bind("127.0.0.1:0").unwrap())
+    }
+
+    /// Both ends of a new connection.
+    fn connect(&self) -> (Client, TcpStream) {
+        let client = TcpStream::connect(self.0.local_addr().unwrap()).unwrap();
+        client.set_read_timeout(Some(HANG)).unwrap();
+        let (accepted, peer) = self.0.accept().unwrap();
+        assert_eq!(peer, client.local_addr().unwrap());
+        // As a shim has it.
+        accepted.set_nonblocking(true).unwrap();
+        (Client(client), accepted)
+    }
+}
+
+#[derive(Debug)]
+struct Client(TcpStream);
+
+impl Client {
+    /// Says something; the answer.
+    fn ask(&self, line: &str) -> String {
+        (&self.0).write_all(format!("{line}\n").as_bytes()).unwrap();
+        self.line()
+    }
+
+    fn line(&self) -> String {
+        let mut line = Vec::new();
+        // No byte more, since there is no buffer that stays.
+        while line.last() != Some(&b'\n') {
+            let mut byte = [0];
+            assert_eq!((&self.0).read(&mut byte).unwrap(), 1, "the server has closed the connection");
+            line.push(byte[0]);
+        }
+        String::from_utf8(line).unwrap().trim().to_owned()
+    }
+
+    /// The server knows its address, and answers.
+    fn is_served(&self) {
+        assert_eq!(self.line(), self.0.local_addr().unwrap().to_string());
+        assert_eq!(self.ask("ping"), "ping");
+    }
+}
+
+// The cases.
+
+/// 1,000 clients, in groups; processes are stopped while some come.
+fn no_client_is_lost(kind: &'static str) -> Result<(), Failed> {
+    let started = Started::new(kind);
+    let (mut shim, public) = (started.shim(), Public::new());
+    let mut old = VecDeque::new();
+    for group in 0..20 {
+        let stopped = [None, Some(started.server), Some(started.pid()), None][group % 4];
+        let send = |signal| stopped.map_or(Ok(()), |pid| send_signal(pid, signal as i32));
+        send(Signal::SIGSTOP)?;
+        let clients: Vec<_> = (0..50).map(|_| shim.send_client(&public)).collect();
+        send(Signal::SIGCONT)?;
+        if group % 4 == 3 {
+            // While they are handed over.
+            for pid in [started.server, started.pid()].into_iter().cycle().take(20) {
+                send_signal(pid, Signal::SIGSTOP as i32)?;
+                send_signal(pid, Signal::SIGCONT as i32)?;
+            }
+        }
+        shim.acknowledged(50, true);
+        clients.iter().for_each(Client::is_served);
+        old.push_back(clients);
+        if old.len() > 5 {
+            old.pop_front();
+        }
+    }
+    // Those of another family, too, where there is one.
+    if let Ok(six) = TcpListener::bind("[::1]:0") {
+        let client = shim.send_client(&Public(six));
+        shim.acknowledged(1, true);
+        client.is_served();
+    }
+    for client in old.iter().flatten() {
+        assert_eq!(client.ask("still"), "still");
+    }
+    Ok(())
+}
+
+fn own_clients_are_served(kind: &'static str) -> Result<(), Failed> {
+    let started = Started::new(kind);
+    let (mut shim, public) = (started.shim(), Public::new());
+    for _ in 0..50 {
+        let clients: Vec<_> = (0..3).map(|_| Client(TcpStream::connect(started.address).unwrap())).collect();
+        let passed = shim.send_client(&public);
+        clients.iter().chain([&passed]).for_each(Client::is_served);
+        shim.acknowledged(1, true);
+    }
+    Ok(())
+}
+
+fn other_listeners_are_theirs(kind: &'static str) -> Result<(), Failed> {
+    let started = Started::new(kind);
+    let client = started.shim().send_client(&Public::new());
+    client.is_served();
+    let other: SocketAddr = client.ask("other").parse()?;
+    Client(TcpStream::connect(other)?).is_served();
+    assert_eq!(client.line(), "other");
+    let other: SocketAddr = client.ask("child").parse()?;
+    assert_eq!(client.line(), "child");
+    Client(TcpStream::connect(other)?).is_served();
+    Ok(())
+}
+
+fn clients_of_a_dead_shim_are_served(kind: &'static str) -> Result<(), Failed> {
+    let started = Started::new(kind);
+    let (mut shim, public) = (started.shim(), Public::new());
+    send_signal(started.server, Signal::SIGSTOP as i32)?;
+    let clients: Vec<_> = (0..UNACKNOWLEDGED).map(|_| shim.send_client(&public)).collect();
+    drop(shim);
+    send_signal(started.server, Signal::SIGCONT as i32)?;
+    clients.iter().for_each(Client::is_served);
+    Ok(())
+}
+
+fn garbage_ends_a_connection(kind: &'static str) -> Result<(), Failed> {
+    let started = Started::new(kind);
+    let (mut shim, mut other) = (started.shim(), started.shim());
+    let public = Public::new();
+    send_signal(started.server, Signal::SIGSTOP as i32)?;
+    // What a later version may send is passed over.
+    seqpacket::transmit(shim.socket.as_fd(), br#"{"message":"later"}"#, &[])?;
+    seqpacket::transmit(shim.socket.as_fd(), b"garbage", &[])?;
+    assert_eq!(shim.receive(), None);
+    let without = serde_json::to_vec(&FromShim::Client { seq: 1, peer: started.address })?;
+    let mut shim = started.shim();
+    seqpacket::transmit(shim.socket.as_fd(), &without, &[])?;
+    assert_eq!(shim.receive(), None);
+    let client = other.send_client(&public);
+    send_signal(started.server, Signal::SIGCONT as i32)?;
+    other.acknowledged(1, true);
+    client.is_served();
+    Ok(())
+}
+
+fn another_shim_comes(kind: &'static str) -> Result<(), Failed> {
+    let started = Started::new(kind);
+    let public = Public::new();
+    for _ in 0..3 {
+        let (mut first, mut second) = (started.shim(), started.shim());
+        let clients = [first.send_client(&public), second.send_client(&public)];
+        clients.iter().for_each(Client::is_served);
+        first.acknowledged(1, true);
+        second.acknowledged(1, true);
+    }
+    Ok(())
+}
+
+fn clients_come_back(kind: &'static str) -> Result<(), Failed> {
+    let mut started = Started::new(kind);
+    let (mut shim, public) = (started.shim(), Public::new());
+    let first = shim.send_client(&public);
+    first.is_served();
+    shim.acknowledged(1, true);
+    assert_eq!(first.ask("close"), "close");
+    let kept: Vec<_> = (0..UNACKNOWLEDGED).map(|_| public.connect()).collect();
+    for (client, accepted) in &kept {
+        shim.send(accepted, client.0.local_addr()?);
+    }
+    assert_eq!(shim.receive(), Some(ToShim::Closed));
+    shim.acknowledged(UNACKNOWLEDGED as u64, false);
+    for (client, accepted) in &kept {
+        accepted.set_nonblocking(false)?;
+        (&*accepted).write_all(b"from the shim\n")?;
+        assert_eq!(client.line(), "from the shim");
+    }
+    // The port is free, and what is open stays so.
+    assert!(TcpStream::connect(started.address).is_err());
+    assert_eq!(first.ask("ping"), "ping");
+    // It says so to others, too.
+    let socket = seqpacket::dial(&started.directory.path().join("a.accept"))?;
+    let mut late = Shim { socket, sent: 0 };
+    late.receive();
+    assert_eq!(late.receive(), Some(ToShim::Closed));
+    started.signal(Signal::SIGTERM);
+    assert_eq!(started.status(), 128 + 15);
+    Ok(())
+}
+
+fn orphans_are_reaped(kind: &'static str) -> Result<(), Failed> {
+    let started = Started::new(kind);
+    let client = started.shim().send_client(&Public::new());
+    client.is_served();
+    assert_eq!(client.ask("orphan"), "orphan");
+    started.await_children(2);
+    assert_eq!(client.ask("end"), "end");
+    started.await_children(1);
+    Ok(())
+}
+
+fn signals_are_passed_on(kind: &'static str) -> Result<(), Failed> {
+    // With a real-time one, and one that kills.
+    for signal in [Signal::SIGTERM as i32, Signal::SIGHUP as i32, 37] {
+        let mut started = Started::new(kind);
+        send_signal(started.pid(), signal)?;
+        assert_eq!(started.status(), 128 + signal);
+    }
+    let mut started = Started::new(kind);
+    let (mut shim, public) = (started.shim(), Public::new());
+    send_signal(started.server, Signal::SIGSTOP as i32)?;
+    let kept: Vec<_> = (0..10).map(|_| public.connect()).collect();
+    for (client, accepted) in &kept {
+        shim.send(accepted, client.0.local_addr()?);
+    }
+    send_signal(started.server, Signal::SIGKILL as i32)?;
+    // A call that waits returns in a process that is stopped, too. With the end of the connection, the others are the shim's again.
+    while let Some(message) = shim.receive() {
+        let known = matches!(message, ToShim::Closed | ToShim::Acknowledged { taken: false, .. });
+        assert!(known || message == ToShim::Acknowledged { seq: 1, taken: true }, "{message:?}");
+    }
+    assert_eq!(started.status(), 128 + 9);
+    let mut started = Started::new(kind);
+    let client = started.shim().send_client(&Public::new());
+    client.is_served();
+    (&client.0).write_all(b"exit\n")?;
+    assert_eq!(started.status(), 7);
+    Ok(())
+}
+
+fn the_server_ends_with_its_supervisor(kind: &'static str) -> Result<(), Failed> {
+    let started = Started::new(kind);
+    drop(started.shim());
+    let server = HeldProcess::of(started.server)?;
+    started.signal(Signal::SIGKILL);
+    assert!(server.ends_within(HANG)?);
+    Ok(())
+}
+
+fn a_missing_program_is_an_error(_: &'static str) -> Result<(), Failed> {
+    let address = "127.3.9.1:6443".parse()?;
+    let error = Started::with(address, &["/nowhere"]).map(drop).unwrap_err();
+    assert!(error.contains("NotFound"), "{error}");
+    Ok(())
+}
+
+fn another_supervisor_is_in_the_way(_: &'static str) -> Result<(), Failed> {
+    let directory = tempfile::tempdir()?;
+    let mut supervisor = own("--supervise");
+    supervisor.arg(directory.path()).arg("127.3.9.2:6443").arg(std::env::current_exe()?).arg("--self-test");
+    let output = String::from_utf8(supervisor.output()?.stdout)?;
+    assert!(output.contains("listenerPath"), "{output}");
+    Ok(())
+}
