@@ -4,7 +4,7 @@
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use nix::sys::socket::{MsgFlags, getsockopt, setsockopt, sockopt};
 use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
 use procfs::KernelVersion;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -358,6 +358,53 @@ pub fn quiet(socket: BorrowedFd<'_>) -> io::Result<Duration> {
     Ok(Duration::from_millis(info.tcpi_last_data_sent.min(info.tcpi_last_data_recv).into()))
 }
 
+/// How far a connection is, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Sent to the other end for the first time.
+    pub sent: u64,
+    /// Received from the other end; its FIN counts as one.
+    pub received: u64,
+    /// Received, and not read.
+    pub unread: u64,
+}
+
+/// Reads how far a connection is: none of these is the descriptor's, all are the socket's.
+///
+/// # Errors
+/// Those of getsockopt(2) and ioctl(2).
+pub fn progress(socket: BorrowedFd<'_>) -> io::Result<Progress> {
+    // Of struct tcp_info in linux/tcp.h, which is longer than that of the C library: tcpi_bytes_received, and tcpi_bytes_sent of Linux 4.19.
+    const RECEIVED: usize = 128 / size_of::<u64>();
+    const SENT: usize = 200 / size_of::<u64>();
+    let mut info = [0_u64; SENT + 1];
+    // SAFETY: numbers.
+    let length = unsafe { option(socket, (libc::IPPROTO_TCP, libc::TCP_INFO), &mut info) }?;
+    if length < size_of_val(&info) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let mut unread: c_int = 0;
+    // SAFETY: FIONREAD writes an int.
+    Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, from_mut(&mut unread)) })?;
+    Ok(Progress { sent: info[SENT], received: info[RECEIVED], unread: unread.unsigned_abs().into() })
+}
+
+/// Makes a socket non-blocking again, which another process made a blocking one.
+///
+/// # Errors
+/// Those of ioctl(2).
+pub fn set_nonblocking(socket: BorrowedFd<'_>) -> io::Result<()> {
+    SockRef::from(&socket).set_nonblocking(true)
+}
+
+/// Peeks at what has arrived, from its beginning; it stays where it is. Never waits.
+///
+/// # Errors
+/// Those of recv(2); `EWOULDBLOCK` when nothing has arrived.
+pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    Ok(nix::sys::socket::recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)?)
+}
+
 fn info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
     // SAFETY: a plain C struct, of whatever zeroes.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
@@ -409,6 +456,29 @@ mod tests {
         assert!(!has_ended(&server));
         client.shutdown(Shutdown::Write).unwrap();
         assert!(has_ended(&server));
+    }
+
+    #[test]
+    fn what_was_read_and_sent_is_known_to_whoever_has_a_duplicate() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        let duplicate = server.try_clone().unwrap();
+        let is = |sent, received, unread| {
+            let is = progress(duplicate.as_fd()).unwrap();
+            assert_eq!(is, Progress { sent, received, unread });
+        };
+        is(0, 0, 0);
+        client.write_all(b"hello").unwrap();
+        let mut buffer = [0; 16];
+        assert_eq!((peek(duplicate.as_fd(), &mut buffer).unwrap(), &buffer[..5]), (5, &b"hello"[..]));
+        is(0, 5, 5);
+        server.read_exact(&mut [0; 3]).unwrap();
+        is(0, 5, 2);
+        server.read_exact(&mut [0; 2]).unwrap();
+        assert_eq!(peek(duplicate.as_fd(), &mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        server.write_all(b"answer!").unwrap();
+        is(7, 5, 0);
     }
 
     /// As kube-apiserver has it: `SO_REUSEADDR` alone.
