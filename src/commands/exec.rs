@@ -1,42 +1,51 @@
-//! `berth exec`: give an apiserver its own address and become it.
+//! `berth exec`: give an apiserver its own address and become it, or stay as its supervisor.
 
-use super::{Exit, mistaken, unavailable};
+use super::{Exit, exit_code, mistaken, unavailable};
 use anyhow::Context;
 use berth_exec::address;
 use berth_exec::args::{self, Replaced, Rewritten, Wanted};
 use berth_exec::environment::{GODEBUG, Godebug, godebug};
 use berth_node::instance::InstanceId;
-use berth_node::registry::RunDir;
+use berth_node::ipc::{self, SocketFile};
 use berth_node::registry::instance::{Claimant, claim};
+use berth_node::registry::{BerthDir, RunDir};
 use berth_options::check;
 use berth_options::exec::ExecArgs;
 use berth_os::process::{end_on_signals, go_on_as_child};
-use berth_shim::config::Place;
-use std::convert::Infallible;
+use berth_shim::config::{PassMode, Place};
+use berth_supervisor::{Config, Supervisor, self_test};
 use std::env;
-use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
     let place = check::exec(args).map_err(mistaken)?;
     end_on_signals().context("cannot handle signals")?;
-    if args.stay {
-        go_on_as_child().context("cannot start the process that becomes the apiserver")?;
-    }
-    match carry_out(place, &args.command).map_err(|error| unavailable(format!("{error:#}")))? {}
+    carry_out(place, args).map_err(|error| unavailable(format!("{error:#}")))
 }
 
-/// Claims the address, rewrites the arguments and becomes the apiserver; returns only on failure.
-fn carry_out(place: Place, argv: &[OsString]) -> anyhow::Result<Infallible> {
+/// Claims the address, rewrites the arguments, and becomes the apiserver or its supervisor.
+fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
+    let argv = &args.command;
     let listen: Vec<_> = place.addresses().collect();
     let (public, port) = (place.berth().ip(), place.berth().port());
     let berth = RunDir::open(&place.run_dir)?.berth(place.berth())?;
     let instance = place.instance.map_or_else(InstanceId::random, Ok)?;
     let advertise = args::advertised(argv).unwrap_or(public);
-    let claimant = Claimant { instance: &instance, advertise, pid: Some(std::process::id()) };
+    let supervising = (args.pass != PassMode::Relay).then(|| prepare(&berth, &instance));
+    match (&supervising, args.pass) {
+        (Some(Err(why)), PassMode::Inject) => anyhow::bail!("--pass inject: {why}"),
+        (Some(Err(why)), _) => tracing::info!("--pass auto: clients will be relayed: {why}"),
+        _ => {}
+    }
+    if args.stay && !matches!(supervising, Some(Ok(_))) {
+        go_on_as_child().context("cannot start the process that becomes the apiserver")?;
+    }
+    let supervisor = supervising.as_ref().map(|prepared| prepared.as_ref().map(|_| ()).map_err(Clone::clone));
+    let claimant = Claimant { instance: &instance, advertise, supervisor, pid: Some(std::process::id()) };
     let claim =
         claim(&berth, &claimant, |previous, taken| Ok(address::choose(port, previous, &[taken, &listen].concat())?))?;
 
@@ -56,9 +65,31 @@ fn carry_out(place: Place, argv: &[OsString]) -> anyhow::Result<Infallible> {
     }
     // The signal mask and ignored signals pass through unchanged, but for SIGPIPE: Rust's runtime
     // ignores it from the start, and `exec` sets it back to its default.
-    let error = claim.through_exec(|| command.exec())?;
+    let error = match supervising {
+        Some(Ok((shims, _file))) => {
+            let run = || claim.through_exec(|| command.exec()).unwrap_or_else(io::Error::other);
+            match Supervisor::start(Config { instance, address, shims }, run) {
+                Ok(supervisor) => return Ok(Exit::Child(exit_code(supervisor.run()?))),
+                Err(error) => error,
+            }
+        }
+        _ => claim.through_exec(|| command.exec())?,
+    };
     let fix = fix(&error);
     Err(error).with_context(|| format!("cannot run {}{fix}", program.display()))
+}
+
+/// Listens for shims, where clients' sockets can be passed to a child.
+///
+/// # Errors
+/// What is in the way, and what to do about it.
+fn prepare(berth: &BerthDir, instance: &InstanceId) -> Result<(OwnedFd, SocketFile), String> {
+    self_test().map_err(|obstacle| obstacle.to_string())?;
+    let path = berth.supervisor_path(instance).map_err(|error| error.to_string())?;
+    ipc::listen(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => format!("instance {instance} runs already ({} answers)", path.display()),
+        _ => format!("cannot listen on {}: {error}: is the file system full or read-only?", path.display()),
+    })
 }
 
 fn log_changes(instance: &InstanceId, address: SocketAddr, advertise: IpAddr, rewritten: &Rewritten) {

@@ -50,7 +50,7 @@ fn start(bound: &Bound, args: &RunArgs, log: &LogArgs) -> std::io::Result<Child>
     {
         command.args(value.map(|value| [OsStr::new(option).to_owned(), value.get_name().into()]).into_iter().flatten());
     }
-    command.arg("--").args(&args.command).process_group(0);
+    command.args(["--pass", args.shim.pass.as_str()]).arg("--").args(&args.command).process_group(0);
     die_with_parent(&mut command, Signal::SIGTERM);
     tokio::process::Command::from(command).spawn()
 }

@@ -1,6 +1,6 @@
 //! The life of `berth exec`, with the real binary and a shell in the apiserver's place.
 
-use crate::support::process::{Running, berth};
+use crate::support::process::{BERTH, Running, berth, can_inject};
 use berth_node::instance::InstanceId;
 use berth_node::registry::instance::{ListedInstance, list};
 use berth_node::registry::{BerthDir, RunDir};
@@ -119,6 +119,45 @@ fn becomes_the_apiserver_with_its_address() {
         assert!(log.contains(part), "{part} in {log}");
     }
     assert_eq!(node.alive("a"), Some(false));
+}
+
+#[test]
+fn a_supervisor_stays_passes_signals_on_and_ends_as_the_apiserver_does() {
+    if !can_inject() {
+        return;
+    }
+    let node = Node::new();
+    let inject = |mode, command: &[&str]| node.output(&["--pass", mode], command);
+    assert_eq!(inject("inject", &["sh", "-c", "exit 7", "kube-apiserver"]).status.code(), Some(7));
+    let missing = inject("inject", &["/nonexistent/kube-apiserver"]);
+    assert_eq!(missing.status.code(), Some(69));
+    assert!(stderr(&missing).contains("cannot run /nonexistent/kube-apiserver"), "{}", stderr(&missing));
+
+    let mut exec = node.exec(&["--instance", "a", "--pass", "auto"], &["sh", "-c", LIVE, "kube-apiserver"]);
+    let mut running = Running::start(exec.stdin(Stdio::piped()));
+    running.prints("that is all");
+    assert_ne!(running.out().lines().next(), Some(&*running.child.id().to_string()), "another process");
+    assert!(node.listed().iter().any(|listed| listed.alive && listed.record.supervised));
+    running.signal(Signal::SIGTERM);
+    running.ends(128 + Signal::SIGTERM as i32);
+    assert_eq!(node.alive("a"), Some(false));
+
+    // Two in a row: the kernel has one supervisor for a process.
+    let (listen, run_dir) = (node.listen.to_string(), node.temp.path().join("run").display().to_string());
+    let inner = |mode| {
+        let exec = [BERTH, "exec", "--listen", &listen, "--run-dir", &run_dir, "--instance", "inner", "--pass", mode];
+        inject("inject", &[&exec[..], &["--", "sh", "-c", "exit 7", "kube-apiserver"]].concat())
+    };
+    let (refused, relayed) = (inner("inject"), inner("auto"));
+    assert_eq!((refused.status.code(), relayed.status.code()), (Some(69), Some(7)));
+    for (output, start) in [(refused, "--pass inject: "), (relayed, "--pass auto: clients will be relayed: ")] {
+        let line = format!("{start}another process listens to this container's system calls");
+        assert!(stderr(&output).contains(&line), "{}", stderr(&output));
+    }
+    let listed = node.listed();
+    let inner = listed.iter().find(|listed| listed.record.instance.as_str() == "inner").unwrap();
+    assert!(!inner.record.supervised);
+    assert!(inner.record.unsupervised.as_ref().is_some_and(|why| why.starts_with("another process")));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The real binary, with its output watched line by line.
 
-use super::{eventually, too_busy};
+use super::{eventually, skipped, too_busy};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -91,6 +91,17 @@ pub(crate) fn input(text: &str) -> Stdio {
 pub(crate) fn output_of(command: &mut Command) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     (status.code(), String::from_utf8_lossy(&stdout).into_owned(), String::from_utf8_lossy(&stderr).into_owned())
+}
+
+/// Whether `berth exec` can pass clients' sockets here. If not, the test is skipped, as this says.
+pub(crate) fn can_inject() -> bool {
+    let temp = tempfile::tempdir().unwrap();
+    let mut exec = berth(["exec", "--listen", "10.0.0.5:6443", "--pass", "inject", "--run-dir"]);
+    let (status, _, log) = output_of(exec.arg(temp.path().join("run")).args(["--", "true"]));
+    if status != Some(0) {
+        skipped(&log);
+    }
+    status == Some(0)
 }
 
 /// Runs a command that must end with this exit status, and whose output and log must have each of these parts; output and log.

@@ -178,7 +178,7 @@ impl Shim {
     /// Records an instance in addition to its own, alive as long as the result.
     pub(crate) fn sibling(&self, id: &str, address: SocketAddr) -> InstanceClaim {
         let id = InstanceId::parse(id).unwrap();
-        let claimant = Claimant { instance: &id, advertise: self.address.ip(), pid: None };
+        let claimant = Claimant { instance: &id, advertise: self.address.ip(), supervisor: None, pid: None };
         claim(&self.berth, &claimant, |_, _| Ok(address)).unwrap()
     }
 

@@ -241,6 +241,7 @@ fn config(
         first,
         admin,
         direct: args.direct,
+        pass: args.pass,
         cluster,
         log_connections,
     });

@@ -1,6 +1,8 @@
 //! `berth exec` and `berth copy-self`.
 
 use crate::place::PlaceArgs;
+use crate::shim::pass_modes;
+use berth_shim::config::PassMode;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -10,6 +12,10 @@ pub struct ExecArgs {
     /// Which berth and which instance.
     #[command(flatten)]
     pub place: PlaceArgs,
+    /// How clients come to the apiserver: with auto and inject, this process stays as its parent and gives it the sockets that
+    /// its shim sends
+    #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_modes())]
+    pub pass: PassMode,
     /// Stay as the apiserver's parent, so that it gets one SIGTERM however berth run ends: for berth run
     #[arg(long, hide = true)]
     pub stay: bool,

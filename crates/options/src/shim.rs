@@ -4,7 +4,7 @@ use crate::cluster::ClusterArgs;
 use crate::place::{ADDRESSES, PlaceArgs};
 use crate::probe::ProbeArgs;
 use berth_node::terms::Speedup;
-use berth_shim::config::DirectMode;
+use berth_shim::config::{DirectMode, PassMode};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
@@ -85,6 +85,9 @@ pub struct ShimArgs {
     /// client's address
     #[arg(long, env = "BERTH_DIRECT", default_value = "off", value_name = "WHEN", value_parser = direct_modes(), help_heading = CONNECTIONS)]
     pub direct: DirectMode,
+    /// How clients come to the apiserver: their bytes are relayed, or their sockets become the apiserver's own
+    #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_modes(), help_heading = CONNECTIONS)]
+    pub pass: PassMode,
     /// Divide the times that no option sets
     #[arg(long, hide = true, default_value_t)]
     pub speedup: Speedup,
@@ -112,5 +115,20 @@ pub fn direct_modes() -> impl TypedValueParser<Value = DirectMode> {
     PossibleValuesParser::new(modes).map(|text| {
         let is = |mode: &DirectMode| mode.as_str() == text;
         DirectMode::ALL.into_iter().find(is).unwrap_or_default()
+    })
+}
+
+pub fn pass_modes() -> impl TypedValueParser<Value = PassMode> {
+    let help = |mode| match mode {
+        PassMode::Relay => "Relay every connection",
+        PassMode::Auto => {
+            "Give sockets where a self-test of `berth exec` passes, else relay: the log and the status have the reason"
+        }
+        PassMode::Inject => "Give sockets; `berth exec` ends with 69 where that is impossible",
+    };
+    let modes = PassMode::ALL.map(|mode| PossibleValue::new(mode.as_str()).help(help(mode)));
+    PossibleValuesParser::new(modes).map(|text| {
+        let is = |mode: &PassMode| mode.as_str() == text;
+        PassMode::ALL.into_iter().find(is).unwrap_or_default()
     })
 }

@@ -51,6 +51,8 @@ pub struct Config {
     pub admin: Option<SocketAddr>,
     /// Whether new connections go to the instance itself outside of changes.
     pub direct: DirectMode,
+    /// Whether clients' sockets go to instances that have a supervisor.
+    pub pass: PassMode,
     /// The cluster's API, if the shim keeps the Service `kubernetes` and Leases.
     pub cluster: Option<ClusterConfig>,
     /// Whether ends of connections are logged at info.
@@ -115,6 +117,32 @@ impl DirectMode {
             Self::Off => "off",
             Self::Auto => "auto",
             Self::On => "on",
+        }
+    }
+}
+
+/// How an instance gets its clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PassMode {
+    /// Their bytes are relayed.
+    #[default]
+    Relay,
+    /// Their sockets become results of the instance's accept(2), where that can be.
+    Auto,
+    /// As [`Self::Auto`], and it is a mistake if that cannot be.
+    Inject,
+}
+
+impl PassMode {
+    /// All modes, in the order of their help texts.
+    pub const ALL: [Self; 3] = [Self::Relay, Self::Auto, Self::Inject];
+
+    /// As on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Relay => "relay",
+            Self::Auto => "auto",
+            Self::Inject => "inject",
         }
     }
 }

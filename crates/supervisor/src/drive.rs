@@ -4,7 +4,7 @@ use crate::machine::{Action, Client, Machine, Phase};
 use crate::obstacle::Obstacle;
 use berth_node::instance::InstanceId;
 use berth_node::ipc::supervisor::{FromShim, ToShim, VERSION, parse};
-use berth_os::process::{raise_file_limit, reap, send_signal};
+use berth_os::process::{KILL_CHILD, raise_file_limit, reap, send_signal};
 use berth_os::seccomp::{self, Answer, Call, Child, Notification};
 use berth_os::{seqpacket, socket};
 use nix::errno::Errno;
@@ -225,6 +225,7 @@ impl Supervisor {
     }
 
     fn forward(&mut self, signal: i32) {
+        let signal = if signal == KILL_CHILD as i32 { Signal::SIGKILL as i32 } else { signal };
         if let Err(error) = send_signal(self.child.pid, signal) {
             tracing::warn!(signal, %error, "cannot signal the server");
         }

@@ -175,7 +175,7 @@ impl Node {
     /// Records an instance, alive as long as the result.
     pub(crate) fn record(&self, id: &str, address: SocketAddr) -> InstanceClaim {
         let id = InstanceId::parse(id).unwrap();
-        let claimant = Claimant { instance: &id, advertise: self.listen.ip(), pid: None };
+        let claimant = Claimant { instance: &id, advertise: self.listen.ip(), supervisor: None, pid: None };
         claim(&self.berth(), &claimant, |_, _| Ok(address)).unwrap()
     }
 

@@ -63,6 +63,12 @@ pub struct Record {
     /// Where it listens: an address in 127.0.0.0/8 and the berth's port.
     pub address: SocketAddr,
     pub advertise: IpAddr,
+    /// Whether it has a supervisor, to which shims may send its clients.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub supervised: bool,
+    /// Why it has no supervisor, if one was wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsupervised: Option<String>,
     /// Its process ID in its own PID namespace. Informative only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
@@ -110,10 +116,12 @@ pub enum ClaimError {
     Io { what: &'static str, path: PathBuf, why: io::Error },
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Claimant<'a> {
     pub instance: &'a InstanceId,
     pub advertise: IpAddr,
+    /// Its supervisor; or why it has none, although one was wanted; or `None` if none was wanted.
+    pub supervisor: Option<Result<(), String>>,
     pub pid: Option<u32>,
 }
 
@@ -216,6 +224,8 @@ pub fn claim(
         instance: claimant.instance.clone(),
         address: choose(previous, &taken).map_err(ClaimError::Address)?,
         advertise: claimant.advertise,
+        supervised: matches!(claimant.supervisor, Some(Ok(()))),
+        unsupervised: claimant.supervisor.clone().and_then(Result::err),
         pid: claimant.pid,
         started: SystemTime::now(),
     };

@@ -144,7 +144,8 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     fn claim_a(berth: &BerthDir) -> InstanceClaim {
-        let claimant = Claimant { instance: &id("a"), advertise: "10.0.0.5".parse().unwrap(), pid: None };
+        let claimant =
+            Claimant { instance: &id("a"), advertise: "10.0.0.5".parse().unwrap(), supervisor: None, pid: None };
         claim(berth, &claimant, |_, _| Ok("127.1.2.3:6443".parse().unwrap())).unwrap()
     }
 

@@ -226,7 +226,7 @@ mod tests {
     async fn an_instance_whose_record_reads_as_the_last_ones_is_another() {
         let mut followed = followed();
         let b: InstanceId = "b".parse().unwrap();
-        let claimant = Claimant { instance: &b, advertise: "10.0.0.5".parse().unwrap(), pid: Some(7) };
+        let claimant = Claimant { instance: &b, advertise: "10.0.0.5".parse().unwrap(), supervisor: None, pid: Some(7) };
         let berth = followed.berth.clone();
         let claimed = || claim(&berth, &claimant, |_, _| Ok("127.1.2.3:1".parse().unwrap())).unwrap();
         loop {

@@ -11,7 +11,7 @@ fn addr(last: u8) -> SocketAddr {
 }
 
 fn claim_with(berth: &BerthDir, instance: &str, address: SocketAddr) -> Result<InstanceClaim, ClaimError> {
-    let claimant = Claimant { instance: &id(instance), advertise: HOST, pid: Some(7) };
+    let claimant = Claimant { instance: &id(instance), advertise: HOST, supervisor: None, pid: Some(7) };
     claim(berth, &claimant, |previous, _| Ok(previous.unwrap_or(address)))
 }
 
@@ -45,7 +45,7 @@ fn the_chooser_gets_the_addresses_of_others() {
     let _live = claim_with(&berth, "live", addr(1)).unwrap();
     drop(claim_with(&berth, "dead", addr(2)).unwrap());
     drop(claim_with(&berth, "own", addr(3)).unwrap());
-    let claimant = Claimant { instance: &id("own"), advertise: HOST, pid: None };
+    let claimant = Claimant { instance: &id("own"), advertise: HOST, supervisor: None, pid: None };
     let own = claim(&berth, &claimant, |previous, taken| {
         assert_eq!((previous, taken), (Some(addr(3)), &[addr(2), addr(1)][..]));
         Ok(addr(4))
@@ -57,7 +57,7 @@ fn the_chooser_gets_the_addresses_of_others() {
 fn a_choice_that_fails_leaves_the_earlier_record() {
     let (_temp, berth) = berth();
     drop(claim_with(&berth, "a", addr(1)).unwrap());
-    let claimant = Claimant { instance: &id("a"), advertise: HOST, pid: None };
+    let claimant = Claimant { instance: &id("a"), advertise: HOST, supervisor: None, pid: None };
     let refused = claim(&berth, &claimant, |_, _| Err("no address".into()));
     assert!(matches!(refused, Err(ClaimError::Address(_))));
     assert_eq!(states(&berth), [("a".into(), addr(1), false)]);
