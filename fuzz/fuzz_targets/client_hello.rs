@@ -327,6 +327,7 @@ impl Stage {
             share: Arc::default(),
             sources: self.sources.clone(),
             from_loopback: false,
+            peeks: false,
             held: self.metrics.held.clone(),
             refusals: mpsc::unbounded_channel().0,
             stats: self.metrics.workers()[0].clone(),

@@ -152,7 +152,7 @@ fn table(rows: &[Row], now: SystemTime) -> String {
     const HEAD: [&str; 10] =
         ["BERTH", "INSTANCE", "SHIM", "APISERVER", "ADDRESS", "VERSION", "NOW", "TOTAL", "SINCE", "LAST PROBE"];
     let mut text = align(HEAD, rows.iter().map(|row| row.cells(now)));
-    for remark in [fail_open, foreign_listeners, crowd, direct_path] {
+    for remark in [fail_open, foreign_listeners, crowd, direct_path, passing] {
         for (row, remark) in rows.iter().filter_map(|row| Some((row, remark(row.shim.as_ref()?)?))) {
             let _ = writeln!(text, "{} of {}: {remark}", row.instance, row.berth);
         }
@@ -201,6 +201,15 @@ fn direct_path(shim: &Status) -> Option<String> {
         let _ = write!(text, "{} {address}", if nth == 0 { "; always relayed:" } else { "," });
     }
     Some(text)
+}
+
+fn passing(shim: &Status) -> Option<String> {
+    let own = shim.instances.iter().find(|instance| instance.own)?;
+    match &own.relayed {
+        _ if own.injected => Some("the apiserver gets clients' sockets, none is relayed".into()),
+        Some(why) => Some(format!("clients are relayed: {why}")),
+        None => None,
+    }
 }
 
 /// Columns, two spaces apart.

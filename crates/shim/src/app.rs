@@ -10,10 +10,10 @@ use crate::accept::Dispatcher;
 use crate::admin::Admin;
 use crate::backend::follow::{OwnShim, follow};
 use crate::backend::probe::{Probe, ProbeKind};
-use crate::backend::prober::Probers;
+use crate::backend::prober::{Passing, Probers};
 use crate::backend::{Table, TableWriter};
 use crate::cluster::Cluster;
-use crate::config::{Config, Listen, RISE};
+use crate::config::{Config, Listen, PassMode, RISE};
 use crate::direct::{self, Direct, DirectMetrics};
 use crate::drain::{Answered, drain, is_served};
 use crate::gate::{Gate, GateMetrics};
@@ -186,6 +186,7 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         max_openings = %config.max_openings,
         first = ?config.first,
         direct = config.direct.as_str(),
+        pass = config.pass.as_str(),
         cluster = config.cluster.as_ref().map(|cluster| tracing::field::debug(&cluster.credentials)),
         node = config.cluster.as_ref().map(|cluster| cluster.node.as_str()),
         "berth"
@@ -254,6 +255,7 @@ impl DataPlane {
             share: shared.share.clone(),
             sources: sources.clone(),
             from_loopback: config.preferred.is_some(),
+            peeks: config.pass != PassMode::Relay,
             held: metrics.held.clone(),
             refusals: report.clone(),
             stats: stats.clone(),
@@ -373,10 +375,11 @@ impl Bound {
             tasks.spawn(admin.serve(shared.clone()));
         }
 
-        let mut probers = Probers::new(writer, probe, config.probe.kind, config.probe_interval, metrics.clone());
+        let mut probers =
+            Probers::new(writer, probe, config.probe.kind, config.probe_interval, config.pass, metrics.clone());
         probers.record_refusals(data.refusals);
         if let Some(backend) = config.backend {
-            probers.insert(instance, backend, true, false);
+            probers.insert(instance, backend, true, false, Passing::unrecorded());
         } else if config.discover {
             tracing::info!(directory = %berth.instances().display(), "serving every instance that is recorded");
         } else {

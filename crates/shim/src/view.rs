@@ -94,6 +94,8 @@ impl Shared {
             own: instance.own,
             health: instance.health(),
             since: format_rfc3339_seconds(instance.since).to_string(),
+            injected: instance.link.is_some(),
+            relayed: instance.relayed.as_deref().map(ToOwned::to_owned),
             kube_version: instance.version.as_deref().map(ToOwned::to_owned),
             last_probe: instance.last_probe.to_string(),
             probe_rejected: instance.probe_rejected,

@@ -81,6 +81,7 @@ fn a_connection_is_small() {
         share: Arc::default(),
         sources: Arc::new(Sources::new("")),
         from_loopback: false,
+        peeks: false,
         held: metrics.held.clone(),
         refusals,
         stats: metrics.workers()[0].clone(),

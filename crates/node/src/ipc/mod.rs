@@ -262,7 +262,10 @@ pub async fn exchange(
 }
 
 /// Connects; waits while the queue is full. The way to the socket may be by a disk that stalls.
-async fn dial(path: &Path) -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// Those of [`seqpacket::dial`].
+pub async fn dial(path: &Path) -> io::Result<OwnedFd> {
     static DIALS: LazyLock<OffThread> = LazyLock::new(|| OffThread::new("a shim's socket"));
     loop {
         let path = path.to_owned();

@@ -243,6 +243,12 @@ pub struct InstanceStatus {
     pub health: InstanceHealth,
     /// Since when, RFC 3339.
     pub since: String,
+    /// Whether it gets clients' sockets, and not their bytes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub injected: bool,
+    /// Why its clients are relayed, if sockets are wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relayed: Option<String>,
     /// The version that it reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kube_version: Option<String>,

@@ -5,7 +5,7 @@
 //! descriptor that is kept: it is not gone because the name is, or cannot be read for a moment. A lease that cannot be read holds until
 //! it would have expired.
 
-use crate::backend::prober::Probers;
+use crate::backend::prober::{Passing, Probers};
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::registry::instance::{self, HeldRecord, IgnoredFile};
@@ -134,7 +134,8 @@ pub(crate) async fn follow(berth: BerthDir, own: OwnShim, files: OffThread, mut 
         }
         for (id, seen) in &found.live {
             let renewed = known.live.get(id).is_some_and(|before| before != seen);
-            probers.insert(id, seen.address, *id == own.id, renewed);
+            let pass = Passing::of(&berth, found.held.get(id).map(HeldRecord::record));
+            probers.insert(id, seen.address, *id == own.id, renewed, pass);
             probers.set_fallback(id, own.any && found.shimmed.contains(id));
         }
         known = found;
@@ -147,6 +148,7 @@ mod tests {
     use super::*;
     use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
     use crate::backend::{Table, TableWriter};
+    use crate::config::PassMode;
     use crate::metrics::Metrics;
     use crate::state::ShimState;
     use berth_node::registry::RunDir;
@@ -215,7 +217,8 @@ mod tests {
             server_name: "localhost".try_into().unwrap(),
             timeout: Duration::from_secs(1),
         });
-        let probers = Probers::new(writer, probe, ProbeKind::Tcp, Duration::from_secs(1), metrics);
+        let interval = Duration::from_secs(1);
+        let probers = Probers::new(writer, probe, ProbeKind::Tcp, interval, PassMode::Relay, metrics);
         let files = OffThread::new("the run directory");
         tokio::spawn(follow(berth.clone(), OwnShim { id: own, given: true, any: false }, files, probers));
         Followed { _temp: temp, berth, table, _state }
@@ -226,7 +229,8 @@ mod tests {
     async fn an_instance_whose_record_reads_as_the_last_ones_is_another() {
         let mut followed = followed();
         let b: InstanceId = "b".parse().unwrap();
-        let claimant = Claimant { instance: &b, advertise: "10.0.0.5".parse().unwrap(), supervisor: None, pid: Some(7) };
+        let claimant =
+            Claimant { instance: &b, advertise: "10.0.0.5".parse().unwrap(), supervisor: None, pid: Some(7) };
         let berth = followed.berth.clone();
         let claimed = || claim(&berth, &claimant, |_, _| Ok("127.1.2.3:1".parse().unwrap())).unwrap();
         loop {

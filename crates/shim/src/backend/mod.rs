@@ -2,7 +2,7 @@
 //!
 //! [`Table`] is what the relay picks from: a snapshot without locks, changed by [`TableWriter`] alone. Which instance
 //! gets a new connection is decided in [`Table::pick`] (while leaving: [`Table::pick_leaving`]) and nowhere else; which shim relays
-//! its bytes is another matter. `prober` probes the instances, [`probe`] is one probe, [`health`] derives an instance's state from
+//! its bytes, or that its socket is passed to a [`supervisor`], is another matter. `prober` probes the instances, [`probe`] is one probe, [`health`] derives an instance's state from
 //! consecutive results.
 
 pub(crate) mod follow;
@@ -10,6 +10,7 @@ pub mod health;
 pub mod probe;
 pub(crate) mod prober;
 pub(crate) mod standstill;
+pub(crate) mod supervisor;
 
 use berth_node::instance::InstanceId;
 use berth_node::terms::InstanceHealth;
@@ -18,6 +19,7 @@ use standstill::Handshakes;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
+use supervisor::Link;
 use tokio::sync::watch;
 
 /// One instance, as the relay sees it.
@@ -42,6 +44,10 @@ pub struct BackendInstance {
     pub last_probe: Arc<str>,
     /// That was [`Observation::Rejected`].
     pub probe_rejected: bool,
+    /// Where clients' sockets are passed to it, while that can be.
+    pub(crate) link: Option<Arc<Link>>,
+    /// Why its clients are relayed, if that is not as wanted.
+    pub(crate) relayed: Option<Arc<str>>,
     /// The version that it reports, once it was ready.
     pub version: Option<Arc<str>>,
 }
@@ -137,6 +143,8 @@ impl TableWriter {
             since: SystemTime::now(),
             last_probe: "not probed yet".into(),
             probe_rejected: false,
+            link: None,
+            relayed: None,
             version: None,
         };
         self.table.send_modify(|table| {
@@ -202,6 +210,14 @@ impl TableWriter {
             instance.version = version;
             true
         });
+    }
+
+    pub(crate) fn set_link(&self, id: &InstanceId, link: Option<Arc<Link>>) {
+        self.update(id, |instance| std::mem::replace(&mut instance.link, link).is_some() || instance.link.is_some());
+    }
+
+    pub(crate) fn set_relayed(&self, id: &InstanceId, why: &str) {
+        self.update(id, |instance| instance.relayed.replace(why.into()).is_none());
     }
 
     pub(crate) fn find(&self, id: &InstanceId) -> Option<BackendInstance> {

@@ -3,14 +3,18 @@
 use super::health::Observation;
 use super::probe::{Answer, Probe, ProbeKind};
 use super::standstill::Standstill;
+use super::supervisor;
 use super::{BackendInstance, TableWriter};
-use crate::config::Preferred;
+use crate::config::{PassMode, Preferred};
 use crate::metrics::Metrics;
 use crate::relay::Refusal;
 use berth_node::instance::InstanceId;
+use berth_node::registry::BerthDir;
+use berth_node::registry::instance::Record;
 use berth_node::terms::InstanceHealth;
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -38,7 +42,28 @@ struct Shared {
     probe: Probe,
     kind: ProbeKind,
     interval: Duration,
+    pass: PassMode,
     metrics: Arc<Metrics>,
+}
+
+/// What an instance's record says of its supervisor: the path of the supervisor's socket, or why there is none.
+pub(crate) struct Passing(Result<PathBuf, String>);
+
+impl Passing {
+    pub(crate) fn of(berth: &BerthDir, record: Option<&Record>) -> Self {
+        const UNWANTED: &str = "its `berth exec` runs without --pass inject and --pass auto";
+        Self(match record {
+            Some(record) if record.supervised => {
+                berth.supervisor_path(&record.instance).map_err(|error| error.to_string())
+            }
+            Some(record) => Err(record.unsupervised.clone().unwrap_or_else(|| UNWANTED.into())),
+            None => Self::unrecorded().0,
+        })
+    }
+
+    pub(crate) fn unrecorded() -> Self {
+        Self(Err("no `berth exec` has recorded it".into()))
+    }
 }
 
 impl Probers {
@@ -47,17 +72,18 @@ impl Probers {
         probe: Probe,
         kind: ProbeKind,
         interval: Duration,
+        pass: PassMode,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let shared = Shared { writer: Arc::new(Mutex::new(writer)), probe, kind, interval, metrics };
+        let shared = Shared { writer: Arc::new(Mutex::new(writer)), probe, kind, interval, pass, metrics };
         Self { shared: Arc::new(shared), tasks: HashMap::new() }
     }
 
     /// Probers with the same table and another probe.
     pub(crate) fn with(&self, probe: Probe) -> Self {
-        let Shared { writer, kind, interval, metrics, .. } = &*self.shared;
-        let shared =
-            Shared { writer: writer.clone(), probe, kind: *kind, interval: *interval, metrics: metrics.clone() };
+        let Shared { writer, kind, interval, pass, metrics, .. } = &*self.shared;
+        let (writer, metrics) = (writer.clone(), metrics.clone());
+        let shared = Shared { writer, probe, kind: *kind, interval: *interval, pass: *pass, metrics };
         Self { shared: Arc::new(shared), tasks: HashMap::new() }
     }
 
@@ -67,7 +93,7 @@ impl Probers {
         loop {
             let now = *process.borrow_and_update();
             match now {
-                Some(_) => self.insert(&id, address, false, true),
+                Some(_) => self.insert(&id, address, false, true, Passing::unrecorded()),
                 None => self.remove(&id),
             }
             self.set_fallback(&to, now.is_some());
@@ -78,12 +104,12 @@ impl Probers {
     }
 
     /// Begins to probe an instance, or begins again if it moved or `renewed`.
-    pub(crate) fn insert(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool) {
+    pub(crate) fn insert(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool, passing: Passing) {
         if self.shared.writer().insert(id, address, own, renewed).is_none() {
             return;
         }
         tracing::info!(instance = %id, %address, own, "probing");
-        let task = tokio::spawn(self.shared.clone().follow(id.clone(), address));
+        let task = tokio::spawn(self.shared.clone().follow(id.clone(), address, passing));
         if let Some(old) = self.tasks.insert(id.clone(), task.abort_handle()) {
             old.abort();
         }
@@ -126,9 +152,28 @@ impl Shared {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn follow(self: Arc<Self>, id: InstanceId, address: SocketAddr) {
+    async fn follow(self: Arc<Self>, id: InstanceId, address: SocketAddr, passing: Passing) {
         let suspect = AtomicBool::new(false);
-        tokio::join!(self.probe_forever(&id, address, &suspect), self.watch_handshakes(&id, &suspect));
+        tokio::join!(
+            self.probe_forever(&id, address, &suspect),
+            self.watch_handshakes(&id, &suspect),
+            self.keep_link(&id, passing),
+        );
+    }
+
+    /// Keeps the link to an instance's supervisor, or says why there is none.
+    async fn keep_link(&self, id: &InstanceId, Passing(passing): Passing) {
+        let why = match passing {
+            _ if self.pass == PassMode::Relay => return,
+            Ok(path) => supervisor::keep(&path, id, |link| self.writer().set_link(id, link)).await,
+            Err(why) => why,
+        };
+        self.writer().set_relayed(id, &why);
+        if self.pass == PassMode::Inject {
+            tracing::warn!(instance = %id, "--pass inject: its clients are relayed: {why}");
+        } else {
+            tracing::info!(instance = %id, "--pass auto: its clients are relayed: {why}");
+        }
     }
 
     /// Detects that an instance is stuck, whatever the results of its probe.

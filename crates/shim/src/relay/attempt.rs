@@ -46,13 +46,18 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Source addresses that are tried when one has no port left.
 const SOURCES: usize = 3;
 
-/// The connection to an instance that has answered, or that has bytes of the client which cannot be replayed.
-pub(super) struct Reached {
-    pub(super) backend: AbortOnDrop,
-    /// In use as long as the connection.
-    pub(super) source: Option<Source>,
-    pub(super) instance: InstanceId,
-    pub(super) exchanged: Exchanged,
+/// An instance that has the client.
+pub(super) enum Reached {
+    /// A connection to an instance that has answered, or that has bytes of the client which cannot be replayed.
+    Connected {
+        backend: AbortOnDrop,
+        /// In use as long as the connection.
+        source: Option<Source>,
+        instance: InstanceId,
+        exchanged: Exchanged,
+    },
+    /// The instance has the client's socket.
+    Injected(InstanceId),
 }
 
 /// The bytes of both ends so far.
@@ -66,7 +71,8 @@ pub(super) struct Exchanged {
 }
 
 /// How an attempt ended.
-enum AttemptResult {
+pub(super) enum AttemptResult {
+    Injected,
     Answered(AbortOnDrop, Option<Source>, Exchanged),
     /// The instance cannot be connected to.
     Unreachable(io::Error),
@@ -112,7 +118,8 @@ impl Opening<'_> {
             // A relay to a sibling's instance would end with this shim, which may be about to follow its own
             // instance: the sibling should have the socket itself.
             let is_elsewhere = picked.as_ref().is_none_or(|instance| !instance.own);
-            if passes > 0 && is_elsewhere && (leaving || !context.stays) {
+            let is_linked = picked.as_ref().is_some_and(|instance| self.link_to(instance).is_some());
+            if passes > 0 && is_elsewhere && !is_linked && (leaving || !context.stays) {
                 passes -= 1;
                 if self.pass(None).await {
                     return Err(Outcome::Passed);
@@ -143,17 +150,21 @@ impl Opening<'_> {
                 }
             }
             let replay = std::mem::replace(&mut again, true);
-            let result = tokio::select! {
-                biased;
-                result = self.attempt(&instance, replay) => result,
-                () = stuck(&mut table, instance.epoch, &tried) => {
-                    self.leave_queue();
-                    AttemptResult::Abandoned
-                }
+            let result = match self.inject(&instance, &mut table, &tried, replay).await {
+                Some(result) => result,
+                None => tokio::select! {
+                    biased;
+                    result = self.attempt(&instance, replay) => result,
+                    () = stuck(&mut table, instance.epoch, &tried) => {
+                        self.leave_queue();
+                        AttemptResult::Abandoned
+                    }
+                },
             };
             match result {
+                AttemptResult::Injected => return Ok(Reached::Injected(instance.id)),
                 AttemptResult::Answered(backend, source, exchanged) => {
-                    return Ok(Reached { backend, source, instance: instance.id, exchanged });
+                    return Ok(Reached::Connected { backend, source, instance: instance.id, exchanged });
                 }
                 AttemptResult::Refused(outcome) => return Err(self.end_alike(outcome)),
                 AttemptResult::Unreachable(error) => {
@@ -209,7 +220,7 @@ impl Opening<'_> {
         let Ok(duplicate) = self.client.as_fd().try_clone_to_owned() else { return false };
         let (taken, answer) = oneshot::channel();
         self.client.set_abort(false);
-        let pass = Pass { client: duplicate, sent: self.kept.bytes.clone(), only, taken };
+        let pass = Pass { client: duplicate, sent: self.kept.consumed().to_vec(), only, taken };
         let passed = self.context.passes.send(pass).is_ok() && answer.await.unwrap_or(false);
         self.client.set_abort(!passed);
         passed
@@ -225,6 +236,9 @@ impl Opening<'_> {
             Ok((backend, sent, source)) => (AbortOnDrop::new(backend), sent, source),
             Err(error) => return AttemptResult::Unreachable(error),
         };
+        if self.kept.consume(self.client.as_fd()).is_err() {
+            return AttemptResult::Refused(Outcome::ClientReset);
+        }
         if replay {
             context.stats.replays.fetch_add(1, Relaxed);
         }
@@ -272,7 +286,7 @@ impl Opening<'_> {
 
 /// Waits until an instance is stuck or gone, and another one that may be tried is ready. One that only fails its probe may
 /// be slow, and its waiting clients would only be more handshakes for the next one.
-async fn stuck(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Tried) {
+pub(super) async fn stuck(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Tried) {
     let is_stuck = |table: &Arc<Table>| {
         let moves = table.instances.iter().any(|instance| instance.epoch == epoch && !instance.stands_still);
         !moves && table.instances.iter().any(|other| other.health() == InstanceHealth::Ready && tried.allows(other))
@@ -483,7 +497,7 @@ mod tests {
         };
         let ((client, mut sender), (backend, mut instance)) = (connect(), connect());
         sender.write_all(b"\x16").unwrap();
-        let mut kept = ReplayBuffer::read(&client, None, None).unwrap();
+        let mut kept = ReplayBuffer::read(&client, None, None, false).unwrap();
         let [mut client, mut backend] = [client, backend].map(|stream| {
             stream.set_nonblocking(true).unwrap();
             TcpStream::from_std(stream).unwrap()

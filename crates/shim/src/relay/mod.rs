@@ -2,7 +2,7 @@
 //!
 //! `attempt` finds an instance and sends it the client's first bytes, again if necessary, from the address by which
 //! [`source`] names the client. `replay_buffer` keeps these bytes (`client_hello`: whether they are complete), `waiting` is what a
-//! client waits for before that. From then on `copy` moves bytes both ways, with `bulk` for large transfers. Here is what surrounds
+//! client waits for before that; `injection` passes its socket to the instance instead, where that can be. From then on `copy` moves bytes both ways, with `bulk` for large transfers. Here is what surrounds
 //! both: counters, the log line, and the reset of connections that the end of the shim cuts (`abort`). TLS is never
 //! terminated.
 
@@ -11,6 +11,7 @@ mod attempt;
 pub(crate) mod bulk;
 pub mod client_hello;
 mod copy;
+mod injection;
 mod opening;
 pub(crate) mod outcome;
 mod replay_buffer;
@@ -74,6 +75,8 @@ pub struct Context {
     pub sources: Arc<Sources>,
     /// Whether instances of this host with other addresses are dialled from loopback, too: such connections are not steered.
     pub from_loopback: bool,
+    /// Whether clients' first bytes stay with the kernel until they are relayed: a client may be passed to an instance as a socket.
+    pub peeks: bool,
     /// Places for clients that are held, shared by all workers.
     pub held: Arc<Semaphore>,
     pub refusals: mpsc::UnboundedSender<Refusal>,
@@ -189,7 +192,9 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
     let mut instance = None;
     let mut source = None;
     let outcome = 'served: {
-        let Ok(kept) = ReplayBuffer::read(&client, sent, pending) else { break 'served Outcome::ClientReset };
+        let Ok(kept) = ReplayBuffer::read(&client, sent, pending, context.peeks) else {
+            break 'served Outcome::ClientReset;
+        };
         let mut client = match TcpStream::from_std(client) {
             Ok(client) => AbortOnDrop::new(client),
             Err(error) => {
@@ -201,7 +206,11 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
         // for the rest of its life.
         let outcome = match Box::pin(Opening::new(context, &mut client, peer, kept).reach_instance()).await {
             Err(outcome) => outcome,
-            Ok(Reached { mut backend, source: _in_use, instance: id, exchanged }) => {
+            Ok(Reached::Injected(id)) => {
+                instance = Some(id);
+                Outcome::Injected
+            }
+            Ok(Reached::Connected { mut backend, source: _in_use, instance: id, exchanged }) => {
                 if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
                     source = backend.local_addr().ok();
                     instance = Some(id);

@@ -21,13 +21,15 @@ pub enum Outcome {
     GateExpired,
     /// The own instance could not serve it, or it was the sibling's by a share, and a sibling took it.
     Passed,
+    /// Its socket was passed to an instance.
+    Injected,
     /// It could not be taken over from the accept loop (no descriptor, no memory).
     Failed,
 }
 
 impl Outcome {
     /// Every outcome, in the order of the counters.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Closed,
         Self::ClientReset,
         Self::BackendReset,
@@ -37,6 +39,7 @@ impl Outcome {
         Self::GateFull,
         Self::GateExpired,
         Self::Passed,
+        Self::Injected,
         Self::Failed,
     ];
 
@@ -51,6 +54,7 @@ impl Outcome {
             Self::GateFull => "gate_full",
             Self::GateExpired => "gate_expired",
             Self::Passed => "passed",
+            Self::Injected => "injected",
             Self::Failed => "failed",
         }
     }

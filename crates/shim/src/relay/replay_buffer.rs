@@ -1,12 +1,16 @@
 //! What a client sent before an instance answered: it can be replayed to the next one.
+//!
+//! Where clients may be passed to an instance as sockets, the bytes are only peeked at, and stay in the socket until the client is relayed.
 
 use super::copy::with_buffer;
 use super::{Pending, client_hello};
-use std::io::{self, Read};
+use berth_os::socket;
+use std::io;
 use std::net::TcpStream as StdTcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{self, Poll, ready};
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::{AsyncRead, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 /// Most bytes of a client that are kept for a replay; beyond that there is none. A ClientHello is 0.3 to 2 KB.
@@ -15,6 +19,10 @@ const KEPT: usize = 16 * 1024;
 /// What a client sent so far.
 pub(super) struct ReplayBuffer {
     pub(super) bytes: Vec<u8>,
+    /// Further bytes are peeked at, not read.
+    peeks: bool,
+    /// How many of the bytes, the last ones, are still in the socket.
+    unread: usize,
     /// The client has closed its side.
     pub(super) finished: bool,
     /// A sibling passed the client on: it is not passed again.
@@ -25,25 +33,97 @@ pub(super) struct ReplayBuffer {
 }
 
 impl ReplayBuffer {
-    /// What was `sent` to a sibling that passed the client on, and what can be read at once. Before the
+    /// What was `sent` to a sibling that passed the client on, and what can be read, or peeked at, at once. Before the
     /// runtime waits for the socket: a TLS client's ClientHello is mostly there, and can be sent with the connect.
-    pub(super) fn read(mut client: &StdTcpStream, sent: Option<Vec<u8>>, pending: Option<Pending>) -> io::Result<Self> {
-        let passed = sent.is_some();
-        let mut kept = Self { bytes: sent.unwrap_or_default(), finished: false, passed, held: false, pending };
-        if !kept.is_full() {
-            let read: io::Result<usize> = with_buffer(|buffer| {
-                let read = client.read(&mut buffer[..KEPT - kept.bytes.len()])?;
-                kept.bytes.extend_from_slice(&buffer[..read]);
-                Ok(read)
-            });
-            match read {
-                Ok(read) => kept.finished = read == 0,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
+    pub(super) fn read(
+        client: &StdTcpStream,
+        sent: Option<Vec<u8>>,
+        pending: Option<Pending>,
+        peeks: bool,
+    ) -> io::Result<Self> {
+        let (passed, bytes) = (sent.is_some(), sent.unwrap_or_default());
+        // What a sibling has read is not in the socket.
+        let peeks = peeks && bytes.is_empty();
+        let mut kept = Self { bytes, peeks, unread: 0, finished: false, passed, held: false, pending };
+        kept.catch_up(client.as_fd())?;
+        Ok(kept)
+    }
+
+    /// Reads or peeks at what is there, whatever the runtime knows of the socket.
+    pub(super) fn catch_up(&mut self, client: BorrowedFd<'_>) -> io::Result<()> {
+        if self.is_full() || self.finished {
+            return Ok(());
+        }
+        let read = if self.peeks { self.peek(client) } else { with_buffer(|buffer| self.read_some(client, buffer)) };
+        match read {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+            _ => {}
+        }
+        self.count();
+        Ok(())
+    }
+
+    fn read_some(&mut self, client: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<()> {
+        let read = socket::read(client, &mut buffer[..KEPT - self.bytes.len()])?;
+        self.bytes.extend_from_slice(&buffer[..read]);
+        self.finished = read == 0;
+        Ok(())
+    }
+
+    /// Peeks at what is new.
+    ///
+    /// # Errors
+    /// `EWOULDBLOCK` if nothing is.
+    fn peek(&mut self, client: BorrowedFd<'_>) -> io::Result<()> {
+        with_buffer(|buffer| {
+            let most = KEPT - (self.bytes.len() - self.unread);
+            let new = match socket::peek(client, &mut buffer[..most])? {
+                peeked if peeked > self.unread => &buffer[self.unread..peeked],
+                0 => &[],
+                // The bytes that are known hide what comes after them.
+                _ if socket::is_gone(&client) => return Err(io::ErrorKind::ConnectionReset.into()),
+                _ if socket::has_ended(&client) => &[],
+                _ => return Err(io::ErrorKind::WouldBlock.into()),
+            };
+            self.finished = new.is_empty();
+            self.unread += new.len();
+            self.bytes.extend_from_slice(new);
+            Ok(())
+        })
+    }
+
+    /// Whether the client can be passed on as a socket: nothing was read from it.
+    pub(super) fn is_intact(&self) -> bool {
+        self.peeks && self.unread == self.bytes.len()
+    }
+
+    pub(super) fn peeks(&self) -> bool {
+        self.peeks
+    }
+
+    /// The bytes that are not in the socket any more.
+    pub(super) fn consumed(&self) -> &[u8] {
+        &self.bytes[..self.bytes.len() - self.unread]
+    }
+
+    /// Another process has read this many of the bytes.
+    pub(super) fn set_consumed(&mut self, read: usize) {
+        self.unread = self.bytes.len() - read;
+    }
+
+    /// Reads what was only peeked at, since the client is relayed from here on.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub(super) fn consume(&mut self, client: BorrowedFd<'_>) -> io::Result<()> {
+        self.peeks = false;
+        while self.unread > 0 {
+            match with_buffer(|buffer| socket::read(client, &mut buffer[..self.unread]))? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                read => self.unread -= read,
             }
         }
-        kept.count();
-        Ok(kept)
+        Ok(())
     }
 
     /// An instance is stopped when every client has its answer. That leaves out clients that sent nothing (a port check), that
@@ -84,8 +164,18 @@ impl ReplayBuffer {
         self.is_replayable() && self.is_whole()
     }
 
-    /// Reads what the client sends next.
+    /// Reads, or peeks at, what the client sends next.
     pub(super) fn poll_fill(&mut self, cx: &mut task::Context<'_>, client: &mut TcpStream) -> Poll<io::Result<()>> {
+        while self.peeks {
+            ready!(client.poll_read_ready(cx))?;
+            match client.try_io(Interest::READABLE, || self.peek(client.as_fd())) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                peeked => {
+                    self.count();
+                    return Poll::Ready(peeked);
+                }
+            }
+        }
         with_buffer(|buffer| {
             let mut read = ReadBuf::new(&mut buffer[..KEPT - self.bytes.len()]);
             ready!(Pin::new(client).poll_read(cx, &mut read))?;
@@ -94,5 +184,69 @@ impl ReplayBuffer {
             self.count();
             Poll::Ready(Ok(()))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::poll_fn;
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpListener};
+
+    const HELLO: [u8; 9] = [client_hello::HANDSHAKE, 3, 1, 0, 4, 2, 0, 0, 0];
+
+    /// A client that has sent some bytes, the runtime's socket of it, and a duplicate as another process has it.
+    fn peeked(sent: &[u8]) -> (StdTcpStream, TcpStream, StdTcpStream, ReplayBuffer) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (client, _) = listener.accept().unwrap();
+        client.set_nonblocking(true).unwrap();
+        sender.write_all(sent).unwrap();
+        let kept = ReplayBuffer::read(&client, None, None, true).unwrap();
+        assert_eq!(kept.bytes, sent);
+        let duplicate = client.try_clone().unwrap();
+        (sender, TcpStream::from_std(client).unwrap(), duplicate, kept)
+    }
+
+    async fn fill(kept: &mut ReplayBuffer, client: &mut TcpStream) -> io::Result<()> {
+        poll_fn(|cx| kept.poll_fill(cx, client)).await
+    }
+
+    #[tokio::test]
+    async fn peeked_bytes_stay_in_the_socket_until_the_client_is_relayed() {
+        let (mut sender, mut client, mut duplicate, mut kept) = peeked(&HELLO[..4]);
+        let early = poll_fn(|cx| Poll::Ready(kept.poll_fill(cx, &mut client))).await;
+        // The event of the first bytes is spent, and nothing else came.
+        assert!(early.is_pending());
+        sender.write_all(&HELLO[4..]).unwrap();
+        fill(&mut kept, &mut client).await.unwrap();
+        assert!(kept.bytes == HELLO && kept.is_intact() && kept.consumed().is_empty());
+        // An instance reads some, and ends.
+        duplicate.read_exact(&mut [0; 3]).unwrap();
+        kept.set_consumed(3);
+        assert!(!kept.is_intact() && kept.consumed() == &HELLO[..3]);
+        sender.write_all(b"more").unwrap();
+        fill(&mut kept, &mut client).await.unwrap();
+        kept.consume(client.as_fd()).unwrap();
+        assert_eq!(kept.consumed(), [&HELLO[..], b"more"].concat());
+        sender.write_all(b"!").unwrap();
+        fill(&mut kept, &mut client).await.unwrap();
+        assert!(kept.bytes.ends_with(b"more!") && !kept.finished);
+        sender.shutdown(Shutdown::Write).unwrap();
+        fill(&mut kept, &mut client).await.unwrap();
+        assert!(kept.finished);
+    }
+
+    #[tokio::test]
+    async fn an_end_is_seen_behind_bytes_that_are_not_read() {
+        let (sender, mut client, _duplicate, mut kept) = peeked(&HELLO);
+        sender.shutdown(Shutdown::Write).unwrap();
+        fill(&mut kept, &mut client).await.unwrap();
+        assert!(kept.finished && kept.is_given_up());
+        let (sender, mut client, _duplicate, mut kept) = peeked(&HELLO);
+        socket::reset_on_close(&sender);
+        drop(sender);
+        assert_eq!(fill(&mut kept, &mut client).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
     }
 }

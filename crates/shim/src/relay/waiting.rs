@@ -110,6 +110,15 @@ async fn left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
 /// Waits until a client whose first bytes are complete is gone. What it sends next stays with the kernel: it does not count for
 /// the gate's room.
 async fn gone(client: &TcpStream, kept: &ReplayBuffer) {
+    if kept.peeks() {
+        // The first bytes are still there, and hide the end.
+        let ended = || if socket::has_ended(client) { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) };
+        while client.readable().await.is_ok() && client.try_io(Interest::READABLE, ended).is_err() {}
+        if !kept.is_replayable() && !socket::is_gone(client) {
+            let _ = client.ready(Interest::ERROR).await;
+        }
+        return;
+    }
     let more = poll_fn(|cx| client.poll_peek(cx, &mut ReadBuf::new(&mut [0]))).await;
     // A client without TLS may have closed its side and want its answer.
     if matches!(more, Ok(1..)) || !kept.is_replayable() && more.is_ok() {

@@ -1,0 +1,150 @@
+//! The connection to the supervisor of an instance (`berth exec --pass inject`), which makes clients' sockets results of the instance's
+//! accept(2): see [`berth_node::ipc::supervisor`].
+//!
+//! [`keep`] dials, on the control plane, and reads what the supervisor says. Relaying threads send clients themselves, by a [`Link`]: a
+//! message to a supervisor never waits, since only [`UNACKNOWLEDGED`] clients are under way.
+
+use berth_node::instance::InstanceId;
+use berth_node::ipc;
+use berth_node::ipc::supervisor::{FromShim, ToShim, UNACKNOWLEDGED, VERSION, parse};
+use berth_os::{awaitable, seqpacket};
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::sleep;
+
+/// Time between two attempts to dial.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A supervisor whose instance accepts.
+#[derive(Debug)]
+pub(crate) struct Link {
+    socket: AsyncFd<OwnedFd>,
+    /// Places for clients that are not acknowledged; closed when the connection has ended.
+    places: Arc<Semaphore>,
+    unacknowledged: Mutex<Unacknowledged>,
+}
+
+#[derive(Debug, Default)]
+struct Unacknowledged {
+    last: u64,
+    clients: HashMap<u64, (oneshot::Sender<bool>, OwnedSemaphorePermit)>,
+}
+
+impl Link {
+    fn new(socket: OwnedFd) -> io::Result<Self> {
+        let socket = awaitable(socket, Interest::READABLE)?;
+        Ok(Self { socket, places: Arc::new(Semaphore::new(UNACKNOWLEDGED)), unacknowledged: Mutex::default() })
+    }
+
+    /// Waits for a place; `None` if the connection has ended.
+    pub(crate) async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        self.places.clone().acquire_owned().await.ok()
+    }
+
+    /// Sends a client's socket. The answer: whether the instance has accepted the client, or the shim has it back. No answer comes if the
+    /// connection ends first.
+    ///
+    /// # Errors
+    /// The supervisor does not have the client.
+    pub(crate) fn send(
+        &self,
+        client: BorrowedFd<'_>,
+        peer: SocketAddr,
+        place: OwnedSemaphorePermit,
+    ) -> io::Result<oneshot::Receiver<bool>> {
+        let (tell, answer) = oneshot::channel();
+        let mut unacknowledged = self.unacknowledged();
+        if self.places.is_closed() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        unacknowledged.last += 1;
+        let seq = unacknowledged.last;
+        let message = serde_json::to_vec(&FromShim::Client { seq, peer })?;
+        seqpacket::transmit(self.socket.get_ref().as_fd(), &message, &[client])?;
+        // The acknowledgement is read when the lock is free.
+        unacknowledged.clients.insert(seq, (tell, place));
+        Ok(answer)
+    }
+
+    fn unacknowledged(&self) -> MutexGuard<'_, Unacknowledged> {
+        self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn receive(&self) -> io::Result<ToShim> {
+        let mut buffer = [0; 1024];
+        let received = loop {
+            let receive = |socket: &OwnedFd| seqpacket::receive(socket.as_fd(), &mut buffer);
+            match self.socket.async_io(Interest::READABLE, receive).await {
+                // The supervisor has ended before it read all. What it said before can still be read.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
+                received => break received?,
+            }
+        };
+        if received.length == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        parse(&buffer[..received.length]).map_err(io::Error::other)
+    }
+}
+
+/// Ends a link: nobody reads from it any more.
+struct Reading(Arc<Link>);
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let mut unacknowledged = self.0.unacknowledged();
+        self.0.places.close();
+        unacknowledged.clients.clear();
+    }
+}
+
+/// Keeps a connection to the supervisor of an instance; tells `changed` of a link while the instance accepts, and otherwise of none. Ends with
+/// the reason if this shim does not understand the supervisor.
+pub(crate) async fn keep(path: &Path, instance: &InstanceId, changed: impl Fn(Option<Arc<Link>>)) -> String {
+    loop {
+        if let Ok(link) = ipc::dial(path).await.and_then(Link::new) {
+            let reading = Reading(Arc::new(link));
+            let ended = read(&reading.0, instance, &changed).await;
+            changed(None);
+            match ended {
+                Ok(why) => return why,
+                Err(error) => tracing::debug!(%instance, %error, "the connection to its supervisor has ended"),
+            }
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Reads until the connection ends, or gives why clients cannot be sent.
+async fn read(link: &Arc<Link>, instance: &InstanceId, changed: impl Fn(Option<Arc<Link>>)) -> io::Result<String> {
+    match link.receive().await? {
+        ToShim::Hello { version, .. } if version > VERSION => {
+            return Ok(format!("its supervisor has version {version} of the messages, and this shim {VERSION}"));
+        }
+        ToShim::Hello { instance: other, .. } if other != *instance => {
+            return Err(io::Error::other(format!("it is the supervisor of {other}")));
+        }
+        ToShim::Hello { .. } => {}
+        other => return Err(io::Error::other(format!("it begins with {other:?}"))),
+    }
+    loop {
+        match link.receive().await? {
+            ToShim::Listening => changed(Some(link.clone())),
+            ToShim::Closed => changed(None),
+            ToShim::Acknowledged { seq, taken } => {
+                if let Some((client, _place)) = link.unacknowledged().clients.remove(&seq) {
+                    let _ = client.send(taken);
+                }
+            }
+            ToShim::Hello { .. } | ToShim::Unknown => {}
+        }
+    }
+}
