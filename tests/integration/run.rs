@@ -5,7 +5,7 @@ use crate::stand_in::STAND_IN;
 use crate::support::net::{
     client_hello, connect, expect_end, expect_reset, free_address, listening, ping, read, served_client,
 };
-use crate::support::process::{Running, berth, ends, gone, output_of};
+use crate::support::process::{Running, berth, can_inject, ends, gone, output_of};
 use crate::support::{MOMENT, eventually};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -53,6 +53,25 @@ impl Node {
         run.logs("joined");
         (run, line.rsplit(' ').next().unwrap().parse().unwrap())
     }
+}
+
+#[test]
+fn an_apiserver_gets_its_clients_and_one_sigterm_through_its_supervisor() {
+    if !can_inject() {
+        return;
+    }
+    let node = Node::new();
+    let (mut run, _) = node.joined(&["--pass", "inject", "--log-connections"]);
+    loop {
+        drop(served_client(node.listen));
+        run.logs("connection ended");
+        if run.log().contains("outcome=\"injected\"") {
+            break;
+        }
+    }
+    run.signal(Signal::SIGTERM);
+    run.ends(3);
+    assert!(run.out().contains("told to end by SIGTERM") && !run.out().contains("told again"), "{}", run.out());
 }
 
 #[test]

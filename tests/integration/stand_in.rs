@@ -1,6 +1,7 @@
-//! An apiserver's stand-in that a test binary can be itself: it gives back what it gets; after SIGTERM, SIGINT, SIGHUP or SIGQUIT
+//! An apiserver's stand-in that a test binary can be itself: it gives back what it gets, and to `who` the client's address; after SIGTERM, SIGINT, SIGHUP or SIGQUIT
 //! it listens no more, and ends when its last connection has ended.
 
+use crate::support::net::PROBES;
 use crate::support::tls;
 use rustls::ServerConfig;
 use std::path::Path;
@@ -22,6 +23,10 @@ pub(crate) const API: &str = "STAND_IN_API";
 /// The release as which that API says that it behaves, and whether it answers clients with 500.
 pub(crate) const EMULATES: &str = "STAND_IN_EMULATES";
 pub(crate) const BROKEN: &str = "STAND_IN_BROKEN";
+
+/// When it stops: once it has accepted a client (`accepted`), or has read what the client sent (`read`). It prints that, and does no more
+/// for the client.
+pub(crate) const SILENT: &str = "STAND_IN_SILENT";
 
 /// For a shell: runs the stand-in with the flags that berth adds, and hides them from the test harness.
 pub(crate) const STAND_IN: &str = r#"STAND_IN_FLAGS="$*" exec "$TEST_BINARY" --exact stand_in::process --nocapture"#;
@@ -50,7 +55,7 @@ fn process() {
                 _ = int.recv() => break "SIGINT",
                 _ = hup.recv() => break "SIGHUP",
                 _ = quit.recv() => break "SIGQUIT",
-                Ok((mut stream, _)) = listener.accept() => {
+                Ok((mut stream, client)) = listener.accept() => {
                     if let Some(api) = api.clone() {
                         let stream = stream.into_std().unwrap();
                         stream.set_nonblocking(false).unwrap();
@@ -58,10 +63,24 @@ fn process() {
                         connections.spawn_blocking(move || drop(tls::answer(&api.tls, stream, |path| api.answer(path))));
                         continue;
                     }
+                    let silent = std::env::var(SILENT).unwrap_or_default();
                     connections.spawn(async move {
                         let mut buffer = [0; 1024];
+                        // A probe's.
+                        if client.ip() != PROBES && silent == "accepted" {
+                            println!("accepted a client");
+                            std::future::pending().await
+                        }
                         while let Ok(length @ 1..) = stream.read(&mut buffer).await {
-                            stream.write_all(&buffer[..length]).await.unwrap();
+                            if silent == "read" {
+                                println!("read {length} bytes");
+                                std::future::pending().await
+                            }
+                            let answer = match &buffer[..length] {
+                                b"who" => client.to_string().into_bytes(),
+                                other => other.to_vec(),
+                            };
+                            stream.write_all(&answer).await.unwrap();
                         }
                     });
                 }

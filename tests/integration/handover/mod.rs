@@ -7,6 +7,7 @@
 mod commands;
 mod death;
 mod direct;
+mod inject;
 mod liars;
 mod listeners;
 mod names;

@@ -1,5 +1,6 @@
 //! A run directory, its shims, and echo servers that can go away.
 
+use crate::stand_in::{SILENT, STAND_IN};
 use crate::support::net::{free_address, fresh_ip, listening, queued_at};
 use crate::support::process::{BERTH, Running, berth_at, output_of};
 use crate::support::shim::ask;
@@ -155,6 +156,16 @@ impl Node {
             command.uid(uid).gid(uid);
         }
         command
+    }
+
+    /// A stand-in for an apiserver under `berth exec`, and its process.
+    pub(crate) fn injected(&self, id: &str, pass: &str, silent: &str) -> (Running, Pid) {
+        let mut command = self.command("exec", id);
+        command.args(["--pass", pass, "--", "sh", "-c", STAND_IN, "kube-apiserver"]);
+        command.env("TEST_BINARY", std::env::current_exe().unwrap()).env(SILENT, silent);
+        let process = Running::start(&mut command);
+        let pid = process.prints("listening, pid ").rsplit(' ').next().unwrap().parse().unwrap();
+        (process, Pid::from_raw(pid))
     }
 
     fn exec_command(&self, id: &str) -> Command {
