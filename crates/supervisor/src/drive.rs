@@ -264,9 +264,12 @@ impl Supervisor {
 
     fn read_shim(&mut self, number: u64) {
         let Some(shim) = self.shims.get(&number) else { return };
-        match read_client(shim) {
-            Ok(Some((socket, seq, peer))) => self.machine.came(Client { socket, peer, from: Some((number, seq)) }),
-            Ok(None) => {}
+        match read_message(shim) {
+            Ok((FromShim::Client { seq, peer }, Some(socket))) => {
+                self.machine.came(Client { socket, peer, from: Some((number, seq)) });
+            }
+            Ok((FromShim::Recall { seq }, _)) => self.machine.recall(number, seq),
+            Ok(_) => {}
             // The shim died with unread messages. Its own can still be read.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
             Err(error) => {
@@ -373,17 +376,16 @@ impl Supervisor {
     }
 }
 
-/// The next client of a shim; `None` for a later version's message.
-fn read_client(shim: &OwnedFd) -> io::Result<Option<(OwnedFd, u64, SocketAddr)>> {
+/// The next message of a shim; with the client's socket, if it is a client.
+fn read_message(shim: &OwnedFd) -> io::Result<(FromShim, Option<OwnedFd>)> {
     let mut buffer = [0; 1024];
     let received = seqpacket::receive(shim.as_fd(), &mut buffer)?;
     if received.length == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let FromShim::Client { seq, peer } = parse(&buffer[..received.length]).map_err(io::Error::other)? else {
-        return Ok(None);
-    };
+    let message = parse(&buffer[..received.length]).map_err(io::Error::other)?;
+    let FromShim::Client { .. } = message else { return Ok((message, None)) };
     let several = |all: Vec<_>| io::Error::other(format!("{} descriptors came with a client, not one", all.len()));
     let [socket] = <[OwnedFd; 1]>::try_from(received.descriptors).map_err(several)?;
-    Ok(Some((socket, seq, peer)))
+    Ok((message, Some(socket)))
 }

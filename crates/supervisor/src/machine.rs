@@ -171,6 +171,13 @@ impl<S> Machine<S> {
         }
     }
 
+    /// A shim wants a client back. Nothing happens if the server has accepted the client.
+    pub(crate) fn recall(&mut self, shim: Shim, seq: u64) {
+        let position = self.waiting.iter().position(|client| client.from == Some((shim, seq)));
+        self.actions.extend(position.and_then(|position| self.waiting.remove(position)).map(Action::Back));
+        self.serve(false);
+    }
+
     /// A shim's messages cannot be understood: its waiting clients are given back.
     pub(crate) fn discard(&mut self, shim: Shim) {
         let is_its = |client: &Client<S>| client.from.is_some_and(|(from, _)| from == shim);

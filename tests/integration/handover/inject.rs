@@ -1,7 +1,7 @@
 //! Clients' sockets are passed to instances by `berth exec --pass inject`: what comes of these clients when a shim, an instance or its
 //! supervisor ends.
 
-use super::node::{Node, Shim};
+use super::node::{Node, Shim, freeze};
 use crate::support::eventually;
 use crate::support::net::{client_hello, client_with_hello, connect, ping, read, served_client};
 use crate::support::process::{Running, can_inject};
@@ -64,7 +64,7 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
             let Some((node, supervisor, server)) = supervised(silent) else { return };
             let shim = shim(&node, "inject", 1);
             if silent == "stopped" {
-                kill(server, Signal::SIGSTOP).unwrap();
+                freeze(server);
             }
             let mut clients: Vec<_> = (0..5).map(|_| client_with_hello(node.listen)).collect();
             if silent != "stopped" {
@@ -88,6 +88,23 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
             assert_eq!(again, 5, "{silent} {supervisor_ends}");
         }
     }
+}
+
+/// An instance that is stuck, with clients that it has not accepted.
+#[test]
+fn clients_of_an_instance_that_stands_still_are_recalled_for_another() {
+    let Some((node, _supervisor, server)) = supervised("") else { return };
+    let (_other, _) = node.injected("b", "inject", "");
+    let shim = node.launch("a", &["--pass", "inject", "--probe-timeout", "500ms"]);
+    shim.until("both get sockets", |status| status.instances.iter().filter(|known| known.injected).count() == 2);
+    freeze(server);
+    // More than are under way at a time.
+    let mut clients: Vec<_> = (0..80).map(|_| client_with_hello(node.listen)).collect();
+    for client in &mut clients {
+        assert_eq!(read(client, 64), client_hello(64), "{}", shim.running.log());
+    }
+    kill(server, Signal::SIGCONT).unwrap();
+    clients.iter_mut().for_each(|client| ping(client, b"still there"));
 }
 
 #[test]

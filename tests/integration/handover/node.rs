@@ -14,7 +14,7 @@ use berth_os::netdevice::{self, InterfaceSetting};
 use berth_os::socket;
 use berth_testing::namespace;
 use nix::sched::CloneFlags;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, chown};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -314,11 +314,7 @@ impl Shim {
     /// Stops it, and waits until it stands still.
     #[track_caller]
     pub(crate) fn freeze(&self) {
-        self.running.signal(Signal::SIGSTOP);
-        eventually("a process that stands still", || {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.running.pid())).unwrap();
-            stat.rsplit(')').next().unwrap().trim_start().starts_with('T').then_some(())
-        });
+        freeze(self.running.pid());
     }
 
     /// Stops a thread of it, by its name; the others run on.
@@ -345,6 +341,16 @@ impl Shim {
         self.running.ends(0);
         self.running.log()
     }
+}
+
+/// Stops a process, and waits until it stands still.
+#[track_caller]
+pub(crate) fn freeze(process: Pid) {
+    kill(process, Signal::SIGSTOP).unwrap();
+    eventually("a process that stands still", || {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().starts_with('T').then_some(())
+    });
 }
 
 /// Waits until each has the other's guard.

@@ -26,6 +26,8 @@ pub enum FromShim {
     /// A client; the socket comes with the message. The socket becomes blocking or non-blocking as the instance asks, also for duplicates in the
     /// shim. In messages of one connection no number comes twice.
     Client { seq: u64, peer: SocketAddr },
+    /// The shim wants the client back. If the instance has accepted the client, that is acknowledged as ever.
+    Recall { seq: u64 },
     /// A later version's message: nothing is done.
     #[serde(other)]
     Unknown,
@@ -72,6 +74,8 @@ mod tests {
         let client = FromShim::Client { seq: 7, peer: "[2001:db8::1]:40000".parse().unwrap() };
         let json = r#"{"message":"client","seq":7,"peer":"[2001:db8::1]:40000"}"#;
         assert_eq!(serde_json::to_string(&client).unwrap(), json);
+        let recall = r#"{"message":"recall","seq":7}"#;
+        assert_eq!(serde_json::to_string(&FromShim::Recall { seq: 7 }).unwrap(), recall);
         let hello = ToShim::Hello { version: VERSION, instance: InstanceId::parse("a").unwrap() };
         for (sent, json) in [
             (hello, r#"{"message":"hello","version":1,"instance":"a"}"#),

@@ -49,8 +49,8 @@ impl Link {
         self.places.clone().acquire_owned().await.ok()
     }
 
-    /// Sends a client's socket. The answer: whether the instance has accepted the client, or the shim has it back. No answer comes if the
-    /// connection ends first.
+    /// Sends a client's socket; gives the number by which to recall it. The answer: whether the instance has accepted the client, or the shim
+    /// has it back. No answer comes if the connection ends first.
     ///
     /// # Errors
     /// The supervisor does not have the client.
@@ -59,7 +59,7 @@ impl Link {
         client: BorrowedFd<'_>,
         peer: SocketAddr,
         place: OwnedSemaphorePermit,
-    ) -> io::Result<oneshot::Receiver<bool>> {
+    ) -> io::Result<(u64, oneshot::Receiver<bool>)> {
         let (tell, answer) = oneshot::channel();
         let mut unacknowledged = self.unacknowledged();
         if self.places.is_closed() {
@@ -67,11 +67,22 @@ impl Link {
         }
         unacknowledged.last += 1;
         let seq = unacknowledged.last;
-        let message = serde_json::to_vec(&FromShim::Client { seq, peer })?;
-        seqpacket::transmit(self.socket.get_ref().as_fd(), &message, &[client])?;
+        self.transmit(FromShim::Client { seq, peer }, &[client])?;
         // The acknowledgement is read when the lock is free.
         unacknowledged.clients.insert(seq, (tell, place));
-        Ok(answer)
+        Ok((seq, answer))
+    }
+
+    /// Asks for a client. The answer to [`Self::send`] says whether it comes.
+    ///
+    /// # Errors
+    /// The supervisor reads no more.
+    pub(crate) fn recall(&self, seq: u64) -> io::Result<()> {
+        self.transmit(FromShim::Recall { seq }, &[])
+    }
+
+    fn transmit(&self, message: FromShim, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        seqpacket::transmit(self.socket.get_ref().as_fd(), &serde_json::to_vec(&message)?, descriptors)
     }
 
     fn unacknowledged(&self) -> MutexGuard<'_, Unacknowledged> {

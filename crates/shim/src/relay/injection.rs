@@ -67,6 +67,8 @@ enum Sent {
     Left,
     /// The supervisor has given the client back.
     Back,
+    /// The same, since the instance is stuck and another one is ready.
+    Recalled,
     /// The instance has ended, or its supervisor has, with a client that was not acknowledged.
     Ended,
 }
@@ -101,7 +103,7 @@ impl Opening<'_> {
         // From here on, the socket may be the instance's, which a reset at the end of this process must not meet.
         self.client.set_abort(false);
         let sent = watched.and_then(|watched| Ok((watched, link.send(self.client.as_fd(), self.peer, place)?)));
-        let (watched, answer) = match sent {
+        let (watched, (seq, answer)) = match sent {
             Ok(sent) => sent,
             Err(error) => {
                 tracing::debug!(instance = %instance.id, %error, "cannot pass a client's socket: relay");
@@ -114,13 +116,22 @@ impl Opening<'_> {
         }
         let (slot, began) = (self.turn.slot.take(), Instant::now());
         let handshake = self.kept.is_client_hello().then(|| instance.handshakes.begin());
-        let sent = follow(&watched, answer, instance.started, table, slot).await;
+        let mut changes = table.clone();
+        let recall = async {
+            stuck(&mut changes, instance.epoch, tried).await;
+            link.recall(seq)
+        };
+        let sent = follow(&watched, answer, recall, instance.started, table, slot).await;
         let answered = match sent {
             Sent::Served => Some(began.elapsed()),
             Sent::Left => return Some(AttemptResult::Injected),
             Sent::Back => {
                 tracing::debug!(instance = %instance.id, "a client's socket came back: relay");
                 return self.take_back(None).err().map(|_| AttemptResult::Refused(Outcome::ClientReset));
+            }
+            Sent::Recalled => {
+                let back = self.take_back(None).map_or(Some(Outcome::ClientReset), |()| None);
+                return Some(back.map_or(AttemptResult::Abandoned, AttemptResult::Refused));
             }
             Sent::Ended => None,
         };
@@ -159,6 +170,7 @@ impl Opening<'_> {
 async fn follow(
     client: &AsyncFd<OwnedFd>,
     mut answer: oneshot::Receiver<bool>,
+    recall: impl Future<Output = io::Result<()>>,
     started: u64,
     table: &mut watch::Receiver<Arc<Table>>,
     mut slot: Option<HandshakeSlot>,
@@ -167,7 +179,7 @@ async fn follow(
         // If the sender is gone, so is the shim.
         let _ = table.wait_for(|table| table.instances.iter().all(|instance| instance.started != started)).await;
     };
-    let (mut ended, mut answered) = (pin!(ended), None);
+    let (mut ended, mut recall, mut answered, mut recalled) = (pin!(ended), pin!(recall), None, false);
     let mut until = Instant::now();
     loop {
         let has_answered = socket::progress(client.as_fd()).is_ok_and(|progress| progress.sent > 0);
@@ -187,10 +199,16 @@ async fn follow(
             () = &mut ended => return Sent::Ended,
             taken = &mut answer, if answered.is_none() => match taken {
                 Ok(true) => (answered, until) = (Some(true), Instant::now() + shortened(ANSWERS_WITHIN)),
-                Ok(false) => return Sent::Back,
+                Ok(false) => return if recalled { Sent::Recalled } else { Sent::Back },
                 // The supervisor has ended, or has discarded the client.
                 Err(_) => (answered, until) = (Some(false), Instant::now() + ENDS_WITHIN),
             },
+            asked = &mut recall, if answered.is_none() && !recalled => {
+                recalled = true;
+                if let Err(error) = asked {
+                    tracing::debug!(%error, "cannot recall a client");
+                }
+            }
             Ok(mut ready) = client.readable() => ready.clear_ready(),
             () = sleep_until(until), if answered.is_some() => {}
             () = sleep(LOOK) => {}

@@ -39,6 +39,7 @@ enum Event {
         blocking: bool,
     },
     Client(Option<Shim>),
+    Recall(Shim),
     Discard(Shim),
     Signal,
     Pass(u64),
@@ -107,6 +108,12 @@ impl World {
                 // One that came back from a call is about to be called for again.
                 let rings = first && self.waiting.contains_key(&id) && self.calls.is_empty() && how.is_none();
                 assert!(!rings || self.rung, "the first that waits is announced at once");
+            }
+            Event::Recall(shim) => {
+                let last = self.waiting.iter().rfind(|(_, of)| **of == Some(shim)).map(|(number, _)| *number);
+                self.machine.recall(shim, last.unwrap_or(id));
+                self.carry_out(how, true);
+                assert!(last.is_none_or(|last| !self.waiting.contains_key(&last)));
             }
             Event::Discard(shim) => {
                 self.machine.discard(shim);
@@ -207,6 +214,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (mostly, mostly).prop_map(|(ours, works)| Event::Bind { ours, works }),
         8 => (number, mostly, prop::bool::weighted(0.3)).prop_map(accept),
         8 => prop::option::weighted(0.8, 1_u64..=2).prop_map(Event::Client),
+        2 => (1_u64..=2).prop_map(Event::Recall),
         1 => (1_u64..=2).prop_map(Event::Discard),
         1 => Just(Event::Signal),
         4 => (0_u64..20).prop_map(Event::Pass),
