@@ -145,8 +145,9 @@ fn a_supervisor_stays_passes_signals_on_and_ends_as_the_apiserver_does() {
     // Two in a row: the kernel has one supervisor for a process.
     let (listen, run_dir) = (node.listen.to_string(), node.temp.path().join("run").display().to_string());
     let inner = |mode| {
-        let exec = [BERTH, "exec", "--listen", &listen, "--run-dir", &run_dir, "--instance", "inner", "--pass", mode];
-        inject("inject", &[&exec[..], &["--", "sh", "-c", "exit 7", "kube-apiserver"]].concat())
+        let place = format!("--listen {listen} --run-dir {run_dir} --instance inner");
+        let exec = format!("exec {BERTH} exec {place} --pass {mode} -- sh -c 'exit 7' kube-apiserver");
+        inject("inject", &["sh", "-c", &exec, "kube-apiserver"])
     };
     let (refused, relayed) = (inner("inject"), inner("auto"));
     assert_eq!((refused.status.code(), relayed.status.code()), (Some(69), Some(7)));
