@@ -69,12 +69,12 @@ fn process() {
                         // A probe's.
                         if client.ip() != PROBES && silent == "accepted" {
                             println!("accepted a client");
-                            std::future::pending().await
+                            std::future::pending::<()>().await;
                         }
                         while let Ok(length @ 1..) = stream.read(&mut buffer).await {
                             if silent == "read" {
                                 println!("read {length} bytes");
-                                std::future::pending().await
+                                std::future::pending::<()>().await;
                             }
                             let answer = match &buffer[..length] {
                                 b"who" => client.to_string().into_bytes(),

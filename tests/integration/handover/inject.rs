@@ -4,7 +4,7 @@
 use super::node::{Node, Shim, freeze};
 use crate::support::eventually;
 use crate::support::net::{client_hello, client_with_hello, connect, ping, read, served_client};
-use crate::support::process::{Running, can_inject};
+use crate::support::process::{Running, can_inject, has_all};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::Write;
@@ -43,6 +43,7 @@ fn the_end_of_a_shim_cuts_no_client() {
     let mut clients: Vec<_> = (0..20).map(|_| served_client(node.listen)).collect();
     eventually("20 clients of the instance alone", || (injected(&first) == 20).then_some(()));
     assert_eq!(first.status().connections_open, 0);
+    has_all(&node.asked(&["status"]).1, &["the apiserver gets clients' sockets, none is relayed"]);
     first.running.kill();
     for client in &mut clients {
         assert_eq!(known_as(client), client.local_addr().unwrap().to_string());
@@ -116,6 +117,7 @@ fn an_instance_without_a_supervisor_is_relayed_to_and_the_reason_is_told() {
         shim.running.logs("its clients are relayed: its `berth exec` runs without --pass inject");
         let own = shim.status().instances.remove(0);
         assert!(own.relayed.is_some_and(|why| why.starts_with("its `berth exec` runs without")));
+        has_all(&node.asked(&["status"]).1, &["clients are relayed: its `berth exec` runs without"]);
         drop(served_client(node.listen));
         shim.leave();
     }
