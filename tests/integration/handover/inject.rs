@@ -5,6 +5,7 @@ use super::node::{Node, Shim, freeze};
 use crate::support::eventually;
 use crate::support::net::{client_hello, client_with_hello, connect, ping, read, served_client};
 use crate::support::process::{Running, can_inject, has_all};
+use berth_node::ipc::wire::Status;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::Write;
@@ -106,6 +107,27 @@ fn clients_of_an_instance_that_stands_still_are_recalled_for_another() {
     }
     kill(server, Signal::SIGCONT).unwrap();
     clients.iter_mut().for_each(|client| ping(client, b"still there"));
+}
+
+#[test]
+fn a_handshake_has_its_slot_until_the_first_byte() {
+    const ONE: [&str; 4] = ["--pass", "inject", "--max-openings", "1"];
+    let Some((node, supervisor, server)) = supervised("read") else { return };
+    let shim = node.launch("a", &ONE);
+    shim.until("a link", |status| status.instances.iter().any(|known| known.injected));
+    shim.until_joined();
+    let mut clients = [(); 3].map(|()| client_with_hello(node.listen));
+    supervisor.prints("read ");
+    let gate = |status: &Status| status.gate.as_ref().map(|gate| (gate.openings, gate.waiting));
+    shim.until("two wait for their turn", |status| gate(status) == Some((1, 2)));
+    assert_eq!(supervisor.out().matches("read ").count(), 1);
+    // An instance that answers gets one after the other.
+    let (_other, _) = node.injected("b", "inject", "");
+    kill(server, Signal::SIGKILL).unwrap();
+    for client in &mut clients {
+        assert_eq!(read(client, 64), client_hello(64));
+    }
+    shim.until("no slot is taken", |status| status.gate.as_ref().is_some_and(|gate| gate.openings == 0));
 }
 
 #[test]
