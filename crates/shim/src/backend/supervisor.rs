@@ -159,3 +159,99 @@ async fn read(link: &Arc<Link>, instance: &InstanceId, changed: impl Fn(Option<A
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::path::PathBuf;
+    use tempfile::TempDir;
+    use tokio::sync::mpsc;
+    use tokio::task::{JoinHandle, yield_now};
+
+    /// A supervisor without an instance, and the shim that dials it.
+    struct Dialled {
+        supervisor: OwnedFd,
+        links: mpsc::UnboundedReceiver<Option<Arc<Link>>>,
+        shim: JoinHandle<String>,
+        _listens: (TempDir, OwnedFd, ipc::SocketFile),
+    }
+
+    impl Dialled {
+        async fn new() -> Self {
+            let temp = tempfile::tempdir().unwrap();
+            let path: PathBuf = temp.path().join("a.accept");
+            let (listener, file) = ipc::listen(&path).unwrap();
+            let (changed, links) = mpsc::unbounded_channel();
+            let shim =
+                async move { keep(&path, &InstanceId::parse("a").unwrap(), |link| drop(changed.send(link))).await };
+            let shim = tokio::spawn(shim);
+            let supervisor = loop {
+                match seqpacket::accept(listener.as_fd()) {
+                    Ok(supervisor) => break supervisor,
+                    Err(_) => yield_now().await,
+                }
+            };
+            Self { supervisor, links, shim, _listens: (temp, listener, file) }
+        }
+
+        fn say(&self, message: &ToShim) {
+            seqpacket::transmit(self.supervisor.as_fd(), &serde_json::to_vec(message).unwrap(), &[]).unwrap();
+        }
+
+        fn hello(&self, version: u32) {
+            self.say(&ToShim::Hello { version, instance: InstanceId::parse("a").unwrap() });
+        }
+    }
+
+    #[tokio::test]
+    async fn a_later_version_gets_no_client() {
+        let mut dialled = Dialled::new().await;
+        dialled.hello(VERSION + 1);
+        dialled.say(&ToShim::Listening);
+        let why = dialled.shim.await.unwrap();
+        assert!(why.contains(&format!("version {}", VERSION + 1)), "{why}");
+        assert!(dialled.links.recv().await.unwrap().is_none());
+        assert!(dialled.links.recv().await.is_none(), "it is not dialled again");
+    }
+
+    #[tokio::test]
+    async fn as_many_clients_are_under_way_as_may_be_and_each_has_its_answer_or_none() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut dialled = Dialled::new().await;
+        dialled.hello(VERSION);
+        dialled.say(&ToShim::Listening);
+        let link = dialled.links.recv().await.unwrap().unwrap();
+        let mut answers = Vec::new();
+        for _ in 0..UNACKNOWLEDGED {
+            let place = link.place().await.unwrap();
+            answers.push(link.send(client.as_fd(), client.local_addr().unwrap(), place).unwrap());
+        }
+        assert_eq!(link.places.available_permits(), 0);
+        let mut buffer = [0; 1024];
+        let first = seqpacket::receive(dialled.supervisor.as_fd(), &mut buffer).unwrap();
+        assert_eq!(first.descriptors.len(), 1);
+        let message = FromShim::Client { seq: 1, peer: client.local_addr().unwrap() };
+        assert_eq!(parse(&buffer[..first.length]), Ok(message));
+        let mut answers = answers.into_iter();
+        for taken in [true, false] {
+            let (seq, answer) = answers.next().unwrap();
+            dialled.say(&ToShim::Acknowledged { seq, taken });
+            assert_eq!(answer.await, Ok(taken));
+        }
+        let (_first, second) = (link.place().await.unwrap(), link.place().await.unwrap());
+        // The supervisor ends, and has read only one: the shim sees a reset before the last acknowledgement.
+        let (seq, answer) = answers.next().unwrap();
+        dialled.say(&ToShim::Acknowledged { seq, taken: true });
+        drop(dialled.supervisor);
+        assert_eq!(answer.await, Ok(true));
+        for (_, answer) in answers {
+            assert!(answer.await.is_err());
+        }
+        assert!(link.send(client.as_fd(), client.local_addr().unwrap(), second).is_err());
+        assert!(link.place().await.is_none());
+        assert!(dialled.links.recv().await.unwrap().is_none());
+        dialled.shim.abort();
+    }
+}

@@ -61,10 +61,10 @@ impl Salvage {
 
 /// What became of a socket that was sent.
 enum Sent {
-    /// The instance has answered, or has got the time to.
-    Served,
-    /// The client left.
-    Left,
+    /// The instance has answered.
+    Answered,
+    /// The instance has accepted the client, which has left, or has waited for an answer for long.
+    Kept,
     /// The supervisor has given the client back.
     Back,
     /// The same, since the instance is stuck and another one is ready.
@@ -123,8 +123,8 @@ impl Opening<'_> {
         };
         let sent = follow(&watched, answer, recall, instance.started, table, slot).await;
         let answered = match sent {
-            Sent::Served => Some(began.elapsed()),
-            Sent::Left => return Some(AttemptResult::Injected),
+            Sent::Answered => Some(began.elapsed()),
+            Sent::Kept => return Some(AttemptResult::Injected),
             Sent::Back => {
                 tracing::debug!(instance = %instance.id, "a client's socket came back: relay");
                 return self.take_back(None).err().map(|_| AttemptResult::Refused(Outcome::ClientReset));
@@ -188,9 +188,8 @@ async fn follow(
         }
         match answered {
             // Also if the acknowledgement comes after the byte: its place is the link's until then.
-            _ if has_answered => return Sent::Served,
-            Some(true) if socket::has_ended(client) => return Sent::Left,
-            Some(true) if until <= Instant::now() => return Sent::Served,
+            _ if has_answered => return Sent::Answered,
+            Some(true) if until <= Instant::now() || socket::has_ended(client) => return Sent::Kept,
             Some(false) if until <= Instant::now() => return Sent::Ended,
             _ => {}
         }
