@@ -75,7 +75,8 @@ fn clean(command: &mut Command) {
     // Nothing of the machine on which tests run: no state of an upgrade, no pod, no shim of this user, no cluster.
     command.env("BERTH_STATE_DIR", NOWHERE).env("BERTH_POD_LOGS_DIR", NOWHERE).env("XDG_RUNTIME_DIR", NOWHERE);
     command.env("BERTH_TEST_WITHOUT_ADMIN", "1");
-    // All of these tests hold in each way in which clients come to an instance.
+    // What clients get is the same in each way in which they come to an instance. (Process IDs, exit statuses by signals and resets at a
+    // SIGKILL differ where a supervisor is the parent.)
     if let Some(pass) = std::env::var_os("BERTH_TEST_PASS") {
         command.env("BERTH_PASS", pass);
     }
