@@ -187,8 +187,6 @@ report() {
 
 # What shims are given for the cluster's API.
 declare -ga cluster=()
-# More listen addresses, and more options of shims.
-declare -ga besides=() direct=()
 # terminationGracePeriodSeconds: from SIGTERM to all of a pod's containers to SIGKILL for what is left, which no test expects.
 readonly GRACE=30
 
@@ -268,8 +266,8 @@ start_shim() {
 
 # apiserver_of INSTANCE: sets what is common to all ways to start it
 apiserver_of() {
-    place=(--listen "$HOST_IP:$PORT" "${besides[@]}" --instance "$1" --run-dir "$work/run")
-    shim=(--probe-ca "$work/ca.crt" --log-connections "${cluster[@]}" "${direct[@]}")
+    place=(--listen "$HOST_IP:$PORT" --instance "$1" --run-dir "$work/run")
+    shim=(--probe-ca "$work/ca.crt" --log-connections "${cluster[@]}")
     command=(
         "$KUBE_APISERVER" --etcd-servers=http://127.0.0.1:2379 --service-cluster-ip-range=10.96.0.0/24
         --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$work/sa.pub"

@@ -3,7 +3,7 @@
 //! `scripts/cluster.sh`: a whole cluster of kubeadm's that is upgraded under `berth bridge`, by `berth upgrade`, and without. And the members
 //! of an etcd, `berth grant`, the lock of `berth upgrade`, and bridges of nodes of IPv6 (`e2e/`). And `scripts/service.sh`: the Service
 //! `kubernetes` through a real kube-proxy, while instances
-//! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and which clients are relayed.
+//! change places. And `scripts/inject.sh`: clients' sockets that are passed to real kube-apiservers.
 //! And the files of a release on a node without a compiler. And certificates that Go judges and serves.
 //!
 //! They take minutes, so they run when they are asked for: `cargo test --test e2e -- --ignored [NAME]`, as `.ci/run` does. Where they
@@ -52,21 +52,18 @@ fn main() -> ExitCode {
     };
     // These report themselves what they need.
     let checked = |name: &str, script: &'static str, arguments: &'static [&'static str]| {
-        Trial::ignorable_test(name, move || match output(Command::new(root().join(script)).arg("--check")) {
-            Err(why) => Ok(Completion::ignored_with(why)),
-            Ok(_) => run(script, arguments).map(|()| Completion::Completed),
+        Trial::ignorable_test(name, move || {
+            match output(Command::new(root().join(script)).arg("--check").env("BERTH", BERTH)) {
+                Err(why) => Ok(Completion::ignored_with(why)),
+                Ok(_) => run(script, arguments).map(|()| Completion::Completed),
+            }
         })
     };
     let rehearsal = real("rehearsal_with_two_real_versions", binaries, |binaries| rehearsal(&binaries));
-    let mut trials = vec![Trial::ignorable_test("direct_path_to_a_real_kube_apiserver", || match obstacle_to_direct()
-        .or_else(|| binaries().err())
-    {
-        Some(why) => Ok(Completion::ignored_with(why)),
-        None => run("scripts/direct.sh", &[]).map(|()| Completion::Completed),
-    })];
     let go = || output(Command::new("go").arg("version")).map_err(|why| format!("it needs go: {why}"));
     let sources = root().join("crates/cluster/tests/certificates");
-    trials.push(real("certificates_and_keys_as_in_go", go, move |_| certificates::as_in_go(&sources)));
+    let mut trials = vec![real("certificates_and_keys_as_in_go", go, move |_| certificates::as_in_go(&sources))];
+    trials.push(checked("sockets_passed_to_real_kube_apiservers", "scripts/inject.sh", &[]));
     #[cfg(feature = "operate")]
     trials.push(real("members_of_a_real_etcd", newest, |(_, etcd)| etcd_members::members_of_a_real_etcd(&etcd)));
     #[cfg(feature = "operate")]

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Part of scripts/service.sh and scripts/direct.sh: the node's other processes, and its shims' rights.
+# Part of scripts/service.sh and scripts/inject.sh: the node's other processes, and its shims' rights.
 
 # Where the Service is.
 readonly SERVICE_IP=10.96.0.1 SERVICE_PORT=443
 # An address of the node that is not the berth's. A kube-apiserver stays there all the time and writes no address: kube-proxy and
-# what looks on watch through it, for through one that stops they would be blind to what it does. For direct.sh's upgrade it is the control.
+# what looks on watch through it, for through one that stops they would be blind to what it does. For inject.sh it is what has no berth.
 readonly OBSERVER_IP=192.0.2.3 NODE=cp-1
 last_instance=0 instance='' admin=''
 usual_logs=(observer.log kube-proxy.log)
