@@ -35,7 +35,7 @@ main() {
     mkdir "$manifests"
     kubeadm_is_matched plain
     # Another family, lists that kubeadm leaves out else, flags that need a file of their own.
-    kubeadm_is_matched more --listen 10.0.0.5:$PORT --listen 127.0.0.1:$PORT --run-dir /run/other --direct on \
+    kubeadm_is_matched more --listen 10.0.0.5:$PORT --listen 127.0.0.1:$PORT --run-dir /run/other \
         --probe-ca /etc/kubernetes/pki/ca.crt --probe-cert /etc/kubernetes/pki/probe.crt --probe-key /etc/kubernetes/pki/probe.key
     "$BERTH" inject "$root/tests/manifest/deployment.yaml" --image $IMAGE \
         --probe-ca /etc/kubernetes/secrets/ca.crt >"$manifests/deployment.yaml" 2>"$work/notes"
@@ -116,10 +116,6 @@ examples() {
     cp "$root/examples/node-shim/daemonset.yaml" "$kustomize/with-node-shim"
     printf '%s\n' 'resources: [daemonset.yaml]' 'components: [../cluster]' >"$kustomize/with-node-shim/kustomization.yaml"
     kubectl kustomize "$kustomize/with-node-shim" >"$manifests/kustomize-with-node-shim.yaml"
-    printf '%s\n' 'resources: [daemonset.yaml]' 'components: [../direct]' >"$kustomize/with-node-shim/kustomization.yaml"
-    kubectl kustomize "$kustomize/with-node-shim" >"$manifests/kustomize-with-direct.yaml"
-    grep -q 'name: BERTH_DIRECT$' "$manifests/kustomize-with-direct.yaml"
-    "$BERTH" inject "$root/examples/static-pod/before.yaml" --image $IMAGE --direct on >"$manifests/direct.yaml" 2>"$work/notes"
     for name in base several-control-plane-nodes with-metrics with-cluster; do
         kubectl kustomize "$kustomize/$name" >"$manifests/kustomize-$name.yaml"
         "$BERTH" doctor "$manifests/kustomize-$name.yaml" | tee "$work/notes" >&2
@@ -180,7 +176,7 @@ TEXT
     [[ $(system get deployment kube-apiserver -o 'jsonpath={.spec.template.spec.containers[0].image}') == "$kubernetes" ]]
     helm upgrade berth "$root/charts/berth" --reuse-values --set kubeApiserver.replicas=3 >&2
     [[ $(system get deployment kube-apiserver -o 'jsonpath={.spec.replicas}') == 3 ]]
-    helm upgrade berth "$root/charts/berth" --reuse-values --set layout=node-shim,nodeShim.direct=auto >&2
+    helm upgrade berth "$root/charts/berth" --reuse-values --set layout=node-shim >&2
     helm uninstall berth >&2
     system get deployment/kube-apiserver poddisruptionbudget/kube-apiserver daemonset/berth serviceaccount/berth >&2
 }

@@ -29,8 +29,10 @@ mod ipv6;
 mod lock;
 mod support;
 
-use berth_shim::steering::self_test_by_address;
+#[cfg(feature = "operate")]
+use berth_shim::steering::self_test;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+#[cfg(feature = "operate")]
 use nix::sched::{CloneFlags, unshare};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -73,7 +75,7 @@ fn main() -> ExitCode {
     #[cfg(feature = "operate")]
     trials.push(real(
         "bridges_of_nodes_of_ipv6",
-        || obstacle_to_direct().map_or_else(newest, Err),
+        || obstacle_to_steering().map_or_else(newest, Err),
         |(new, etcd)| ipv6::bridges(&new.path, &etcd),
     ));
     if cfg!(feature = "operate") {
@@ -149,8 +151,9 @@ fn obstacle_of_machine(tools: &[&str]) -> Option<String> {
     None
 }
 
-/// Why nothing can be steered to it here, or it cannot be run at all.
-fn obstacle_to_direct() -> Option<String> {
+/// Why nothing can be steered here, or it cannot be run at all.
+#[cfg(feature = "operate")]
+fn obstacle_to_steering() -> Option<String> {
     obstacle(&["nft", "curl"]).or_else(|| {
         let tested = std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|error| format!("no network namespace can be made: {error}"))?;
@@ -159,7 +162,7 @@ fn obstacle_to_direct() -> Option<String> {
             }
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|error| error.to_string())?;
-            runtime.block_on(self_test_by_address()).map_err(|error| error.to_string())
+            runtime.block_on(self_test()).map(drop).map_err(|error| error.to_string())
         });
         tested.join().unwrap_or_else(|_| Err("the self-test panicked".into())).err()
     })

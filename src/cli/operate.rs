@@ -5,8 +5,6 @@ use berth_manifest::report::Severity;
 use berth_node::terms::Speedup;
 use berth_options::place::ADDRESSES;
 use berth_options::probe::ProbeArgs;
-use berth_options::shim::direct_modes;
-use berth_shim::config::DirectMode;
 use berth_upgrade::judge::{Signal, Undecided, parts};
 use clap::Args;
 use std::path::PathBuf;
@@ -36,10 +34,6 @@ pub struct InjectArgs {
     /// none is named]; a Deployment or DaemonSet uses its service account
     #[arg(long, env = "BERTH_SERVICE", value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "/etc/kubernetes/berth-cluster/kubeconfig")]
     pub service: Option<String>,
-    /// In calm, let the kernel steer new connections of IPv4 to the apiserver itself; the shim gets the capabilities BPF and
-    /// NET_ADMIN for it
-    #[arg(long, env = "BERTH_DIRECT", default_value = "off", value_name = "WHEN", value_parser = direct_modes())]
-    pub direct: DirectMode,
     /// Which errors do not count, with --bridge.
     #[command(flatten)]
     pub excused: ExcusedArgs,

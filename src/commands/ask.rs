@@ -145,30 +145,16 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
         };
         if status.state == Phase::Left {
             let left = left.get_or_insert_with(Instant::now).elapsed();
-            let direct = status.direct.as_ref();
-            let settling = direct.is_some_and(|direct| direct.settling);
-            // The count is the node's: if this shim never steered, the connections are another shim's.
-            let past = match direct.filter(|direct| direct.opened > 0).map(|direct| direct.open) {
-                Some(None) if streams.is_some() => {
-                    return Err(format!(
-                        "the shim of instance {} cannot count the direct path's connections",
-                        known.id
-                    ));
-                }
-                past => past.flatten().unwrap_or_default(),
-            };
-            let open = status.connections_open + past;
+            let open = status.connections_open;
             match streams {
                 // The caller stops the apiserver next.
-                None => match unanswered(left, status.connections_pending, status.connections_open, settling) {
+                None => match unanswered(left, status.connections_pending, open) {
                     None => {}
                     Some(0) => return Ok(None),
                     Some(connections) => return Ok(Some(format!("{connections} connections are not answered yet"))),
                 },
-                Some(_) if open == 0 && !settling => return Ok(None),
-                Some(wait) if open > 0 && began.elapsed() >= wait => {
-                    return Err(format!("{open} connections are left"));
-                }
+                Some(_) if open == 0 => return Ok(None),
+                Some(wait) if began.elapsed() >= wait => return Err(format!("{open} connections are left")),
                 Some(_) => {}
             }
         } else if began.elapsed() >= LEAVING {

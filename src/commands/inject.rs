@@ -209,7 +209,6 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
         addresses: addresses?,
         probing,
         service: service(args.service.as_deref(), checks),
-        direct: args.direct,
         added: Vec::new(),
     })
 }

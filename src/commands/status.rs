@@ -3,7 +3,7 @@
 use super::{Exit, block_on, json, print, print_stderr, unavailable};
 use crate::cli::StatusArgs;
 use berth_node::ipc;
-use berth_node::ipc::wire::{DirectStatus, GateStatus, InstanceStatus, LongestQueue, Status};
+use berth_node::ipc::wire::{GateStatus, InstanceStatus, LongestQueue, Status};
 use berth_node::registry::instance::Record;
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
@@ -152,7 +152,7 @@ fn table(rows: &[Row], now: SystemTime) -> String {
     const HEAD: [&str; 10] =
         ["BERTH", "INSTANCE", "SHIM", "APISERVER", "ADDRESS", "VERSION", "NOW", "TOTAL", "SINCE", "LAST PROBE"];
     let mut text = align(HEAD, rows.iter().map(|row| row.cells(now)));
-    for remark in [fail_open, foreign_listeners, crowd, direct_path, passing] {
+    for remark in [fail_open, foreign_listeners, crowd, passing] {
         for (row, remark) in rows.iter().filter_map(|row| Some((row, remark(row.shim.as_ref()?)?))) {
             let _ = writeln!(text, "{} of {}: {remark}", row.instance, row.berth);
         }
@@ -182,23 +182,6 @@ fn crowd(shim: &Status) -> Option<String> {
     let mut text = format!("{waiting} clients wait for their turn, {openings} of {limit} TLS handshakes are in flight");
     if let Some(LongestQueue { source, clients }) = longest {
         let _ = write!(text, "; most of them came from {source}: {clients}");
-    }
-    Some(text)
-}
-
-fn direct_path(shim: &Status) -> Option<String> {
-    let DirectStatus { on, why, opened, open, relayed, .. } = shim.direct.as_ref()?;
-    let mut text = match (on, why) {
-        (true, _) => "direct path on".to_owned(),
-        (false, Some(why)) => format!("direct path off ({why})"),
-        (false, None) => "direct path off".to_owned(),
-    };
-    let _ = write!(text, ", {opened} connections steered");
-    if let Some(open) = open {
-        let _ = write!(text, ", {open} open on this node");
-    }
-    for (nth, address) in relayed.iter().enumerate() {
-        let _ = write!(text, "{} {address}", if nth == 0 { "; always relayed:" } else { "," });
     }
     Some(text)
 }
@@ -253,17 +236,18 @@ fn short(time: Duration) -> String {
 mod tests {
     use super::*;
 
-    /// A shim of an instance, with such a direct path.
-    fn row(instance: &str, address: &str, direct: &serde_json::Value) -> Row {
+    /// A shim of an instance that gets its clients so.
+    fn row(instance: &str, passing: &serde_json::Value) -> Row {
+        let mut own = serde_json::json!({
+            "instance": instance, "address": "127.14.2.64:6443", "own": true, "standing": "ready",
+            "since": "2026-01-03T00:00:00Z", "kube_version": "v1.36.3", "last_probe": "200 in 47 ms",
+        });
+        own.as_object_mut().unwrap().extend(passing.as_object().unwrap().clone());
         let shim = serde_json::json!({
             "version": 1, "berth": "10.0.0.5:6443", "listen": ["10.0.0.5:6443", "[fd00::5]:6443"], "instance": instance,
             "shim_version": "0.1.0", "pid": 1, "state": "joined", "since": "2026-01-03T00:00:00Z", "connections_open": 3,
             "connections_pending": 0, "connections_total": 7, "held": 0, "fail_open": false, "foreign_listeners": 0, "blocked": false,
-            "discover": false, "direct": direct,
-            "instances": [{
-                "instance": instance, "address": address, "own": true, "standing": "ready", "since": "2026-01-03T00:00:00Z",
-                "kube_version": "v1.36.3", "last_probe": "200 in 47 ms",
-            }],
+            "discover": false, "instances": [own],
         });
         Row {
             berth: "10.0.0.5:6443".parse().unwrap(),
@@ -277,30 +261,20 @@ mod tests {
     }
 
     #[test]
-    fn the_direct_path_of_each_shim_is_a_line() {
-        let relayed = ["[fd00::5]:6443", "127.0.0.1:6443"];
-        let direct = [
-            serde_json::json!({"on": true, "opened": 8412, "open": 64, "settling": true, "relayed": relayed}),
-            serde_json::json!({"on": false, "why": "a sibling steers", "opened": 0, "open": 64, "settling": false, "relayed": relayed[..1]}),
-            // The kernel cannot be asked.
-            serde_json::json!({"on": false, "why": "there are several instances: c and d", "opened": 5, "settling": false}),
-            serde_json::Value::Null,
+    fn how_each_instance_gets_its_clients_is_a_line() {
+        let rows = [
+            row("a", &serde_json::json!({"injected": true})),
+            row("b", &serde_json::json!({"relayed": "the kernel is 5.15"})),
+            row("c", &serde_json::json!({})),
         ];
-        let rows: Vec<_> = ["a", "b", "c", "d"]
-            .into_iter()
-            .zip(direct)
-            .map(|(name, direct)| row(name, "127.14.2.64:6443", &direct))
-            .collect();
         let now = humantime::parse_rfc3339("2026-01-03T00:00:06Z").unwrap();
         let expected = "\
 BERTH          INSTANCE  SHIM    APISERVER  ADDRESS           VERSION  NOW  TOTAL  SINCE  LAST PROBE
 10.0.0.5:6443  a         joined  ready      127.14.2.64:6443  v1.36.3  3    7      6s     200 in 47 ms
 10.0.0.5:6443  b         joined  ready      127.14.2.64:6443  v1.36.3  3    7      6s     200 in 47 ms
 10.0.0.5:6443  c         joined  ready      127.14.2.64:6443  v1.36.3  3    7      6s     200 in 47 ms
-10.0.0.5:6443  d         joined  ready      127.14.2.64:6443  v1.36.3  3    7      6s     200 in 47 ms
-a of 10.0.0.5:6443: direct path on, 8412 connections steered, 64 open on this node; always relayed: [fd00::5]:6443, 127.0.0.1:6443
-b of 10.0.0.5:6443: direct path off (a sibling steers), 0 connections steered, 64 open on this node; always relayed: [fd00::5]:6443
-c of 10.0.0.5:6443: direct path off (there are several instances: c and d), 5 connections steered
+a of 10.0.0.5:6443: the apiserver gets clients' sockets, none is relayed
+b of 10.0.0.5:6443: clients are relayed: the kernel is 5.15
 ";
         assert_eq!(table(&rows, now), expected);
     }

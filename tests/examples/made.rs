@@ -1,7 +1,7 @@
 //! Manifests that a command makes: each names the command.
 
 use crate::support::process::{berth, ends, output_of};
-use crate::{example, examples, need, root};
+use crate::{example, examples, root};
 use libtest_mimic::{Completion, Failed};
 
 /// Before the command that made a file.
@@ -35,32 +35,6 @@ pub(crate) fn doctor_finds_nothing() -> Result<Completion, Failed> {
         let (status, out, err) = output_of(berth(["doctor"]).arg(root().join("examples").join(&name)));
         assert!(status == Some(0) && out.contains("no error and no warning"), "{name}: {out}{err}");
     }
-    Ok(Completion::Completed)
-}
-
-/// Exactly two capabilities, and those with the component alone.
-pub(crate) fn a_direct_path_is_two_capabilities() -> Result<Completion, Failed> {
-    let kubectl = match need("kubectl") {
-        Ok(path) => path,
-        Err(ignored) => return Ok(ignored),
-    };
-    let dir = tempfile::tempdir()?;
-    let (component, shim) = (dir.path().join("direct"), dir.path().join("shim"));
-    let write = |directory: &std::path::Path, name: &str, text: &str| {
-        std::fs::create_dir_all(directory).and_then(|()| std::fs::write(directory.join(name), text))
-    };
-    write(&component, "kustomization.yaml", &example("kustomize/direct/kustomization.yaml"))?;
-    write(&shim, "daemonset.yaml", &example("node-shim/daemonset.yaml"))?;
-    let made = |components: &str| {
-        write(&shim, "kustomization.yaml", &format!("resources: [daemonset.yaml]\n{components}")).unwrap();
-        let (out, _) = ends(std::process::Command::new(&kubectl).arg("kustomize").arg(&shim), 0, &[]);
-        out.lines().map(str::to_owned).collect::<Vec<_>>()
-    };
-    let (without, with) = (made(""), made("components: [../direct]\n"));
-    let added: Vec<_> = with.iter().filter(|line| !without.contains(line)).map(|line| line.trim()).collect();
-    assert_eq!(added, ["- name: BERTH_DIRECT", "value: auto", "add:", "- BPF", "- NET_ADMIN"]);
-    let gone: Vec<_> = without.iter().filter(|line| !with.contains(line)).collect();
-    assert!(gone.is_empty() && with.len() == without.len() + added.len(), "{gone:?}");
     Ok(Completion::Completed)
 }
 

@@ -35,7 +35,6 @@ fn main() -> ExitCode {
         trial("several_addresses_answer", addresses::several_addresses_answer),
         trial("made_manifests_are_what_their_command_makes", made::made_manifests_are_what_their_command_makes),
         trial("doctor_finds_nothing", made::doctor_finds_nothing),
-        trial("a_direct_path_is_two_capabilities", made::a_direct_path_is_two_capabilities),
         trial("the_charts_files_are_those_of_the_examples", chart::the_charts_files_are_those_of_the_examples),
         trial("the_chart_renders_what_kustomize_builds", chart::the_chart_renders_what_kustomize_builds),
         trial("values_change_what_they_name", chart::values_change_what_they_name),

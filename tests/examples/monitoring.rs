@@ -16,10 +16,6 @@ use std::process::{Command, Output, Stdio};
 /// Families that the dashboard leaves out, and why.
 const LEFT_OUT: [&str; 0] = [];
 
-/// What only a shim with a direct path has, which needs capabilities; `crates/shim/src/direct/tests.rs` looks for them.
-const OF_A_DIRECT_PATH: [&str; 3] =
-    ["berth_direct_on", "berth_direct_connections_total", "berth_direct_connections_open"];
-
 /// What only a shim with a share of new connections has; `crates/shim/src/share/tests.rs` looks for it.
 const OF_A_SHARE: &str = "berth_share_ratio";
 
@@ -43,10 +39,7 @@ pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
         let named = named(text);
         // A histogram is documented by the name of its family.
         let is = |name: &&&str| {
-            OF_A_DIRECT_PATH.contains(*name)
-                || **name == OF_A_SHARE
-                || all.contains(**name)
-                || families.iter().any(|family| family.0 == **name)
+            **name == OF_A_SHARE || all.contains(**name) || families.iter().any(|family| family.0 == **name)
         };
         let wrong: Vec<_> = named.iter().filter(|name| !is(name)).collect();
         assert!(wrong.is_empty(), "{file} names {wrong:?}, which a shim does not have:\n{page}");

@@ -8,9 +8,6 @@ use clap::Parser;
 use libtest_mimic::{Completion, Failed};
 use std::process::Command;
 
-/// What gives the units of a shim a direct path.
-const DIRECT: &str = "bare-metal/direct.conf";
-
 /// The one file that berth wants to see.
 const CA: &str = "/etc/kubernetes/pki/ca.crt";
 
@@ -22,9 +19,8 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
         ["bare-metal/berth-node@.service", "bare-metal/berth-run@.service", "static-pod/berth-upgrade-resume.service"];
     assert_eq!(units, all);
     for name in units {
-        let text = format!("{}\n{}", example(&name), drop_in(&name)).replace(CA, ca);
+        let text = example(&name).replace(CA, ca);
         let (variables, command) = of_unit(&text);
-        assert_eq!(text.contains("BERTH_DIRECT"), name.starts_with("bare-metal/"), "{name}");
         let (file, arguments) = command.split_first().unwrap();
         assert!(file.ends_with("/berth"), "{name}: {file}");
         if let Sub::Upgrade(args) = takes(&name, arguments, &variables) {
@@ -50,11 +46,6 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
     }
     takes("node-shim/daemonset.yaml", &["serve".into(), "--discover".into()], &variables);
     Ok(Completion::Completed)
-}
-
-/// What is added to a unit, if it is a shim's.
-fn drop_in(unit: &str) -> String {
-    if unit.starts_with("bare-metal/") { example(DIRECT) } else { String::new() }
 }
 
 /// Variables and command of a unit, as systemd makes them of it for the instance `v1`.
@@ -128,20 +119,14 @@ pub(crate) fn systemd_takes_the_units() -> Result<Completion, Failed> {
         let program = command[0].replace("v1", "%i");
         let text = text.replace(&program, env!("CARGO_BIN_EXE_berth"));
         let unit = dir.path().join(name.rsplit('/').next().unwrap());
-        let added = unit.with_file_name(format!("{}.d", unit.file_name().unwrap().to_str().unwrap()));
-        std::fs::create_dir(&added)?;
-        let verified = |text: &str, drop_in: &str| -> std::io::Result<(bool, String)> {
+        let verified = |text: &str| -> std::io::Result<(bool, String)> {
             std::fs::write(&unit, text)?;
-            std::fs::write(added.join("direct.conf"), drop_in)?;
             let output = Command::new(&analyze).args(["verify", "--man=no"]).arg(&unit).output()?;
             Ok((output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned()))
         };
-        for drop_in in ["", &drop_in(&name)] {
-            assert_eq!(verified(&text, drop_in)?, (true, String::new()), "{name}: {drop_in}");
-        }
-        // The control: it finds an error, also in what is added.
-        assert!(verified(&text.replace("Restart=", "Restrat="), "")?.1.contains("Restrat"), "it does not look");
-        assert!(verified(&text, "[Service]\nAmbiantCapabilities=\n")?.1.contains("AmbiantCap"), "it does not look");
+        assert_eq!(verified(&text)?, (true, String::new()), "{name}");
+        // The control: it finds an error.
+        assert!(verified(&text.replace("Restart=", "Restrat="))?.1.contains("Restrat"), "it does not look");
     }
     Ok(Completion::Completed)
 }

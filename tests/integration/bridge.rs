@@ -811,35 +811,6 @@ fn bridged_by_ipv6(node: &Node) {
 }
 
 #[test]
-fn a_node_on_the_direct_path_is_bridged() {
-    let instance = "127.3.2.1:6443";
-    on_a_node_of(Kind { flags: "--bind-address=127.3.2.1", at: instance, ..IPV4 }, move |node| {
-        let shim = || {
-            let mut shim =
-                berth(["serve", "--listen", NODE, "--backend", instance, "--direct=on", "--max-openings=off"]);
-            shim.args(["--speedup=10", "--probe-ca"]).arg(&node.certs.ca_file).arg("--run-dir").arg(node.path("run"));
-            let shim = Running::start(&mut shim);
-            shim.logs("direct path on");
-            shim
-        };
-        let attempt = node.attempt_at(NODE);
-        let ask = || (0..10).for_each(|_| block_on(attempt([127, 0, 0, 1].into())).unwrap());
-        let steered = || node.status()["connections_steered"].as_u64().unwrap();
-        let first = shim();
-        ends(&mut node.start_bridge(), 0, &[]);
-        ask();
-        assert_eq!(steered(), 10);
-        // One that begins now has its program behind the bridge's.
-        drop(first);
-        let _next = shim();
-        ask();
-        assert_eq!(steered(), 20);
-        ends(&mut node.part("end"), 0, &[]);
-        ask();
-    });
-}
-
-#[test]
 fn a_command_that_fails_leaves_clients_on_the_bridge() {
     on_any_node(|node| {
         let load = node.load_throughout();

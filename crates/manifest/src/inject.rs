@@ -9,18 +9,17 @@ mod probes;
 
 use super::edit::{Change, Edit, Path, apply};
 use super::eject::{ORIGINAL, Original, undo};
-use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, STEERING, VARIABLES, VOLUMES};
+use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, VARIABLES, VOLUMES};
 use super::pod::basename;
 use super::{Container, Manifest, Problem};
 use berth_cluster::yaml::YamlNode;
-use berth_shim::config::{DirectMode, Listen};
+use berth_shim::config::Listen;
 use serde_json::Value;
 
 pub use addresses::loopback;
 pub use judge::{Lapse, Wrapping, judge};
 
 /// The variables of the shim alone that follow from options of `berth inject`.
-const DIRECT: &str = "BERTH_DIRECT";
 const SERVICE: &str = "BERTH_CLUSTER";
 const NODE_NAME: &str = "BERTH_NODE_NAME";
 
@@ -60,8 +59,6 @@ pub struct InjectOptions {
     pub probing: Probing,
     /// The kubeconfig with which it keeps the Service `kubernetes`; a pod that is not static has its service account.
     pub service: Option<String>,
-    /// When the kernel steers new connections to the apiserver itself.
-    pub direct: DirectMode,
     /// Further variables of the shim, which the operator added.
     pub added: Vec<Value>,
 }
@@ -114,9 +111,6 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &InjectOptions) 
     let had = |name: &str| shim_of(&found).is_some_and(|shim| shim.variable(name).is_some());
     if options.service.is_none() && had(SERVICE) {
         notes.push("without --service the shim does not keep the Service kubernetes any more".into());
-    }
-    if options.direct == DirectMode::Off && had(DIRECT) {
-        notes.push("without --direct the shim relays every connection again".into());
     }
     let new = apply(&base, manifest.document(), &edits).map_err(one)?;
     let result = Manifest::parse(&new).map_err(one)?;
@@ -227,8 +221,7 @@ impl<'a> Planner<'a> {
         mounts.extend(cluster.map(parts::cluster_mount));
         let image = &self.options.image;
         let low = listen.iter().any(|address| address.port() < 1024);
-        let mut capabilities = if low { vec!["NET_BIND_SERVICE"] } else { Vec::new() };
-        capabilities.extend(self.direct(uid, &mut of_shim));
+        let capabilities: &[&str] = if low { &["NET_BIND_SERVICE"] } else { &[] };
         of_shim.extend(parts::waits(&self.options.added));
         of_shim.extend(self.options.added.iter().cloned());
         let container = self.manifest.container();
@@ -237,7 +230,7 @@ impl<'a> Planner<'a> {
         let own = |field| Some((field, container.node().at(&["securityContext", field])?.value()));
         let label: Vec<_> = ["seLinuxOptions", "appArmorProfile"].into_iter().filter_map(own).collect();
         let like: Vec<_> = label.iter().cloned().chain(group).collect();
-        let shim = parts::shim(image, &parts::user(uid, &like, &capabilities), &of_shim, &mounts);
+        let shim = parts::shim(image, &parts::user(uid, &like, capabilities), &of_shim, &mounts);
         self.edit(
             pod.key("initContainers"),
             Change::Append(vec![parts::install(image, &self.options.run_dir, uid, &label), shim]),
@@ -269,27 +262,6 @@ impl<'a> Planner<'a> {
             return None;
         }
         kubeconfig.rsplit_once('/').map(|(directory, _)| directory)
-    }
-
-    /// The variable with which the kernel steers past the shim, and the capabilities for that.
-    fn direct(&mut self, uid: u32, variables: &mut Vec<Value>) -> &'static [&'static str] {
-        if self.options.direct == DirectMode::Off {
-            return &[];
-        }
-        if uid != 0 {
-            let container = self.manifest.container();
-            let line = container.security("runAsUser").map_or(container.node().line, |user| user.line);
-            // The kernel drops them at execve(2), and Kubernetes has no ambient ones (capabilities(7); its KEP-2763).
-            self.wrong(
-                line,
-                format!(
-                    "--direct needs capabilities, and those that a pod adds count for root only, but the shim has the \
-                     apiserver's uid {uid}: leave --direct out"
-                ),
-            );
-        }
-        variables.push(parts::variable(DIRECT, self.options.direct.as_str()));
-        &STEERING
     }
 
     /// Adds to a list of named things: at its end, but in what kubeadm writes at its beginning, where its

@@ -24,9 +24,6 @@ pub const VARIABLES: [&str; 12] = [
     "BERTH_PROBE_TIMEOUT",
 ];
 
-/// Capabilities of a shim with which the kernel steers for it.
-pub const STEERING: [&str; 2] = ["BPF", "NET_ADMIN"];
-
 /// The three probes of a container.
 pub const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readinessProbe"];
 

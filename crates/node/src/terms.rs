@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -160,9 +159,6 @@ pub struct Announce {
     pub reachable: bool,
     /// Whether it leaves for good: it takes nothing over any more.
     pub leaving: bool,
-    /// The only instance that it knows, if that is ready and new connections can be steered to it, past the shims.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub direct: Option<SocketAddr>,
     pub owns: BTreeSet<Cookie>,
     pub accepts: BTreeSet<Cookie>,
 }

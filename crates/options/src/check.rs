@@ -240,7 +240,6 @@ fn config(
         max_openings,
         first,
         admin,
-        direct: args.direct,
         pass: args.pass,
         cluster,
         log_connections,

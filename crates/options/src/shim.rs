@@ -4,7 +4,7 @@ use crate::cluster::ClusterArgs;
 use crate::place::{ADDRESSES, PlaceArgs};
 use crate::probe::ProbeArgs;
 use berth_node::terms::Speedup;
-use berth_shim::config::{DirectMode, PassMode};
+use berth_shim::config::PassMode;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
@@ -81,10 +81,6 @@ pub struct ShimArgs {
     /// How long siblings wait for a sign of life of this shim before they accept from its listeners; at most a day
     #[arg(long, hide = true, default_value = "3s", value_name = "DURATION")]
     pub lease: String,
-    /// Outside of changes, let the kernel steer new IPv4 connections to the apiserver itself: no relay, and it sees the
-    /// client's address
-    #[arg(long, env = "BERTH_DIRECT", default_value = "off", value_name = "WHEN", value_parser = direct_modes(), help_heading = CONNECTIONS)]
-    pub direct: DirectMode,
     /// How clients come to the apiserver: their bytes are relayed, or their sockets become the apiserver's own
     #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_modes(), help_heading = CONNECTIONS)]
     pub pass: PassMode,
@@ -103,19 +99,6 @@ pub struct ShimArgs {
     /// Log the end of each connection at info instead of debug
     #[arg(long, env = "BERTH_LOG_CONNECTIONS", help_heading = OPERATION)]
     pub log_connections: bool,
-}
-
-pub fn direct_modes() -> impl TypedValueParser<Value = DirectMode> {
-    let help = |mode| match mode {
-        DirectMode::Off => "Relay every connection",
-        DirectMode::Auto => "If a self-test passes: the log has the result and the reason",
-        DirectMode::On => "Or exit 69 if it is impossible",
-    };
-    let modes = DirectMode::ALL.map(|mode| PossibleValue::new(mode.as_str()).help(help(mode)));
-    PossibleValuesParser::new(modes).map(|text| {
-        let is = |mode: &DirectMode| mode.as_str() == text;
-        DirectMode::ALL.into_iter().find(is).unwrap_or_default()
-    })
 }
 
 pub fn pass_modes() -> impl TypedValueParser<Value = PassMode> {

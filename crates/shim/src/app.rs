@@ -14,7 +14,6 @@ use crate::backend::prober::{Passing, Probers};
 use crate::backend::{Table, TableWriter};
 use crate::cluster::Cluster;
 use crate::config::{Config, Listen, PassMode, RISE};
-use crate::direct::{self, Direct, DirectMetrics};
 use crate::drain::{Answered, drain, is_served};
 use crate::gate::{Gate, GateMetrics};
 use crate::handover::keep;
@@ -25,7 +24,6 @@ use crate::relay::{Context, Pass, Refusal};
 use crate::share::{ShareMetrics, Sharing};
 use crate::shared::Shared;
 use crate::state::{ShimState, Stop};
-use crate::steering::self_test_by_address;
 use crate::workers::Workers;
 use berth_keeper::{Keeper, Withdrawal};
 use berth_node::instance::InstanceId;
@@ -69,9 +67,6 @@ pub enum BuildError {
     /// A file or option of the probe is wrong.
     #[error("{0}")]
     Probe(String),
-    /// The direct path is required and impossible.
-    #[error("--direct on: {0}")]
-    Direct(#[from] direct::Error),
     /// The limit of open files is too low.
     #[expect(missing_docs, reason = "the message has both")]
     #[error(
@@ -136,11 +131,6 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     let gate = Gate::new(config.max_openings, config.first.clone());
     let mut collectors: Vec<Box<dyn Collector>> = Vec::new();
     collectors.extend(gate.clone().map(|gate| Box::new(GateMetrics(gate)) as Box<dyn Collector>));
-    let self_test = self_test_by_address();
-    let (direct, lease) = (config.direct, config.lease);
-    let direct = Direct::new(direct, config.place.addresses(), lease, gate.is_some(), self_test).await?;
-    collectors.extend(direct.clone().map(|direct| Box::new(DirectMetrics(direct)) as Box<dyn Collector>));
-
     let share = Arc::<Sharing>::default();
     collectors.push(Box::new(ShareMetrics(share.clone())));
     let writer = TableWriter::new(RISE, config.fall);
@@ -156,7 +146,6 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         state,
         cluster: Cluster::default(),
         gate,
-        direct,
         share,
         run_dir: OffThread::new("the run directory"),
         kernel: OffThread::new("the kernel"),
@@ -185,7 +174,6 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         threads = room.threads,
         max_openings = %config.max_openings,
         first = ?config.first,
-        direct = config.direct.as_str(),
         pass = config.pass.as_str(),
         cluster = config.cluster.as_ref().map(|cluster| tracing::field::debug(&cluster.credentials)),
         node = config.cluster.as_ref().map(|cluster| cluster.node.as_str()),
@@ -358,7 +346,7 @@ impl Bound {
 
     /// For a caller that stops the instance after the shim has left.
     pub fn answered(&self) -> Answered {
-        Answered::new(self.state(), self.shared.metrics.clone(), self.shared.direct.clone())
+        Answered::new(self.state(), self.shared.metrics.clone())
     }
 
     /// Serves until `stop` changes and its connections have ended.
@@ -397,12 +385,6 @@ impl Bound {
         let sockets = config.place.addresses().zip(sockets).collect();
         let keeping = keep(&shared, sockets, data.dispatcher, data.workers.handles().to_vec(), data.passes, requests);
         let keeping_cluster = while_served(keeper.as_mut().map(Keeper::keep));
-        let steering = while_served(
-            shared
-                .direct
-                .as_ref()
-                .map(|direct| direct.keep(shared.table.clone(), shared.state.subscribe(), || metrics.total())),
-        );
         let gate = while_served(shared.gate.as_ref().map(|gate| gate.keep()));
         // Guards are held until the last connection ended.
         let cut = tokio::select! {
@@ -410,7 +392,6 @@ impl Bound {
             () = follow_stop(stop, &shared, withdrawal.as_ref()) => 0,
             () = join_again(&shared, withdrawal.as_ref()) => 0,
             () = keeping_cluster => 0,
-            () = steering => 0,
             () = gate => 0,
             kept = keeping => {
                 if let Err(error) = kept {
@@ -443,12 +424,8 @@ async fn leave(shared: &Shared, timeout: Duration) -> u64 {
     let mut state = shared.state.subscribe();
     let _ = state.wait_for(|state| state.stop >= Stop::Drain).await;
     let _ = state.wait_for(|state| state.phase == Phase::Left || state.stop == Stop::Now).await;
-    let settling = || {
-        let direct = shared.direct.as_ref().filter(|_| shared.state.borrow().has_successor);
-        direct.is_some_and(|direct| direct.is_settling(Instant::now()))
-    };
     let is_served = |table: &Table| is_served(table, shared.config.discover);
-    drain(&shared.metrics, &shared.ended, shared.table.clone(), state, settling, is_served, timeout).await
+    drain(&shared.metrics, &shared.ended, shared.table.clone(), state, is_served, timeout).await
 }
 
 /// Follows the stop requests of the caller.

@@ -49,8 +49,6 @@ pub struct Config {
     pub first: Vec<IpNet>,
     /// Address of the admin server (/metrics, /status, /livez, /readyz).
     pub admin: Option<SocketAddr>,
-    /// Whether new connections go to the instance itself outside of changes.
-    pub direct: DirectMode,
     /// Whether clients' sockets go to instances that have a supervisor.
     pub pass: PassMode,
     /// The cluster's API, if the shim keeps the Service `kubernetes` and Leases.
@@ -95,32 +93,6 @@ impl fmt::Display for MaxOpenings {
     }
 }
 
-/// When new connections are steered to the instance itself, past the shims.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DirectMode {
-    /// Never.
-    #[default]
-    Off,
-    /// Where the self-test passes.
-    Auto,
-    /// Always: a shim that cannot does not start.
-    On,
-}
-
-impl DirectMode {
-    /// All modes, in the order of their help texts.
-    pub const ALL: [Self; 3] = [Self::Off, Self::Auto, Self::On];
-
-    /// As on the command line.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Auto => "auto",
-            Self::On => "on",
-        }
-    }
-}
-
 /// How an instance gets its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PassMode {
@@ -145,16 +117,6 @@ impl PassMode {
             Self::Inject => "inject",
         }
     }
-}
-
-/// More new connections a second per CPU are a crowd: a handshake takes kube-apiserver 1 to 1.5 ms, so this is an eighth of what it
-/// can answer. A crowd has to pass the gate instead of the direct path.
-pub const CROWD: u32 = 100;
-
-/// Whether new connections to a listen address can be steered: an instance has an IPv4 listener, and connections to loopback come
-/// from there, which are never steered.
-pub fn is_steered(address: &SocketAddr) -> bool {
-    address.is_ipv4() && !address.ip().is_loopback()
 }
 
 /// The berth, the instance, and the directory in which shims meet.

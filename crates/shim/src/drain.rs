@@ -3,7 +3,6 @@
 //! because the shim outlives its apiserver.
 
 use crate::backend::Table;
-use crate::direct::Direct;
 use crate::metrics::Metrics;
 use crate::state::{ShimState, Stop};
 use berth_node::terms::{InstanceHealth, Phase};
@@ -21,10 +20,10 @@ const ANSWERING: Duration = Duration::from_secs(5);
 const FIRST_BYTES: Duration = Duration::from_millis(500);
 
 /// Whether an instance can be stopped whose shim left this long ago and has `open` connections, of which `pending` wait
-/// for a first byte, while the direct path to it is `settling`. Returns the number of those that will not get one.
-pub fn unanswered(left: Duration, pending: u64, open: u64, settling: bool) -> Option<u64> {
+/// for a first byte. Returns the number of those that will not get one.
+pub fn unanswered(left: Duration, pending: u64, open: u64) -> Option<u64> {
     let waited = if pending > 0 { left >= ANSWERING } else { left >= FIRST_BYTES || open == 0 };
-    (waited && !settling).then_some(pending)
+    waited.then_some(pending)
 }
 
 /// Time between two checks of the number of pending connections.
@@ -38,24 +37,21 @@ const LOGGED: Duration = Duration::from_secs(10);
 pub struct Answered {
     state: watch::Receiver<ShimState>,
     metrics: Arc<Metrics>,
-    direct: Option<Arc<Direct>>,
     left: Option<Instant>,
 }
 
 impl Answered {
-    pub(crate) fn new(state: watch::Receiver<ShimState>, metrics: Arc<Metrics>, direct: Option<Arc<Direct>>) -> Self {
-        Self { state, metrics, direct, left: None }
+    pub(crate) fn new(state: watch::Receiver<ShimState>, metrics: Arc<Metrics>) -> Self {
+        Self { state, metrics, left: None }
     }
 
-    /// Waits until the shim has left and no client waits for a first byte or a handshake: for 5 s at most, and a sibling's lease
-    /// if that one steered. Can be dropped and called again.
+    /// Waits until the shim has left and no client waits for a first byte: for 5 s at most. Can be dropped and called again.
     pub async fn wait(&mut self) {
         // It has ended, with its connections.
         let Ok(_) = self.state.wait_for(|state| state.phase == Phase::Left).await else { return };
         let left = *self.left.get_or_insert_with(Instant::now);
         loop {
-            let settling = self.direct.as_ref().is_some_and(|direct| direct.is_settling(Instant::now()));
-            match unanswered(left.elapsed(), self.metrics.pending(), self.metrics.open(), settling) {
+            match unanswered(left.elapsed(), self.metrics.pending(), self.metrics.open()) {
                 None => sleep(CHECK).await,
                 Some(0) => return,
                 Some(connections) => {
@@ -73,15 +69,13 @@ pub(crate) fn is_served(table: &Table, discover: bool) -> bool {
     its.any(|instance| instance.health() != InstanceHealth::Unready)
 }
 
-/// Waits until relayed connections have ended, at most `timeout` after its instance `is_served` no more. Returns how many are left, which are reset now. Those on the direct path do not
-/// end with the shim, so it does not wait for them; `berth drain --wait-streams` does. But where a sibling gets new clients, a
-/// handshake that began on the direct path is waited for: that this shim has ended means that its instance can be stopped.
+/// Waits until the shim's connections have ended, at most `timeout` after its instance `is_served` no more. Returns how many are left, which
+/// are reset now.
 pub(crate) async fn drain(
     metrics: &Metrics,
     ended: &Notify,
     mut table: watch::Receiver<Arc<Table>>,
     mut state: watch::Receiver<ShimState>,
-    settling: impl Fn() -> bool,
     is_served: impl Fn(&Table) -> bool,
     timeout: Duration,
 ) -> u64 {
@@ -89,9 +83,9 @@ pub(crate) async fn drain(
     let mut log_at = started + LOGGED;
     let mut deadline = None;
     loop {
-        let (open, settling) = (metrics.open(), settling());
+        let open = metrics.open();
         let ends = state.borrow_and_update().stop == Stop::Now;
-        if open == 0 && (!settling || ends) {
+        if open == 0 {
             tracing::info!(ms = started.elapsed().as_millis() as u64, "drained");
             return 0;
         }
@@ -117,7 +111,6 @@ pub(crate) async fn drain(
             Ok(()) = table.changed() => {}
             Ok(()) = state.changed() => {}
             () = sleep_until(deadline.map_or(log_at, |deadline| deadline.min(log_at))) => {}
-            () = sleep(CHECK), if settling => {}
         }
     }
 }
@@ -137,8 +130,7 @@ mod tests {
             (ANSWERING - moment, 2, 3, None),
             (ANSWERING, 2, 3, Some(2)),
         ] {
-            assert_eq!(unanswered(left, pending, open, false), can, "{left:?} {pending} {open}");
-            assert_eq!(unanswered(left, pending, open, true), None, "a handshake may not be over");
+            assert_eq!(unanswered(left, pending, open), can, "{left:?} {pending} {open}");
         }
     }
 }

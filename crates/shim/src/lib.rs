@@ -12,7 +12,6 @@ pub mod app;
 pub mod backend;
 mod cluster;
 pub mod config;
-mod direct;
 pub mod drain;
 mod family;
 #[allow(missing_docs, reason = "names and types say enough")]

@@ -3,7 +3,6 @@
 use crate::backend::Table;
 use crate::cluster::Cluster;
 use crate::config::Config;
-use crate::direct::Direct;
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::share::Sharing;
@@ -28,8 +27,6 @@ pub(crate) struct Shared {
     pub(crate) cluster: Cluster,
     /// Limits TLS handshakes in flight, unless that is off.
     pub(crate) gate: Option<Arc<Gate>>,
-    /// The direct path, if there is one.
-    pub(crate) direct: Option<Arc<Direct>>,
     pub(crate) share: Arc<Sharing>,
     /// For all that is done in the run directory.
     pub(crate) run_dir: OffThread,

@@ -17,17 +17,6 @@ pub enum Stop {
     Now,
 }
 
-/// Which shim steers new connections to the instance itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    Own,
-    Sibling,
-    /// They go to the shims, and why.
-    NoShim(&'static str),
-    /// They go to the shims, which give each instance its share.
-    Shared,
-}
-
 /// What changes in the life of a shim.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShimState {
@@ -39,12 +28,8 @@ pub struct ShimState {
     pub stop: Stop,
     /// A worker gives no sign of life: better a sibling takes the connections.
     pub(crate) blocked: bool,
-    /// A sibling is there that stays when this shim goes.
-    pub(crate) has_successor: bool,
     /// The siblings that live and have no connection to this shim.
     pub(crate) unconnected: Vec<InstanceId>,
-    /// Which shim steers new connections to the instance.
-    pub(crate) turn: Turn,
 }
 
 impl Default for ShimState {
@@ -54,9 +39,7 @@ impl Default for ShimState {
             since: SystemTime::now(),
             stop: Stop::No,
             blocked: false,
-            has_successor: false,
             unconnected: Vec::new(),
-            turn: Turn::NoShim("not joined yet"),
         }
     }
 }

@@ -77,14 +77,6 @@ impl Shared {
     }
 
     pub(crate) async fn status(&self) -> Status {
-        let direct = match self.direct.clone() {
-            Some(direct) => {
-                let counts = direct.clone();
-                let open = self.kernel.within(ipc::PATIENCE / 2, move || counts.open()).await;
-                Some(direct.status(open.ok().and_then(Result::ok)))
-            }
-            None => None,
-        };
         let Self { config, metrics, .. } = self;
         let ShimState { phase, since, blocked, unconnected, .. } = self.state.borrow().clone();
         let table = self.table.borrow();
@@ -118,7 +110,6 @@ impl Shared {
             foreign_listeners: metrics.foreign_listeners.get().unsigned_abs(),
             instances: instances.collect(),
             gate: self.gate.as_ref().map(|gate| gate.status()),
-            direct,
             share: self.share.status(),
             unconnected,
             blocked,

@@ -6,7 +6,6 @@
 
 mod commands;
 mod death;
-mod direct;
 mod inject;
 mod liars;
 mod listeners;

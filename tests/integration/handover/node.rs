@@ -1,7 +1,7 @@
 //! A run directory, its shims, and echo servers that can go away.
 
 use crate::stand_in::{SILENT, STAND_IN};
-use crate::support::net::{free_address, fresh_ip, listening, queued_at};
+use crate::support::net::{free_address, fresh_ip, listening};
 use crate::support::process::{BERTH, Running, berth_at, output_of};
 use crate::support::shim::ask;
 use crate::support::stopped::Stopped;
@@ -10,14 +10,9 @@ use berth_node::instance::InstanceId;
 use berth_node::ipc::wire;
 use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
 use berth_node::registry::{BerthDir, RunDir, instance};
-use berth_os::netdevice::{self, InterfaceSetting};
-use berth_os::socket;
-use berth_testing::namespace;
-use nix::sched::CloneFlags;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, chown};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::AsFd;
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,11 +22,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
-
-/// Where a node in a network namespace of its own listens.
-pub(crate) const NODE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1)), 6443);
 
 /// A shim leaves when one of its threads does not run for a third of its lease, as happens on a machine with much to do.
 /// Only a test in which a lease has to end, or after whose lease something is sent or checked, gives a shorter one.
@@ -39,35 +30,6 @@ pub(crate) const LEASE: &str = "60s";
 
 /// The relaying thread that accepts.
 pub(crate) const ACCEPTS: &str = "berth-relay-0";
-
-/// Runs a test on a node in a network namespace of its own, whose clients have other addresses than it; skipped where none can be
-/// made.
-pub(crate) fn on_a_node_of_its_own(test: impl FnOnce(&Node) + Send + 'static) {
-    on_a_node_that(|| Ok(false), test);
-}
-
-/// As [`on_a_node_of_its_own`], where nothing is steered if the first says so; the test is skipped if that is an error.
-pub(crate) fn on_a_node_that(
-    is_unsteered: impl FnOnce() -> Result<bool, String> + Send + 'static,
-    test: impl FnOnce(&Node) + Send + 'static,
-) {
-    namespace::run(CloneFlags::CLONE_NEWNET, move || {
-        netdevice::set("lo", InterfaceSetting::Up).unwrap();
-        // Clients have the addresses of the second one's network.
-        for (alias, address, mask) in [("lo:1", [10, 77, 0, 1], [255; 4]), ("lo:2", [10, 78, 0, 1], [255, 255, 0, 0])] {
-            netdevice::set(alias, InterfaceSetting::Address(address.into())).unwrap();
-            netdevice::set(alias, InterfaceSetting::Netmask(mask.into())).unwrap();
-        }
-        test(&Node { unsteered: is_unsteered()?, ..Node::new().listening_at(NODE) });
-        Ok(())
-    });
-}
-
-/// The same client of such a node.
-pub(crate) fn from_afar(client: Ipv4Addr) -> Ipv4Addr {
-    let [_, _, c, d] = client.octets();
-    Ipv4Addr::new(10, 78, c, d)
-}
 
 /// A number from the environment, for runs that are longer than those of every day.
 #[track_caller]
@@ -87,14 +49,12 @@ pub(crate) struct Node {
     uid: Option<u32>,
     /// The berth that it starts next.
     program: Mutex<PathBuf>,
-    /// True if the node's shims steer nothing, and do everything else of the direct path.
-    unsteered: bool,
 }
 
 impl Node {
     pub(crate) fn new() -> Self {
         let program = Mutex::new(BERTH.into());
-        Self { temp: in_memory(), listen: free_address(), uid: None, program, unsteered: false }
+        Self { temp: in_memory(), listen: free_address(), uid: None, program }
     }
 
     /// One of another uid's, or why that cannot be had.
@@ -114,14 +74,7 @@ impl Node {
     pub(crate) fn berth_with(&self, args: &[&str]) -> Command {
         let mut command = berth_at(&self.program.lock().unwrap(), args);
         command.env("BERTH_TEST_HANGS", self.hangs());
-        if self.unsteered {
-            command.env("BERTH_TEST_UNSTEERED", "1");
-        }
         command
-    }
-
-    pub(crate) fn listening_at(self, listen: SocketAddr) -> Self {
-        Self { listen, ..self }
     }
 
     /// A directory of its own.
@@ -188,14 +141,6 @@ impl Node {
         let id = InstanceId::parse(id).unwrap();
         let claimant = Claimant { instance: &id, advertise: self.listen.ip(), supervisor: None, pid: None };
         claim(&self.berth(), &claimant, |_, _| Ok(address)).unwrap()
-    }
-
-    /// Exit status and log of a `berth serve` that fails.
-    pub(crate) fn cannot_serve(&self, id: &str, backend: SocketAddr, options: &[&str]) -> (Option<i32>, String) {
-        let (status, _, log) = output_of(
-            self.command("serve", id).args(["--backend", &backend.to_string(), "--probe", "tcp"]).args(options),
-        );
-        (status, log)
     }
 
     /// Starts a shim of an instance whose address is given.
@@ -363,12 +308,7 @@ pub(crate) fn know_one_another(a: &Shim, b: &Shim) {
 /// An instance: gives back what comes. Dropping it resets its connections and closes its listener.
 pub(crate) struct Echo {
     pub(crate) address: SocketAddr,
-    /// Of its listener.
-    inode: u64,
     task: Option<JoinHandle<()>>,
-    /// Whether it accepts no more connections.
-    stands: watch::Sender<bool>,
-    asks: mpsc::UnboundedSender<oneshot::Sender<usize>>,
 }
 
 /// All of them on one thread.
@@ -394,40 +334,7 @@ impl Echo {
         socket.bind(address).unwrap();
         let listener = socket.listen(4096).unwrap();
         let address = listener.local_addr().unwrap();
-        let inode = socket::inode(listener.as_fd()).unwrap();
-        let (stands, told) = watch::channel(false);
-        let (asks, asked) = mpsc::unbounded_channel();
-        Self { address, inode, task: Some(instances().spawn(serve(listener, told, asked))), stands, asks }
-    }
-}
-
-impl Echo {
-    /// Stops accepting, or begins again: clients that come meanwhile wait in its queue.
-    #[track_caller]
-    pub(crate) fn stand(&self, stands: bool) {
-        self.stands.send_replace(stands);
-        // It has recorded that when it answers.
-        self.open();
-    }
-
-    /// How many wait in its queue.
-    pub(crate) fn queued(&self) -> u64 {
-        queued_at(self.inode).unwrap_or_default()
-    }
-
-    /// How many connections it has accepted that have not ended.
-    #[track_caller]
-    fn open(&self) -> usize {
-        let (ask, mut answer) = oneshot::channel();
-        self.asks.send(ask).unwrap();
-        eventually("an answer of an instance", || answer.try_recv().ok())
-    }
-
-    /// Its end when no client waits in its queue and none is being served.
-    #[track_caller]
-    pub(crate) fn end_idle(self) {
-        // In this order: a client that is taken out of the queue is counted by the time of an answer.
-        eventually("an idle instance", || (queued_at(self.inode) == Some(0) && self.open() == 0).then_some(()));
+        Self { address, task: Some(instances().spawn(serve(listener))) }
     }
 }
 
@@ -440,25 +347,15 @@ impl Drop for Echo {
     }
 }
 
-async fn serve(
-    listener: TcpListener,
-    mut stands: watch::Receiver<bool>,
-    mut asked: mpsc::UnboundedReceiver<oneshot::Sender<usize>>,
-) {
+async fn serve(listener: TcpListener) {
     let mut connections = JoinSet::new();
     loop {
-        let accepts = !*stands.borrow_and_update();
         tokio::select! {
-            biased;
-            // With its handle dropped, it is about to end.
-            Ok(()) = stands.changed() => {}
-            Some(asked) = asked.recv() => drop(asked.send(connections.len())),
-            accepted = listener.accept(), if accepts => match accepted {
+            accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => drop(connections.spawn(echo(stream))),
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
             },
             Some(_) = connections.join_next() => {}
-            else => std::future::pending().await,
         }
     }
 }

@@ -14,10 +14,10 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-pub(crate) const CLIENTS: u32 = 128;
+const CLIENTS: u32 = 128;
 
 /// Together 6,400 connections a second.
-pub(crate) const PERIOD: Duration = Duration::from_millis(20);
+const PERIOD: Duration = Duration::from_millis(20);
 
 /// This many clients are in the queue of a listener when its owner closes it.
 const QUEUED: u64 = 32;

@@ -136,7 +136,7 @@ impl Peer {
                 command.args(match kind {
                     // This load is a crowd, which the gate would keep off the direct path.
                     PeerKind::DirectPath => &["--direct", "on", "--max-openings", "off"][..],
-                    _ => &["--direct", "off"],
+                    _ => &[],
                 });
                 command.arg(format!("--listen={listen}")).arg(format!("--backend={backend}"));
                 command.arg("--run-dir").arg(directory.join("run"));

@@ -1,6 +1,6 @@
 //! What is added to a pod, as values.
 
-use super::{BINARY, Container, DIRECT, INSTALL, NODE_NAME, Problem, SERVICE, SHIM, VOLUMES, YamlNode};
+use super::{BINARY, Container, INSTALL, NODE_NAME, Problem, SERVICE, SHIM, VOLUMES, YamlNode};
 use crate::names::VARIABLES;
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ pub(super) fn added(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
         return Err(Problem::new(shim.node().line, message));
     }
     let all = shim.node().list("env").iter().map(YamlNode::value);
-    let own = |name: &str| VARIABLES.contains(&name) || [DIRECT, SERVICE, NODE_NAME].contains(&name);
+    let own = |name: &str| VARIABLES.contains(&name) || [SERVICE, NODE_NAME].contains(&name);
     Ok(all.filter(|one| !one["name"].as_str().is_some_and(own) && *one != wait()).collect())
 }
 

@@ -110,44 +110,6 @@ fn has_note(outcome: &Injection, start: &str) -> bool {
     outcome.notes.iter().any(|note| note.starts_with(start))
 }
 
-/// What is steered for is the shim's alone.
-#[test]
-fn a_direct_path_is_a_variable_and_two_capabilities() {
-    let shim = |text: &str| {
-        let manifest = Manifest::parse(text).unwrap();
-        let containers = manifest.containers("initContainers").chain(manifest.containers("containers"));
-        containers.map(|container| (container.name().to_owned(), container.node().value())).collect::<Vec<_>>()
-    };
-    for (mode, port) in [(DirectMode::Auto, 6443), (DirectMode::On, 443)] {
-        let addresses = Addresses::Given(listens(&[&format!("10.0.0.5:{port}")]));
-        let off = InjectOptions { addresses, ..options() };
-        let on = InjectOptions { direct: mode, ..off.clone() };
-        let (before, after) = (inject(KUBEADM, &off).unwrap(), inject(KUBEADM, &on).unwrap());
-        assert!(judge(&Manifest::parse(&after.text).unwrap(), Wrapping { words: 0, ..Wrapping::default() }).is_empty());
-        for ((name, old), (_, new)) in shim(&before.text).into_iter().zip(shim(&after.text)) {
-            if name != SHIM {
-                assert_eq!(old, new, "{name}");
-                continue;
-            }
-            let low: &[&str] = if port == 443 { &["NET_BIND_SERVICE"] } else { &[] };
-            let mut wanted = old;
-            wanted["securityContext"]["capabilities"]["add"] = [low, &["BPF", "NET_ADMIN"]].concat().into();
-            let variables = wanted["env"].as_array_mut().unwrap();
-            let at = variables.len() - 1;
-            variables.insert(at, json!({"name": "BERTH_DIRECT", "value": mode.as_str()}));
-            assert_eq!(new, wanted);
-        }
-        // Without it, it is as if it had never been.
-        let again = inject(&after.text, &off).unwrap();
-        assert_eq!(again.text, before.text);
-        assert!(has_note(&again, "without --direct"), "{:?}", again.notes);
-        assert_eq!(inject(&before.text, &on).unwrap().text, after.text);
-    }
-    let problems = inject(DEPLOYMENT, &InjectOptions { direct: DirectMode::Auto, ..with_ca() }).unwrap_err();
-    let [problem] = &problems[..] else { panic!("{problems:?}") };
-    assert!(problem.to_string().contains("uid 65534: leave --direct out"), "{problem}");
-}
-
 #[test]
 fn a_deployment_with_comments() {
     insta::assert_snapshot!(diff(DEPLOYMENT, &inject(DEPLOYMENT, &with_ca()).unwrap()));
@@ -719,11 +681,10 @@ fn manifest() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(16)))]
     #[test]
-    fn any_manifest_comes_back(text in manifest(), service: bool, direct: bool) {
+    fn any_manifest_comes_back(text in manifest(), service: bool) {
         let probing = Probing { trusts: true, ..Probing::default() };
         let service = service.then(|| "/etc/kubernetes/berth-cluster/kubeconfig".to_owned());
-        let direct = if direct { DirectMode::Auto } else { DirectMode::Off };
-        let options = InjectOptions { probing, service, direct, ..options() };
+        let options = InjectOptions { probing, service, ..options() };
         let once = inject(&text, &options).unwrap();
         prop_assert_eq!(&inject(&once.text, &options).unwrap().text, &once.text);
         prop_assert_eq!(values(&ejected(&once.text)), values(&text));

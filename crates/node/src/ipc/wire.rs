@@ -146,9 +146,6 @@ pub struct Status {
     /// The gate before its instances, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate: Option<GateStatus>,
-    /// The direct path, if the shim has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub direct: Option<DirectStatus>,
     /// The share of new connections that is in force, if one is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<ShareStatus>,
@@ -160,26 +157,6 @@ pub struct Status {
     /// What the shim does in the cluster's API, with `--cluster`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
-}
-
-/// New connections that go to the instance itself, past the shims.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct DirectStatus {
-    /// Whether this shim steers them now.
-    pub on: bool,
-    /// Why not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<String>,
-    /// Connections that this shim steered.
-    pub opened: u64,
-    /// Those that are open on the node, whichever shim steered them; none if the kernel does not list them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub open: Option<u64>,
-    /// Whether the handshake of one may be in progress: their instance must not stop now.
-    pub settling: bool,
-    /// Listen addresses whose clients are relayed nevertheless.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub relayed: Vec<SocketAddr>,
 }
 
 /// A share of new connections as one of the two shims sees it.
@@ -357,7 +334,6 @@ mod tests {
                 ready: true,
                 reachable: true,
                 leaving: false,
-                direct: None,
                 owns: [Cookie(7)].into(),
                 accepts: [Cookie(7), Cookie(9)].into(),
             },
@@ -365,9 +341,6 @@ mod tests {
         };
         assert_eq!(String::from_utf8(serde_json::to_vec(&update).unwrap()).unwrap(), String::from_utf8_lossy(bytes));
         assert_eq!(parse_update(bytes).as_ref(), Ok(&update));
-        let update =
-            Update { announce: Announce { direct: "127.1.2.3:6443".parse().ok(), ..update.announce }, ..update };
-        assert_eq!(parse_update(&serde_json::to_vec(&update).unwrap()), Ok(update));
         for (ask, json) in [
             (Ask::Status, r#"{"version":1,"ask":"status"}"#),
             (Ask::Metrics, r#"{"version":1,"ask":"metrics"}"#),

@@ -20,7 +20,6 @@
 //! Because an announcement is a state and no change, one that is lost, late or repeated breaks
 //! nothing, and any order of events leads to the same result.
 
-use crate::state::Turn;
 use berth_node::terms::{Announce, Cookie, Phase, ShimId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -40,8 +39,6 @@ pub(crate) struct Facts {
     pub(crate) leaving: bool,
     /// A relaying thread does not respond: an accept loop may never end.
     pub(crate) blocked: bool,
-    /// The only instance that it knows, if that is ready and it can steer new connections to it.
-    pub(crate) direct: Option<SocketAddr>,
 }
 
 /// An action to carry out. Each is idempotent.
@@ -190,7 +187,6 @@ impl Machine {
             ready: self.facts.ready,
             reachable: self.facts.reachable,
             leaving: self.facts.leaving,
-            direct: self.facts.direct,
             // A shim that leaves owns none: siblings take over from here on.
             owns: if self.is_leaving() { BTreeSet::new() } else { with(|held| held.own) },
             accepts: with(|held| held.accept == AcceptLoop::Running),
@@ -216,34 +212,6 @@ impl Machine {
     /// Whether there is a sibling that is joined, ready and not leaving.
     pub(crate) fn has_successor(&self) -> bool {
         self.live().any(|its| its.phase == Phase::Joined && its.ready && !its.leaving)
-    }
-
-    /// Which shim steers: while every shim is joined and would steer to the same instance, the one that
-    /// started last. While one joins, leaves or cannot steer, none. Two may believe that it is their turn until they have each other's
-    /// announcement, which does no harm: both steer to the only instance.
-    pub(crate) fn turn(&self, me: ShimId) -> Turn {
-        let Facts { ready, leaving, direct, .. } = self.facts;
-        if direct.is_none() {
-            return Turn::NoShim("this shim cannot steer");
-        }
-        if self.phase != Phase::Joined || self.is_leaving() || leaving || !ready {
-            return Turn::NoShim("this shim is not joined");
-        }
-        let mut turn = Turn::Own;
-        // One whose lease has expired hangs or is gone: it no longer steers.
-        for (holder, peer) in self.peers.iter().filter(|(_, peer)| self.now < peer.fresh_until) {
-            match peer.live(self.now) {
-                None => return Turn::NoShim("a sibling has not announced its state yet"),
-                Some(its) if its.phase != Phase::Joined || its.leaving || !its.ready => {
-                    return Turn::NoShim("a sibling joins or leaves");
-                }
-                Some(its) if its.direct.is_none() => return Turn::NoShim("a sibling cannot steer"),
-                Some(its) if its.direct != direct => return Turn::NoShim("a sibling has another instance"),
-                Some(_) if *holder > me => turn = Turn::Sibling,
-                Some(_) => {}
-            }
-        }
-        turn
     }
 
     /// Siblings that are connected and have announced nothing for the time of a lease.

@@ -19,10 +19,9 @@ pub(crate) use passing::PASSES;
 use crate::accept::{Accepting, Dispatcher};
 use crate::backend::Table;
 use crate::config::Config;
-use crate::direct;
 use crate::relay::Pass;
 use crate::shared::Shared;
-use crate::state::{ShimState, Turn};
+use crate::state::ShimState;
 use berth_node::ipc::wire::Share;
 use berth_node::ipc::{IncomingRequest, PATIENCE};
 use berth_node::registry::lease;
@@ -152,9 +151,6 @@ impl Group {
 
     fn update_facts(&mut self, table: &mut watch::Receiver<Arc<Table>>, state: &mut watch::Receiver<ShimState>) {
         self.tick();
-        let shared = self.shared.share.is_on();
-        // A sibling steers only where all shims do.
-        let direct = self.shared.direct.as_ref().filter(|_| !shared);
         let state = state.borrow_and_update().clone();
         let blocked = state.blocked;
         let facts = {
@@ -167,13 +163,10 @@ impl Group {
                 reachable: table.pick(|_| true).is_some(),
                 leaving: state.is_leaving(),
                 blocked,
-                direct: direct.and_then(|_| Some(direct::target(&table).ok()?.address.into())),
             }
         };
         let actions = self.machine.facts(facts);
         self.act(actions);
-        let turn = if shared { Turn::Shared } else { self.machine.turn(self.me) };
-        self.shared.update(|state| state.turn = turn);
     }
 
     /// Puts a share of new connections in force.

@@ -64,7 +64,6 @@ impl Group {
         let joined = self.machine.joined_siblings();
         let Shared { table, config, cluster, .. } = &self.shared;
         let sibling = self.machine.has_successor();
-        self.shared.update(|state| state.has_successor = sibling);
         if config.cluster.is_some() {
             let (phase, blocked) = (self.machine.phase(), self.shared.is_blocked());
             cluster.publish(phase, sibling, blocked, &table.borrow(), config.discover);

@@ -67,12 +67,6 @@ struct Shim {
     connected: BTreeMap<ShimId, BTreeSet<Cookie>>,
 }
 
-/// What it would steer to: most can, and most have the same instance.
-fn steers_to(holder: ShimId) -> Option<SocketAddr> {
-    let port = if holder.0.is_multiple_of(8) { 7443 } else { 6443 };
-    (!holder.0.is_multiple_of(7)).then_some(([127, 1, 2, 3], port).into())
-}
-
 /// A kernel's listening socket.
 #[derive(Debug, Default)]
 struct Socket {
@@ -341,8 +335,7 @@ impl World {
         for holder in holders {
             let shim = &self.shims[&holder];
             if !shim.hung {
-                let direct = steers_to(holder);
-                let facts = Facts { ready: shim.ready, reachable, leaving: shim.leaving, blocked: false, direct };
+                let facts = Facts { ready: shim.ready, reachable, leaving: shim.leaving, blocked: false };
                 self.dial(holder);
                 self.act(holder, |machine| machine.facts(facts));
             }
@@ -590,13 +583,6 @@ impl World {
     }
 
     fn check(&mut self) {
-        for (holder, shim) in &self.shims {
-            let stays = !shim.leaving && shim.ready && shim.machine.phase() == Phase::Joined;
-            assert!(
-                stays || shim.hung || shim.machine.turn(*holder) != Turn::Own,
-                "{holder:?} steers, and is not joined"
-            );
-        }
         let now = self.now;
         let reachable = self.reachable();
         let disturbed = self.is_disturbed();
@@ -662,18 +648,6 @@ proptest! {
             let Machine { peers, dead, .. } = &shim.machine;
             let known = peers.keys().all(|peer| world.shims.contains_key(peer)) && dead.is_empty();
             prop_assert!(known, "{:?} knows {:?} and that {:?} ended", holder, peers.keys(), dead);
-        }
-        let to: BTreeSet<_> = world.shims.keys().map(|holder| steers_to(*holder)).collect();
-        let joined = world.shims.values().all(|shim| shim.machine.phase() == Phase::Joined && shim.ready);
-        let calm = joined && to.len() == 1 && !to.contains(&None);
-        let last = world.shims.keys().next_back();
-        for (holder, shim) in &world.shims {
-            match (shim.machine.turn(*holder), calm) {
-                (Turn::Own, true) => prop_assert_eq!(Some(holder), last, "steers"),
-                (Turn::Sibling, true) => prop_assert_ne!(Some(holder), last, "no shim steers"),
-                (Turn::NoShim(_), false) => {}
-                (turn, _) => prop_assert!(false, "{:?}: {:?}, calm: {}", holder, turn, calm),
-            }
         }
         let serves = world.shims.values().any(|shim| shim.ready && !shim.leaving);
         for (cookie, socket) in &world.sockets {
