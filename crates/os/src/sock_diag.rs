@@ -10,7 +10,7 @@ use crate::file::found;
 use crate::proc_net::{self, ESTABLISHED, Entry, LISTEN};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// State of a connection whose peer has sent FIN (TCP_CLOSE_WAIT in the kernel's tcp_states.h).
@@ -43,74 +43,10 @@ const LISTENERS_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a listing is repeated when the kernel's tables change meanwhile.
 const ATTEMPTS: usize = 4;
 
-/// How many connections there are, by whether their listener had [`super::socket::mark_listener`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Connections {
-    pub marked: u64,
-    pub others: u64,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct AcceptQueue {
-    /// Connections that wait to be accepted.
-    pub waiting: u32,
-    /// The backlog: the kernel lets one more wait.
-    pub limit: u32,
-}
-
-/// The IPv4 connections to this local port and one of these local addresses that are ESTABLISHED or in CLOSE_WAIT,
-/// accepted or not. No address, or 0.0.0.0 among them, stands for all outside 127.0.0.0/8.
-///
-/// An IPv4 client that a listener on `[::]` has accepted is not counted: for the kernel its connection is IPv6.
-///
-/// It blocks for about 1 µs per connection of this port, those to other addresses included, and for half a second at most. The
-/// kernel lists them in parts: while many begin and end, a few may be missed or counted twice.
-///
-/// # Errors
-/// `Unsupported` before Linux 5.10, which does not show the mark; `ENOENT` for a kernel without tcp_diag; `TimedOut`;
-/// `InvalidData` for a reply that cannot be parsed; those of socket(2).
-pub fn connections(port: u16, addresses: &[Ipv4Addr]) -> io::Result<Connections> {
-    let any = addresses.is_empty() || addresses.contains(&Ipv4Addr::UNSPECIFIED);
-    let is_asked_for = |ip: &Ipv4Addr| if any { !ip.is_loopback() } else { addresses.contains(ip) };
-    let mut counted = Connections::default();
-    for connection in sockets(libc::AF_INET, port, &[ESTABLISHED, CLOSE_WAIT], PATIENCE)? {
-        let IpAddr::V4(ip) = connection.local.ip() else { continue };
-        if connection.local.port() != port || !is_asked_for(&ip) {
-            continue;
-        }
-        match connection.is_marked {
-            Some(true) => counted.marked += 1,
-            Some(false) => counted.others += 1,
-            None => {
-                let why = "the kernel does not show a connection's options: that needs Linux 5.10 or newer";
-                return Err(io::Error::new(io::ErrorKind::Unsupported, why));
-            }
-        }
-    }
-    Ok(counted)
-}
-
-/// The accept queue of the listener at exactly this address; None if there is none. For several that share it
-/// (`SO_REUSEPORT`), the sums.
-///
-/// # Errors
-/// As [`connections`], without `Unsupported`.
-pub fn accept_queue(listener: SocketAddrV4) -> io::Result<Option<AcceptQueue>> {
-    // A request for this one socket would return the one that gets the next client: a wildcard's, or the one that a BPF
-    // program chooses.
-    let queues = sockets(libc::AF_INET, listener.port(), &[LISTEN], PATIENCE)?
-        .into_iter()
-        .filter(|socket| socket.local == listener.into());
-    Ok(queues.map(|socket| socket.queue).reduce(|sum, queue| AcceptQueue {
-        waiting: sum.waiting.saturating_add(queue.waiting),
-        limit: sum.limit.saturating_add(queue.limit),
-    }))
-}
-
 /// The listening sockets with this port. A socket that is bound and does not listen is not there: the kernel does not show it.
 ///
 /// # Errors
-/// As [`connections`], without `Unsupported` and `ENOENT`.
+/// `TimedOut`; `InvalidData` for a reply that cannot be parsed; those of socket(2).
 pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
     let list = |family| sockets(family, port, &[LISTEN], LISTENERS_PATIENCE);
     let listed = list(libc::AF_INET).and_then(|mut listeners| {
@@ -142,7 +78,7 @@ fn or_by_table(listed: io::Result<Vec<ListedSocket>>, wants: impl Fn(&SocketAddr
 /// error. Needs CAP_NET_ADMIN, and a kernel with CONFIG_INET_DIAG_DESTROY.
 ///
 /// # Errors
-/// `EOPNOTSUPP` for a kernel that cannot; `EPERM`; as [`connections`].
+/// `EOPNOTSUPP` for a kernel that cannot; `EPERM`; `ENOENT` for one without tcp_diag; as [`listeners`].
 pub fn destroy_unmarked(port: u16) -> io::Result<usize> {
     let list = |family| sockets(family, port, &[ESTABLISHED, CLOSE_WAIT], PATIENCE);
     let mut all = list(libc::AF_INET)?;
@@ -175,9 +111,7 @@ struct ListedSocket {
     local: SocketAddr,
     uid: u32,
     inode: u32,
-    /// Of a listener. (For a connection the kernel has numbers of bytes in its place.)
-    queue: AcceptQueue,
-    /// None if the kernel does not show it.
+    /// Whether its listener had the mark. None if the kernel does not show it, before Linux 5.10.
     is_marked: Option<bool>,
 }
 
@@ -323,8 +257,7 @@ fn entry(body: &[u8]) -> Option<ListedSocket> {
         _ => return None,
     };
     let local = SocketAddr::new(ip, u16::from_be_bytes(field(body, 4)?));
-    let [waiting, limit, uid, inode] = [56, 60, 64, 68].map(|at| field(body, at).map(u32::from_ne_bytes));
-    let queue = AcceptQueue { waiting: waiting?, limit: limit? };
+    let [uid, inode] = [64, 68].map(|at| field(body, at).map(u32::from_ne_bytes));
     let (mut attributes, mut is_marked) = (body.get(72..)?, None);
     while !attributes.is_empty() {
         let [length, kind] = [0, 2].map(|at| field(attributes, at).map(u16::from_ne_bytes));
@@ -333,7 +266,7 @@ fn entry(body: &[u8]) -> Option<ListedSocket> {
             is_marked = Some(value.get(1)? & BIND_ADDRESS_NO_PORT != 0);
         }
     }
-    Some(ListedSocket { id: field(body, 4)?, local, uid: uid?, inode: inode?, queue, is_marked })
+    Some(ListedSocket { id: field(body, 4)?, local, uid: uid?, inode: inode?, is_marked })
 }
 
 fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -353,11 +286,10 @@ mod tests {
     use crate::netdevice::{self, InterfaceSetting};
     use crate::socket::mark_listener;
     use berth_testing::namespace;
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use nix::sched::CloneFlags;
     use proptest::prelude::*;
     use std::io::Write as _;
-    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd as _;
 
     const NODE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -385,9 +317,6 @@ mod tests {
         let at = at.into();
         let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP)).unwrap();
         socket.set_reuse_port(true).unwrap();
-        if at.is_ipv6() {
-            socket.set_only_v6(false).unwrap();
-        }
         socket.bind(&at.into()).unwrap();
         socket.listen(backlog).unwrap();
         socket.into()
@@ -434,105 +363,23 @@ mod tests {
         assert_eq!(instead_of(libc::EPERM).unwrap_err().raw_os_error(), Some(libc::EPERM));
     }
 
-    fn counted(addresses: &[Ipv4Addr]) -> (u64, u64) {
-        let Connections { marked, others } = in_time(|| connections(PORT, addresses));
-        (marked, others)
-    }
-
-    fn queue_at(ip: Ipv4Addr, port: u16) -> Option<AcceptQueue> {
-        in_time(|| accept_queue(SocketAddrV4::new(ip, port)))
-    }
-
-    #[test]
-    fn connections_are_told_apart_by_their_listener() {
-        in_a_namespace(|| {
-            assert_eq!(counted(&[]), (0, 0));
-            let (ours, theirs) = (marked((NODE, PORT)), listener((NODE, PORT), 128));
-            let (mut open, mut at_ours, mut at_theirs) = (Vec::new(), 0, 0);
-            for _ in 0..64 {
-                open.push(TcpStream::connect((NODE, PORT)).unwrap());
-                let mut asked = [&ours, &theirs].map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN));
-                poll(&mut asked, PollTimeout::NONE).unwrap();
-                if asked[0].any() == Some(true) {
-                    open.push(ours.accept().unwrap().0);
-                    at_ours += 1;
-                } else {
-                    open.push(theirs.accept().unwrap().0);
-                    at_theirs += 1;
-                }
-            }
-            assert!(at_ours > 0 && at_theirs > 0, "the kernel gave all to one listener");
-            for addresses in [&[][..], &[NODE], &[NEIGHBOUR, NODE], &[Ipv4Addr::UNSPECIFIED, NEIGHBOUR]] {
-                assert_eq!(counted(addresses), (at_ours, at_theirs), "{addresses:?}");
-            }
-            assert_eq!(counted(&[NEIGHBOUR]), (0, 0));
-            drop((ours, theirs));
-            assert_eq!(counted(&[]), (at_ours, at_theirs), "they outlive their listeners");
-        });
-    }
-
     #[test]
     fn connections_are_ended_but_those_of_a_marked_listener() {
         in_a_namespace(|| {
             let (ours, theirs) = (marked((NODE, PORT)), listener((NEIGHBOUR, PORT), 128));
-            let (mut kept, mut ended) = (connected((NODE, PORT), &ours), connected((NEIGHBOUR, PORT), &theirs));
+            let elsewhere = listener((NODE, PORT + 1), 128);
+            let kept = [connected((NODE, PORT), &ours), connected((NODE, PORT + 1), &elsewhere)];
+            let mut ended = connected((NEIGHBOUR, PORT), &theirs);
             assert_eq!(in_time(|| destroy_unmarked(PORT)), 1);
             for end in [&mut ended.0, &mut ended.1] {
                 assert!(end.read(&mut [0]).is_err());
             }
-            kept.0.write_all(b"k").unwrap();
-            assert_eq!(kept.1.read(&mut [0]).unwrap(), 1);
-            assert_eq!(in_time(|| destroy_unmarked(PORT)), 0);
-        });
-    }
-
-    #[test]
-    fn connections_to_another_address_or_port_are_not_counted() {
-        in_a_namespace(|| {
-            let any = marked((Ipv4Addr::UNSPECIFIED, PORT));
-            let _one = connected((NODE, PORT), &any);
-            let _other = connected((NEIGHBOUR, PORT), &any);
-            let _loopback =
-                [connected((Ipv4Addr::LOCALHOST, PORT), &any), connected(([127, 9, 9, 9].into(), PORT), &any)];
-            let other_port = listener((NODE, PORT + 1), 128);
-            let _to_other_port = connected((NODE, PORT + 1), &other_port);
-            assert_eq!(counted(&[]), (2, 0));
-            assert_eq!(counted(&[NODE]), (1, 0));
-            assert_eq!(counted(&[NODE, Ipv4Addr::LOCALHOST]), (2, 0));
-            assert_eq!(in_time(|| connections(PORT + 1, &[NODE])), Connections { marked: 0, others: 1 });
-            // For the kernel, any port.
-            assert_eq!(connections(0, &[]).unwrap(), Connections::default());
-        });
-    }
-
-    #[test]
-    fn a_connection_of_a_listener_of_both_families_is_not_counted() {
-        in_a_namespace(|| {
-            if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
-                return namespace::skipped("the kernel has no IPv6");
+            for (mut client, mut end) in kept {
+                client.write_all(b"k").unwrap();
+                assert_eq!(end.read(&mut [0]).unwrap(), 1);
             }
-            let both = marked((Ipv6Addr::UNSPECIFIED, PORT));
-            let (_client, connection) = connected((NODE, PORT), &both);
-            assert_eq!(connection.local_addr().unwrap().ip(), IpAddr::V6(NODE.to_ipv6_mapped()));
-            assert_eq!(counted(&[]), (0, 0));
-        });
-    }
-
-    #[test]
-    fn a_connection_that_its_client_ended_is_counted_until_it_is_closed() {
-        in_a_namespace(|| {
-            let ours = marked((NODE, PORT));
-            let (client, mut connection) = connected((NODE, PORT), &ours);
-            client.shutdown(Shutdown::Write).unwrap();
-            assert_eq!(connection.read(&mut [0]).unwrap(), 0);
-            assert_eq!(counted(&[]), (1, 0));
-            drop(connection);
-            assert_eq!(counted(&[]), (0, 0));
-
-            let (_client, connection) = connected((NODE, PORT), &ours);
-            assert_eq!(counted(&[]), (1, 0));
-            connection.shutdown(Shutdown::Write).unwrap();
-            assert_eq!(counted(&[]), (0, 0), "a socket that sent its FIN waits for the peer alone");
+            // For the kernel, any port.
+            assert_eq!(in_time(|| destroy_unmarked(0)), 0);
         });
     }
 
@@ -546,7 +393,12 @@ mod tests {
             for to in [NODE, NODE, NEIGHBOUR] {
                 (0..1000).for_each(|_| drop(TcpStream::connect((to, PORT)).unwrap()));
             }
-            eventually(|| counted(&[]), &(2000, 1000));
+            let are = |marked| move |socket: &&ListedSocket| socket.is_marked == Some(marked);
+            let counted = || {
+                let all = in_time(|| sockets(libc::AF_INET, PORT, &[CLOSE_WAIT], PATIENCE));
+                (all.iter().filter(are(true)).count(), all.iter().filter(are(false)).count())
+            };
+            eventually(counted, &(2000, 1000));
         });
     }
 
@@ -555,26 +407,6 @@ mod tests {
     fn an_answer_is_not_waited_for_beyond_its_time() {
         let late = dump(libc::AF_INET, PORT, &[LISTEN], Instant::now()).map(drop);
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
-    }
-
-    #[test]
-    fn an_accept_queue_is_that_of_the_very_address() {
-        in_a_namespace(|| {
-            let at = |ip| queue_at(ip, PORT);
-            assert_eq!(at(NODE), None);
-            let _busy = listener((NODE, PORT), 16);
-            let _clients = [(); 5].map(|()| TcpStream::connect((NODE, PORT)).unwrap());
-            eventually(|| at(NODE), &Some(AcceptQueue { waiting: 5, limit: 16 }));
-            assert_eq!(at(NEIGHBOUR), None);
-            assert_eq!(queue_at(NODE, PORT + 1), None);
-
-            let _any = listener((Ipv4Addr::UNSPECIFIED, PORT), 20);
-            assert_eq!(at(NEIGHBOUR), None);
-            let empty = AcceptQueue { waiting: 0, limit: 20 };
-            assert_eq!(at(Ipv4Addr::UNSPECIFIED), Some(empty));
-            let _sibling = listener((NODE, PORT), 100);
-            assert_eq!(at(NODE), Some(AcceptQueue { waiting: 5, limit: 116 }));
-        });
     }
 
     fn message(kind: i32, flags: i32, body: &[u8]) -> Vec<u8> {
@@ -604,8 +436,8 @@ mod tests {
         };
         body[0] = family as u8;
         body[8..8 + ip.len()].copy_from_slice(&ip);
-        let figures = [entry.queue.waiting, entry.queue.limit, entry.uid, entry.inode];
-        body[56..].copy_from_slice(figures.map(u32::to_ne_bytes).as_flattened());
+        let figures = [entry.uid, entry.inode];
+        body[64..].copy_from_slice(figures.map(u32::to_ne_bytes).as_flattened());
         body.extend(attribute(8, &[3]));
         if let Some(is_marked) = entry.is_marked {
             let others = !BIND_ADDRESS_NO_PORT;
@@ -619,16 +451,12 @@ mod tests {
     }
 
     fn any_entry() -> impl Strategy<Value = ListedSocket> {
-        any::<(IpAddr, u16, [u32; 4], Option<bool>)>().prop_map(
-            |(ip, port, [waiting, limit, uid, inode], is_marked)| {
-                let queue = AcceptQueue { waiting, limit };
-                let listed =
-                    ListedSocket { id: [0; ID], local: SocketAddr::new(ip, port), uid, inode, queue, is_marked };
-                let mut id = [0; ID];
-                id.copy_from_slice(&encoded(&listed)[HEADER + 4..][..ID]);
-                ListedSocket { id, ..listed }
-            },
-        )
+        any::<(IpAddr, u16, [u32; 2], Option<bool>)>().prop_map(|(ip, port, [uid, inode], is_marked)| {
+            let listed = ListedSocket { id: [0; ID], local: SocketAddr::new(ip, port), uid, inode, is_marked };
+            let mut id = [0; ID];
+            id.copy_from_slice(&encoded(&listed)[HEADER + 4..][..ID]);
+            ListedSocket { id, ..listed }
+        })
     }
 
     fn answer(sockets: &[ListedSocket]) -> Vec<u8> {

@@ -53,9 +53,7 @@ pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
     }
     socket.bind(&address.into())?;
     socket.set_reuse_address(false)?;
-    let socket = OwnedFd::from(socket);
-    mark_listener(socket.as_fd())?;
-    Ok(socket)
+    Ok(socket.into())
 }
 
 /// A socket that is bound as kube-apiserver binds its own: with `SO_REUSEADDR` alone.
@@ -88,8 +86,7 @@ pub fn start_listening(socket: BorrowedFd<'_>, backlog: u32) -> io::Result<()> {
     })
 }
 
-/// Marks a listener, so that [`super::sock_diag::connections`] can tell its new connections, which inherit the mark,
-/// from those of any other listener.
+/// Marks a listener, so that [`super::sock_diag::destroy_unmarked`] spares its new connections, which inherit the mark.
 ///
 /// The mark is `IP_BIND_ADDRESS_NO_PORT`, which has no effect on a bound socket that listens. An IPv6 socket takes it too.
 /// (Before bind(2), a port of 0 would stay 0.)

@@ -10,8 +10,6 @@ pub(super) enum Reg {
     R1 = 1,
     R2 = 2,
     R3 = 3,
-    R4 = 4,
-    R5 = 5,
     R6 = 6,
     R7 = 7,
     R8 = 8,
@@ -41,10 +39,8 @@ pub(super) enum If {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Helper {
     MapLookup = 1,
-    MapUpdate = 2,
     MonotonicTime = 5,
     CurrentName = 16,
-    SocketLookup = 84,
     SocketRelease = 86,
     NamespaceCookie = 122,
     SocketAssign = 124,

@@ -3,13 +3,23 @@
 //! dialled. A cgroup is where it is attached; that it is a network namespace's, as the other is, is checked by the namespace's cookie.
 
 use super::asm::{Assembler, Helper, If, Instruction, MapAs, Reg, Size};
-use super::finder::{LISTEN, socket};
 use super::parts::{CONTEXT, LISTENER, RESULT, SLOT, Slot, State, finish, jump_if_same, match_ipv4, match_ipv6, word};
 use super::sys;
 use std::io;
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Offsets in `struct bpf_sock` of linux/bpf.h. Addresses are in network byte order, the port in that of this host.
+mod socket {
+    pub(super) const LOCAL_IP4: i16 = 24;
+    pub(super) const LOCAL_IP6: i16 = 28;
+    pub(super) const LOCAL_PORT: i16 = 44;
+    pub(super) const STATE: i16 = 72;
+}
+
+/// State of a socket that listens (`BPF_TCP_LISTEN`).
+const LISTEN: i32 = 10;
 
 /// Offsets in `struct bpf_sock_addr` of linux/bpf.h. Addresses and the port are in network byte order.
 mod context {

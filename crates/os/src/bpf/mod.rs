@@ -4,7 +4,7 @@
 //!
 //! What it decides is in `sk_lookup` and `connect`, and what these share in `parts`. The program is short, and depends on addresses that are known when it is loaded;
 //! so a small assembler makes it. A library would bring a compiler for BPF or a loader of ELF files, for some 60 instructions
-//! each and nine commands of bpf(2).
+//! each and eight commands of bpf(2).
 //!
 //! Programs do not depend on the machine. Addresses are compared and passed on as their four bytes, whatever these are as a number; which
 //! ports the kernel has in the host's order and which in the network's stands beside the offsets. What is loaded and stored is aligned,
@@ -15,7 +15,6 @@
 
 mod asm;
 mod connect;
-mod finder;
 mod parts;
 mod sk_lookup;
 mod sys;
@@ -46,8 +45,6 @@ pub enum Step {
     Cgroup,
     /// A socket was not taken for a listener.
     Listener,
-    /// Find the listener at an address.
-    Find,
     /// What is attached there is not shown.
     Query,
 }
@@ -76,7 +73,6 @@ impl fmt::Display for Refused {
             Step::Link => "cannot attach the BPF program to the network namespace",
             Step::Cgroup => "cannot attach the BPF program to the root of cgroup v2",
             Step::Listener => "cannot steer to this socket",
-            Step::Find => "cannot find the listener that is to be steered to",
             Step::Query => "cannot list the BPF programs that are attached to the network namespace",
         };
         write!(to, "{what}: {}", self.source)?;

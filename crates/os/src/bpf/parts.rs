@@ -68,7 +68,6 @@ pub(super) fn finish(
     asm.copy(Reg::R1, LISTENER);
     asm.call(Helper::SocketRelease);
     asm.jump_if(If::Zero(RESULT), steered);
-    asm.jump_if(If::Equal(RESULT, -libc::EEXIST), passed);
 
     for (label, counter) in [
         (failed, offset_of!(State, failed)),

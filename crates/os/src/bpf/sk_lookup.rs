@@ -2,12 +2,11 @@
 
 use super::asm::{Assembler, Helper, If, Instruction, Reg, Size};
 use super::connect;
-use super::finder;
 use super::parts::{CONTEXT, LISTENER, RESULT, SLOT, Slot, State, finish, jump_if_same, match_ipv4, match_ipv6, word};
 use super::sys::{self, ProgramType, SharedValue};
 use super::{Refused, Step};
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -18,7 +17,6 @@ pub enum Purpose {
     Bridge,
     /// A bridge's relay to etcd: it steers only what comes from the address that it goes to, as the node's kube-apiserver's does.
     Etcd,
-    DirectPath,
     /// Whether the kernel steers at all.
     SelfTest,
 }
@@ -29,15 +27,8 @@ impl Purpose {
         match self {
             Self::Bridge => "berth_bridge",
             Self::Etcd => "berth_etcd",
-            Self::DirectPath => "berth_direct",
             Self::SelfTest => "berth_test",
         }
-    }
-
-    /// The direct path only takes connections that would come to the shims' listeners: it must not replace a bridge's choice, whichever
-    /// of the two began first, and without CAP_SYS_ADMIN it cannot see which program another one is.
-    const fn replaces(self) -> bool {
-        !matches!(self, Self::DirectPath)
     }
 }
 
@@ -49,7 +40,7 @@ const SLOTS: u32 = 2;
 pub struct Counters {
     /// Given to the listener in the slot of their family.
     pub steered: u64,
-    /// Left to the port's own listeners, because it is off or its time has expired, or to another program, whose choice it does not replace.
+    /// Left to the port's own listeners, because it is off or its time has expired.
     pub passed: u64,
     /// Left to them because there is no listener in the slot, or one that the kernel does not take.
     pub failed: u64,
@@ -91,7 +82,7 @@ impl Steerer {
     }
 
     /// From here on the kernel runs the program, until the result is dropped. It runs after those that are attached
-    /// already, and its choice replaces theirs, except for the direct path's.
+    /// already, and its choice replaces theirs.
     ///
     /// # Errors
     /// `E2BIG` if there are 64; see [`Refused`].
@@ -135,15 +126,6 @@ impl Steerer {
     /// `EOPNOTSUPP` if it does not listen or is one of MPTCP.
     pub fn set_listener(&self, slot: Slot, listener: BorrowedFd<'_>) -> Result<(), Refused> {
         sys::set_socket(self.listeners.as_fd(), slot as u32, listener)
-    }
-
-    /// As [`Steerer::set_listener`], for the listener at exactly this address in this thread's network namespace: another
-    /// process's, without a descriptor of it. Linux 5.10.
-    ///
-    /// # Errors
-    /// `ENOENT` if nothing listens there; those of `set_listener`.
-    pub fn set_listener_at(&self, slot: Slot, address: SocketAddrV4) -> Result<(), Refused> {
-        finder::add_listener(self.listeners.as_fd(), slot as u32, address)
     }
 
     pub fn switch(&self, on: bool) {
@@ -221,7 +203,7 @@ fn program(
     finish(asm, listeners, state, end, |asm| {
         asm.copy(Reg::R1, CONTEXT);
         asm.copy(Reg::R2, LISTENER);
-        asm.set(Reg::R3, if purpose.replaces() { REPLACE } else { 0 });
+        asm.set(Reg::R3, REPLACE);
         asm.call(Helper::SocketAssign);
         asm.copy(RESULT, Reg::R0);
     })

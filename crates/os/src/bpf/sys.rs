@@ -15,7 +15,6 @@ use std::ptr::{NonNull, from_mut, from_ref};
 const MAP_CREATE: c_int = 0;
 const MAP_UPDATE_ELEM: c_int = 2;
 const PROG_LOAD: c_int = 5;
-const PROG_TEST_RUN: c_int = 10;
 const PROG_GET_FD_BY_ID: c_int = 13;
 const OBJ_GET_INFO_BY_FD: c_int = 15;
 const PROG_QUERY: c_int = 16;
@@ -29,8 +28,6 @@ const ATTACH_SK_LOOKUP: u32 = 36;
 /// When the kernel runs a program.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ProgramType {
-    /// For a packet. (BPF_PROG_TYPE_SCHED_CLS)
-    Packet,
     /// For the listener of a new connection.
     SocketLookup,
     /// For connect(2), of a socket of IPv4 or of IPv6. (BPF_PROG_TYPE_CGROUP_SOCK_ADDR)
@@ -42,7 +39,6 @@ impl ProgramType {
     /// The numbers of its type and of where it is attached.
     const fn numbers(self) -> (u32, u32) {
         match self {
-            Self::Packet => (3, 0),
             Self::SocketLookup => (30, ATTACH_SK_LOOKUP),
             Self::Connect4 => (18, 10),
             Self::Connect6 => (18, 11),
@@ -266,36 +262,6 @@ pub(super) fn load_program(prog_type: ProgramType, as_name: &str, program: &[Ins
             Refused { step: Step::Program, source, log: String::from_utf8_lossy(text).trim_end().to_owned() }
         })
     })
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct TestRun {
-    prog_fd: u32,
-    retval: u32,
-    data_size_in: u32,
-    data_size_out: u32,
-    data_in: u64,
-    data_out: u64,
-    repeat: u32,
-    duration: u32,
-    ctx_size_in: u32,
-    ctx_size_out: u32,
-    ctx_in: u64,
-    ctx_out: u64,
-    flags: u32,
-    cpu: u32,
-    batch_size: u32,
-    reserved: u32,
-}
-
-/// Runs a program once, in this thread's network namespace, for a packet that is dropped; gives what it returns.
-pub(super) fn run(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<i32> {
-    let (data_size_in, data_in) = (packet.len() as u32, packet.as_ptr() as u64);
-    let mut attr = TestRun { prog_fd: number(program), data_size_in, data_in, ..TestRun::default() };
-    // SAFETY: the packet lives for the call and has the given length.
-    unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;
-    Ok(attr.retval.cast_signed())
 }
 
 #[repr(C)]

@@ -2,10 +2,8 @@
 //! were. Tests that do not ask which listener gets a connection use this. Debug builds alone have it, so nothing that ships does.
 
 use super::{Refused, Step};
-use crate::sock_diag;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::io;
-use std::net::SocketAddrV4;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// The environment variable that asks for it.
@@ -29,15 +27,5 @@ pub(super) fn descriptor() -> io::Result<OwnedFd> {
 /// What does not listen is refused, as by the kernel.
 pub(super) fn check(socket: BorrowedFd<'_>) -> Result<(), Refused> {
     let listens = socket2::SockRef::from(&socket).is_listener().map_err(Refused::at(Step::Listener))?;
-    or_refused(listens, libc::EOPNOTSUPP)
-}
-
-/// The same where nothing listens.
-pub(super) fn check_at(address: SocketAddrV4) -> Result<(), Refused> {
-    let found = sock_diag::listeners_at(address.into()).map_err(Refused::at(Step::Find))?;
-    or_refused(!found.is_empty(), libc::ENOENT)
-}
-
-fn or_refused(listens: bool, error: i32) -> Result<(), Refused> {
-    if listens { Ok(()) } else { Err(Refused::at(Step::Listener)(io::Error::from_raw_os_error(error))) }
+    if listens { Ok(()) } else { Err(Refused::at(Step::Listener)(io::Error::from_raw_os_error(libc::EOPNOTSUPP))) }
 }

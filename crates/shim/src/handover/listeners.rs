@@ -133,7 +133,6 @@ impl Group {
         let held = lock(&self.published).held.get(&cookie).cloned();
         let Some((address, listener)) = held else { return self.machine.failed(cookie) };
         let ready = socket::set_options(listener.as_fd())
-            .and_then(|()| socket::mark_listener(listener.as_fd()))
             .and_then(|()| socket::start_listening(listener.as_fd(), BACKLOG))
             .and_then(|()| listener.as_fd().try_clone_to_owned());
         match ready {

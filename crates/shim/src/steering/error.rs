@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "{refused}: steering needs Linux 5.9 or newer with CONFIG_BPF_SYSCALL, the direct path 5.10, localhost 5.14 with \
+        "{refused}: steering needs Linux 5.9 or newer with CONFIG_BPF_SYSCALL, localhost 5.14 with \
          CONFIG_CGROUP_BPF; this is {kernel}"
     )]
     Kernel { refused: Refused, kernel: String },
@@ -25,15 +25,10 @@ pub enum Error {
     )]
     Forbidden(Refused),
     #[error(
-        "the kernel does not accept berth's BPF program: steering needs Linux 5.9 or newer, the direct path 5.10, localhost 5.14; this is \
+        "the kernel does not accept berth's BPF program: steering needs Linux 5.9 or newer, localhost 5.14; this is \
          {kernel}, if it is new enough, please report this. {refused}"
     )]
     Verifier { refused: Refused, kernel: String },
-    #[error(
-        "{0}: nothing listens at its address in this network namespace: if the instance is ready, start both in one \
-         (hostNetwork)"
-    )]
-    NotThere(Refused),
     #[error("{0}: a listener of TCP is needed that listens, and is none of MPTCP (Go: GODEBUG=multipathtcp=0)")]
     NoListener(Refused),
     #[error("cannot inspect the listener to steer to: {0}")]
@@ -56,8 +51,6 @@ pub enum Error {
     Other(Refused),
     #[error("self-test: a steered connection to {to} did not arrive: {why}")]
     NotArrived { to: std::net::SocketAddr, why: String },
-    #[error("self-test: cannot be made: this node has no address of IPv4 but those of loopback")]
-    NoAddress,
     #[error("self-test: cannot be made, neither by IPv4 ({ipv4}) nor by IPv6 ({ipv6})")]
     Untried { ipv4: Tried, ipv6: Tried },
 }
@@ -74,15 +67,13 @@ pub(super) fn judge(refused: Refused, lacks: Vec<&'static str>, kernel: impl FnO
         (Step::Program, _) if !refused.log.is_empty() => Error::Verifier { refused, kernel: kernel() },
         (_, Some(libc::EPERM | libc::EACCES)) if lacks.is_empty() => Error::Forbidden(refused),
         (_, Some(libc::EPERM | libc::EACCES)) => Error::Capabilities { refused, lacks },
-        (Step::Listener, Some(libc::ENOENT)) => Error::NotThere(refused),
         // The error for an MPTCP listener depends on the call.
         (Step::Listener, Some(libc::EOPNOTSUPP | libc::EBUSY | libc::EINVAL)) => Error::NoListener(refused),
         (Step::Link, Some(libc::E2BIG)) => Error::Full(refused),
         // No such system call, command, type of map or of program, or a field of it that is unknown.
-        (
-            Step::Map | Step::Program | Step::Link | Step::Query | Step::Find,
-            Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG),
-        ) => Error::Kernel { refused, kernel: kernel() },
+        (Step::Map | Step::Program | Step::Link | Step::Query, Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG)) => {
+            Error::Kernel { refused, kernel: kernel() }
+        }
         _ => Error::Other(refused),
     }
 }

@@ -1,5 +1,5 @@
 //! Steering by the kernel: new connections to a port of this node go to a listener of the shim's, whichever process listens on the
-//! port. `berth bridge` steers to a shim, the direct path to an instance.
+//! port. `berth bridge` steers to its own shim.
 //!
 //! [`Steering`] owns the program ([`berth_os::bpf`]) and decides when it steers. [`self_test()`] tries it on a free port
 //! before anything is changed. Every [`Error`] means that something necessary is missing (exit status 69), and that
@@ -10,12 +10,12 @@ mod self_test;
 
 pub use berth_os::bpf::{Attached, Counters, Purpose};
 pub use error::Error;
-pub use self_test::{Tried, self_test, self_test_by_address, self_test_of_localhost};
+pub use self_test::{Tried, self_test, self_test_of_localhost};
 
 use berth_os::bpf::{self, Link, Slot, Steerer};
 use berth_os::{clock, socket};
 use std::fs::File;
-use std::net::{IpAddr, SocketAddrV4};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use std::time::Duration;
 const NAMESPACE: &str = "/proc/thread-self/ns/net";
 
 /// Renewals in the time that one is good for: one or two may come late.
-pub(crate) const RENEWALS: u32 = 3;
+const RENEWALS: u32 = 3;
 
 /// A port of this network namespace that is steered while this lives, is on, and is renewed.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Steering {
     /// no address is all of both. It begins off and without listeners.
     ///
     /// Connections from 127.0.0.0/8 and `::1` are not steered. Programs that steer in this network namespace already are
-    /// logged first; while this one is on, its choice replaces theirs, except for the direct path's.
+    /// logged first; while this one is on, its choice replaces theirs.
     ///
     /// # Errors
     /// Something necessary is missing.
@@ -53,12 +53,10 @@ impl Steering {
         let namespace = File::open(NAMESPACE).map_err(Error::Namespace)?;
         let before = bpf::attached(namespace.as_fd())?;
         for other in &before {
-            let first = if purpose == Purpose::DirectPath {
-                "it goes before berth's"
-            } else {
-                "until berth's is off, berth's goes before"
-            };
-            tracing::info!(port, "{other} steers in this network namespace already: {first}");
+            tracing::info!(
+                port,
+                "{other} steers in this network namespace already: until berth's is off, berth's goes before"
+            );
         }
         #[cfg(debug_assertions)]
         if bpf::is_unsteered() {
@@ -101,14 +99,6 @@ impl Steering {
         let address = socket::local_address(listener).map_err(Error::Listener)?;
         let slot = if address.is_ipv4() { Slot::Ipv4 } else { Slot::Ipv6 };
         Ok(self.program.set_listener(slot, listener)?)
-    }
-
-    /// As [`Steering::give_to`], for the listener at this address in this thread's network namespace. Linux 5.10.
-    ///
-    /// # Errors
-    /// Nothing listens there, or the kernel does not steer to it.
-    pub fn give_to_listener_at(&self, address: SocketAddrV4) -> Result<(), Error> {
-        Ok(self.program.set_listener_at(Slot::Ipv4, address)?)
     }
 
     /// From the next new connection on, for as long as it is renewed.

@@ -44,21 +44,6 @@ pub async fn self_test() -> Result<[Tried; 2], Error> {
     }
 }
 
-/// As [`self_test`], for IPv4 alone, to a listener that is found by its address.
-///
-/// # Errors
-/// As [`self_test`].
-pub async fn self_test_by_address() -> Result<(), Error> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(Error::Listener)?;
-    let Some((_reserved, to)) = free_port(true) else { return Err(Error::NoAddress) };
-    let steering = Steering::new(Purpose::SelfTest, to.port(), &[to.ip()], PATIENCE * 2)?;
-    if let SocketAddr::V4(address) = listener.local_addr().map_err(Error::Listener)? {
-        steering.give_to_listener_at(address)?;
-    }
-    steering.on();
-    connect(to, &listener).await
-}
-
 /// As [`self_test`], for what this process connects to localhost, by IPv4 alone.
 ///
 /// # Errors

@@ -117,12 +117,8 @@ impl Shim {
 
     /// Of the port on these addresses, and on.
     fn steer(&self, addresses: &[&str]) -> Steering {
-        self.steer_for(Purpose::Bridge, addresses)
-    }
-
-    fn steer_for(&self, purpose: Purpose, addresses: &[&str]) -> Steering {
         let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        let steering = Steering::new(purpose, PORT, &addresses, FOR_LONG).unwrap();
+        let steering = Steering::new(Purpose::Bridge, PORT, &addresses, FOR_LONG).unwrap();
         self.take(&steering);
         steering.on();
         steering
@@ -223,24 +219,6 @@ fn it_goes_before_another_program_which_is_back_when_it_ends() {
         assert_eq!(NODE.map(ask), ["first"; 3]);
         drop(other);
         assert_eq!(NODE.map(ask), ["old"; 3]);
-    });
-}
-
-#[test]
-fn a_bridge_goes_before_the_direct_path_whichever_began_first() {
-    on_a_node(|| {
-        let (bridge, instance) = (Shim::new("bridge"), Shim::new("instance"));
-        let on = bridge.steer(&[]);
-        let direct = instance.steer_for(Purpose::DirectPath, &[]);
-        assert_eq!(direct.before()[0].known, Some(("berth_bridge".into(), 0)));
-        assert_eq!(NODE.map(ask), ["bridge"; 3]);
-        let Counters { steered, passed, failed } = direct.counters();
-        assert_eq!((steered, passed, failed), (0, 3, 0), "its listeners are as they should be");
-        drop(on);
-        assert_eq!(NODE.map(ask), ["instance"; 3]);
-        let on = bridge.steer(&[]);
-        assert_eq!(on.before()[0].known, Some(("berth_direct".into(), 0)));
-        assert_eq!(NODE.map(ask), ["bridge"; 3]);
     });
 }
 
@@ -391,9 +369,6 @@ fn what_is_missing_is_named() {
         (error(Step::Program, libc::EINVAL, "", &[]), ["Linux 5.9 or newer", "this is 5.4.0"]),
         (error(Step::Map, libc::ENOSYS, "", &["CAP_BPF"]), ["CONFIG_BPF_SYSCALL", "this is 5.4.0"]),
         (error(Step::Program, libc::EACCES, "R7 !read_ok", &[]), ["please report", "R7 !read_ok"]),
-        (error(Step::Program, libc::EINVAL, "cannot pass map_type 15", &[]), ["the direct path 5.10", "this is 5.4.0"]),
-        (error(Step::Find, libc::EINVAL, "", &[]), ["the direct path 5.10", "this is 5.4.0"]),
-        (error(Step::Listener, libc::ENOENT, "", &[]), ["nothing listens", "hostNetwork"]),
         (error(Step::Link, libc::E2BIG, "", &[]), ["cannot attach", "64 programs"]),
         (error(Step::Listener, libc::EOPNOTSUPP, "", &[]), ["cannot steer to this socket", "multipathtcp=0"]),
         (error(Step::Map, libc::ENOMEM, "", &[]), ["cannot make a BPF map", "memory"]),

@@ -1,9 +1,9 @@
 use super::*;
 use crate::bpf::attached;
 use crate::bpf::sys::test_run::{Lookup, run};
-use crate::{clock, netdevice, socket};
+use crate::{clock, socket};
 use berth_testing::namespace;
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::CloneFlags;
 use proptest::prelude::*;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::fs::File;
@@ -189,62 +189,6 @@ fn a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it() {
         if let Ok(mptcp) = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)) {
             mptcp.listen(16).unwrap();
             refused(mptcp.as_fd());
-        }
-    });
-}
-
-/// Of an address of loopback, as an instance has one.
-fn at(address: &str) -> SocketAddrV4 {
-    address.parse().unwrap()
-}
-
-#[test]
-fn a_listener_is_found_by_its_address_and_no_other_is() {
-    in_a_namespace(|| {
-        // No command does it: a child has duplicates of other tests' listeners until execve.
-        let up = || netdevice::set("lo", netdevice::InterfaceSetting::Up).unwrap();
-        up();
-        let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap();
-        steerer.steer_until(Duration::MAX);
-        steerer.switch(true);
-        let find = |address| steerer.set_listener_at(Slot::Ipv4, at(address));
-        let refused = |address| {
-            let refused = find(address).unwrap_err();
-            (refused.step, refused.source.raw_os_error())
-        };
-        let client = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
-        let none = (Step::Listener, Some(libc::ENOENT));
-        assert_eq!(refused("127.1.2.3:6443"), none, "nothing listens");
-        let any = TcpListener::bind("0.0.0.0:6443").unwrap();
-        assert_eq!(refused("127.1.2.3:6443"), none, "of 0.0.0.0, which is a shim's");
-        drop(any);
-        let elsewhere = std::thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            up();
-            TcpListener::bind("127.1.2.3:6443").unwrap()
-        });
-        let elsewhere = elsewhere.join().unwrap();
-        assert_eq!(refused("127.1.2.3:6443"), none, "in another network namespace");
-        drop(elsewhere);
-        assert_eq!((client(), counted(&steerer)), (None, (0, 0, 1)));
-
-        let instance = TcpListener::bind("127.1.2.3:6443").unwrap();
-        let _connection = std::net::TcpStream::connect("127.1.2.3:6443").unwrap();
-        find("127.1.2.3:6443").unwrap();
-        assert_eq!(client(), Some(socket::cookie(instance.as_fd()).unwrap()));
-        // Again, as after an instance started anew.
-        find("127.1.2.3:6443").unwrap();
-        let next = TcpListener::bind("127.9.8.7:6443").unwrap();
-        find("127.9.8.7:6443").unwrap();
-        assert_eq!(client(), Some(socket::cookie(next.as_fd()).unwrap()));
-        drop(next);
-        assert_eq!((client(), counted(&steerer)), (None, (2, 0, 2)), "a closed listener gets nothing");
-
-        if let Ok(mptcp) = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)) {
-            mptcp.bind(&SocketAddr::from(at("127.4.4.4:6443")).into()).unwrap();
-            mptcp.listen(16).unwrap();
-            let (step, error) = refused("127.4.4.4:6443");
-            assert_eq!((step, error.is_some_and(|code| code != libc::ENOENT)), (Step::Listener, true), "{error:?}");
         }
     });
 }

@@ -1,9 +1,33 @@
 //! Asks a program without a connection.
 
-use super::{PROG_TEST_RUN, TestRun, bpf, number};
+use super::{bpf, number};
+use std::ffi::c_int;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::from_mut;
+
+const PROG_TEST_RUN: c_int = 10;
+
+#[repr(C)]
+#[derive(Default)]
+struct TestRun {
+    prog_fd: u32,
+    retval: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    ctx_size_in: u32,
+    ctx_size_out: u32,
+    ctx_in: u64,
+    ctx_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    reserved: u32,
+}
 
 /// The program's input: `struct bpf_sk_lookup` of linux/bpf.h, addresses as their bytes.
 #[repr(C)]
