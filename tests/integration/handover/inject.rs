@@ -109,6 +109,26 @@ fn clients_of_an_instance_that_stands_still_are_recalled_for_another() {
     clients.iter_mut().for_each(|client| ping(client, b"still there"));
 }
 
+/// A supervisor that hangs keeps the clients that it was sent; these go away, and occupy no thread of the shim.
+#[test]
+fn clients_that_leave_a_supervisor_that_hangs_disturb_no_other() {
+    let Some((node, supervisor, _)) = supervised("") else { return };
+    let (_other, _) = node.injected("b", "inject", "");
+    let shim = node.launch("a", &["--pass", "inject", "--probe-timeout", "500ms", "--threads", "1"]);
+    shim.until_joined();
+    shim.until("both get sockets", |status| status.instances.iter().filter(|known| known.injected).count() == 2);
+    freeze(supervisor.pid());
+    let clients: Vec<_> = (0..5).map(|_| client_with_hello(node.listen)).collect();
+    shim.until("its clients wait", |status| {
+        status.instances.iter().any(|known| known.own && known.health.as_str() != "ready")
+    });
+    drop(clients);
+    for _ in 0..5 {
+        assert_eq!(read(&mut client_with_hello(node.listen), 64), client_hello(64), "{}", shim.running.log());
+    }
+    kill(supervisor.pid(), Signal::SIGCONT).unwrap();
+}
+
 #[test]
 fn a_handshake_has_its_slot_until_the_first_byte() {
     const ONE: [&str; 4] = ["--pass", "inject", "--max-openings", "1"];

@@ -180,7 +180,7 @@ async fn follow(
         let _ = table.wait_for(|table| table.instances.iter().all(|instance| instance.started != started)).await;
     };
     let (mut ended, mut recall, mut answered, mut recalled) = (pin!(ended), pin!(recall), None, false);
-    let mut until = Instant::now();
+    let (mut until, mut has_left) = (Instant::now(), false);
     loop {
         let has_answered = socket::progress(client.as_fd()).is_ok_and(|progress| progress.sent > 0);
         if let Some(slot) = slot.take_if(|slot| has_answered || slot.ends() <= Instant::now()) {
@@ -208,7 +208,11 @@ async fn follow(
                     tracing::debug!(%error, "cannot recall a client");
                 }
             }
-            Ok(mut ready) = client.readable() => ready.clear_ready(),
+            // The end of a client stays ready for ever.
+            Ok(mut ready) = client.readable(), if !has_left => {
+                has_left = ready.ready().is_read_closed();
+                ready.clear_ready();
+            }
             () = sleep_until(until), if answered.is_some() => {}
             () = sleep(LOOK) => {}
         }
