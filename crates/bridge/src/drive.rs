@@ -521,7 +521,7 @@ impl Bridge {
                 etcd: self.etcd.status(),
                 notes,
                 connections_open: (self.shim.open)(),
-                connections_steered: self.shim.steering.counters().steered,
+                connections_steered: self.shim.steering.steered(),
                 ..status.clone()
             };
             let is_news = without_counters(&now) != without_counters(status);

@@ -22,7 +22,7 @@ mod sys;
 mod unsteered;
 
 pub use parts::Slot;
-pub use sk_lookup::{Counters, Link, Purpose, Steerer};
+pub use sk_lookup::{Link, Purpose, Steerer};
 #[cfg(debug_assertions)]
 pub use unsteered::{UNSTEERED, UNSTEERED_WARNING, is_unsteered};
 

@@ -25,8 +25,6 @@ pub(super) struct State {
     /// The network namespace of those that connect to localhost.
     pub(super) namespace: AtomicU64,
     pub(super) steered: AtomicU64,
-    pub(super) passed: AtomicU64,
-    pub(super) failed: AtomicU64,
 }
 
 /// What a program returns so that the kernel goes on: `SK_PASS`, and for connect(2) the permission to connect.
@@ -48,37 +46,27 @@ pub(super) fn finish(
     end: Label,
     assign: impl FnOnce(&mut Assembler),
 ) -> io::Result<Vec<Instruction>> {
-    let [steered, passed, failed] = std::array::from_fn(|_| asm.label());
     asm.load_map(STATE, state.as_raw_fd(), MapAs::Value);
     asm.load(Size::U64, Reg::R2, STATE, offset_of!(State, on) as i16);
-    asm.jump_if(If::Zero(Reg::R2), passed);
+    asm.jump_if(If::Zero(Reg::R2), end);
     asm.load(Size::U64, Reg::R8, STATE, offset_of!(State, until) as i16);
     asm.call(Helper::MonotonicTime);
-    asm.jump_if(If::Greater(Reg::R0, Reg::R8), passed);
+    asm.jump_if(If::Greater(Reg::R0, Reg::R8), end);
 
     asm.store(Size::U32, Reg::R10, -4, SLOT);
     asm.load_map(Reg::R1, listeners.as_raw_fd(), MapAs::Map);
     asm.copy(Reg::R2, Reg::R10);
     asm.add(Reg::R2, -4);
     asm.call(Helper::MapLookup);
-    asm.jump_if(If::Zero(Reg::R0), failed);
+    asm.jump_if(If::Zero(Reg::R0), end);
     // The lookup took a reference, which is given back whatever becomes of it.
     asm.copy(LISTENER, Reg::R0);
     assign(&mut asm);
     asm.copy(Reg::R1, LISTENER);
     asm.call(Helper::SocketRelease);
-    asm.jump_if(If::Zero(RESULT), steered);
-
-    for (label, counter) in [
-        (failed, offset_of!(State, failed)),
-        (steered, offset_of!(State, steered)),
-        (passed, offset_of!(State, passed)),
-    ] {
-        asm.place(label);
-        asm.set(Reg::R1, 1);
-        asm.atomic_add(STATE, counter as i16, Reg::R1);
-        asm.jump(end);
-    }
+    asm.jump_if(If::NotEqual(RESULT, 0), end);
+    asm.set(Reg::R1, 1);
+    asm.atomic_add(STATE, offset_of!(State, steered) as i16, Reg::R1);
     asm.place(end);
     asm.set(Reg::R0, PASS);
     asm.exit();

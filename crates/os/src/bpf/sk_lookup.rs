@@ -34,18 +34,6 @@ impl Purpose {
 
 const SLOTS: u32 = 2;
 
-/// New connections since the program was loaded that came to its port and addresses, not from loopback, and those to localhost that
-/// [`Steerer::cover_localhost`] covers.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Counters {
-    /// Given to the listener in the slot of their family.
-    pub steered: u64,
-    /// Left to the port's own listeners, because it is off or its time has expired.
-    pub passed: u64,
-    /// Left to them because there is no listener in the slot, or one that the kernel does not take.
-    pub failed: u64,
-}
-
 /// What makes the kernel run a program, until it is dropped or its process ends.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
@@ -123,7 +111,7 @@ impl Steerer {
     /// The kernel takes a listener of another network namespace, and connections that are steered to it are lost.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if it does not listen or is one of MPTCP.
+    /// `EOPNOTSUPP` if it does not listen.
     pub fn set_listener(&self, slot: Slot, listener: BorrowedFd<'_>) -> Result<(), Refused> {
         sys::set_socket(self.listeners.as_fd(), slot as u32, listener)
     }
@@ -146,9 +134,10 @@ impl Steerer {
         Duration::from_nanos(self.state.until.load(Relaxed))
     }
 
-    pub fn counters(&self) -> Counters {
-        let State { steered, passed, failed, .. } = &*self.state;
-        Counters { steered: steered.load(Relaxed), passed: passed.load(Relaxed), failed: failed.load(Relaxed) }
+    /// New connections that were given to a listener since the program was loaded, with those to localhost that
+    /// [`Steerer::cover_localhost`] covers.
+    pub fn steered(&self) -> u64 {
+        self.state.steered.load(Relaxed)
     }
 }
 

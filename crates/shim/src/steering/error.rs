@@ -29,8 +29,6 @@ pub enum Error {
          {kernel}, if it is new enough, please report this. {refused}"
     )]
     Verifier { refused: Refused, kernel: String },
-    #[error("{0}: a listener of TCP is needed that listens, and is none of MPTCP (Go: GODEBUG=multipathtcp=0)")]
-    NoListener(Refused),
     #[error("cannot inspect the listener to steer to: {0}")]
     Listener(io::Error),
     #[error(
@@ -67,8 +65,6 @@ pub(super) fn judge(refused: Refused, lacks: Vec<&'static str>, kernel: impl FnO
         (Step::Program, _) if !refused.log.is_empty() => Error::Verifier { refused, kernel: kernel() },
         (_, Some(libc::EPERM | libc::EACCES)) if lacks.is_empty() => Error::Forbidden(refused),
         (_, Some(libc::EPERM | libc::EACCES)) => Error::Capabilities { refused, lacks },
-        // The error for an MPTCP listener depends on the call.
-        (Step::Listener, Some(libc::EOPNOTSUPP | libc::EBUSY | libc::EINVAL)) => Error::NoListener(refused),
         (Step::Link, Some(libc::E2BIG)) => Error::Full(refused),
         // No such system call, command, type of map or of program, or a field of it that is unknown.
         (Step::Map | Step::Program | Step::Link | Step::Query, Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG)) => {

@@ -8,7 +8,7 @@
 mod error;
 mod self_test;
 
-pub use berth_os::bpf::{Attached, Counters, Purpose};
+pub use berth_os::bpf::Purpose;
 pub use error::Error;
 pub use self_test::{Tried, self_test, self_test_of_localhost};
 
@@ -23,9 +23,6 @@ use std::time::Duration;
 /// Not /proc/self, which is the namespace of the process's first thread.
 const NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// Renewals in the time that one is good for: one or two may come late.
-const RENEWALS: u32 = 3;
-
 /// A port of this network namespace that is steered while this lives, is on, and is renewed.
 #[derive(Debug)]
 pub struct Steering {
@@ -35,7 +32,6 @@ pub struct Steering {
     localhost: Vec<Link>,
     program: Steerer,
     namespace: File,
-    before: Vec<Attached>,
     /// How long a renewal is good for.
     lease: Duration,
 }
@@ -51,8 +47,7 @@ impl Steering {
     /// Something necessary is missing.
     pub fn new(purpose: Purpose, port: u16, addresses: &[IpAddr], lease: Duration) -> Result<Self, Error> {
         let namespace = File::open(NAMESPACE).map_err(Error::Namespace)?;
-        let before = bpf::attached(namespace.as_fd())?;
-        for other in &before {
+        for other in bpf::attached(namespace.as_fd())? {
             tracing::info!(
                 port,
                 "{other} steers in this network namespace already: until berth's is off, berth's goes before"
@@ -64,7 +59,7 @@ impl Steering {
         }
         let program = Steerer::load(purpose, port, addresses)?;
         let link = program.attach(namespace.as_fd())?;
-        Ok(Self { _link: link, localhost: Vec::new(), program, namespace, before, lease })
+        Ok(Self { _link: link, localhost: Vec::new(), program, namespace, lease })
     }
 
     /// Covers localhost, too: what processes below a cgroup of version 2 connect to the port at 127.0.0.0/16 or `::1`, where these addresses
@@ -121,28 +116,14 @@ impl Steering {
         }
     }
 
-    /// Renews three times per lease while `is_alive` returns true: the process that accepts is alive. It never ends.
-    pub async fn keep(&self, mut is_alive: impl FnMut() -> bool) {
-        loop {
-            if is_alive() {
-                self.renew();
-            }
-            tokio::time::sleep(self.lease / RENEWALS).await;
-        }
-    }
-
     /// Whether new connections are steered now: it is on, and renewed.
     pub fn is_steering(&self) -> bool {
         self.program.is_on() && clock::monotonic().is_ok_and(|now| now <= self.program.until())
     }
 
-    pub fn counters(&self) -> Counters {
-        self.program.counters()
-    }
-
-    /// What steered in this network namespace before.
-    pub fn before(&self) -> &[Attached] {
-        &self.before
+    /// New connections that were steered so far, and those to localhost that are covered.
+    pub fn steered(&self) -> u64 {
+        self.program.steered()
     }
 }
 
