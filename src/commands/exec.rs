@@ -4,7 +4,6 @@ use super::{Exit, exit_code, mistaken, unavailable};
 use anyhow::Context;
 use berth_exec::address;
 use berth_exec::args::{self, Replaced, Rewritten, Wanted};
-use berth_exec::environment::{GODEBUG, Godebug, godebug};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::{self, SocketFile};
 use berth_node::registry::instance::{Claimant, claim};
@@ -14,7 +13,6 @@ use berth_options::exec::ExecArgs;
 use berth_os::process::{end_on_signals, go_on_as_child};
 use berth_shim::config::{PassMode, Place};
 use berth_supervisor::{Config, Supervisor, self_test};
-use std::env;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -59,10 +57,6 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
     let Some((program, arguments)) = rewritten.argv.split_first() else { anyhow::bail!("there is no command") };
     let mut command = Command::new(program);
     command.args(arguments);
-    match godebug(env::var_os(GODEBUG).as_deref()) {
-        Godebug::Set(value) => drop(command.env(GODEBUG, value)),
-        Godebug::Kept(value) => tracing::info!(multipathtcp = %value.display(), "GODEBUG kept"),
-    }
     // The signal mask and ignored signals pass through unchanged, but for SIGPIPE: Rust's runtime
     // ignores it from the start, and `exec` sets it back to its default.
     let error = match supervising {

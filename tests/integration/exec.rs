@@ -171,27 +171,6 @@ fn a_kept_advertise_address_is_recorded() {
 }
 
 #[test]
-fn its_listeners_are_of_tcp_unless_the_caller_wants_others() {
-    let node = Node::new();
-    let said = |given: Option<&str>| {
-        let mut berth = node.exec(&[], &["sh", "-c", r#"echo "$GODEBUG""#]);
-        match given {
-            Some(value) => berth.env("GODEBUG", value),
-            None => berth.env_remove("GODEBUG"),
-        };
-        let output = berth.output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        let log = stderr(&output);
-        (String::from_utf8(output.stdout).unwrap().trim_end().to_owned(), log)
-    };
-    assert_eq!(said(None).0, "multipathtcp=0");
-    assert_eq!(said(Some("http2server=0")).0, "http2server=0,multipathtcp=0");
-    let (kept, log) = said(Some("multipathtcp=1"));
-    assert_eq!(kept, "multipathtcp=1");
-    assert!(log.contains("GODEBUG kept multipathtcp=1"), "{log}");
-}
-
-#[test]
 fn the_same_address_after_a_restart_and_none_twice() {
     let node = Node::new();
     let first = node.start("a", &[]);
