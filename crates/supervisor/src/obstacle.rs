@@ -25,7 +25,9 @@ pub enum Obstacle {
          or use --pass relay"
     )]
     AnotherListener,
-    #[error("seccomp(2) is forbidden ({0}): allow it in the container's seccomp profile, or in AppArmor or SELinux")]
+    #[error(
+        "seccomp(2) is forbidden ({0}): allow it in the container's seccomp profile, the unit's SystemCallFilter=, AppArmor or SELinux"
+    )]
     Forbidden(io::Error),
     #[error(
         "the memory of the server cannot be read and written ({0}): set the sysctl kernel.yama.ptrace_scope to 0 or 1, and allow ptrace in \
@@ -56,6 +58,8 @@ impl Obstacle {
             Some(Errno::EINVAL) => Self::OldKernel,
             Some(Errno::EBUSY) => Self::AnotherListener,
             Some(Errno::EPERM | Errno::EACCES) => Self::Forbidden(error),
+            // The child was killed, as filters of systemd do.
+            None if error.kind() == io::ErrorKind::UnexpectedEof => Self::Forbidden(error),
             _ => Self::Other(error),
         }
     }
@@ -97,4 +101,31 @@ fn serve() -> io::Error {
         if is_known == [1] { Ok(()) } else { Err(Errno::EADDRNOTAVAIL.into()) }
     });
     served.err().unwrap_or_else(|| io::Error::from_raw_os_error(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where doctor splits a message, too.
+    #[test]
+    fn each_error_of_the_kernel_names_what_to_do() {
+        for (number, start, fix) in [
+            (
+                Errno::ENOSYS,
+                "the kernel has no seccomp notification for this machine",
+                "it needs CONFIG_SECCOMP_FILTER",
+            ),
+            (Errno::EINVAL, "the kernel refuses the filter", "use another kernel, or --pass relay"),
+            (Errno::EBUSY, "another process listens", "take the listener out"),
+            (Errno::EPERM, "seccomp(2) is forbidden (", "allow it in the container's seccomp profile"),
+            (Errno::ENOMEM, "a step of the handover failed (", "if that stays so, use --pass relay"),
+        ] {
+            let message = Obstacle::at_start(number.into()).to_string();
+            let (cause, told) = message.rsplit_once(": ").unwrap();
+            assert!(cause.starts_with(start) && told.starts_with(fix), "{message}");
+        }
+        let killed = Obstacle::at_start(io::ErrorKind::UnexpectedEof.into());
+        assert!(matches!(killed, Obstacle::Forbidden(_)), "{killed}");
+    }
 }
