@@ -112,9 +112,9 @@ examples() {
     cp -r "$root/examples/kustomize" "$kustomize"
     mkdir "$kustomize"/with-{metrics,cluster,node-shim}
     printf '%s\n' 'resources: [../base]' 'components: [../metrics]' >"$kustomize/with-metrics/kustomization.yaml"
-    printf '%s\n' 'resources: [../base]' 'components: [../cluster, ../metrics]' >"$kustomize/with-cluster/kustomization.yaml"
+    printf '%s\n' 'resources: [../base]' 'components: [../cluster, ../pass, ../metrics]' >"$kustomize/with-cluster/kustomization.yaml"
     cp "$root/examples/node-shim/daemonset.yaml" "$kustomize/with-node-shim"
-    printf '%s\n' 'resources: [daemonset.yaml]' 'components: [../cluster]' >"$kustomize/with-node-shim/kustomization.yaml"
+    printf '%s\n' 'resources: [daemonset.yaml]' 'components: [../cluster, ../pass]' >"$kustomize/with-node-shim/kustomization.yaml"
     kubectl kustomize "$kustomize/with-node-shim" >"$manifests/kustomize-with-node-shim.yaml"
     for name in base several-control-plane-nodes with-metrics with-cluster; do
         kubectl kustomize "$kustomize/$name" >"$manifests/kustomize-$name.yaml"
@@ -123,6 +123,7 @@ examples() {
     done
     grep -q 'replicas: 3$' "$manifests/kustomize-several-control-plane-nodes.yaml"
     grep -q 'value: 127.0.0.1:9443$' "$manifests/kustomize-with-metrics.yaml"
+    [[ $(grep -c 'name: BERTH_PASS$' "$manifests/kustomize-with-cluster.yaml") == 2 ]]
     for name in with-cluster with-node-shim; do
         # The pod's account, one mount of its token, and the binding of each Role to it.
         [[ $(grep -c 'serviceAccountName: berth$' "$manifests/kustomize-$name.yaml") == 1 ]]
@@ -176,7 +177,7 @@ TEXT
     [[ $(system get deployment kube-apiserver -o 'jsonpath={.spec.template.spec.containers[0].image}') == "$kubernetes" ]]
     helm upgrade berth "$root/charts/berth" --reuse-values --set kubeApiserver.replicas=3 >&2
     [[ $(system get deployment kube-apiserver -o 'jsonpath={.spec.replicas}') == 3 ]]
-    helm upgrade berth "$root/charts/berth" --reuse-values --set layout=node-shim >&2
+    helm upgrade berth "$root/charts/berth" --reuse-values --set layout=node-shim,pass=auto >&2
     helm uninstall berth >&2
     system get deployment/kube-apiserver poddisruptionbudget/kube-apiserver daemonset/berth serviceaccount/berth >&2
 }

@@ -58,8 +58,15 @@ pub(crate) fn the_chart_renders_what_kustomize_builds() -> Result<Completion, Fa
         (&[][..], "resources: [../base]"),
         (&["--set=kubeApiserver.replicas=3"], "resources: [../several-control-plane-nodes]"),
         (&[IN_CLUSTER, "--set=monitoring.port=9443"], "resources: [../base]\ncomponents: [../cluster, ../metrics]"),
+        (
+            &[IN_CLUSTER, "--set=monitoring.port=9443", "--set=pass=auto"],
+            "resources: [../base]\ncomponents: [../cluster, ../pass, ../metrics]",
+        ),
         (&[NODE_SHIM], "resources: [daemonset.yaml]"),
-        (&[NODE_SHIM, IN_CLUSTER], "resources: [daemonset.yaml]\ncomponents: [../cluster]"),
+        (
+            &[NODE_SHIM, IN_CLUSTER, "--set=pass=auto"],
+            "resources: [daemonset.yaml]\ncomponents: [../cluster, ../pass]",
+        ),
     ] {
         std::fs::write(own.join("kustomization.yaml"), format!("{kustomization}\n{IMAGES}"))?;
         let (built, _) = ends(Command::new(&kubectl).arg("kustomize").arg(&own), 0, &[]);
@@ -156,6 +163,8 @@ pub(crate) fn wrong_values_are_refused() -> Result<Completion, Failed> {
         ("--set=kubeApiserver.flags.secure-port=443", "at '/kubeApiserver/flags/secure-port': false schema"),
         ("--set=kubeApiserver.flags.v=2", "at '/kubeApiserver/flags/v': got number, want string"),
         ("--set=env.BERTH_ADMIN=127.0.0.1:1", "at '/env/BERTH_ADMIN': false schema"),
+        ("--set=env.BERTH_PASS=auto", "at '/env/BERTH_PASS': false schema"),
+        ("--set=pass=off", "at '/pass': value must be one of 'relay', 'auto', 'inject'"),
         ("--set=nodeShim.ca=ca.crt", "at '/nodeShim/ca'"),
         ("--set=cluster.nodes={CP_1}", "at '/cluster/nodes/0'"),
         ("--set=monitoring.operator=true", "at '/monitoring/port': minimum: got 0, want 1"),

@@ -10,7 +10,7 @@
   | required "image has no default: set it to your own build of berth, such as registry.example/berth:v0.1.0" }}
 {{- end }}
 
-{{- /* Adds what examples/kustomize/cluster and metrics do, and the variables of the values, to .shim and .pod. */}}
+{{- /* Adds what examples/kustomize/cluster, pass and metrics do, and the variables of the values, to .shim and .pod. */}}
 {{- define "berth.extend" }}
 {{- $env := list }}
 {{- if .Values.cluster.nodes }}
@@ -19,6 +19,7 @@
 {{- $_ := set .pod "volumes" (append .pod.volumes (fromYaml (include "berth.cluster.volume" .))) }}
 {{- $_ := set .shim "volumeMounts" (append .shim.volumeMounts (fromYaml (include "berth.cluster.mount" .))) }}
 {{- end }}
+{{- $env = concat $env (include "berth.pass" . | fromYamlArray) }}
 {{- with .Values.monitoring.port }}
 {{- $env = append $env (dict "name" "BERTH_ADMIN" "value" (printf "$(BERTH_HOST_IP):%v" .)) }}
 {{- end }}
@@ -26,6 +27,14 @@
 {{- $env = append $env (dict "name" $name "value" $value) }}
 {{- end }}
 {{- $_ := set .shim "env" (concat .shim.env $env) }}
+{{- end }}
+
+{{- /* The variables of kube-apiserver and its shim for the value pass. */}}
+{{- define "berth.pass" }}
+{{- if eq .Values.pass "relay" }}[]{{ else }}
+- name: BERTH_PASS
+  value: {{ .Values.pass }}
+{{- end }}
 {{- end }}
 
 {{- define "berth.cluster.env" }}
