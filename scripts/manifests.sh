@@ -35,7 +35,7 @@ main() {
     mkdir "$manifests"
     kubeadm_is_matched plain
     # Another family, lists that kubeadm leaves out else, flags that need a file of their own.
-    kubeadm_is_matched more --listen 10.0.0.5:$PORT --listen 127.0.0.1:$PORT --run-dir /run/other \
+    kubeadm_is_matched more --listen 10.0.0.5:$PORT --listen 127.0.0.1:$PORT --run-dir /run/other --pass auto \
         --probe-ca /etc/kubernetes/pki/ca.crt --probe-cert /etc/kubernetes/pki/probe.crt --probe-key /etc/kubernetes/pki/probe.key
     "$BERTH" inject "$root/tests/manifest/deployment.yaml" --image $IMAGE \
         --probe-ca /etc/kubernetes/secrets/ca.crt >"$manifests/deployment.yaml" 2>"$work/notes"

@@ -7,6 +7,7 @@ use berth_fuzz::yaml::{Read, read};
 use berth_manifest::Manifest;
 use berth_manifest::eject::undo;
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject};
+use berth_shim::config::PassMode;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -28,6 +29,7 @@ fuzz_target!(|input: (u8, &str)| {
             credentials: choice & 4 == 0,
         },
         service: (choice & 8 == 0).then(|| "/etc/kubernetes/berth-cluster/kubeconfig".into()),
+        pass: if choice & 16 == 0 { PassMode::Relay } else { PassMode::Auto },
         added: vec![],
     };
     let Ok(injected) = inject(text, &options) else { return };

@@ -5,6 +5,8 @@ use berth_manifest::report::Severity;
 use berth_node::terms::Speedup;
 use berth_options::place::ADDRESSES;
 use berth_options::probe::ProbeArgs;
+use berth_options::shim::pass_modes;
+use berth_shim::config::PassMode;
 use berth_upgrade::judge::{Signal, Undecided, parts};
 use clap::Args;
 use std::path::PathBuf;
@@ -34,6 +36,9 @@ pub struct InjectArgs {
     /// none is named]; a Deployment or DaemonSet uses its service account
     #[arg(long, env = "BERTH_SERVICE", value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "/etc/kubernetes/berth-cluster/kubeconfig")]
     pub service: Option<String>,
+    /// How clients come to the apiserver: their bytes are relayed, or their sockets become the apiserver's own (docs/pass.md)
+    #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_modes())]
+    pub pass: PassMode,
     /// Which errors do not count, with --bridge.
     #[command(flatten)]
     pub excused: ExcusedArgs,

@@ -209,6 +209,7 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
         addresses: addresses?,
         probing,
         service: service(args.service.as_deref(), checks),
+        pass: args.pass,
         added: Vec::new(),
     })
 }

@@ -56,7 +56,9 @@ impl Node {
 }
 
 fn berth() -> Command {
-    process::berth::<&str>([])
+    let mut berth = process::berth::<&str>([]);
+    berth.env_remove("BERTH_PASS");
+    berth
 }
 
 fn run(command: &mut Command) -> Done {
@@ -81,6 +83,9 @@ fn without_write_nothing_is_written() {
     let diff = node.berth("inject", &["--diff"]);
     assert!(diff.out.starts_with("--- a/") && diff.out.contains("\n+    - /opt/berth/berth\n"), "{}", diff.out);
     assert!(diff.err.contains("berth: spec.containers[kube-apiserver].ports: with hostNetwork"), "{}", diff.err);
+    let passing = node.berth("inject", &["--diff", "--pass", "auto"]);
+    let lines = passing.out.lines().filter(|line| !diff.out.contains(line)).collect::<Vec<_>>();
+    assert_eq!(passing.out.matches("\n+    - name: BERTH_PASS\n+      value: auto\n").count(), 2, "{lines:?}");
     // A preview never writes, and nothing in the environment makes it.
     let both = node.berth("inject", &["--diff", "--write"]);
     assert!(both.status == Some(64) && both.err.contains("'--diff' cannot be used with '--write'"), "{}", both.err);
@@ -204,6 +209,13 @@ fn what_is_wrong_is_reported_with_file_and_line_and_nothing_is_written() {
         assert!(refused.err.contains(option), "{option} in {}", refused.err);
     }
     assert_eq!((refused.status, lines), (Some(64), 4), "{}", refused.err);
+    for (pass, wanted) in
+        [("direct", "invalid value 'direct' for '--pass <HOW>'"), ("", "a value is required for '--pass <HOW>'")]
+    {
+        let refused = node.berth("inject", &["--pass", pass, "--write"]);
+        assert!(refused.status == Some(64) && refused.err.contains(wanted), "{}", refused.err);
+        assert!(refused.err.contains("[possible values: relay, auto, inject]"), "{}", refused.err);
+    }
     let directory = node.directory();
     let beside = run(berth().arg("eject").arg(node.manifest()).args(["--write", "--state-dir"]).arg(&directory));
     assert!(

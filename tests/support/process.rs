@@ -31,6 +31,10 @@ pub(crate) fn berth_at<S: AsRef<std::ffi::OsStr>>(program: &Path, args: impl Int
     let mut command = Command::new(program);
     clean(&mut command);
     command.args(args);
+    if command.get_args().next().is_some_and(|command| command == "inject") {
+        // It would be written into manifests.
+        command.env_remove("BERTH_PASS");
+    }
     command
 }
 

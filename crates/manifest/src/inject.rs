@@ -9,11 +9,11 @@ mod probes;
 
 use super::edit::{Change, Edit, Path, apply};
 use super::eject::{ORIGINAL, Original, undo};
-use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, VARIABLES, VOLUMES};
+use super::names::{BINARY, INSTALL, LEAST, PASS, PROBES, SHIM, VARIABLES, VOLUMES};
 use super::pod::basename;
 use super::{Container, Manifest, Problem};
 use berth_cluster::yaml::YamlNode;
-use berth_shim::config::Listen;
+use berth_shim::config::{Listen, PassMode};
 use serde_json::Value;
 
 pub use addresses::loopback;
@@ -59,6 +59,8 @@ pub struct InjectOptions {
     pub probing: Probing,
     /// The kubeconfig with which it keeps the Service `kubernetes`; a pod that is not static has its service account.
     pub service: Option<String>,
+    /// How the apiserver gets its clients.
+    pub pass: PassMode,
     /// Further variables of the shim, which the operator added.
     pub added: Vec<Value>,
 }
@@ -111,6 +113,9 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &InjectOptions) 
     let had = |name: &str| shim_of(&found).is_some_and(|shim| shim.variable(name).is_some());
     if options.service.is_none() && had(SERVICE) {
         notes.push("without --service the shim does not keep the Service kubernetes any more".into());
+    }
+    if options.pass == PassMode::Relay && had(PASS) {
+        notes.push("without --pass the shim relays every connection again".into());
     }
     let new = apply(&base, manifest.document(), &edits).map_err(one)?;
     let result = Manifest::parse(&new).map_err(one)?;

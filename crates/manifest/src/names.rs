@@ -9,11 +9,12 @@ pub const SHIM: &str = "berth";
 /// Volume with the binary, the one that is the run directory, and that of the shim's credentials in the cluster.
 pub const VOLUMES: [&str; 3] = ["berth-bin", "berth-run", "berth-cluster"];
 /// Variables that are added to the apiserver's container.
-pub const VARIABLES: [&str; 12] = [
+pub const VARIABLES: [&str; 13] = [
     "BERTH_HOST_IP",
     "BERTH_INSTANCE",
     "BERTH_LISTEN",
     "BERTH_RUN_DIR",
+    PASS,
     "BERTH_PROBE",
     "BERTH_PROBE_CA",
     "BERTH_PROBE_CERT",
@@ -23,6 +24,9 @@ pub const VARIABLES: [&str; 12] = [
     "BERTH_PROBE_INSECURE",
     "BERTH_PROBE_TIMEOUT",
 ];
+
+/// How the apiserver gets its clients, for `berth exec` and the shim.
+pub const PASS: &str = "BERTH_PASS";
 
 /// The three probes of a container.
 pub const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readinessProbe"];

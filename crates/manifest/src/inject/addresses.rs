@@ -1,9 +1,9 @@
 //! Where the shim listens, and the variables for that.
 
-use super::{Addresses, Manifest, Planner, Problem, parts};
+use super::{Addresses, Manifest, PASS, Planner, Problem, parts};
 use crate::pod::address;
 use berth_options::check;
-use berth_shim::config::Listen;
+use berth_shim::config::{Listen, PassMode};
 use serde_json::Value;
 use std::net::{IpAddr, SocketAddr};
 
@@ -65,6 +65,9 @@ impl Planner<'_> {
         variables.push(parts::variable("BERTH_LISTEN", &listen));
         if self.options.run_dir != "/run/berth" {
             variables.push(parts::variable("BERTH_RUN_DIR", &self.options.run_dir));
+        }
+        if self.options.pass != PassMode::Relay {
+            variables.push(parts::variable(PASS, self.options.pass.as_str()));
         }
         variables.extend(ca.map(|ca| parts::variable("BERTH_PROBE_CA", ca)));
         variables.extend(self.options.probing.variables.iter().map(|(name, value)| parts::variable(name, value)));

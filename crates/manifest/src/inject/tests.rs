@@ -6,7 +6,7 @@ use super::*;
 use berth_cluster::yaml::parse;
 use proptest::prelude::*;
 use serde_json::json;
-use similar::TextDiff;
+use similar::{ChangeTag, TextDiff};
 
 const KUBEADM: &str = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
 const DEPLOYMENT: &str = include_str!("../../../../tests/manifest/deployment.yaml");
@@ -108,6 +108,49 @@ fn the_service_is_kept_with_the_shims_own_credentials() {
 
 fn has_note(outcome: &Injection, start: &str) -> bool {
     outcome.notes.iter().any(|note| note.starts_with(start))
+}
+
+/// One variable, for `berth exec` and for the shim, and nothing besides: no right, no mount.
+#[test]
+fn passing_sockets_is_one_variable_in_two_containers() {
+    for (text, off) in [(KUBEADM, options()), (DEPLOYMENT, with_ca())] {
+        let before = inject(text, &off).unwrap();
+        assert!(!before.text.contains(PASS));
+        for pass in [PassMode::Auto, PassMode::Inject] {
+            let on = InjectOptions { pass, ..off.clone() };
+            let after = inject(text, &on).unwrap();
+            let (before, after) = (before.text.as_str(), after.text.as_str());
+            let manifest = Manifest::parse(after).unwrap();
+            let of = |container: Container<'_>| container.variable(PASS).unwrap().text_of("value").map(str::to_owned);
+            let both = [of(manifest.container()), of(shim_of(&manifest).unwrap())];
+            assert_eq!(both, [Some(pass.as_str().into()), Some(pass.as_str().into())]);
+            let diff = TextDiff::from_lines(before, after);
+            let changed = diff.iter_all_changes().filter(|change| change.tag() != ChangeTag::Equal);
+            let changed: Vec<_> = changed.map(|change| (change.tag(), change.value().trim().to_owned())).collect();
+            let lines =
+                [format!("- name: {PASS}"), format!("value: {}", pass.as_str())].map(|line| (ChangeTag::Insert, line));
+            assert_eq!(changed, [&lines[..], &lines].concat());
+            // Without the option, nothing of it is left; one that is not given is off, as with `--service`.
+            assert_eq!((ejected(after), values(&ejected(after))), (ejected(before), values(text)));
+            let again = inject(after, &off).unwrap();
+            assert_eq!(values(&again.text), values(before));
+            assert!(has_note(&again, "without --pass the shim relays"), "{:?}", again.notes);
+            assert_eq!(values(&inject(before, &on).unwrap().text), values(after));
+            assert!(inject(after, &on).unwrap().edits.is_empty());
+        }
+    }
+    let patches = |options: &InjectOptions| {
+        let manifest = Manifest::parse(KUBEADM).unwrap();
+        patches(&manifest, &plan(&manifest, options).unwrap().0).unwrap().map(|file| file.text).concat()
+    };
+    let [before, after] = [PassMode::Relay, PassMode::Auto].map(|pass| patches(&InjectOptions { pass, ..options() }));
+    assert_eq!((before.matches(PASS).count(), after.matches(PASS).count()), (0, 2));
+    let taken = KUBEADM.replacen(
+        "    name: kube-apiserver\n",
+        "    name: kube-apiserver\n    env: [{name: BERTH_PASS, value: auto}]\n",
+        1,
+    );
+    assert!(problems(&taken)[0].contains("BERTH_PASS is in env already"), "{:?}", problems(&taken));
 }
 
 #[test]
@@ -681,10 +724,10 @@ fn manifest() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(16)))]
     #[test]
-    fn any_manifest_comes_back(text in manifest(), service: bool) {
+    fn any_manifest_comes_back(text in manifest(), service: bool, pass in prop::sample::select(&PassMode::ALL[..])) {
         let probing = Probing { trusts: true, ..Probing::default() };
         let service = service.then(|| "/etc/kubernetes/berth-cluster/kubeconfig".to_owned());
-        let options = InjectOptions { probing, service, ..options() };
+        let options = InjectOptions { probing, service, pass, ..options() };
         let once = inject(&text, &options).unwrap();
         prop_assert_eq!(&inject(&once.text, &options).unwrap().text, &once.text);
         prop_assert_eq!(values(&ejected(&once.text)), values(&text));
