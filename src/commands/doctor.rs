@@ -41,12 +41,15 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
             .flatten(),
         false => None,
     };
+    // Before there is a runtime with threads.
+    let obstacle = args.node.then(|| node::obstacle(&manifest)).flatten();
     let unconnected = match args.node {
         true => block_on(node::unconnected(Path::new("/"), &manifest))?,
         false => Vec::new(),
     };
     let node = args.node.then(|| node::Facts {
         unconnected,
+        obstacle,
         interrupted: interrupted(&args.kept.state_dir).map_err(|error| missing(&error)).ok().flatten(),
         ..node::Facts::gather(Path::new("/"), &manifest)
     });

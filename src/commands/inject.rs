@@ -51,7 +51,8 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
 /// manifests beside it that the kubelet may run.
 fn diagnose(path: &Path, manifest: &Manifest, ignore_errors: &[String]) -> Result<(), Refusal> {
     let name = "the new manifest";
-    let facts = node::Facts::gather(Path::new("/"), manifest);
+    let gathered = node::Facts::gather(Path::new("/"), manifest);
+    let facts = node::Facts { obstacle: node::obstacle(manifest), ..gathered };
     let beside = beside::gather(path, manifest).ok();
     let mut findings = examine(&Case { node: Some(&facts), beside: beside.as_deref(), ..Case::new(name, manifest) });
     findings.retain(|finding| finding.severity == Severity::Error);

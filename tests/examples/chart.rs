@@ -63,10 +63,7 @@ pub(crate) fn the_chart_renders_what_kustomize_builds() -> Result<Completion, Fa
             "resources: [../base]\ncomponents: [../cluster, ../pass, ../metrics]",
         ),
         (&[NODE_SHIM], "resources: [daemonset.yaml]"),
-        (
-            &[NODE_SHIM, IN_CLUSTER, "--set=pass=auto"],
-            "resources: [daemonset.yaml]\ncomponents: [../cluster, ../pass]",
-        ),
+        (&[NODE_SHIM, IN_CLUSTER, "--set=pass=auto"], "resources: [daemonset.yaml]\ncomponents: [../cluster, ../pass]"),
     ] {
         std::fs::write(own.join("kustomization.yaml"), format!("{kustomization}\n{IMAGES}"))?;
         let (built, _) = ends(Command::new(&kubectl).arg("kustomize").arg(&own), 0, &[]);

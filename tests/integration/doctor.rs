@@ -1,7 +1,7 @@
 //! `berth doctor` as an operator runs it: exit statuses, both forms of its output, and what it sees of a node
 //! and a cluster.
 
-use crate::support::process::{self, input, output_of};
+use crate::support::process::{self, BERTH, can_inject, input, output_of};
 use crate::support::tls::{Api, Ca};
 use serde_json::Value;
 use std::fs;
@@ -223,4 +223,42 @@ fn the_cluster_has_the_ports_of_the_others() {
     assert_eq!(found(&done.out), ["not-checked"]);
     let done = berth(temp.path(), &["doctor", "-", "--kubeconfig", "none"], &ailing());
     assert!(done.status == Some(1) && done.err.contains("none"), "{}", done.err);
+}
+
+/// The kernel has one supervisor for a process, so the self-test fails under another.
+#[test]
+fn what_keeps_an_apiserver_from_getting_sockets_is_found_by_the_self_test() {
+    if !can_inject() {
+        return;
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let run_dir = temp.path().join("run").display().to_string();
+    let found = |json: &str| -> Vec<(String, String)> {
+        let report: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"));
+        let found = report["findings"].as_array().unwrap().iter().filter(|finding| finding["id"] == "pass-obstacle");
+        found.map(|finding| (finding["severity"].to_string(), finding["cause"].to_string())).collect()
+    };
+    for (pass, severity, then) in [
+        ("relay", "", ""),
+        ("auto", "\"warning\"", "so with --pass auto clients are relayed"),
+        ("inject", "\"error\"", "so with --pass inject kube-apiserver is not started"),
+    ] {
+        let inject = ["inject", "-", "--image", "registry.example/berth:v0.1.0", "--pass", pass];
+        let injected = berth(temp.path(), &inject, KUBEADM);
+        assert_eq!(injected.status, Some(0), "{}", injected.err);
+        fs::write(temp.path().join("kube-apiserver.yaml"), injected.out).unwrap();
+        let doctor = ["doctor", "kube-apiserver.yaml", "--node", "--json"];
+        assert_eq!(found(&berth(temp.path(), &doctor, "").out), [], "{pass}");
+        let exec = ["exec", "--listen", "10.0.0.5:6443", "--run-dir", &run_dir, "--pass", "inject", "--", "sh", "-c"];
+        let under = format!("exec {BERTH} {}", doctor.join(" "));
+        let done = berth(temp.path(), &[&exec[..], &[&under, "kube-apiserver"]].concat(), "");
+        match &found(&done.out)[..] {
+            [] => assert_eq!(pass, "relay"),
+            [(seen, cause)] => {
+                assert_eq!(seen, severity);
+                assert!(cause.contains("another process listens") && cause.contains(then), "{cause}");
+            }
+            more => panic!("{more:?}"),
+        }
+    }
 }

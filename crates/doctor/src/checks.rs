@@ -22,6 +22,7 @@ checks! {
     SHIM_BLOCKS_START, Error, "shim-blocks-start";
     BERTH_OPTIONS, Error, "berth-options";
     BERTH_DIFFERS, Error, "berth-differs";
+    PASS_DIFFERS, Warning, "pass-differs";
     UID_MISMATCH, Error, "uid-mismatch";
     INSTANCE_NOT_UNIQUE, Error, "instance-not-unique";
     RUN_DIR_VOLUME, Error, "run-dir-volume";
@@ -64,6 +65,7 @@ checks! {
     SERVING_CERTIFICATE, Error, "serving-certificate";
     CLUSTER_KUBECONFIG, Error, "cluster-kubeconfig";
     MIGRATE_REQ, Warning, "tcp-migrate-req";
+    PASS_OBSTACLE, Error, "pass-obstacle";
     BERTH_VERSION, Warning, "berth-version";
     SHIMS_UNCONNECTED, Error, "shims-unconnected";
     UPGRADE_INTERRUPTED, Warning, "upgrade-interrupted";

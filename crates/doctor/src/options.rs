@@ -10,7 +10,7 @@ use berth_options::place::PlaceArgs;
 use berth_options::probe::{DEFAULT_NAME, ProbeArgs};
 use berth_options::shim::ShimArgs;
 use berth_os::file::read_small;
-use berth_shim::config::Listen;
+use berth_shim::config::{Listen, PassMode};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -56,6 +56,14 @@ fn shim(parsed: &ParsedOptions) -> Option<&ShimArgs> {
         PodCommand::Serve(serve) => Some(&serve.shim),
         PodCommand::Run(run) => Some(&run.shim),
         _ => None,
+    }
+}
+
+/// How kube-apiserver gets its clients; as without the option, where the options cannot be seen.
+pub(super) fn pass(parsed: &ParsedOptions) -> PassMode {
+    match parsed.command() {
+        Some(PodCommand::Exec(exec)) => exec.pass,
+        _ => shim(parsed).map_or(PassMode::Relay, |shim| shim.pass),
     }
 }
 

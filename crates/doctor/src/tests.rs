@@ -7,6 +7,7 @@ use berth_manifest::grant::files;
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject};
 use berth_node::registry;
 use berth_os::proc_net::{Entry, NamedProcess};
+use berth_shim::config::PassMode;
 use berth_testing::{authority, issue};
 use proptest::prelude::*;
 use rcgen::{CertificateParams, KeyPair};
@@ -40,6 +41,10 @@ fn with_ca() -> InjectOptions {
 
 pub(super) fn static_pod() -> String {
     inject(KUBEADM, &options()).unwrap().text
+}
+
+fn passing(pass: PassMode) -> String {
+    inject(KUBEADM, &InjectOptions { pass, ..options() }).unwrap().text
 }
 
 fn deployment() -> String {
@@ -128,6 +133,12 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         let base = include_str!("../../../examples/kustomize/base/kube-apiserver.yaml");
         of_text(&with(base, &[&[(waits, variables.as_str())], changes].concat()))
     };
+    let passing = passing(PassMode::Inject);
+    assert_eq!(of_text(&passing), []);
+    let localhost =
+        "seccompProfile:\n      type: Localhost\n      localhostProfile: a.json\n  terminationGracePeriodSeconds:";
+    let default = "seccompProfile:\n      type: RuntimeDefault\n  terminationGracePeriodSeconds:";
+    assert_eq!(of_text(&with(&pod, &[(default, localhost)])), []);
     let account = ("automountServiceAccountToken: false", "serviceAccountName: berth");
     assert_eq!(without_token(&[account]), []);
     // Of one node, so its name may be written out.
@@ -138,6 +149,10 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ("cluster-mount", credentials(&[(mounted, &format!("{mounted}      subPath: a\n"))])),
         ("cluster-mount", credentials(&[(mounted, &format!("{mounted}      readOnly: true\n"))])),
         ("node-name", without_token(&[account, ("valueFrom: {fieldRef: {fieldPath: spec.nodeName}}", "value: cp-1")])),
+        ("not-checked", of_text(&with(&passing, &[(default, localhost)]))),
+        ("pass-differs", of_text(&with_shim(&passing, &[("value: inject", "value: relay")]))),
+        ("pass-differs", of_text(&with(&passing, &[("- name: BERTH_PASS", "- name: OTHER")]))),
+        ("berth-options", of_text(&with_shim(&passing, &[("value: inject", "value: off")]))),
         ("not-behind-berth", of_text(KUBEADM)),
         ("shim-missing", of_text(&no_shim)),
         (
@@ -347,6 +362,15 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         of_node(&clustered(), &Facts { credentials: Some(credentials), ..sound() })
     };
     assert_eq!(granted(&|_| {}), []);
+    let passing = |change: &dyn Fn(&mut Facts)| {
+        let mut facts = sound();
+        change(&mut facts);
+        of_node(&passing(PassMode::Inject), &facts)
+    };
+    let yama = |scope: &'static str| {
+        move |facts: &mut Facts| drop(facts.settings.insert("kernel.yama.ptrace_scope", format!("{scope}\n")))
+    };
+    assert_eq!((passing(&yama("1")), node(&yama("3"))), (vec![], vec![]));
     assert_eq!(config("{enabled: true, conditions: [{path: /livez}, {path: /readyz}]}"), []);
     vec![
         ("run-dir-owner", node(&|facts| facts.run_dir = Some(owner(7)))),
@@ -381,6 +405,9 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("cluster-kubeconfig", granted(&|seen| seen.files[0].1 = 65534)),
         ("cluster-kubeconfig", granted(&|seen| seen.files[2].2 = 0o640)),
         ("tcp-migrate-req", node(&|facts| drop(facts.settings.insert("net.ipv4.tcp_migrate_req", "1\n".to_owned())))),
+        ("pass-obstacle", passing(&yama("2"))),
+        ("pass-obstacle", passing(&yama("3"))),
+        ("pass-obstacle", passing(&|facts| facts.obstacle = Some("seccomp(2) is forbidden: allow it".into()))),
         ("berth-version", node(&|facts| facts.shims[0].version = "9.0.0".into())),
         ("shims-unconnected", node(&|facts| facts.unconnected.push("the shims of a and b have no connection".into()))),
         ("upgrade-interrupted", node(&|facts| facts.interrupted = Some("one of yesterday".into()))),
@@ -433,6 +460,25 @@ fn each_check_finds_its_case_and_nothing_else() {
 
 fn ids(findings: &[Finding]) -> Vec<&'static str> {
     findings.iter().map(|finding| finding.id).collect()
+}
+
+#[test]
+fn what_is_in_the_way_of_sockets_is_an_error_only_if_kube_apiserver_would_not_start() {
+    let facts = Facts { obstacle: Some("the kernel (old) refuses: use another".into()), ..sound() };
+    assert_eq!(of_node(&static_pod(), &facts), []);
+    for (pass, severity, cause) in [
+        (PassMode::Auto, Severity::Warning, "the kernel (old) refuses, so with --pass auto clients are relayed"),
+        (
+            PassMode::Inject,
+            Severity::Error,
+            "the kernel (old) refuses, so with --pass inject kube-apiserver is not started",
+        ),
+    ] {
+        let [found] = &of_node(&passing(pass), &facts)[..] else { panic!() };
+        let Finding { place, fix, .. } = found;
+        assert_eq!((found.severity, found.cause.as_str(), place.as_str()), (severity, cause, "this node"));
+        assert_eq!(fix, "use another");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use berth_options::PodCommand;
 use berth_options::place::PlaceArgs;
 use berth_options::probe::ProbeArgs;
 use berth_shim::backend::probe::ProbeKind;
+use berth_shim::config::PassMode;
 use std::net::SocketAddr;
 
 pub(super) use volumes::run_dir_of;
@@ -126,6 +127,7 @@ impl Examiner<'_> {
         if let Some(shim) = &layout.shim {
             self.options(shim);
             self.same_place(&layout.apiserver, shim);
+            self.same_pass(&layout.apiserver, shim);
             self.same_uid(layout, shim);
             self.start(shim);
         } else if serving.is_none() {
@@ -139,6 +141,7 @@ impl Examiner<'_> {
         self.peer_proxy();
         self.loopback(layout);
         self.run_dir(layout);
+        self.seccomp(&layout.apiserver);
         self.authentication(probe);
         if let Some(serving) = serving {
             self.advertised(serving);
@@ -228,6 +231,40 @@ impl Examiner<'_> {
             let (own, other) = (apiserver.container.name(), shim.container.name());
             let cause = format!("{own} and {other} do not find each other: {} is not the same", differ.join(", "));
             self.found(BERTH_DIFFERS, line, cause, format!("give {other} the same BERTH_ variables as {own}"));
+        }
+    }
+
+    /// Sockets are passed only where both want it.
+    fn same_pass(&mut self, apiserver: &Berth<'_>, shim: &Berth<'_>) {
+        if [apiserver, shim].iter().any(|berth| berth.parsed.command().is_none()) {
+            return;
+        }
+        let [own, other] = [apiserver, shim].map(|berth| options::pass(&berth.parsed));
+        if (own == PassMode::Relay) != (other == PassMode::Relay) {
+            let cause = format!(
+                "{} has --pass {}, and the shim {} has --pass {}: every connection is relayed",
+                apiserver.container.name(),
+                own.as_str(),
+                shim.container.name(),
+                other.as_str()
+            );
+            let fix = "give both the same BERTH_PASS, as `berth inject --pass …` does";
+            self.found(PASS_DIFFERS, shim.container.node().line, cause, fix);
+        }
+    }
+
+    /// A profile of the node's own, which has to allow what a supervisor does.
+    fn seccomp(&mut self, apiserver: &Berth<'_>) {
+        let profile = apiserver.container.security("seccompProfile");
+        let profile = profile.filter(|profile| profile.text_of("type") == Some("Localhost"));
+        if let Some(profile) = profile.filter(|_| options::pass(&apiserver.parsed) != PassMode::Relay) {
+            let file = profile.text_of("localhostProfile").unwrap_or_default();
+            self.found(
+                NOT_CHECKED,
+                profile.line,
+                format!("whether the seccomp profile {file} lets `berth exec --pass` supervise kube-apiserver cannot be seen"),
+                "allow seccomp(2) in it and name no listenerPath, or use RuntimeDefault",
+            );
         }
     }
 

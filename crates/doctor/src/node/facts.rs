@@ -13,7 +13,8 @@ use berth_os::file::{found, read_small, text};
 use berth_os::proc_net::{self, Entry, process_of};
 use berth_os::sock_diag::listeners;
 use berth_os::{clock, netdevice};
-use berth_shim::config::Listen;
+use berth_shim::config::{Listen, PassMode};
+use berth_supervisor::self_test;
 use nix::unistd::{Uid, geteuid};
 use procfs::process::{Process, all_processes_with_root};
 use procfs::{FromRead as _, FromReadSI as _, KernelStats, Meminfo, current_system_info};
@@ -32,7 +33,7 @@ pub(in super::super) const SIGNS: &str = "service-account-signing-key-file";
 const READ: [&str; 4] = ["file", "-config", "-client-certificate", "-client-key"];
 
 /// Kernel settings that are read.
-const SETTINGS: [&str; 2] = ["net.ipv4.ip_nonlocal_bind", "net.ipv4.tcp_migrate_req"];
+const SETTINGS: [&str; 3] = ["kernel.yama.ptrace_scope", "net.ipv4.ip_nonlocal_bind", "net.ipv4.tcp_migrate_req"];
 
 /// The state of a node. What could not be read is absent, and is not judged.
 #[derive(Debug, Default)]
@@ -64,6 +65,8 @@ pub struct Facts {
     pub available: Option<u64>,
     /// Settings of the kernel, by their names.
     pub settings: BTreeMap<&'static str, String>,
+    /// What is in the way of `--pass`; see [`obstacle`].
+    pub obstacle: Option<String>,
     /// What is known of an interrupted upgrade.
     pub interrupted: Option<String>,
 }
@@ -165,6 +168,15 @@ fn missing(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
         Some((flag.to_owned(), path))
     };
     manifest.arguments().into_iter().filter_map(flag).collect()
+}
+
+/// The result of the self-test of `berth exec --pass`, if it fails; not tried for a manifest without that option.
+///
+/// To be called by a process with one thread and no child.
+pub fn obstacle(manifest: &Manifest) -> Option<String> {
+    let layout = Layout::of(manifest)?;
+    let passes = options::pass(&layout.apiserver.parsed) != PassMode::Relay;
+    passes.then(self_test)?.err().map(|obstacle| obstacle.to_string())
 }
 
 /// Asks the live shims of the run directory of a node, whose files are below `root`, which of their siblings they have

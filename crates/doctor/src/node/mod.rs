@@ -10,18 +10,19 @@ use super::layout::{Layout, uid};
 use super::manifest::run_dir_of;
 use super::options::{self, is_host_ip};
 use super::{Case, Finding};
+use berth_manifest::report::Severity;
 use berth_manifest::{Manifest, split};
 use berth_node::registry;
 use berth_os::netdevice;
 use berth_os::proc_net::{self, Entry};
-use berth_shim::config::Listen;
+use berth_shim::config::{Listen, PassMode};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 pub use clients::{Clients, Uncovered};
 pub use credentials::Credentials;
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
-pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, unconnected};
+pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, obstacle, unconnected};
 pub(super) use serving::untrusted;
 
 pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
@@ -39,6 +40,7 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     }
     if let Some(layout) = Layout::of(case.manifest) {
         examiner.run_dir(&layout);
+        examiner.obstacle(options::pass(&layout.apiserver.parsed));
         if let Some(serving) = layout.serving() {
             let listen = listen(&layout);
             examiner.addresses(&listen);
@@ -129,6 +131,33 @@ impl Examiner<'_> {
                 ));
             }
         }
+    }
+
+    /// What keeps `berth exec` from being the supervisor of kube-apiserver.
+    fn obstacle(&mut self, pass: PassMode) {
+        let then = match pass {
+            PassMode::Relay => return,
+            PassMode::Auto => "clients are relayed",
+            PassMode::Inject => "kube-apiserver is not started",
+        };
+        let scope = self.setting("kernel.yama.ptrace_scope").map(str::trim).filter(|scope| ["2", "3"].contains(scope));
+        let (place, message) = match (scope, &self.facts.obstacle) {
+            (Some(scope), _) => (
+                "kernel.yama.ptrace_scope",
+                format!(
+                    "at {scope}, `berth exec` may not write into kube-apiserver's memory: sysctl -w kernel.yama.ptrace_scope=1 (from 3 \
+                     only a reboot leads back), or `berth inject` without --pass"
+                ),
+            ),
+            (None, Some(obstacle)) => ("this node", obstacle.clone()),
+            (None, None) => return,
+        };
+        let (cause, fix) = split(&message);
+        let mut finding = PASS_OBSTACLE.at(place, format!("{cause}, so with --pass {} {then}", pass.as_str()), fix);
+        if pass == PassMode::Auto {
+            finding.severity = Severity::Warning;
+        }
+        self.findings.push(finding);
     }
 
     fn addresses(&mut self, listen: &[Listen]) {
