@@ -5,9 +5,10 @@ use super::opening::Opening;
 use super::replay_buffer::ReplayBuffer;
 use crate::backend::BackendInstance;
 use crate::gate::{Entry, Refused};
-use berth_os::socket;
+use berth_os::{awaitable, socket};
 use std::future::poll_fn;
 use std::io;
+use std::os::fd::AsFd;
 use std::time::Duration;
 use tokio::io::{Interest, ReadBuf};
 use tokio::net::TcpStream;
@@ -111,10 +112,16 @@ async fn left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
 /// the gate's room.
 async fn gone(client: &TcpStream, kept: &ReplayBuffer) {
     if kept.peeks() {
-        // The first bytes are still there, and hide the end.
-        let ended = || if socket::has_ended(client) { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) };
-        while client.readable().await.is_ok() && client.try_io(Interest::READABLE, ended).is_err() {}
-        if !kept.is_replayable() && !socket::is_gone(client) {
+        // The first bytes are still there, and hide the end. A descriptor of its own: the client's must keep the event of bytes that come now.
+        let watched = client.as_fd().try_clone_to_owned().and_then(|fd| awaitable(fd, Interest::READABLE));
+        if let Ok(watched) = watched {
+            while !socket::has_ended(&watched)
+                && let Ok(mut ready) = watched.readable().await
+            {
+                ready.clear_ready();
+            }
+        }
+        if !socket::has_ended(client) || !kept.is_replayable() && !socket::is_gone(client) {
             let _ = client.ready(Interest::ERROR).await;
         }
         return;
@@ -123,5 +130,35 @@ async fn gone(client: &TcpStream, kept: &ReplayBuffer) {
     // A client without TLS may have closed its side and want its answer.
     if matches!(more, Ok(1..)) || !kept.is_replayable() && more.is_ok() {
         let _ = client.ready(Interest::ERROR).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::client_hello::HANDSHAKE;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream as StdTcpStream};
+
+    /// A client whose ClientHello is late waits for its turn without it.
+    #[tokio::test]
+    async fn what_a_client_sends_while_it_waits_for_its_turn_is_read_after_that() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (client, _) = listener.accept().unwrap();
+        client.set_nonblocking(true).unwrap();
+        let mut kept = ReplayBuffer::read(&client, None, None, true).unwrap();
+        let mut client = TcpStream::from_std(client).unwrap();
+        {
+            let mut leaves = std::pin::pin!(gone(&client, &kept));
+            // The wait sees its events, and goes on.
+            for sent in [&[][..], &[HANDSHAKE]] {
+                sender.write_all(sent).unwrap();
+                assert!(timeout(Duration::from_millis(1), &mut leaves).await.is_err());
+            }
+        }
+        let filled = timeout(Duration::from_secs(30), poll_fn(|cx| kept.poll_fill(cx, &mut client)));
+        filled.await.expect("the bytes are there").unwrap();
+        assert_eq!(kept.bytes, [HANDSHAKE]);
     }
 }
