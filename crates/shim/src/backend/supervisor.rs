@@ -62,7 +62,7 @@ impl Link {
     ) -> io::Result<(u64, oneshot::Receiver<bool>)> {
         let (tell, answer) = oneshot::channel();
         let mut unacknowledged = self.unacknowledged();
-        if self.places.is_closed() {
+        if self.has_ended() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         unacknowledged.last += 1;
@@ -79,6 +79,11 @@ impl Link {
     /// The supervisor reads no more.
     pub(crate) fn recall(&self, seq: u64) -> io::Result<()> {
         self.transmit(FromShim::Recall { seq }, &[])
+    }
+
+    /// Whether the connection has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.places.is_closed()
     }
 
     fn transmit(&self, message: FromShim, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {

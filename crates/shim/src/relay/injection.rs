@@ -3,6 +3,10 @@
 //!
 //! The shim keeps a duplicate until the instance's first byte. If the instance ends before, its client is there still: unread, or its first
 //! bytes are in the replay buffer. So nothing that a TLS client sent is lost, as with the relay.
+//!
+//! Two things differ from the relay. An instance that stands still keeps the clients that it has accepted, since no other process can take a
+//! descriptor from it: such a client waits until the instance goes on or ends. And a client of an instance that closes the connection without
+//! a byte sees that when the shim closes its duplicate: after [`ANSWERS_WITHIN`].
 
 use super::Outcome;
 use super::attempt::{AttemptResult, stuck};
@@ -22,16 +26,20 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 /// How long an instance may take to answer a client that it has accepted. Then the client is the instance's alone.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long an instance may take to end after its supervisor, by which it is killed.
-const ENDS_WITHIN: Duration = Duration::from_secs(1);
+/// Time between the end of an instance and that of its supervisor, whichever comes first. If the instance lives on (its record was removed;
+/// a program with file capabilities, which the kernel does not kill with the supervisor), it answers meanwhile, or ends with the next probe.
+const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Time between two looks for the instance's first byte. A TLS client mostly answers that byte at once, which is an event.
+/// Time between two looks for the instance's first byte. A TLS client answers that byte, which is an event, but maybe after a long way.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// The shortest time between two looks, while the byte ends the client's turn at the gate.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
 
 /// What can be done for a client whose instance has ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -121,7 +129,11 @@ impl Opening<'_> {
             stuck(&mut changes, instance.epoch, tried).await;
             link.recall(seq)
         };
-        let sent = follow(&watched, answer, recall, instance.started, table, slot).await;
+        let gone = async {
+            // If the sender is gone, so is the shim.
+            let _ = table.wait_for(|table| table.instances.iter().all(|other| other.started != instance.started)).await;
+        };
+        let sent = follow(&watched, answer, recall, gone, || link.has_ended(), slot).await;
         let answered = match sent {
             Sent::Answered => Some(began.elapsed()),
             Sent::Kept => return Some(AttemptResult::Injected),
@@ -167,42 +179,50 @@ impl Opening<'_> {
 }
 
 /// Waits for the first byte of an instance for a client whose socket was sent to its supervisor. The handshake's slot is released with that.
+/// The instance has ended when it is `gone` and its supervisor has `ended`, or some time after the first of both.
 async fn follow(
     client: &AsyncFd<OwnedFd>,
     mut answer: oneshot::Receiver<bool>,
     recall: impl Future<Output = io::Result<()>>,
-    started: u64,
-    table: &mut watch::Receiver<Arc<Table>>,
+    gone: impl Future<Output = ()>,
+    ended: impl Fn() -> bool,
     mut slot: Option<HandshakeSlot>,
 ) -> Sent {
-    let ended = async {
-        // If the sender is gone, so is the shim.
-        let _ = table.wait_for(|table| table.instances.iter().all(|instance| instance.started != started)).await;
-    };
-    let (mut ended, mut recall, mut answered, mut recalled) = (pin!(ended), pin!(recall), None, false);
-    let (mut until, mut has_left) = (Instant::now(), false);
+    let (mut recall, mut gone, mut recalled, mut is_gone) = (pin!(recall), pin!(gone), false, false);
+    let (mut is_acknowledged, mut accepted, mut ends, mut has_left) = (false, None::<Instant>, None::<Instant>, false);
     loop {
         let has_answered = socket::progress(client.as_fd()).is_ok_and(|progress| progress.sent > 0);
-        if let Some(slot) = slot.take_if(|slot| has_answered || slot.ends() <= Instant::now()) {
+        let now = Instant::now();
+        if let Some(slot) = slot.take_if(|slot| has_answered || slot.ends() <= now) {
             slot.end();
         }
-        match answered {
-            // Also if the acknowledgement comes after the byte: its place is the link's until then.
-            _ if has_answered => return Sent::Answered,
-            Some(true) if until <= Instant::now() || socket::has_ended(client) => return Sent::Kept,
-            Some(false) if until <= Instant::now() => return Sent::Ended,
-            _ => {}
+        // Also if the acknowledgement comes after the byte: its place is the link's until then.
+        if has_answered {
+            return Sent::Answered;
         }
+        if accepted.is_some_and(|at| at + shortened(ANSWERS_WITHIN) <= now || socket::has_ended(client)) {
+            return Sent::Kept;
+        }
+        if ends.is_some_and(|ends| ends <= now || is_gone && ended()) {
+            return Sent::Ended;
+        }
+        // Others wait for the slot: it is kept for a half longer than the instance needs, at most.
+        let look = accepted.filter(|_| slot.is_some()).map_or(LOOK, |at| (at.elapsed() / 2).clamp(FIRST_LOOK, LOOK));
         tokio::select! {
             biased;
-            () = &mut ended => return Sent::Ended,
-            taken = &mut answer, if answered.is_none() => match taken {
-                Ok(true) => (answered, until) = (Some(true), Instant::now() + shortened(ANSWERS_WITHIN)),
-                Ok(false) => return if recalled { Sent::Recalled } else { Sent::Back },
-                // The supervisor has ended, or has discarded the client.
-                Err(_) => (answered, until) = (Some(false), Instant::now() + ENDS_WITHIN),
-            },
-            asked = &mut recall, if answered.is_none() && !recalled => {
+            () = &mut gone, if !is_gone => {
+                is_gone = true;
+                ends.get_or_insert(now + ENDS_WITHIN);
+            }
+            taken = &mut answer, if !is_acknowledged => {
+                is_acknowledged = true;
+                match taken {
+                    Ok(true) => accepted = Some(Instant::now()),
+                    Ok(false) => return if recalled { Sent::Recalled } else { Sent::Back },
+                    Err(_) => drop(ends.get_or_insert(now + ENDS_WITHIN)),
+                }
+            }
+            asked = &mut recall, if !is_acknowledged && !recalled => {
                 recalled = true;
                 if let Err(error) = asked {
                     tracing::debug!(%error, "cannot recall a client");
@@ -213,8 +233,7 @@ async fn follow(
                 has_left = ready.ready().is_read_closed();
                 ready.clear_ready();
             }
-            () = sleep_until(until), if answered.is_some() => {}
-            () = sleep(LOOK) => {}
+            () = sleep(look) => {}
         }
     }
 }
@@ -222,6 +241,12 @@ async fn follow(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::MaxOpenings;
+    use crate::gate::{Entry, Gate};
+    use std::future::{pending, ready};
+    use std::io::Write;
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::num::NonZeroUsize;
 
     #[test]
     fn what_an_instance_read_decides_what_can_be_done_for_its_client() {
@@ -244,6 +269,49 @@ mod tests {
         ] {
             let progress = Progress { sent, received, unread };
             assert_eq!(Salvage::of(progress, kept, is_replayable), then, "{progress:?} {kept} {is_replayable}");
+        }
+    }
+
+    /// A client, and both of the shim's descriptors of it. The clock of the tests goes on when nothing else does.
+    fn connected() -> (TcpStream, TcpStream, AsyncFd<OwnedFd>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let watched = awaitable(accepted.try_clone().unwrap().into(), Interest::READABLE).unwrap();
+        (client, accepted, watched)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slot_is_free_soon_after_the_first_byte_though_the_client_is_far_away() {
+        let (_client, mut instance, watched) = connected();
+        let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), Vec::new()).unwrap();
+        let Entry::Open(slot) = gate.enter(1, Ipv4Addr::LOCALHOST.into(), 0, Instant::now()) else { panic!() };
+        let (taken, answer) = oneshot::channel();
+        taken.send(true).unwrap();
+        let began = Instant::now();
+        let answers = async {
+            sleep(Duration::from_millis(8)).await;
+            instance.write_all(&[0]).unwrap();
+            pending::<()>().await;
+        };
+        let sent = follow(&watched, answer, pending(), answers, || false, Some(slot)).await;
+        assert!(matches!(sent, Sent::Answered));
+        let waited = began.elapsed();
+        assert!(waited <= Duration::from_millis(8 + 4 + 2), "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_instance_without_a_record_keeps_its_client_while_its_supervisor_lives() {
+        for (accepted, ends) in [(None, false), (Some(true), false), (Some(true), true)] {
+            let (_client, _instance, watched) = connected();
+            let (taken, answer) = oneshot::channel();
+            let _open = match accepted {
+                Some(accepted) => taken.send(accepted).map(|()| None).unwrap(),
+                None => Some(taken),
+            };
+            let began = Instant::now();
+            assert!(matches!(follow(&watched, answer, pending(), ready(()), || ends, None).await, Sent::Ended));
+            assert_eq!(began.elapsed() >= ENDS_WITHIN, !ends);
         }
     }
 }
