@@ -48,11 +48,17 @@ pub struct Child {
     notifications: OwnedFd,
     /// Messages of the child before execve(2).
     report: OwnedFd,
+    /// The child's memory, since its last bind(2).
+    memory: Option<File>,
 }
 
 /// Forks a child. The child installs the filter and calls `run`, which executes a program, and returns only on failure.
 /// The child has no_new_privs, and gets SIGKILL when this process ends. (The kernel forgets the SIGKILL if an ordinary user executes a
-/// program with file capabilities.) This process never drops `run`: a lock that `run` owns stays locked for the child.
+/// program with file capabilities. Such a child gets `ENOSYS` from its next call, unless this process was PID 1 of a container, which
+/// the kernel ends as a whole.) This process never drops `run`: a lock that `run` owns stays locked for the child.
+///
+/// Calls of a child's children, which inherit the filter, wait as well. A call that was received ends by its answer or by the death of the child:
+/// a signal to the child has to be followed by an answer, so that the signal's handler can run.
 ///
 /// To be called by a process with one thread.
 ///
@@ -83,7 +89,7 @@ pub fn start(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
             let fd = fd.inspect_err(|_| {
                 let _ = waitpid(child, None);
             })?;
-            Ok(Child { pid: child.as_raw(), notifications: fd, report })
+            Ok(Child { pid: child.as_raw(), notifications: fd, report, memory: None })
         }
     }
 }
@@ -198,6 +204,21 @@ impl Child {
         Ok(())
     }
 
+    /// Whether a call of bind(2) by the child names this address. Clients' addresses will be written to the memory of the caller.
+    ///
+    /// # Errors
+    /// The memory cannot be opened or read.
+    pub fn binds(&mut self, bind: &Notification, wanted: SocketAddr) -> io::Result<bool> {
+        let memory = memory(bind.thread)?;
+        let mut id = bind.id;
+        // If the call still waits, the memory is not that of another process, to which the kernel gave the thread's number meanwhile.
+        // SAFETY: what the request takes.
+        unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &mut id) }?;
+        let named = names(bind, wanted, &memory);
+        self.memory = Some(memory);
+        named
+    }
+
     /// Puts a socket in the place of the one that is being bound, close-on-exec. The call still waits.
     ///
     /// # Errors
@@ -214,7 +235,9 @@ impl Child {
     pub fn hand_over(&self, accept: &Notification, client: BorrowedFd<'_>, peer: SocketAddr) -> io::Result<()> {
         let wanted = if accept.flags & libc::SOCK_NONBLOCK == 0 { OFlag::empty() } else { OFlag::O_NONBLOCK };
         fcntl(client, FcntlArg::F_SETFL(wanted))?;
-        write_address(accept, peer)?;
+        if accept.address != 0 {
+            write_address(accept, peer, self.memory.as_ref().ok_or(Errno::EFAULT)?)?;
+        }
         let number = self.add(accept.id, client, None, accept.flags & libc::SOCK_CLOEXEC != 0)?;
         self.answer(accept.id, Answer::Value(number))
     }
@@ -289,26 +312,20 @@ fn install() -> io::Result<OwnedFd> {
 }
 
 /// Whether a call of bind(2) names this address.
-///
-/// # Errors
-/// The memory of the thread cannot be opened or read.
-pub fn binds(bind: &Notification, wanted: SocketAddr) -> io::Result<bool> {
+fn names(bind: &Notification, wanted: SocketAddr, memory: &File) -> io::Result<bool> {
     // Then follows padding, or a scope.
     let (wanted, known) = (SockAddr::from(wanted), if wanted.is_ipv4() { 8 } else { 24 });
     if bind.length < known as u64 {
         return Ok(false);
     }
     let mut named = [0; 24];
-    memory(bind.thread)?.read_exact_at(&mut named[..known], bind.address)?;
+    memory.read_exact_at(&mut named[..known], bind.address)?;
     Ok(named[..known] == bytes(&wanted)[..known])
 }
 
 /// Writes a client's address and the address's length, as far as there is room, as accept(2) does.
-fn write_address(accept: &Notification, client: SocketAddr) -> io::Result<()> {
-    if accept.address == 0 {
-        return Ok(());
-    }
-    let (memory, mut room, client) = (memory(accept.thread)?, [0; 4], SockAddr::from(client));
+fn write_address(accept: &Notification, client: SocketAddr, memory: &File) -> io::Result<()> {
+    let (mut room, client) = ([0; 4], SockAddr::from(client));
     memory.read_exact_at(&mut room, accept.length)?;
     let room = usize::try_from(i32::from_ne_bytes(room)).map_err(|_| Errno::EINVAL)?;
     let bytes = bytes(&client);
@@ -361,6 +378,10 @@ mod tests {
         }
     }
 
+    fn own() -> File {
+        memory(nix::unistd::gettid().as_raw()).unwrap()
+    }
+
     /// Memory of this process that a call names, and the call.
     struct Memory {
         address: Vec<AtomicU8>,
@@ -394,7 +415,7 @@ mod tests {
     #[test]
     fn the_address_of_a_call_is_read() {
         let wanted = "127.1.2.3:6443".parse().unwrap();
-        let binds = |bytes: &[u8], wanted| binds(&Memory::new(bytes, 0).call(Call::Bind), wanted);
+        let binds = |bytes: &[u8], wanted| names(&Memory::new(bytes, 0).call(Call::Bind), wanted, &own());
         assert!(binds(&four(), wanted).unwrap());
         assert!(binds(&[&four()[..8], &[1; 8]].concat(), wanted).unwrap(), "padding may be anything");
         assert!(!binds(&four(), "127.1.2.4:6443".parse().unwrap()).unwrap());
@@ -403,8 +424,8 @@ mod tests {
         assert!(binds(bytes(&six), "[::1]:6443".parse().unwrap()).unwrap());
         assert!(!binds(bytes(&six), wanted).unwrap());
         let short = Memory::new(&four(), 0).call(Call::Bind);
-        assert!(!super::binds(&Notification { length: 4, ..short }, wanted).unwrap());
-        assert!(super::binds(&Notification { address: 0, ..short }, wanted).is_err());
+        assert!(!names(&Notification { length: 4, ..short }, wanted, &own()).unwrap());
+        assert!(names(&Notification { address: 0, ..short }, wanted, &own()).is_err());
     }
 
     #[test]
@@ -412,17 +433,16 @@ mod tests {
         let client = "127.1.2.3:6443".parse().unwrap();
         for room in [0, 7, 16, 40] {
             let memory = Memory::new(&[0xff; 40], room);
-            write_address(&memory.call(Call::Accept), client).unwrap();
+            write_address(&memory.call(Call::Accept), client, &own()).unwrap();
             let mut expected = [0xff; 40];
             let written = 16.min(room as usize);
             expected[..written].copy_from_slice(&four()[..written]);
             assert_eq!(memory.seen(), (expected.into(), 16_i32.to_ne_bytes()), "{room}");
         }
         let negative = Memory::new(&[0xff; 40], -1);
-        assert_eq!(write_address(&negative.call(Call::Accept), client).unwrap_err().raw_os_error(), Some(libc::EINVAL));
         let call = negative.call(Call::Accept);
-        write_address(&Notification { address: 0, ..call }, client).unwrap();
-        assert!(write_address(&Notification { length: 8, ..call }, client).is_err());
+        assert_eq!(write_address(&call, client, &own()).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        assert!(write_address(&Notification { length: 8, ..call }, client, &own()).is_err());
         assert_eq!(negative.seen().0, [0xff; 40]);
     }
 
@@ -432,8 +452,8 @@ mod tests {
             let six = SocketAddrV6::new(ip.into(), port, flow, scope).into();
             let address = if is_four { SocketAddr::from(([ip[0], ip[1], ip[2], ip[3]], port)) } else { six };
             let memory = Memory::new(&[0; 28], 28);
-            write_address(&memory.call(Call::Accept), address).unwrap();
-            prop_assert!(binds(&memory.call(Call::Bind), address).unwrap());
+            write_address(&memory.call(Call::Accept), address, &own()).unwrap();
+            prop_assert!(names(&memory.call(Call::Bind), address, &own()).unwrap());
             let (written, length) = memory.seen();
             prop_assert_eq!(i32::from_ne_bytes(length), if is_four { 16 } else { 28 });
             prop_assert_eq!(&written[2..4], port.to_be_bytes());

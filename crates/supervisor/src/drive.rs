@@ -173,7 +173,7 @@ impl Supervisor {
         } else {
             self.machine.looked(self.has_listener());
             let its_address = by_server
-                && seccomp::binds(&call, self.config.address).unwrap_or_else(|error| {
+                && self.child.binds(&call, self.config.address).unwrap_or_else(|error| {
                     self.hinder(Obstacle::Memory(error));
                     false
                 });
