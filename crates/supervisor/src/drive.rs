@@ -102,7 +102,7 @@ impl Supervisor {
         };
         supervisor.watch(&supervisor.child, EpollFlags::EPOLLIN, CALLS)?;
         supervisor.watch(&supervisor.signals, EpollFlags::EPOLLIN, SIGNALS)?;
-        supervisor.watch(&supervisor.config.shims, EpollFlags::EPOLLIN, SHIMS)?;
+        supervisor.watch(&supervisor.config.shims, EpollFlags::EPOLLIN | EpollFlags::EPOLLET, SHIMS)?;
         Ok(supervisor)
     }
 
@@ -146,10 +146,10 @@ impl Supervisor {
                             return Ok(status);
                         }
                     }
-                    SHIMS => {
-                        if let Err(error) = self.accept_shim() {
-                            tracing::warn!(%error, "cannot take the connection of a shim");
-                        }
+                    SHIMS => self.accept_shims(),
+                    // The server has ended it by shutdown(2). (Before listen(2), epoll says so too.)
+                    LISTENER if event.events().contains(EpollFlags::EPOLLHUP) && self.is_listening() => {
+                        self.machine.looked(false);
                     }
                     LISTENER => self.accept_own(),
                     shim => self.read_shim(shim),
@@ -236,6 +236,21 @@ impl Supervisor {
         self.machine.signalled();
     }
 
+    fn is_listening(&self) -> bool {
+        matches!(self.machine.phase(), Phase::Listening(_))
+    }
+
+    /// Those that cannot be taken (no descriptor is left) wait for the next event, or for the end of another shim.
+    fn accept_shims(&mut self) {
+        loop {
+            match self.accept_shim() {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return tracing::warn!(%error, "cannot take the connection of a shim"),
+            }
+        }
+    }
+
     fn accept_shim(&mut self) -> io::Result<()> {
         let shim = seqpacket::accept(self.config.shims.as_fd())?;
         self.last += 1;
@@ -276,16 +291,21 @@ impl Supervisor {
                 if error.kind() != io::ErrorKind::UnexpectedEof {
                     tracing::warn!(%error, "the connection of a shim is ended");
                     self.machine.discard(number);
+                    self.carry_out();
                 }
                 self.shims.remove(&number);
+                self.accept_shims();
             }
         }
     }
 
-    /// Takes the clients that dialled the server's own address.
+    /// Takes the clients that dialled the server's own address; no more than a shim may send, others wait in the accept queue.
     fn accept_own(&mut self) {
         let mut unparked = false;
-        while let (Phase::Listening(_), Some(listener)) = (self.machine.phase(), &self.listener) {
+        while self.is_listening()
+            && !self.machine.is_full(None)
+            && let Some(listener) = &self.listener
+        {
             // Checked: accept(2) would wait if the listener is blocking.
             if socket::queue_length(listener.as_fd()).unwrap_or_default() <= u32::from(self.parked.is_some()) {
                 break;
@@ -307,7 +327,12 @@ impl Supervisor {
     }
 
     fn park(&mut self) {
-        if self.parked.is_none() && self.listener.is_some() {
+        let Some(listener) = &self.listener else { return };
+        // Not so if somebody else has a duplicate of the listener, and has accepted it.
+        let is_there = |(end, _): &(TcpStream, _)| {
+            end.peer_addr().is_err() || socket::queue_length(listener.as_fd()).is_ok_and(|length| length > 0)
+        };
+        if !self.parked.as_ref().is_some_and(is_there) {
             let end = socket::connect(self.config.address, None);
             let parked = end.and_then(|end| end.local_addr().map(|address| (end, address)));
             let warn = |error: &io::Error| tracing::warn!(%error, "cannot wake the server: it cannot be dialled");
@@ -369,9 +394,11 @@ impl Supervisor {
         Ok(())
     }
 
-    fn acknowledge(&self, client: &Client<OwnedFd>, taken: bool) {
-        if let Some((shim, seq)) = client.from {
-            self.tell(shim, &ToShim::Acknowledged { seq, taken });
+    fn acknowledge(&mut self, client: &Client<OwnedFd>, taken: bool) {
+        match client.from {
+            Some((shim, seq)) => self.tell(shim, &ToShim::Acknowledged { seq, taken }),
+            // There is room for another one.
+            None => self.accept_own(),
         }
     }
 }

@@ -7,6 +7,7 @@
 //!   the server has not called for [`PATIENCE`]. Before that, the server's descriptor is looked at: if the listener is gone, all clients
 //!   that wait are given back.
 
+use berth_node::ipc::supervisor::UNACKNOWLEDGED;
 use berth_os::seccomp::Notification;
 use nix::errno::Errno;
 use std::collections::VecDeque;
@@ -161,9 +162,15 @@ impl<S> Machine<S> {
         }
     }
 
+    /// Whether as many clients wait as a shim may have here, or the server's own address (`None`).
+    pub(crate) fn is_full(&self, of: Option<Shim>) -> bool {
+        let its = self.waiting.iter().filter(|client| client.from.map(|(shim, _)| shim) == of);
+        its.count() >= UNACKNOWLEDGED
+    }
+
     /// A client came from a shim, or to the server's own address.
     pub(crate) fn came(&mut self, client: Client<S>) {
-        if matches!(self.phase, Phase::Listening(_)) {
+        if matches!(self.phase, Phase::Listening(_)) && !self.is_full(client.from.map(|(shim, _)| shim)) {
             self.waiting.push_back(client);
             self.serve(true);
         } else {

@@ -33,12 +33,14 @@ const KINDS: [&str; 2] = ["blocking", "edge"];
 
 type Case = (&'static str, fn(&'static str) -> Result<(), Failed>);
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 13] = [
     ("no_client_is_lost_and_each_is_known_by_its_address", no_client_is_lost),
     ("a_client_of_the_servers_own_address_is_served", own_clients_are_served),
     ("other_listeners_of_the_server_and_its_children_are_theirs", other_listeners_are_theirs),
     ("clients_of_a_shim_that_died_are_served", clients_of_a_dead_shim_are_served),
     ("garbage_ends_a_connection_and_gives_its_clients_back", garbage_ends_a_connection),
+    ("of_each_shim_so_many_clients_wait_and_no_more", floods_come_back),
+    ("of_the_servers_own_clients_others_wait_in_the_kernel", own_clients_are_bounded),
     ("a_shim_may_be_served_after_another", another_shim_comes),
     ("orphans_are_reaped", orphans_are_reaped),
     ("signals_and_the_status_are_passed_on", signals_are_passed_on),
@@ -63,8 +65,12 @@ fn main() -> ExitCode {
             let obstacle = own("--self-test").output().unwrap();
             let why = String::from_utf8(obstacle.stdout).unwrap();
             let trials = CASES.into_iter().flat_map(|(name, case)| KINDS.map(|kind| trial(name, kind, &why, case)));
-            let closes = trial("a_closed_listener_gives_clients_back", "edge", &why, clients_come_back);
-            libtest_mimic::run(&Arguments::from_args(), trials.chain([closes]).collect()).exit_code()
+            let of_one_kind = [
+                trial("a_closed_listener_gives_clients_back", "edge", &why, clients_come_back),
+                trial("a_bell_rings_when_another_holder_took_the_connection_for_it", "edge", &why, bells_are_mended),
+                trial("a_listener_that_is_shut_down_ends_the_wait_for_clients", "blocking", &why, a_wait_ends),
+            ];
+            libtest_mimic::run(&Arguments::from_args(), trials.chain(of_one_kind).collect()).exit_code()
         }
     }
 }
@@ -110,10 +116,12 @@ fn serve(kind: &str, address: SocketAddr) -> ExitCode {
     if kind == "child" {
         println!("{}", listener.local_addr().unwrap());
     }
+    *DUPLICATE.lock().unwrap() = Some(listener.try_clone().unwrap());
     if kind != "edge" {
         loop {
             match listener.accept() {
                 Ok((client, peer)) => talk(client, peer, None),
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => return ExitCode::from(9),
                 // The supervisor has just ended.
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => return ExitCode::FAILURE,
                 Err(error) => panic!("{error}"),
@@ -139,12 +147,15 @@ fn serve(kind: &str, address: SocketAddr) -> ExitCode {
         let mut events = [EpollEvent::empty()];
         let _ = epoll.wait(&mut events, EpollTimeout::NONE);
         if events[0].data() == 1 {
-            listener = None;
+            (listener, *DUPLICATE.lock().unwrap()) = (None, None);
             (&closes).read_exact(&mut [0]).unwrap();
             (&closes).write_all(&[0]).unwrap();
         }
     }
 }
+
+/// Another descriptor of the listener, until it is used.
+static DUPLICATE: Mutex<Option<TcpListener>> = Mutex::new(None);
 
 /// What is kept until a client says so.
 static KEPT: Mutex<Option<ChildStdin>> = Mutex::new(None);
@@ -163,6 +174,15 @@ fn talk(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
                     close.read_exact(&mut [0]).unwrap();
                 }
                 "exit" => std::process::exit(7),
+                // The supervisor does not know this descriptor.
+                "steal" => {
+                    let duplicate = DUPLICATE.lock().unwrap().take().unwrap();
+                    let _ = say(&format!("{:?}", duplicate.accept().is_ok()));
+                }
+                "shutdown" => {
+                    let duplicate = DUPLICATE.lock().unwrap().take().unwrap();
+                    socket::refuse(duplicate.as_fd()).unwrap();
+                }
                 "other" => {
                     let other = TcpListener::bind("127.0.0.1:0").unwrap();
                     let _ = say(&other.local_addr().unwrap().to_string());
@@ -449,6 +469,15 @@ fn garbage_ends_a_connection(kind: &'static str) -> Result<(), Failed> {
     seqpacket::transmit(shim.socket.as_fd(), br#"{"message":"later"}"#, &[])?;
     seqpacket::transmit(shim.socket.as_fd(), b"garbage", &[])?;
     assert_eq!(shim.receive(), None);
+    let mut shim = started.shim();
+    let clients: Vec<_> = (0..2).map(|_| shim.send_client(&public)).collect();
+    seqpacket::transmit(shim.socket.as_fd(), b"garbage", &[])?;
+    // A call that waits for a client returns in a process that is stopped, too.
+    for taken in [kind == "blocking", false] {
+        assert!(matches!(shim.receive(), Some(ToShim::Acknowledged { taken: was, .. }) if was == taken));
+    }
+    assert_eq!(shim.receive(), None);
+    drop(clients);
     let without = serde_json::to_vec(&FromShim::Client { seq: 1, peer: started.address })?;
     let mut shim = started.shim();
     seqpacket::transmit(shim.socket.as_fd(), &without, &[])?;
@@ -457,6 +486,68 @@ fn garbage_ends_a_connection(kind: &'static str) -> Result<(), Failed> {
     send_signal(started.server, Signal::SIGCONT as i32)?;
     other.acknowledged(1, true);
     client.is_served();
+    Ok(())
+}
+
+fn floods_come_back(kind: &'static str) -> Result<(), Failed> {
+    let started = Started::new(kind);
+    let (mut shim, mut other, public) = (started.shim(), started.shim(), Public::new());
+    send_signal(started.server, Signal::SIGSTOP as i32)?;
+    // A call that waits for a client returns in a process that is stopped, too.
+    let at_once = u64::from(kind == "blocking");
+    let most = at_once + UNACKNOWLEDGED as u64;
+    let clients: Vec<_> = (0..most).map(|_| shim.send_client(&public)).collect();
+    for _ in 0..at_once {
+        assert_eq!(shim.receive(), Some(ToShim::Acknowledged { seq: 1, taken: true }));
+    }
+    drop(shim.send_client(&public));
+    assert_eq!(shim.receive(), Some(ToShim::Acknowledged { seq: most + 1, taken: false }));
+    let others = other.send_client(&public);
+    send_signal(started.server, Signal::SIGCONT as i32)?;
+    other.acknowledged(1, true);
+    clients.iter().chain([&others]).for_each(Client::is_served);
+    Ok(())
+}
+
+fn own_clients_are_bounded(kind: &'static str) -> Result<(), Failed> {
+    let started = Started::new(kind);
+    drop(started.shim());
+    send_signal(started.server, Signal::SIGSTOP as i32)?;
+    // Fewer than the queue of the listener has room for.
+    let clients: Vec<_> = (0..150).map(|_| Client(TcpStream::connect(started.address).unwrap())).collect();
+    // The supervisor sees them before it says something to another shim.
+    for _ in 0..3 {
+        drop(started.shim());
+    }
+    let open = std::fs::read_dir(format!("/proc/{}/fd", started.pid()))?.count();
+    assert!(open < UNACKNOWLEDGED + 30, "{open}");
+    send_signal(started.server, Signal::SIGCONT as i32)?;
+    clients.iter().for_each(Client::is_served);
+    Ok(())
+}
+
+fn bells_are_mended(kind: &'static str) -> Result<(), Failed> {
+    let started = Started::new(kind);
+    let (mut shim, public) = (started.shim(), Public::new());
+    let first = shim.send_client(&public);
+    first.is_served();
+    first.0.set_read_timeout(Some(HANG))?;
+    assert_eq!(first.ask("steal"), "true");
+    assert_eq!(first.line(), "steal");
+    let second = shim.send_client(&public);
+    second.is_served();
+    shim.acknowledged(2, true);
+    Ok(())
+}
+
+fn a_wait_ends(kind: &'static str) -> Result<(), Failed> {
+    let mut started = Started::new(kind);
+    let mut shim = started.shim();
+    let client = shim.send_client(&Public::new());
+    client.is_served();
+    shim.acknowledged(1, true);
+    (&client.0).write_all(b"shutdown\n")?;
+    assert_eq!(started.status(), 9);
     Ok(())
 }
 

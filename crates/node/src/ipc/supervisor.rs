@@ -2,7 +2,8 @@
 //! object each, on a socket in the run directory. No I/O.
 //!
 //! The supervisor begins with [`ToShim::Hello`], then says whether the instance listens. While the instance listens, a shim may send
-//! clients, at most [`UNACKNOWLEDGED`] before an acknowledgement: further clients wait in the shim, which decides their order.
+//! clients, at most [`UNACKNOWLEDGED`] before an acknowledgement: further clients wait in the shim, which decides their order, and come back
+//! if they are sent.
 //!
 //! If the connection ends, the shim has its unacknowledged clients back: the supervisor has ended, or has discarded them. The shim first
 //! reads the messages that were sent before, also after `ECONNRESET`. A shim does not end the connection while a client is
