@@ -37,6 +37,9 @@ const ARCHITECTURE: u32 = match () {
     () => 0,
 };
 
+/// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP of linux/seccomp.h: who answers runs on the CPU of who calls, and back.
+const SYNC_WAKE_UP: libc::c_ulong = 1;
+
 // Sizes of linux/seccomp.h: the kernel reads and writes whole structures.
 const _: () = assert!(size_of::<seccomp_data>() == 64 && size_of::<seccomp_notif>() == 80);
 const _: () = assert!(size_of::<seccomp_notif_resp>() == 24 && size_of::<seccomp_notif_addfd>() == 24);
@@ -89,7 +92,11 @@ pub fn start(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
             let fd = fd.inspect_err(|_| {
                 let _ = waitpid(child, None);
             })?;
-            Ok(Child { pid: child.as_raw(), notifications: fd, report, memory: None })
+            let child = Child { pid: child.as_raw(), notifications: fd, report, memory: None };
+            // Before Linux 6.6, each call waits for another CPU twice, as long as that one is busy.
+            // SAFETY: the request takes a number.
+            unsafe { libc::ioctl(child.notifications.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
+            Ok(child)
         }
     }
 }
