@@ -330,7 +330,7 @@ impl Supervisor {
         let Some(listener) = &self.listener else { return };
         // Not so if somebody else has a duplicate of the listener, and has accepted it.
         let is_there = |(end, _): &(TcpStream, _)| {
-            end.peer_addr().is_err() || socket::queue_length(listener.as_fd()).is_ok_and(|length| length > 0)
+            socket::queue_length(listener.as_fd()).is_ok_and(|length| length > 0) || end.peer_addr().is_err()
         };
         if !self.parked.as_ref().is_some_and(is_there) {
             let end = socket::connect(self.config.address, None);
