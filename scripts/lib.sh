@@ -155,6 +155,13 @@ go_build() {
     exec 9>&-
 }
 
+# need_module MODULE NAME PROGRAM: sets `built`, with the program of a Go module of this repository
+need_module() {
+    local hash
+    hash=$(cd "$1" && { uname -sm && cat go.* ./*.go; } | sha256sum | cut -c 1-12)
+    go_build "$2-$hash" "$1" "$3" -trimpath -buildvcs=false -mod=readonly -ldflags="-s -w" .
+}
+
 # need_kubernetes [VERSION]: sets the variables of scripts/kube-apiserver.sh, which builds what is not there
 need_kubernetes() {
     local found

@@ -8,13 +8,6 @@ readonly MODULE=$root/tests/etcd-history
 # An address of the node that is not of loopback.
 readonly NODE_IP=10.77.0.1
 
-# need_module DIRECTORY NAME PROGRAM: of tests/etcd-history
-need_module() {
-    local hash
-    hash=$(cd "$MODULE/$1" && { uname -sm && cat go.mod go.sum ./*.go; } | sha256sum | cut -c 1-12)
-    go_build "$2-$hash" "$MODULE/$1" "$3" -trimpath -buildvcs=false -mod=readonly -ldflags="-s -w" .
-}
-
 # in_namespaces NAME SECONDS COMMAND…: on a node of its own: network, mounts and processes end with it, and it ends after SECONDS. COMMAND
 # ends with $HISTORY and its options, and gets those that all runs have.
 in_namespaces() {
@@ -40,9 +33,9 @@ begin_work() {
         exit
     fi
     need_kubernetes
-    need_module v3.5 etcd-v3.5 etcd
+    need_module "$MODULE/v3.5" etcd-v3.5 etcd
     OLD_ETCD=$built/etcd
-    need_module . etcd-history etcd-history
+    need_module "$MODULE" etcd-history etcd-history
     HISTORY=$built/etcd-history
     need_cargo
     need_program BERTH berth

@@ -43,6 +43,7 @@ part_speed() {
     SERVER[inject]=$(pgrep -P "${pid[inject-api]}") BEFORE[inject]+=" ${pid[inject-api]}"
     for ((round = 1; round <= rounds; round++)); do
         say "round $round of $rounds"
+        measure_idle $round
         for request in "${!REQUESTS[@]}"; do
             # Who is first comes after a pause: each is, by turns.
             for ((turn = 0; turn < ${#ways[@]}; turn++)); do
@@ -55,6 +56,7 @@ part_speed() {
             requests/s "÷ none" "÷ relayed" "CPU µs: server" "shim or proxy")"
         for way in "${ways[@]}"; do row "$way" "$(medians "$request" "$way")"; done
     done
+    for way in "${ways[@]:1}"; do row "$way without requests" "$(medians idle "$way")"; done
     read -r turn round < <(connections inject)
     row "sockets passed, and clients not" "$turn, $round"
     expect "sockets passed" "$turn" -ge $((100 * rounds)) inject.log
@@ -92,23 +94,42 @@ measure() {
         awk '{ print $1, $2, $3, $4, $5, $8 - $6, $9 - $7 }' >>"$work/measured"
 }
 
+# measure_idle ROUND: a line for each way, with the microseconds of processor time that it takes without requests, and seconds
+measure_idle() {
+    local way before=() began=$EPOCHREALTIME
+    for way in "${ways[@]}"; do before+=("$(cpu_of ${BEFORE[$way]})"); done
+    pause $MEASURED
+    for way in "${!ways[@]}"; do
+        echo "$1 idle ${ways[way]} $(($(cpu_of ${BEFORE[${ways[way]}]}) - before[way])) $(((${EPOCHREALTIME/./} - ${began/./}) / 1000))e-3"
+    done >>"$work/measured"
+}
+
 # cpu_of PID…: processor time of all threads so far
 cpu_of() {
     local process
     for process; do cat "/proc/$process"/task/*/schedstat; done 2>/dev/null | awk '{ sum += $1 } END { printf "%.0f", sum / 1000 }'
 }
 
-# medians REQUEST WAY: requests a second, ratios to none and to the relay, processor microseconds a request of the server and before it
+# medians REQUEST WAY: requests a second, ratios to none and to the relay, processor microseconds a request of the server and before it, less
+# what that takes without requests
 medians() {
     awk -v request="$1" -v way="$2" '
         function median(of, n,    i, j, x) {
             for (i = 2; i <= n; i++) { x = of[i]; for (j = i - 1; j && of[j] > x; j--) of[j + 1] = of[j]; of[j + 1] = x }
             return n % 2 ? of[(n + 1) / 2] : (of[n / 2] + of[n / 2 + 1]) / 2
         }
-        $2 == request { all[$1, $3] = $4 / $5 }
-        $2 == request && $3 == way { round[++n] = $1; rate[n] = $4 / $5; server[n] = $6 / $4; before[n] = $7 / $4 }
+        $2 == "idle" && $3 == way { idle[++idles] = $4 / $5 }
+        $2 == request { rates[$1, $3] = $4 / $5 }
+        $2 == request && $3 == way { round[++n] = $1; answers[n] = $4; seconds[n] = $5; server[n] = $6 / $4; before[n] = $7 }
         END {
-            for (i = 1; i <= n; i++) { none[i] = rate[i] / all[round[i], "none"]; relayed[i] = rate[i] / all[round[i], "relayed"] }
+            alone = median(idle, idles)
+            if (request == "idle") { printf "%.1f ms of CPU time a second", alone / 1000; exit }
+            for (i = 1; i <= n; i++) {
+                rate[i] = answers[i] / seconds[i]
+                before[i] = (before[i] - alone * seconds[i]) / answers[i]
+                none[i] = rate[i] / rates[round[i], "none"]
+                relayed[i] = rate[i] / rates[round[i], "relayed"]
+            }
             printf "%10.0f %8.3f %10.3f %16.0f %16.1f", median(rate, n), median(none, n), median(relayed, n), median(server, n), median(before, n)
         }' "$work/measured"
 }

@@ -1,6 +1,6 @@
 //! Measures berth against other TCP relays and against no relay: the program of `scripts/bench.sh`.
 //!
-//! The server behind all relays is a hidden subcommand, which runs as a process of its own.
+//! The server behind all peers is in Go, where that is present (`crates/bench/server`), else a hidden subcommand; it runs as a process of its own.
 
 #![forbid(unsafe_code)]
 
@@ -10,11 +10,8 @@ mod markdown;
 mod process;
 mod stats;
 
-use anyhow::{Context, Result};
-use berth_os::netdevice::{self, InterfaceSetting};
-use berth_rehearse::netns;
 use clap::Parser;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 /// Exit status of a wrong command line.
@@ -28,7 +25,7 @@ const EX_UNAVAILABLE: u8 = 69;
 enum Cli {
     /// Measure berth against other TCP relays and against no relay, on loopback
     Bench(bench::options::BenchOptions),
-    /// The server behind all relays of `bench`
+    /// The server behind all peers of `bench`, without --server
     #[command(hide = true)]
     Backend { address: SocketAddr },
 }
@@ -49,11 +46,4 @@ fn main() -> ExitCode {
         eprintln!("bench: {error:#}");
         ExitCode::from(EX_UNAVAILABLE)
     })
-}
-
-/// Moves this process into a network namespace of its own with this address; clients can connect from every address of its network.
-/// Needs root, and a process without other threads.
-fn enter_network(node: Ipv4Addr, netmask: Ipv4Addr) -> Result<()> {
-    netns::enter_as_root(node)?;
-    netdevice::set(netns::ALIAS, InterfaceSetting::Netmask(netmask)).context("cannot give the clients addresses")
 }

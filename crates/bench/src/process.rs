@@ -34,18 +34,20 @@ impl ChildProcess {
         Ok(Self { child, log })
     }
 
-    /// Starts this program as one of its own servers, which prints its address first: see [`ChildProcess::address`].
+    /// Starts this program as one of its own servers: see [`ChildProcess::address`].
     pub(crate) fn start_server(args: &[&str], log: PathBuf) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(args);
         Self::start(command, log)
     }
 
-    /// The address that a server prints when it listens.
+    /// The address that a server prints when it listens, in a line of its own.
     pub(crate) fn address(&mut self) -> Result<SocketAddr> {
         let start = Instant::now();
         loop {
-            if let Some(address) = self.log().split_once('\n').and_then(|(line, _)| line.parse().ok()) {
+            if let Some(address) =
+                self.log().split_inclusive('\n').find_map(|line| line.strip_suffix('\n')?.parse().ok())
+            {
                 return Ok(address);
             }
             match self.exited() {

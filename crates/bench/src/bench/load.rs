@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -26,8 +26,8 @@ const SOURCES: u8 = 64;
 /// The last byte of the first of them.
 const FIRST_SOURCE: u8 = 101;
 
-/// The network of clients that dial an address of loopback.
-const LOOPBACK: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 0);
+/// The network of the clients.
+const CLIENTS: [u8; 3] = [127, 0, 1];
 
 /// Concurrent round trips where their speed is not measured.
 const GENTLE: usize = 64;
@@ -214,7 +214,7 @@ impl Pool {
         while self.connections.len() < count {
             let from = self.connections.len();
             for at in from..count.min(from + GENTLE) {
-                let socket = socket(self.target, at).context("socket")?;
+                let socket = socket(at).context("socket")?;
                 socket.connect_timeout(&self.target.into(), CONNECT).with_context(|| format!("connect number {at}"))?;
                 let stream = TcpStream::from(socket);
                 stream.set_nonblocking(true)?;
@@ -434,7 +434,7 @@ fn is_answered(connection: &mut Connection, at: usize, reactor: &mut Reactor) ->
 fn short(target: SocketAddr, at: usize, turn: &mut usize, reactor: &Reactor) -> Result<Connection> {
     let began = Instant::now();
     *turn += 1;
-    let socket = socket(target, *turn)?;
+    let socket = socket(*turn)?;
     socket.set_nonblocking(true)?;
     match socket.connect(&target.into()) {
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
@@ -457,17 +457,13 @@ fn short(target: SocketAddr, at: usize, turn: &mut usize, reactor: &Reactor) -> 
     Ok(connection)
 }
 
-/// A socket that will connect from one of the clients' addresses: of loopback, or of the node's network, to an address of the same.
-fn socket(target: SocketAddr, turn: usize) -> io::Result<Socket> {
+/// A socket that will connect from one of the clients' addresses.
+fn socket(turn: usize) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
     // Otherwise bind would reserve the port for all destinations, and ports would run out.
     berth_os::socket::set_bind_address_no_port(socket.as_fd())?;
-    let network = match target.ip() {
-        IpAddr::V4(ip) if !ip.is_loopback() => ip,
-        _ => LOOPBACK,
-    };
-    let [a, b, c, _] = network.octets();
+    let [a, b, c] = CLIENTS;
     let source = Ipv4Addr::new(a, b, c, FIRST_SOURCE + (turn % usize::from(SOURCES)) as u8);
     socket.bind(&SocketAddrV4::new(source, 0).into())?;
     Ok(socket)
@@ -475,7 +471,7 @@ fn socket(target: SocketAddr, turn: usize) -> io::Result<Socket> {
 
 /// One round trip on a connection of its own.
 pub(super) fn round_trip(target: SocketAddr) -> io::Result<()> {
-    let socket = socket(target, 0)?;
+    let socket = socket(0)?;
     socket.connect(&target.into())?;
     let mut connection = Connection::new(socket.into());
     connection.stream.set_read_timeout(Some(Duration::from_secs(1)))?;

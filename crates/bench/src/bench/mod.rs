@@ -32,33 +32,26 @@ mod verdict;
 mod wire;
 mod work;
 
+use crate::EX_USAGE;
 use crate::process::ChildProcess;
-use crate::{EX_USAGE, enter_network};
 use anyhow::Result;
 use load::Pace;
 use options::BenchOptions;
 use results::{Results, Sample};
 use setting::BenchSetting;
-use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 use work::Bench;
 
 /// Where the backend listens: away from peers and clients.
-const BACKEND: &str = "127.0.2.1:0";
-
-/// Where peers listen: in a network all of whose addresses are this machine's (RFC 5737), or without such a network.
-const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-const NETMASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 0);
-const LOOPBACK: Ipv4Addr = Ipv4Addr::new(127, 0, 3, 1);
+const BACKEND: &str = "127.0.2.1";
 
 /// Exit status of an end by a signal.
 const SIGNALLED: i32 = 130;
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
-    let node = node();
-    let (peers, missing) = match options.peers(!node.is_loopback()) {
+    let (peers, missing) = match options.peers(peer::obstacle) {
         Ok(found) => found,
         Err(mistakes) => {
             for mistake in mistakes {
@@ -67,39 +60,36 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
             return Ok(ExitCode::from(EX_USAGE));
         }
     };
-    for name in &missing {
-        eprintln!("bench: {name} was not found and is left out");
+    for (name, why) in &missing {
+        eprintln!("bench: {name} is left out: {why}");
     }
     berth_os::process::raise_file_limit()?;
     let directory = tempfile::Builder::new().prefix("berth-bench-").tempdir()?;
-    let mut backend = ChildProcess::start_server(&["backend", BACKEND], directory.path().join("backend"))?;
+    let log = directory.path().join("backend");
+    let mut backend = match &options.server {
+        Some(server) => {
+            let mut command = Command::new(server);
+            command.arg(format!("--bind-address={BACKEND}"));
+            ChildProcess::start(command, log)?
+        }
+        None => ChildProcess::start_server(&["backend", &format!("{BACKEND}:0")], log)?,
+    };
     let address = backend.address()?;
     clean_up_on_signal(directory.path().to_owned())?;
 
     let pace = Pace { warm_up: options.window() / 4, window: options.window() };
     let mut results = Results { peers, missing, samples: Vec::new() };
-    let bench = Bench { node, backend: address, pace, short: options.short, directory: directory.path() };
+    let bench = Bench { backend: address, pace, short: options.short, directory: directory.path() };
     measure(&mut results, options, &bench);
 
-    let setting = BenchSetting::new(&options.command, &results.peers, options.rounds(), pace);
+    let server = backend.log().lines().next().filter(|_| options.server.is_some()).unwrap_or_default().to_owned();
+    let setting = BenchSetting::new(&options.command, &results.peers, server, options.rounds(), pace);
     print!("{}", report::markdown(&results, &setting));
     let complaints = verdict::complaints(&results, options.short);
     for complaint in &complaints {
         eprintln!("bench: {complaint}");
     }
     Ok(ExitCode::from(u8::from(!complaints.is_empty())))
-}
-
-/// Where peers listen. Root gets a network namespace with an address whose connections the kernel may steer; others use loopback,
-/// without a direct path.
-fn node() -> Ipv4Addr {
-    match enter_network(NODE, NETMASK) {
-        Ok(()) => NODE,
-        Err(error) => {
-            eprintln!("bench: no network namespace, so no direct path: {error:#}");
-            LOOPBACK
-        }
-    }
 }
 
 fn measure(results: &mut Results, options: &BenchOptions, bench: &Bench<'_>) {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchOptions {
-    /// The peers that take part [default: none, each --berth, and those of haproxy, haproxy-splice,
-    /// nginx and envoy that are installed]
+    /// The peers that take part [default: none, each --berth, inject, and those of haproxy,
+    /// haproxy-splice, nginx and envoy that are installed]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     peers: Vec<String>,
     /// The work that they do [default: ping, connect, bulk, idle, burst, growth]
@@ -25,6 +25,9 @@ pub(crate) struct BenchOptions {
     /// A berth; several are compared under their names
     #[arg(long, value_name = "[NAME=]PATH", required = true)]
     berth: Vec<String>,
+    /// The server behind all peers, in Go [default: one of this program's own, without inject]
+    #[arg(long, value_name = "PATH")]
+    pub(super) server: Option<PathBuf>,
     /// An envoy [default: the one on PATH]
     #[arg(long, value_name = "PATH")]
     envoy: Option<PathBuf>,
@@ -36,8 +39,13 @@ pub(crate) struct BenchOptions {
     pub(super) command: String,
 }
 
-/// The first berth, with a direct path.
-const DIRECT_PATH: &str = "direct-path";
+/// The first berth, with `--pass inject`.
+const INJECT: &str = "inject";
+
+const NOT_FOUND: &str = "not found";
+
+/// Peers, and those that are left out, with the reason.
+type Found = (Vec<Peer>, Vec<(&'static str, String)>);
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number")?;
@@ -65,9 +73,8 @@ impl BenchOptions {
         }
     }
 
-    /// The peers that take part, one of them with a direct path if the kernel steers here, and the names of those that are not installed;
-    /// or all mistakes.
-    pub(super) fn peers(&self, steers: bool) -> Result<(Vec<Peer>, Vec<&'static str>), Vec<String>> {
+    /// The peers that take part, and those that are left out, with the reason; or all mistakes. `obstacle`: why a berth cannot pass sockets here.
+    pub(super) fn peers(&self, obstacle: impl Fn(&Path) -> Option<String>) -> Result<Found, Vec<String>> {
         let mut mistakes = Vec::new();
         let mut peers = vec![Peer { name: "none".to_owned(), kind: PeerKind::None, program: PathBuf::new() }];
         for given in &self.berth {
@@ -79,9 +86,13 @@ impl BenchOptions {
         }
         let mut missing = Vec::new();
         let first = peers.iter().find(|peer| peer.is_berth()).map(|berth| berth.program.clone());
-        match first.filter(|_| steers) {
-            Some(program) => peers.push(Peer { name: DIRECT_PATH.to_owned(), kind: PeerKind::DirectPath, program }),
-            None => missing.push(DIRECT_PATH),
+        let server = self.server.as_deref().ok_or("it needs a server in Go").map(absolute);
+        let served = server.map_err(str::to_owned).and_then(|server| Ok((server, first.ok_or(NOT_FOUND)?)));
+        match served.and_then(|(server, program)| obstacle(&program).map_or(Ok((server, program)), Err)) {
+            Ok((server, program)) => {
+                peers.push(Peer { name: INJECT.to_owned(), kind: PeerKind::Inject(server), program });
+            }
+            Err(why) => missing.push((INJECT, why)),
         }
         for (name, kind) in [
             ("haproxy", PeerKind::Haproxy { splice: false }),
@@ -93,13 +104,13 @@ impl BenchOptions {
             let found = given.or_else(|| on_path(name.trim_end_matches("-splice")));
             match found.filter(|path| path.is_file()) {
                 Some(program) => peers.push(Peer { name: name.to_owned(), kind, program: absolute(&program) }),
-                None => missing.push(name),
+                None => missing.push((name, NOT_FOUND.to_owned())),
             }
         }
         for name in &self.peers {
-            if !peers.iter().any(|peer| peer.name == *name) && !missing.contains(&name.as_str()) {
-                let known: Vec<_> =
-                    peers.iter().map(|peer| peer.name.as_str()).chain(missing.iter().copied()).collect();
+            let there = peers.iter().map(|peer| peer.name.as_str());
+            let known: Vec<_> = there.chain(missing.iter().map(|(name, _)| *name)).collect();
+            if !known.contains(&name.as_str()) {
                 mistakes.push(format!("--peers {name}: there is no such peer; there are {}", known.join(", ")));
             }
         }
@@ -110,14 +121,14 @@ impl BenchOptions {
         if !mistakes.is_empty() {
             return Err(mistakes);
         }
-        let short = ["none", DIRECT_PATH, "haproxy"];
+        let short = ["none", INJECT, "haproxy"];
         let wanted = |name: &str, is_berth: bool| match (self.peers.is_empty(), self.short) {
             (false, _) => self.peers.iter().any(|peer| peer == name),
             (true, true) => is_berth || short.contains(&name),
             (true, false) => true,
         };
         peers.retain(|peer| wanted(&peer.name, peer.kind == PeerKind::Berth));
-        missing.retain(|name| wanted(name, false));
+        missing.retain(|(name, _)| wanted(name, false));
         Ok((peers, missing))
     }
 }
@@ -154,7 +165,7 @@ mod tests {
     fn peers(args: &str) -> Result<Vec<String>, Vec<String>> {
         let cli = Cli::try_parse_from(std::iter::once("bench").chain(args.split_ascii_whitespace()))
             .map_err(|error| vec![error.to_string()])?;
-        Ok(cli.options.peers(false)?.0.into_iter().map(|peer| peer.name).collect())
+        Ok(cli.options.peers(|_| None)?.0.into_iter().map(|peer| peer.name).collect())
     }
 
     #[test]
@@ -163,6 +174,21 @@ mod tests {
         assert_eq!(peers(asked), Ok(vec!["none".to_owned(), "old".to_owned(), "new".to_owned()]));
         let short = peers("--berth /bin/true --envoy /bin/true --short").unwrap();
         assert!(short.starts_with(&["none", "berth"].map(str::to_owned)) && !short.contains(&"envoy".to_owned()));
+    }
+
+    #[test]
+    fn sockets_are_passed_to_a_server_in_go_where_that_is_possible() {
+        let cli = |args: &str| Cli::parse_from(args.split_ascii_whitespace()).options;
+        let (without, with) = (cli("bench --berth /bin/true"), cli("bench --berth /bin/true --server /bin/true"));
+        let why = |options: &BenchOptions, obstacle: Option<&str>| {
+            let (peers, missing) = options.peers(|_| obstacle.map(str::to_owned)).unwrap();
+            let why = missing.into_iter().find(|(name, _)| *name == INJECT).map(|(_, why)| why);
+            assert_eq!(why.is_none(), peers.iter().any(Peer::is_inject));
+            why
+        };
+        assert_eq!(why(&with, None), None);
+        assert_eq!(why(&with, Some("an old kernel")).as_deref(), Some("an old kernel"));
+        assert_eq!(why(&without, None).as_deref(), Some("it needs a server in Go"));
     }
 
     #[test]

@@ -7,10 +7,10 @@
 use super::load;
 use super::usage::Tree;
 use crate::process::ChildProcess;
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use std::fs;
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::available_parallelism;
@@ -22,9 +22,17 @@ const START: Duration = Duration::from_secs(10);
 /// Time between two tries to get that answer.
 const RETRY: Duration = Duration::from_micros(200);
 
-/// berth's log lines about its direct path.
-const ON: &str = "direct path on";
-const OFF: [&str; 2] = ["direct path off", "no direct path"];
+/// Where peers listen, and where berth has its metrics: at the same port.
+const PEERS: Ipv4Addr = Ipv4Addr::new(127, 0, 3, 1);
+const ADMIN: Ipv4Addr = Ipv4Addr::new(127, 0, 4, 1);
+
+/// The instance that gets sockets; what its shim says when it does, and how many it got.
+const INSTANCE: &str = "bench";
+const PASSES: &str = "\"injected\": true";
+const PASSED: &str = "berth_connections_total{shim=\"bench\",outcome=\"injected\"}";
+
+/// Time until berth has counted all connections: it looks for an instance's first byte every 50 ms.
+const COUNTED: Duration = Duration::from_secs(5);
 
 /// Descriptors for listeners, epoll, logs and pipes.
 const RESERVED: u64 = 200;
@@ -34,8 +42,8 @@ pub(super) enum PeerKind {
     /// No relay: the client dials the backend.
     None,
     Berth,
-    /// The same, with `--direct on`.
-    DirectPath,
+    /// The same with `--pass inject`: the server gets the clients' sockets. With the path of the server, which has to be berth's child.
+    Inject(PathBuf),
     Haproxy {
         splice: bool,
     },
@@ -56,16 +64,15 @@ impl Peer {
         self.kind == PeerKind::Berth
     }
 
-    /// Berth, with a direct path or without.
-    pub(super) fn is_judged(&self) -> bool {
-        matches!(self.kind, PeerKind::Berth | PeerKind::DirectPath)
+    pub(super) fn is_inject(&self) -> bool {
+        matches!(self.kind, PeerKind::Inject(_))
     }
 
     /// The version that it reports.
     pub(super) fn version(&self) -> String {
         let option = match self.kind {
-            PeerKind::None => return "no relay, the client dials the backend".to_owned(),
-            PeerKind::Berth | PeerKind::DirectPath | PeerKind::Envoy => "--version",
+            PeerKind::None => return "no relay, the client dials the server".to_owned(),
+            PeerKind::Berth | PeerKind::Inject(_) | PeerKind::Envoy => "--version",
             PeerKind::Haproxy { .. } | PeerKind::Nginx(_) => "-v",
         };
         let output =
@@ -77,7 +84,7 @@ impl Peer {
         let mut text = words.filter(|word| !word.starts_with('/')).collect::<Vec<_>>().join(" ");
         match self.kind {
             PeerKind::Haproxy { splice: true } => text.push_str(", with option splice-auto"),
-            PeerKind::DirectPath => text.push_str(", with --direct on"),
+            PeerKind::Inject(_) => text.push_str(", exec and serve with --pass inject: no relay"),
             _ => {}
         }
         text
@@ -94,29 +101,43 @@ impl Peer {
     }
 
     /// Starts it before a backend, with an address and a directory of its own, and waits until it answers.
-    pub(super) fn start(&self, node: Ipv4Addr, backend: SocketAddr, work: &Path) -> Result<Running> {
+    pub(super) fn start(&self, backend: SocketAddr, work: &Path) -> Result<Running> {
         if self.kind == PeerKind::None {
-            return Ok(Running { address: backend, tree: None, until_answer: Duration::ZERO, is_direct: false });
+            return Ok(Running { address: backend, backend, tree: None, until_answer: Duration::ZERO, admin: None });
         }
         let directory = tempfile::tempdir_in(work)?.keep();
-        let address = free_address(node)?;
+        let address = free_address()?;
+        let mut backend = backend;
+        let supervisor = match &self.kind {
+            PeerKind::Inject(server) => {
+                let mut command = Command::new(&self.program);
+                command.args(["exec", "--pass", "inject", "--instance", INSTANCE]).arg(format!("--listen={address}"));
+                command.arg("--run-dir").arg(directory.join("run")).arg("--").arg(server);
+                let mut supervisor = ChildProcess::start(command, directory.join("server"))?;
+                backend = supervisor.address()?;
+                Some(supervisor)
+            }
+            _ => None,
+        };
         let mut command = self.command(address, backend, &directory)?;
         command.current_dir(&directory);
         let start = Instant::now();
-        let mut process = ChildProcess::start(command, directory.join("log"))?;
-        let is_direct = self.kind == PeerKind::DirectPath;
-        let answers = |process: &ChildProcess| match is_direct && !process.log().contains(ON) {
-            true => Err(io::Error::other("its direct path is off")),
-            false => load::round_trip(address),
+        let mut tree = Tree { relay: ChildProcess::start(command, directory.join("log"))?, supervisor };
+        let admin = self.is_inject().then(|| SocketAddr::new(ADMIN.into(), address.port()));
+        let answers = || match admin {
+            Some(admin) if !get(admin, "/status")?.contains(PASSES) => {
+                Err(io::Error::other("the server gets no sockets"))
+            }
+            _ => load::round_trip(address),
         };
-        while let Err(error) = answers(&process) {
-            match process.exited() {
-                Some(status) => bail!("it ended by itself, {status}: {}", process.last_line()),
+        while let Err(error) = answers() {
+            match tree.relay.exited() {
+                Some(status) => bail!("it ended by itself, {status}: {}", tree.relay.last_line()),
                 None if start.elapsed() < START => std::thread::sleep(RETRY),
-                None => bail!("no answer within {START:?}, {error}: {}", process.last_line()),
+                None => bail!("no answer within {START:?}, {error}: {}", tree.relay.last_line()),
             }
         }
-        Ok(Running { address, until_answer: start.elapsed(), tree: Some(Tree(process)), is_direct })
+        Ok(Running { address, backend, until_answer: start.elapsed(), tree: Some(tree), admin })
     }
 
     fn command(&self, listen: SocketAddr, backend: SocketAddr, directory: &Path) -> Result<Command> {
@@ -130,16 +151,17 @@ impl Peer {
         };
         match &self.kind {
             PeerKind::None => bail!("nothing to start"),
-            kind @ (PeerKind::Berth | PeerKind::DirectPath) => {
-                command.args(["serve", "--probe", "tcp", "--drain-timeout", "1s"]);
+            kind @ (PeerKind::Berth | PeerKind::Inject(_)) => {
                 // Connections are logged at debug, which is off.
-                command.args(match kind {
-                    // This load is a crowd, which the gate would keep off the direct path.
-                    PeerKind::DirectPath => &["--direct", "on", "--max-openings", "off"][..],
-                    _ => &[],
-                });
-                command.arg(format!("--listen={listen}")).arg(format!("--backend={backend}"));
-                command.arg("--run-dir").arg(directory.join("run"));
+                command.args(["serve", "--probe", "tcp", "--drain-timeout", "1s"]);
+                command.arg(format!("--listen={listen}")).arg("--run-dir").arg(directory.join("run"));
+                match kind {
+                    PeerKind::Inject(_) => {
+                        command.args(["--pass", "inject", "--instance", INSTANCE]);
+                        command.arg(format!("--admin={ADMIN}:{}", listen.port()))
+                    }
+                    _ => command.arg(format!("--backend={backend}")),
+                };
             }
             PeerKind::Haproxy { splice } => {
                 let config = haproxy(listen, backend, cores, (descriptors - RESERVED) / 2, *splice);
@@ -163,27 +185,62 @@ impl Peer {
 pub(super) struct Running {
     /// Where clients dial.
     pub(super) address: SocketAddr,
+    /// The server's own address.
+    pub(super) backend: SocketAddr,
     /// None: there is no relay.
     pub(super) tree: Option<Tree>,
     /// From exec to the first answer.
     pub(super) until_answer: Duration,
-    is_direct: bool,
+    /// Of a berth that is to pass sockets.
+    admin: Option<SocketAddr>,
 }
 
 impl Running {
-    /// An error if a direct path was off while it was measured.
-    pub(super) fn check(&self) -> Result<()> {
-        let Some(tree) = self.tree.as_ref().filter(|_| self.is_direct) else { return Ok(()) };
-        let log = tree.0.log();
-        let off =
-            log.lines().skip_while(|line| !line.contains(ON)).find(|line| OFF.iter().any(|off| line.contains(off)));
-        off.map_or(Ok(()), |line| bail!("the direct path was off for a time: {line}"))
+    /// An error if not all of so many clients' sockets were passed to the server, or any byte was relayed.
+    pub(super) fn check(&self, clients: usize) -> Result<()> {
+        let Some(admin) = self.admin else { return Ok(()) };
+        let start = Instant::now();
+        loop {
+            let page = get(admin, "/metrics")?;
+            let (passed, relayed) = (metric(&page, PASSED), metric(&page, "berth_bytes_total"));
+            ensure!(relayed == 0, "{relayed} bytes were relayed: the figure would not be that of --pass inject");
+            if passed >= clients as u64 {
+                return Ok(());
+            }
+            ensure!(start.elapsed() < COUNTED, "{passed} sockets of {clients} clients were passed to the server");
+            std::thread::sleep(RETRY);
+        }
     }
 }
 
-/// An address of the node on which nothing listens.
-fn free_address(node: Ipv4Addr) -> Result<SocketAddr> {
-    let listener = TcpListener::bind((node, 0))?;
+/// A page of berth's admin server.
+fn get(admin: SocketAddr, path: &str) -> io::Result<String> {
+    let (mut stream, mut page) = (TcpStream::connect(admin)?, String::new());
+    stream.set_read_timeout(Some(START))?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
+    stream.read_to_string(&mut page)?;
+    Ok(page)
+}
+
+/// The sum of all lines that begin so.
+fn metric(page: &str, begin: &str) -> u64 {
+    let lines = page.lines().filter(|line| line.starts_with(begin));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+/// Why this berth cannot pass sockets here.
+pub(super) fn obstacle(berth: &Path) -> Option<String> {
+    let directory = tempfile::tempdir().ok()?;
+    let mut command = Command::new(berth);
+    command.args(["exec", "--pass", "inject", "--listen", "10.0.0.5:6443", "--run-dir"]).arg(directory.path());
+    let output = command.args(["--", "true"]).output().ok()?;
+    let why = String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned();
+    (!output.status.success()).then_some(why)
+}
+
+/// An address on which nothing listens.
+fn free_address() -> Result<SocketAddr> {
+    let listener = TcpListener::bind((PEERS, 0))?;
     Ok(listener.local_addr()?)
 }
 

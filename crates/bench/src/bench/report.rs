@@ -21,11 +21,16 @@ pub(super) fn markdown(results: &Results, setting: &BenchSetting) -> String {
          a warm-up of {} s. Every relay has one thread or worker a core.",
         setting.rounds, setting.window_seconds, setting.warm_up_seconds
     );
+    let server = match setting.server.as_str() {
+        "" => "one thread with epoll(7)",
+        go => &format!("{go}: the accept loop of the standard library, a goroutine a connection"),
+    };
+    let _ = writeln!(text, "- Server behind all peers: {server}");
     for peer in &setting.environment.programs {
         let _ = writeln!(text, "- {}: {}", peer.role, peer.version);
     }
-    for name in &results.missing {
-        let _ = writeln!(text, "- {name}: was not found and is left out");
+    for (name, why) in &results.missing {
+        let _ = writeln!(text, "- {name}: left out, {why}");
     }
     text.push('\n');
     text + &table::overview(results) + &table::tables(results)
@@ -38,6 +43,6 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named() {
-        assert!(markdown(&results(), &setting()).contains("- nginx: was not found and is left out\n"));
+        assert!(markdown(&results(), &setting()).contains("- nginx: left out, not found\n"));
     }
 }

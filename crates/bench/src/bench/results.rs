@@ -34,8 +34,8 @@ impl fmt::Display for Sample {
 #[derive(Debug)]
 pub(super) struct Results {
     pub(super) peers: Vec<Peer>,
-    /// Peers that are not installed.
-    pub(super) missing: Vec<&'static str>,
+    /// Peers that are left out, and why.
+    pub(super) missing: Vec<(&'static str, String)>,
     pub(super) samples: Vec<Sample>,
 }
 
@@ -102,7 +102,7 @@ impl Results {
         let make = discriminant(&self.peers[peer].kind);
         let others = (0..self.peers.len()).filter(|&other| {
             let kind = &self.peers[other].kind;
-            !matches!(kind, PeerKind::None | PeerKind::DirectPath) && discriminant(kind) != make
+            !matches!(kind, PeerKind::None | PeerKind::Inject(_)) && discriminant(kind) != make
         });
         let medians = others.filter_map(|other| Some((other, self.summary(case, other, metric)?.median)));
         let better = |a: &(usize, f64), b: &(usize, f64)| {
@@ -145,7 +145,7 @@ pub(super) mod tests {
                 peer("haproxy", PeerKind::Haproxy { splice: false }),
                 peer("envoy", PeerKind::Envoy),
             ],
-            missing: vec!["nginx"],
+            missing: vec![("nginx", "not found".to_owned())],
             samples: vec![
                 sample(0, 0, figures(100.0, 10.0)),
                 sample(1, 0, figures(60.0, 20.0)),
@@ -161,7 +161,7 @@ pub(super) mod tests {
 
     pub(in super::super) fn setting() -> BenchSetting {
         let pace = Pace { warm_up: Duration::from_millis(500), window: Duration::from_secs(2) };
-        BenchSetting::new("scripts/bench.sh", &results().peers, 2, pace)
+        BenchSetting::new("scripts/bench.sh", &results().peers, String::new(), 2, pace)
     }
 
     #[test]

@@ -12,18 +12,21 @@ pub(super) struct BenchSetting {
     pub(super) command: String,
     /// As in a rehearsal's report; the programs are the peers.
     pub(super) environment: Environment,
+    /// The version of Go of the server; empty if the server is this program's own.
+    pub(super) server: String,
     pub(super) rounds: usize,
     pub(super) warm_up_seconds: f64,
     pub(super) window_seconds: f64,
 }
 
 impl BenchSetting {
-    pub(super) fn new(command: &str, peers: &[Peer], rounds: usize, pace: Pace) -> Self {
+    pub(super) fn new(command: &str, peers: &[Peer], server: String, rounds: usize, pace: Pace) -> Self {
         let program = |peer: &Peer| Program { role: peer.name.clone(), version: peer.version() };
         Self {
             date: environment::now(),
             command: command.to_owned(),
             environment: environment::read(peers.iter().map(program).collect()),
+            server,
             rounds,
             warm_up_seconds: pace.warm_up.as_secs_f64(),
             window_seconds: pace.window.as_secs_f64(),

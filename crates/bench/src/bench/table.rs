@@ -21,8 +21,8 @@ pub(super) fn overview(results: &Results) -> String {
     heads.extend(all.iter().map(|&peer| results.peers[peer].name.clone()));
     heads.extend(haproxy.map(|_| "berth ÷ haproxy".to_owned()));
     heads.push("berth ÷ best other".to_owned());
-    let direct = results.peers.iter().position(|peer| peer.kind == PeerKind::DirectPath).zip(results.none());
-    heads.extend(direct.map(|_| "direct-path ÷ none".to_owned()));
+    let inject = results.peers.iter().position(Peer::is_inject).zip(results.none());
+    heads.extend(inject.into_iter().flat_map(|_| ["inject ÷ none", "goal of inject"].map(str::to_owned)));
     let mut rows = vec![heads];
     for case in results.key_cases() {
         let mut metrics = case.key_metrics().to_vec();
@@ -35,11 +35,22 @@ pub(super) fn overview(results: &Results) -> String {
             row.extend(all.iter().map(|peer| or_dash(median(peer))));
             row.extend(haproxy.map(|haproxy| ratio(results, case, berth, haproxy, metric)));
             row.push(best(results, case, berth, metric));
-            row.extend(direct.map(|(direct, none)| ratio(results, case, direct, none, metric)));
+            if let Some((inject, none)) = inject {
+                row.extend([ratio(results, case, inject, none, metric), or_dash(goal(case, metric))]);
+            }
             rows.push(row);
         }
     }
     format!("## Overview\n\nMedians. {RATIOS}\n\n{}\n", aligned(&rows))
+}
+
+fn goal(case: Case, metric: Metric) -> Option<String> {
+    let limit = case.goal(metric)?;
+    Some(if metric.higher_is_better() {
+        format!("≥ {limit:.2} of none")
+    } else {
+        format!("≤ {}", metric.show(limit))
+    })
 }
 
 /// One table for each case.
@@ -168,14 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn a_direct_path_is_compared_with_no_relay_and_is_no_relay() {
+    fn inject_is_compared_with_no_relay_and_is_no_relay() {
         let mut results = results();
-        (results.peers[2].kind, results.peers[2].name) = (PeerKind::DirectPath, "direct-path".to_owned());
+        (results.peers[2].kind, results.peers[2].name) = (PeerKind::Inject("/bin/true".into()), "inject".to_owned());
         let overview = overview(&results);
         let rates = overview.lines().find(|line| line.contains("requests/s")).unwrap();
         let cells: Vec<_> = rates.split('|').map(str::trim).collect();
-        assert!(overview.contains("| berth ÷ best other | direct-path ÷ none |"), "{overview}");
-        assert_eq!(cells[2..], ["110", "60", "42", "21", "3.00 (envoy)", "0.38", ""], "{overview}");
+        assert!(overview.contains("| berth ÷ best other | inject ÷ none | goal of inject |"), "{overview}");
+        assert_eq!(cells[2..], ["110", "60", "42", "21", "3.00 (envoy)", "0.38", "≥ 0.97 of none", ""], "{overview}");
     }
 
     #[test]

@@ -9,20 +9,24 @@ use procfs::process::all_processes;
 use procfs::{Current as _, Meminfo};
 use std::fs;
 
-/// A child and its descendants. All are killed when it is dropped.
-pub(super) struct Tree(pub(super) ChildProcess);
+/// A child and its descendants, and a supervisor without the server that is its child. All are killed when it is dropped.
+pub(super) struct Tree {
+    pub(super) relay: ChildProcess,
+    pub(super) supervisor: Option<ChildProcess>,
+}
 
 impl Tree {
     fn pids(&self) -> Vec<i32> {
         let processes = all_processes().into_iter().flatten().flatten();
         let all: Vec<_> = processes.filter_map(|process| Some((process.pid, process.stat().ok()?.ppid))).collect();
-        let mut found = vec![self.0.pid()];
+        let mut found = vec![self.relay.pid()];
         let mut at = 0;
         while at < found.len() {
             let of = found[at];
             found.extend(all.iter().filter(|(_, parent)| *parent == of).map(|(pid, _)| pid));
             at += 1;
         }
+        found.extend(self.supervisor.as_ref().map(ChildProcess::pid));
         found
     }
 

@@ -22,7 +22,11 @@ pub(super) fn complaints(results: &Results, short: bool) -> Vec<String> {
     let mut complaints = Vec::new();
     let haproxy = results.peers.iter().position(|peer| peer.name == "haproxy");
     for case in results.cases() {
-        for berth in results.peers_of(case).into_iter().filter(|&peer| results.peers[peer].is_judged()) {
+        for berth in results
+            .peers_of(case)
+            .into_iter()
+            .filter(|&peer| results.peers[peer].is_berth() || results.peers[peer].is_inject())
+        {
             let name = &results.peers[berth].name;
             if let Some(why) = results.failures(case, berth).first() {
                 complaints.push(format!("{case}: {name} failed: {why}"));

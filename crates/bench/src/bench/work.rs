@@ -8,7 +8,7 @@ use berth_rehearse::report::format::count;
 use berth_rehearse::stats::percentile;
 use clap::ValueEnum;
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -103,6 +103,19 @@ impl Case {
             Work::Bulk => &[Metric::Gigabits, Metric::CpuPerGigabyte],
             Work::Idle => &[Metric::IdleMemory, Metric::UsedMemory, Metric::BaseMemory, Metric::Start],
             Work::Slow => &[Metric::SocketMemory, Metric::IdleMemory],
+        }
+    }
+}
+
+impl Case {
+    /// The goal of `--pass inject` for a figure: its least ratio to no relay, or the most that it may be.
+    pub(super) fn goal(self, metric: Metric) -> Option<f64> {
+        match (self.work, metric) {
+            (Work::Ping, Metric::Rate) | (Work::Bulk, Metric::Gigabits) => Some(0.97),
+            (Work::Ping, Metric::CpuPerRequest) => Some(1.0),
+            (Work::Connect, Metric::CpuPerRequest) => Some(100.0),
+            (Work::Idle, Metric::IdleMemory) => Some(200.0),
+            _ => None,
         }
     }
 }
@@ -209,8 +222,6 @@ pub(super) type Measured = Result<Vec<(Metric, f64)>, String>;
 
 /// What all measurements share.
 pub(super) struct Bench<'a> {
-    /// Where peers listen.
-    pub(super) node: Ipv4Addr,
     pub(super) backend: SocketAddr,
     pub(super) pace: Pace,
     pub(super) short: bool,
@@ -221,12 +232,12 @@ pub(super) struct Bench<'a> {
 impl Bench<'_> {
     /// Starts the peer, measures all cases and ends it.
     pub(super) fn run(&self, work: Work, peer: &Peer) -> Vec<(Case, Measured)> {
-        let started = peer.start(self.node, self.backend, self.directory).map_err(|error| format!("{error:#}"));
+        let started = peer.start(self.backend, self.directory).map_err(|error| format!("{error:#}"));
         let mut pool = None;
         let measure = |case: Case| match &started {
             Ok(running) => {
                 let measured = self.measure(case, peer, running, &mut pool);
-                let measured = measured.and_then(|figures| running.check().map(|()| figures));
+                let measured = measured.and_then(|figures| running.check(case.count).map(|()| figures));
                 (case, measured.map_err(|error| format!("{error:#}")))
             }
             Err(error) => (case, Err(error.clone())),
@@ -253,7 +264,7 @@ impl Bench<'_> {
             Work::Connect => Ok(figures(&load::short_connections(address, count, Some(self.pace), &cpu(running)?)?)),
             Work::Bulk => {
                 let (bytes, span) =
-                    Pool::open(address, count)?.bulk(case.way, self.backend, self.pace, &cpu(running)?)?;
+                    Pool::open(address, count)?.bulk(case.way, running.backend, self.pace, &cpu(running)?)?;
                 let gigabytes = bytes as f64 / 1e9;
                 let mut figures = vec![(Metric::Gigabits, 8.0 * gigabytes / span.seconds)];
                 figures.extend(span.cpu.map(|seconds| (Metric::CpuPerGigabyte, seconds / gigabytes)));
@@ -302,7 +313,7 @@ fn idle(count: usize, peer: &Peer, running: &Running) -> Result<Vec<(Metric, f64
     let kernel = (kernel_memory()? - kernel_base) / count as f64;
     let descriptors = tree.descriptors()?;
     ensure!(
-        peer.kind == PeerKind::DirectPath || descriptors >= 2.0 * count as f64,
+        peer.is_inject() || descriptors >= 2.0 * count as f64,
         "only {descriptors} descriptors for {count} connections: some are not held"
     );
     pool.answers(LIST)?;
