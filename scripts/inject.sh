@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/inject.sh [--rounds N] [--keep] [--check] [PART...]
+# usage: scripts/inject.sh [--times N] [--rounds N] [--keep] [--check] [PART...]
 #
 # Real kube-apiservers under `berth exec --pass inject` behind `berth serve --pass inject`, in network namespaces; what is asserted is seen
 # from outside, by clients, in audit logs and in metrics. Needs root, ip, openssl, jq, curl, pgrep, cargo and the binaries of
@@ -7,9 +7,12 @@
 #
 #   sources     the client address in audit logs; compared with the relay
 #   upgrade     to the newest version and back, under new connections; compared with an instance without berth
+#   failures    the shim, the supervisor and the server killed, stopped, told to end, under new connections, kept ones and watches; compared
+#               with an instance without berth, and with the relay
 #   speed       requests a second and CPU time; compared with no berth, the relay, and HAProxy if it is there
 #   the first two if none is given
 #
+#   --times N   of upgrade there and back, and of each failure (1)
 #   --rounds N  of speed, each with all ways by turns (8)
 #   --keep      keep the directory with the logs, and print where it is; failures keep it too
 #   --check     only check that all is there, without building
@@ -25,22 +28,23 @@ readonly RELAYED_IP=192.0.2.5 HAPROXY_IP=192.0.2.7
 readonly -A DELAY=([old]=0 [new]=5)
 # Where the shims of the berth have their metrics, on the node.
 readonly ADMIN=127.0.0.1:9443
-readonly SHORT=(sources upgrade) PARTS=(sources upgrade speed)
+readonly SHORT=(sources upgrade) PARTS=(sources upgrade failures speed)
 
 main() {
     local part
-    keep=false check=false rounds=8 rate=$LEAST_RATE
-    parse_options keep check 'rounds=^[1-9][0-9]?$' "ARGUMENT=$(one_of "${PARTS[@]}")" -- "$@"
+    keep=false check=false times=1 rounds=8 rate=$LEAST_RATE
+    parse_options keep check 'times=^[1-9][0-9]?$' 'rounds=^[1-9][0-9]?$' "ARGUMENT=$(one_of "${PARTS[@]}")" -- "$@"
     ((${#arguments[@]})) || arguments=("${SHORT[@]}")
     # All the time that it may take, in seconds.
-    LIMIT=$((120 + 120 * ${#arguments[@]}))
+    LIMIT=$((120 + 120 * times * ${#arguments[@]}))
     [[ " ${arguments[*]} " != *\ speed\ * ]] || LIMIT=$((LIMIT + 60 * rounds))
     . "$root/scripts/service/stage.sh"
     # The other addresses that kube-apiserver's certificate names.
     readonly OTHER_IPS="$OBSERVER_IP $RELAYED_IP $HAPROXY_IP $CLIENT_IP"
-    usual_logs=({relay,inject,old,new,last}{,-api}.log observer.log)
+    usual_logs=({relay,inject,old,new}{,-api}.log observer.log)
     . "$root/scripts/inject/sources.sh"
     . "$root/scripts/inject/upgrade.sh"
+    . "$root/scripts/inject/failures.sh"
     . "$root/scripts/inject/speed.sh"
 
     need_root "network namespaces"

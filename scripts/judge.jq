@@ -16,6 +16,18 @@ def seconds: (. / 1e5 | round) as $tenths | "\($tenths / 10 | floor).\($tenths %
 # Requests that began in a period: their number, how many were not answered well, and the longest in microseconds.
 def window($from; $to): during($from; $to) | "\(length) \(map(select(good | not)) | length) \(map(.took) | max // 0)";
 
+# Of new connections that began in spans [from, gone, to], where the server ended at gone, if that is not 0: their number, those lost in the
+# TLS handshake, of the others those that began after the server's end, those that began before and those that the server answered 503 as it
+# ended, and the longest in microseconds.
+def openings($spans):
+    map(.began as $began | .span = first($spans[] | select(.[0] <= $began and $began < .[2])) | select(.span))
+    | (map(select(lost) | if .detail | startswith("connect:") then 0 elif .span[1] > 0 and .began > .span[1] then 1
+        elif .detail | startswith("request: 503") then 3 else 2 end)) as $lost
+    | "\(length) \([range(4) as $kind | $lost | map(select(. == $kind)) | length | tostring] | join(" ")) \(map(.took) | max // 0)";
+
+# Clients of all kinds: requests, and how many of these were lost, connections cut, and watches and informers that missed an event or saw it twice.
+def kept: "\(map(select(good or lost)) | length) \(map(select(lost or .outcome == "flawed" or (.outcome == "ended" and (.told | not)))) | length)";
+
 # Requests a second.
 def pace: map(.began) | if length < 2 then 0 else (length - 1) * 1e6 / ([1, max - min] | max) | round end;
 

@@ -274,7 +274,7 @@ apiserver_of() {
         --service-account-signing-key-file="$work/sa.key" --authorization-mode=RBAC
         --client-ca-file="$work/ca.crt" --tls-cert-file="$work/server.crt" --tls-private-key-file="$work/server.key"
         --audit-policy-file="$root/scripts/audit.yaml" --audit-log-path="$work/audit-{instance}.json"
-        --shutdown-delay-duration="${DELAY[$1]:-0}s" --shutdown-watch-termination-grace-period=10s
+        --shutdown-delay-duration="${DELAY[${1%%[0-9]*}]:-0}s" --shutdown-watch-termination-grace-period=10s
     )
 }
 

@@ -65,7 +65,9 @@ fn main() -> ExitCode {
     let go = || output(Command::new("go").arg("version")).map_err(|why| format!("it needs go: {why}"));
     let sources = root().join("crates/cluster/tests/certificates");
     let mut trials = vec![real("certificates_and_keys_as_in_go", go, move |_| certificates::as_in_go(&sources))];
-    trials.push(checked("sockets_passed_to_real_kube_apiservers", "scripts/inject.sh", &[]));
+    trials.push(checked("failures_of_real_kube_apiservers", "scripts/inject.sh", &["failures"]));
+    let whole = &["--times", "4", "sources", "upgrade", "failures"];
+    trials.push(checked("sockets_passed_to_real_kube_apiservers", "scripts/inject.sh", whole));
     #[cfg(feature = "operate")]
     trials.push(real("members_of_a_real_etcd", newest, |(_, etcd)| etcd_members::members_of_a_real_etcd(&etcd)));
     #[cfg(feature = "operate")]

@@ -3,7 +3,7 @@
 # replaced in place.
 
 part_upgrade() {
-    local figures passed=0
+    local figures time last=old passed=0
     need_observer
     say "starting old, kube-apiserver $OLD"
     KUBE_APISERVER=$OLD_KUBE_APISERVER start_pod old
@@ -15,19 +15,22 @@ part_upgrade() {
 
     heading "to another version and back under new connections, with --pass inject"
     replace_control
-    replace old new "$NEW_KUBE_APISERVER"
-    replace new last "$OLD_KUBE_APISERVER"
+    for ((time = 1; time <= times; time++)); do
+        replace $last "new$time" "$NEW_KUBE_APISERVER"
+        replace "new$time" "old$time" "$OLD_KUBE_APISERVER"
+        last=old$time
+    done
     stop load 20
     stop control 20
     figures=$(window 0 9e18)
     row "new connections" "$(words "$figures")"
-    row "passed to an instance by old and new" "$passed"
+    row "passed to an instance by those before the last" "$passed"
     expect "connections lost" "$(lost "$figures")" -eq 0 load.log
     expect "connections passed" "$passed" -ge $((3 * LEAST_RATE)) old.log
     figures=$(window 0 9e18 control)
     row "without berth, replaced in place once" "$(words "$figures")"
     expect "connections lost without berth" "$(lost "$figures")" -gt 0 control.log
-    stop_instance last
+    stop_instance $last
 }
 
 # replace OLD NEW PROGRAM: as a kubelet does it: the new pod, and when that is ready, the preStop hook and SIGTERM for the old one
