@@ -260,8 +260,8 @@ fn lives(marks: &[&Mark]) -> Vec<(f64, Option<f64>)> {
     for Mark { at_ms, what, .. } in
         marks.iter().filter(|mark| matches!(mark.what, MarkKind::Started | MarkKind::Exited))
     {
-        // What is started again had ended, even if that was not seen.
-        if let Some((_, to)) = lives.last_mut() {
+        // What is started again had ended, even if that was not seen, or was in the same millisecond.
+        if let Some((_, to)) = lives.last_mut().filter(|(from, _)| *from < *at_ms as f64) {
             to.get_or_insert(*at_ms as f64);
         }
         if *what == MarkKind::Started {
@@ -301,6 +301,19 @@ mod tests {
     #[test]
     fn steps_are_round() {
         assert_eq!([187.0, 0.0, 3.0, 30.0].map(|span| nice_step(span, 4)), [50.0, 1.0, 1.0, 10.0]);
+    }
+
+    /// Marks of one millisecond are in the order of their kinds.
+    #[test]
+    fn an_instance_that_is_started_again_at_once_has_two_lives() {
+        use MarkKind::{Exited, Started};
+        let mark = |(at_ms, what)| Mark { at_ms, instance: "a".into(), what, text: String::new() };
+        for again in [10, 11] {
+            let marks = [(0, Started), (10, Exited), (again, Started), (30, Exited)].map(mark);
+            let mut marks: Vec<&Mark> = marks.iter().collect();
+            marks.sort_by_key(|mark| (mark.at_ms, mark.what));
+            assert_eq!(lives(&marks), [(0.0, Some(10.0)), (again as f64, Some(30.0))]);
+        }
     }
 
     #[test]
