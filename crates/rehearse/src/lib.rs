@@ -110,7 +110,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
 }
 
 async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborted> {
-    let handler = |kind| signal(kind).map_err(|e| Error::Unavailable(format!("cannot handle signals: {e}")));
+    let handler = |kind| signal(kind).map_err(Error::unavailable("cannot handle signals"));
     let (mut int, mut term) = (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?);
     for left in stage::sweep() {
         progress::print(&format!("removed {}, left by a rehearsal that was killed", left.display()));

@@ -124,17 +124,15 @@ impl Play<'_> {
             Fault::NoDescriptors => {
                 let limit = async |starved| {
                     let limited = self.stage.limit_files(target, starved).await;
-                    limited.map_err(|error| Error::Unavailable(format!("cannot limit a shim's descriptors: {error}")))
+                    limited.map_err(Error::unavailable("cannot limit a shim's descriptors"))
                 };
                 limit(true).await?;
                 sleep(STARVED).await;
                 limit(false).await?;
             }
             Fault::ClockJump => {
-                let jump = |seconds| {
-                    let set = self.stage.set_clock(seconds);
-                    set.map_err(|error| Error::Unavailable(format!("cannot set the shims' clock: {error}")))
-                };
+                let jump =
+                    |seconds| self.stage.set_clock(seconds).map_err(Error::unavailable("cannot set the shims' clock"));
                 jump(fastrand::Rng::with_seed(self.context.plan.load.seed.wrapping_add(place as u64)).i64(-DAY..=DAY))?;
                 sleep(STARVED).await;
                 jump(0)?;

@@ -38,9 +38,8 @@ const POLL: Duration = Duration::from_millis(50);
 pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error> {
     let Context { plan, ref recorder, .. } = *context;
     let path = stage.setting.store();
-    let socket = UnixListener::bind(&path).map_err(|e| {
-        Error::Unavailable(format!("cannot make the socket {} (TMPDIR names another place): {e}", path.display()))
-    })?;
+    let what = format!("cannot make the socket {} (TMPDIR names another place)", path.display());
+    let socket = UnixListener::bind(&path).map_err(Error::unavailable(what))?;
     // Aborted with this future when it is dropped.
     let mut background = JoinSet::new();
     background.spawn(store_server::serve(socket, Arc::clone(&context.store), Arc::clone(recorder)));
@@ -118,8 +117,7 @@ fn watch_gates(context: &Context<'_>, setting: &StageSetting, background: &mut J
 }
 
 fn target(setting: &StageSetting) -> Result<Target, Error> {
-    Target::new(setting.address, &setting.certs)
-        .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))
+    Target::new(setting.address, &setting.certs).map_err(Error::unavailable("cannot use the certificates just made"))
 }
 
 /// The storm, if there is to be one and was none yet. Returns when each of its clients was served, or has given up.
@@ -133,7 +131,7 @@ async fn storm(context: &Context<'_>, setting: &StageSetting) -> Result<(), Erro
     let (began, mut served) = (Instant::now(), 0);
     recorder.add("", EventKind::StormBegan(clients));
     let mut storm = load::StormClients::start(clients, &target(setting)?)
-        .map_err(|e| Error::Unavailable(format!("no thread for the storm's clients: {e}")))?;
+        .map_err(Error::unavailable("no thread for the storm's clients"))?;
     while let Some((at, answer)) = storm.tries.recv().await {
         served += u32::from(matches!(answer, Answer::Good { .. }));
         recorder.add_at(at, "", EventKind::StormTry(answer));

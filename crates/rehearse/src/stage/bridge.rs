@@ -69,8 +69,7 @@ impl Stage {
         let opened = mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).map_err(io::Error::from);
         // For both ways: to open it never waits for the other end.
         let opened = opened.and_then(|()| OpenOptions::new().read(true).write(true).open(&fifo));
-        let command =
-            opened.map_err(|e| Error::Unavailable(format!("cannot make the FIFO {}: {e}", fifo.display())))?;
+        let command = opened.map_err(Error::unavailable(format!("cannot make the FIFO {}", fifo.display())))?;
         // With it the bridge keeps the Service `kubernetes`.
         self.setting.certs.write_kubeconfig(self.setting.address)?;
         let run: [OsString; 4] = ["sh".into(), "-c".into(), COMMAND.into(), fifo.into()];
@@ -141,7 +140,7 @@ impl Stage {
     pub(crate) fn command_ends(&mut self, status: u8) -> Result<(), Error> {
         let Some(bridge) = &mut self.bridge else { return Ok(()) };
         let written = bridge.command.write_all(format!("{status}\n").as_bytes());
-        written.map_err(|e| Error::Unavailable(format!("cannot make COMMAND end: {e}")))
+        written.map_err(Error::unavailable("cannot make COMMAND end"))
     }
 
     /// Runs `berth bridge end`, as an operator does.

@@ -34,7 +34,7 @@ use nix::unistd::Pid;
 use process::StageProcess;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::io;
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -45,6 +45,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// Time between two polls of an instance.
 const POLL: Duration = Duration::from_millis(50);
+
+const NO_ADDRESS: &str = "no free address in 127.0.0.0/8";
 
 /// Time that processes get to end when a rehearsal is aborted: half of it until they get SIGTERM again.
 const ABORT: Duration = Duration::from_secs(2);
@@ -72,6 +74,11 @@ impl Error {
         Self::Unavailable(self.to_string())
     }
 }
+
+    /// Makes an error of what every rehearsal needs.
+    pub(crate) fn unavailable<E: Display>(what: impl Display) -> impl FnOnce(E) -> Self {
+        move |error| Self::Unavailable(format!("{what}: {error}"))
+    }
 
 impl From<certs::Error> for Error {
     fn from(error: certs::Error) -> Self {
@@ -116,12 +123,10 @@ impl Stage {
     /// Makes the directory and the certificates, and finds an address. No process is started.
     pub(crate) fn new(context: &Context<'_>) -> Result<Self, Error> {
         let Context { plan, via, ref recorder, .. } = *context;
-        let missing = |what: &str, error: io::Error| Error::Unavailable(format!("{what}: {error}"));
-        let no_address = |error| missing("no free address in 127.0.0.0/8", error);
         let dir = Directory::new()
-            .map_err(|e| missing("cannot make a temporary directory (TMPDIR names another place)", e))?;
-        let address = if plan.netns { NETNS.into() } else { free_address().map_err(no_address)? };
-        let etcd = plan.etcd.as_ref().map(|_| Etcd::new()).transpose().map_err(no_address)?;
+            .map_err(Error::unavailable("cannot make a temporary directory (TMPDIR names another place)"))?;
+        let address = if plan.netns { NETNS.into() } else { free_address().map_err(Error::unavailable(NO_ADDRESS))? };
+        let etcd = plan.etcd.as_ref().map(|_| Etcd::new()).transpose().map_err(Error::unavailable(NO_ADDRESS))?;
         let setting = StageSetting {
             dir: dir.path().to_owned(),
             address,
@@ -144,7 +149,7 @@ impl Stage {
             frozen: Vec::new(),
             _dir: dir,
         };
-        stage.set_clock(0).map_err(|error| missing("cannot write the shims' clock", error))?;
+        stage.set_clock(0).map_err(Error::unavailable("cannot write the shims' clock"))?;
         Ok(stage)
     }
 
@@ -202,7 +207,7 @@ impl Stage {
         if self.layout.via == Via::Haproxy {
             let path = self.setting.dir.join(haproxy::file(name));
             std::fs::write(&path, haproxy::config(self.setting.address, own))
-                .map_err(|e| Error::Unavailable(format!("cannot write {}: {e}", path.display())))?;
+                .map_err(Error::unavailable(format!("cannot write {}", path.display())))?;
         }
         for part in self.layout.parts(&self.setting, instance, own) {
             if self.process(name, part.role).is_some_and(|p| p.status().is_none()) {
@@ -246,7 +251,7 @@ impl Stage {
         if let Some(own) = self.own.get(name) {
             return Ok(*own);
         }
-        let mut own = free_address().map_err(|e| Error::Unavailable(format!("no free address in 127.0.0.0/8: {e}")))?;
+        let mut own = free_address().map_err(Error::unavailable(NO_ADDRESS))?;
         own.set_port(self.setting.address.port());
         self.own.insert(name.to_owned(), own);
         Ok(own)
