@@ -2,10 +2,12 @@
 
 use super::{duration, seconds};
 use berth_node::terms::Speedup;
+use berth_options::shim::pass_modes;
 use berth_rehearse::apiserver::Apiserver;
 use berth_rehearse::fault::Fault;
 use berth_rehearse::plan::choice::{Topology, Via, via_names};
 use berth_rehearse::plan::{RATE, STORM, UPGRADES, WATCHES};
+use berth_shim::config::PassMode;
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, value_parser};
 use std::ops::RangeInclusive;
@@ -41,6 +43,9 @@ pub struct RehearseArgs {
     /// Which processes an instance has, and which of them gets SIGTERM when
     #[arg(long, env = "BERTH_REHEARSE_TOPOLOGY", default_value = "sidecar", value_name = "TOPOLOGY", value_enum, help_heading = REHEARSED)]
     pub topology: Topology,
+    /// How clients come to the apiservers, through the shims
+    #[arg(long, env = "BERTH_REHEARSE_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_modes(), help_heading = REHEARSED)]
+    pub pass: PassMode,
     /// Consecutive upgrades, from old to new and back
     #[arg(long, env = "BERTH_REHEARSE_UPGRADES", default_value = "1", value_name = "N", value_parser = within(UPGRADES), help_heading = REHEARSED)]
     pub upgrades: u32,

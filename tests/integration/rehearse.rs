@@ -1,6 +1,6 @@
 //! `berth rehearse` as a user runs it.
 
-use crate::support::process::{Running, processes, rehearsal, rehearsed, was_too_busy};
+use crate::support::process::{Running, can_inject, has_all, processes, rehearsal, rehearsed, was_too_busy};
 use crate::support::{eventually, in_memory, too_busy};
 use berth_rehearse::data::{Report, Value};
 use nix::sys::signal::Signal;
@@ -35,7 +35,7 @@ fn started(tmp: &Path) -> Running {
 #[test]
 fn an_upgrade_loses_nothing() {
     let tmp = in_memory();
-    let output = rehearsed(&mut rehearse(tmp.path(), &["--rate=30", "--phase=1s"])).unwrap();
+    let output = rehearsed(&mut rehearse(tmp.path(), &["--rate=30", "--phase=1s", "--pass=relay"])).unwrap();
     if was_too_busy(&output) {
         return;
     }
@@ -78,25 +78,40 @@ fn held(args: &[&str]) -> Option<String> {
 
 #[test]
 fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
-    let Some(said) =
-        held(&["--topology=sidecar", "--upgrades=3", "--fault=bad-flag,never-ready,kill-shim", "--speedup=5"])
-    else {
-        return;
-    };
-    for line in [
-        "bad-flag: held",
-        "unknown flag: --no-such-flag",
-        "never-ready: held",
-        "kill-shim at old: held",
-        "every promise held",
-        "connections on new-2 ",
-    ] {
-        assert!(said.contains(line), "{line}: {said}");
+    for pass in ["relay", "inject"] {
+        if pass == "inject" && !can_inject() {
+            continue;
+        }
+        let faults = "--fault=bad-flag,never-ready,kill-shim";
+        let Some(said) = held(&["--topology=sidecar", "--upgrades=3", faults, "--speedup=5", "--pass", pass]) else {
+            continue;
+        };
+        let lines = [
+            "bad-flag: held",
+            "unknown flag: --no-such-flag",
+            "never-ready: held",
+            "kill-shim at old: held",
+            "connections on new-2 ",
+        ];
+        has_all(&said, &lines);
+        assert!(!said.contains("bad-flag at bad-flag"), "{said}");
+        // The kept connections and watches that were on the shim, and no more but what it had just accepted.
+        let allowed = said.lines().find_map(|line| line.strip_prefix("  allowed: ")).unwrap_or_default();
+        let (relays, named) = (pass == "relay", "note: --pass inject: clients' sockets become the apiservers' own");
+        assert!(allowed.contains(" streams") == relays && !allowed.contains("refused"), "{said}");
+        assert_eq!(said.contains(named), !relays, "{said}");
     }
-    assert!(!said.contains("bad-flag at bad-flag"), "{said}");
-    // The kept connections and watches that were on the shim, and no more but what it had just accepted.
-    let allowed = said.lines().find_map(|line| line.strip_prefix("  allowed: ")).unwrap();
-    assert!(allowed.contains(" streams") && !allowed.contains("refused"), "{said}");
+}
+
+/// An instance that has no supervisor although one was wanted.
+#[test]
+fn clients_that_are_relayed_nevertheless_are_reported_with_the_reason() {
+    let dir = in_memory();
+    let without = "for arg; do shift; case $arg in --pass=*) ;; *) set -- \"$@\" \"$arg\";; esac; done";
+    let berth = env!("CARGO_BIN_EXE_berth");
+    let other = script(dir.path(), &format!("case $1 in exec) {without};; esac\nexec '{berth}' \"$@\""));
+    let Some(said) = held(&["--berth", &other, "--pass=auto", "--fault=kill-shim"]) else { return };
+    has_all(&said, &["note: --pass auto: clients are relayed: its `berth exec` runs without", "  allowed: "]);
 }
 
 /// Each round has a fault that the seed draws.
@@ -233,10 +248,12 @@ fn a_node_shim_is_away_when_it_is_killed_and_comes_back() {
 }
 
 #[test]
-#[ignore = "takes 20 s of real hangs: run by .ci/run"]
+#[ignore = "takes 40 s of real hangs: run by .ci/run"]
 fn units_of_which_one_hangs_and_then_the_other_ones_shim() {
-    let Some(said) = held(&["--topology=run", "--fault=hang,hang-shim"]) else { return };
-    assert!(said.contains("hang at new: held") && said.contains("hang-shim at old: held"), "{said}");
+    for pass in ["--pass=relay", "--pass=auto"] {
+        let Some(said) = held(&["--topology=run", "--fault=hang,hang-shim", pass]) else { continue };
+        has_all(&said, &["hang at new: held", "hang-shim at old: held"]);
+    }
 }
 
 #[test]
@@ -338,7 +355,9 @@ fn all_mistakes_are_reported_at_once() {
     };
     let (code, said) = mistakes(&["--berth=/nonexistent", "--report=/", "--json=/nonexistent/a"]);
     assert_eq!((code, said.lines().count()), (Some(64), 3), "{said}");
-    for wrong in ["--rate=0", "--watches=-1", "--storm=20001", "--for=soon", "--old=", "--fault=hang,other"] {
+    for wrong in
+        ["--rate=0", "--watches=-1", "--storm=20001", "--for=soon", "--old=", "--fault=hang,other", "--pass=foo"]
+    {
         let (code, said) = mistakes(&[wrong]);
         assert!(code == Some(64) && said.contains(wrong.split_once('=').unwrap().0), "{wrong}: {said}");
     }

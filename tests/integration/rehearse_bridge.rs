@@ -9,7 +9,8 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-const BRIDGE: [&str; 6] = ["--topology=bridge", "--netns", "--phase=1s", "--rate=40", "--seed=7", "--speedup=10"];
+const BRIDGE: [&str; 7] =
+    ["--topology=bridge", "--pass=relay", "--netns", "--phase=1s", "--rate=40", "--seed=7", "--speedup=10"];
 
 fn rehearse(tmp: &Path, args: &[&str]) -> Command {
     let mut command = rehearsal(env!("CARGO_BIN_EXE_berth"));

@@ -43,6 +43,9 @@ pub(crate) fn berth_at<S: AsRef<std::ffi::OsStr>>(program: &Path, args: impl Int
 pub(crate) fn rehearsal(program: &str) -> Command {
     let mut command = Command::new(program);
     command.env("BERTH_REHEARSE_COMPARE", "berth").env("BERTH_REHEARSE_START_DELAY", "0s");
+    if let Some(pass) = std::env::var_os("BERTH_TEST_PASS") {
+        command.env("BERTH_REHEARSE_PASS", pass);
+    }
     command
 }
 

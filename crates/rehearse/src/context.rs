@@ -34,10 +34,13 @@ impl<'a> Context<'a> {
         self.recorder.trouble(trouble);
     }
 
-    /// Logs what is worth knowing, and prints it.
+    /// Logs what is worth knowing, and prints it, once.
     pub(crate) fn log_note(&self, note: &str) {
-        self.print(note);
-        self.recorder.add("", EventKind::Note(note.to_owned()));
+        let what = EventKind::Note(note.to_owned());
+        if !self.recorder.read(|log| log.iter().any(|event| event.what == what)) {
+            self.print(note);
+            self.recorder.add("", what);
+        }
     }
 
     /// Logs what is seen of a fault.

@@ -110,6 +110,8 @@ pub enum FaultStep {
     Noticed,
     /// All is as before again.
     Over,
+    /// Its shim has so many connections, just before.
+    Has(u64),
     /// Something else, in words.
     Seen(String),
 }

@@ -69,17 +69,17 @@ impl Fault {
                 "only what was on the crashed apiserver ends; new connections go to the other one, and none is lost"
             }
             (Self::Hang, Sibling) => {
-                "what it had begun to answer waits; when probes have failed, the other one answers all other connections, those that waited \
+                "what it had begun to answer, or had accepted with --pass, waits; when probes have failed, the other one answers all other connections, those that waited \
                  within 3 s; nothing is lost"
             }
             (Self::NoDescriptors, _) => "clients wait until the shim has descriptors again; nothing is lost",
             (Self::ClockJump, _) => "nothing is lost, and no client waits",
             (Self::Hang | Self::HangShim, Nothing) => "clients wait until it goes on; nothing is lost",
             (Self::KillShim, Sibling) => {
-                "only what the shim had accepted is lost; no connection is refused, and new ones go to the sibling"
+                "only connections that the shim has are lost; none is refused, and new ones go to the sibling"
             }
             (Self::HangShim, Sibling) => {
-                "what the shim had accepted waits; when its lease has run out, the sibling accepts; nothing is lost"
+                "connections that the shim has wait; when its lease has run out, the sibling accepts; nothing is lost"
             }
             (Self::CrashAfterReady | Self::KillShim, Nothing) => {
                 "an outage until they are started again, and nothing is lost after that"

@@ -67,6 +67,8 @@ pub struct Injected {
     pub noticed: Option<Stamp>,
     /// When all was as before again; none: not seen.
     pub over: Option<Stamp>,
+    /// Connections of the shim that was harmed, if those of others must not end or wait.
+    pub has: Option<u64>,
     /// What was seen, in words.
     pub seen: Vec<String>,
 }
@@ -153,8 +155,8 @@ impl Record {
                 });
             }
             EventKind::Fault { fault, standby } => {
-                let (noticed, over, seen) = (None, None, Vec::new());
-                self.injected.push(Injected { fault, instance: subject, standby, at, noticed, over, seen });
+                let (noticed, over, has, seen) = (None, None, None, Vec::new());
+                self.injected.push(Injected { fault, instance: subject, standby, at, noticed, over, has, seen });
             }
             EventKind::FaultStep(number, step) => {
                 if let Some(injected) = self.injected.get_mut(number) {
@@ -172,6 +174,7 @@ impl Injected {
         match step {
             FaultStep::Noticed => self.noticed = Some(at),
             FaultStep::Over => self.over = Some(at),
+            FaultStep::Has(connections) => self.has = Some(connections),
             FaultStep::Seen(seen) => self.seen.push(seen),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::certs::Certs;
 use berth_node::terms::Speedup;
+use berth_shim::config::PassMode;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub(crate) struct StageSetting {
     pub(crate) etcd: Option<String>,
     /// The shims' probes show a certificate: an apiserver refuses, or may refuse, clients without one.
     pub(crate) probe_with_certificate: bool,
+    /// The shims' and instances' `--pass`.
+    pub(crate) pass: PassMode,
     /// The shims' and bridges' `--speedup`.
     pub(crate) speedup: Speedup,
     /// The library by which the shims' clock can jump.

@@ -8,6 +8,7 @@ use super::instance::InstanceSpec;
 use super::plan::{Topology, Via};
 use super::setting::StageSetting;
 use berth_node::terms::Speedup;
+use berth_shim::config::PassMode;
 use nix::sys::signal::Signal;
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -101,7 +102,9 @@ impl Layout {
                 }
                 topology => {
                     let mut exec = berth("exec", setting, name);
-                    exec.extend(["--log-format=json".into(), "--".into()]);
+                    exec.push("--log-format=json".into());
+                    exec.extend(pass(setting));
+                    exec.push("--".into());
                     exec.append(&mut command);
                     if topology == Topology::Node {
                         return vec![apiserver(exec)];
@@ -229,7 +232,12 @@ fn probe(setting: &StageSetting) -> Vec<OsString> {
     options
 }
 
-/// An option that another berth may not know, for tests of this one.
+/// An option that another berth may not know.
+fn pass(setting: &StageSetting) -> Option<OsString> {
+    (setting.pass != PassMode::Relay).then(|| format!("--pass={}", setting.pass.as_str()).into())
+}
+
+/// The same, for tests of this one.
 fn speedup(setting: &StageSetting) -> Option<OsString> {
     (setting.speedup != Speedup::NONE).then(|| format!("--speedup={}", setting.speedup).into())
 }
@@ -238,6 +246,7 @@ fn speedup(setting: &StageSetting) -> Option<OsString> {
 fn shim(setting: &StageSetting) -> Vec<OsString> {
     let mut options = probe(setting);
     options.push("--log-format=json".into());
+    options.extend(pass(setting));
     options.extend(speedup(setting));
     options
 }

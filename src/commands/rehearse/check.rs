@@ -4,6 +4,7 @@ use crate::cli::RehearseArgs;
 use berth_options::check::{Checks, Mistakes};
 use berth_rehearse::apiserver::{Apiserver, has};
 use berth_rehearse::plan::{GRACE, LoadPlan, Output, Plan, REAL_READY_WITHIN, Timing, Topology, Via, find_program};
+use berth_shim::config::PassMode;
 use std::path::PathBuf;
 
 /// Flags that the rehearsal sets itself: clients verify servers by them, and servers clients.
@@ -56,6 +57,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         berth,
         netns: args.netns,
         topology: args.topology,
+        pass: args.pass,
         upgrades: args.upgrades,
         lasts: args.lasts,
         faults: args.fault.iter().copied().collect(),
@@ -113,6 +115,10 @@ fn etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option
 
 /// Requirements of a bridge.
 fn bridge(plan: &Plan, checks: &mut Checks) {
+    if plan.pass != PassMode::Relay {
+        let pass = plan.pass.as_str();
+        checks.wrong(format!("--pass {pass}: a bridge relays; leave it out, or give another --topology"));
+    }
     if !plan.netns {
         checks.wrong("--topology bridge: clients of 127.0.0.0/8 are not steered; give --netns, too");
     }
@@ -206,6 +212,7 @@ mod tests {
         let has = |errors: &[String], what: &str| errors.len() == 1 && errors[0].contains(what);
         assert!(has(&errors(&["--topology=bridge"]), "give --netns"));
         assert!(has(&errors(&["--fault=kill-temporary"]), "there is no bridge"));
+        assert!(has(&errors(&["--topology=bridge", "--netns", "--pass=auto"]), "--pass auto: a bridge relays"));
         let bridge = ["--topology=bridge", "--netns"];
         let with = |more: &str| errors(&[&bridge[..], &[more]].concat());
         assert!(has(

@@ -12,6 +12,7 @@ use crate::loss::Loss;
 use crate::plan::LEASE;
 use crate::record::{Injected, Record};
 use crate::stamp::Stamp;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Checks every promise under a fault, in their order. Losses are added by their judge, as it excuses them.
@@ -168,7 +169,7 @@ impl Check<'_> {
 
     /// Which requests wait, and for how long.
     fn waits(&mut self) {
-        let Injected { fault, at, over, standby, noticed, .. } = *self.injected;
+        let Injected { fault, at, over, standby, noticed, has, .. } = *self.injected;
         let Some(over) = over else { return };
         let meanwhile = || self.record.attempts.iter().filter(|a| a.due >= at && a.due < over);
         let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
@@ -189,6 +190,17 @@ impl Check<'_> {
             self.broken.push(format!(
                 "{late} requests waited on after it was over: new connections for more than {jitter:.1?}, kept ones for more than {kept:.1?}"
             ));
+        }
+        // Of the others, their instances have the sockets.
+        if let Some(has) = has {
+            let late = |a: &&Attempt| a.done > a.due.plus(jitter) && !self.busy.explains(a);
+            let waits = |a: &&Attempt| a.kind == ConnectionKind::Kept && late(a);
+            let all: BTreeSet<_> = meanwhile().filter(waits).map(|a| &a.stream).collect();
+            if all.len() as u64 > has {
+                let count = all.len();
+                self.broken
+                    .push(format!("{count} kept connections waited for more than {jitter:.1?}, of {has} that it had"));
+            }
         }
         let passed = match fault {
             Fault::NoDescriptors => return,
@@ -385,6 +397,18 @@ mod tests {
             let kept = Attempt { kind: ConnectionKind::Kept, ..tried(8_000, done, Some(NEW)) };
             let broken = broken(injected(Fault::HangShim), vec![kept, tried(8_000, 8_010, Some(NEW))]);
             assert_eq!(broken.iter().any(|line| line.contains("waited on")), is_late, "{done}: {broken:?}");
+        }
+    }
+
+    #[test]
+    fn no_more_kept_connections_wait_than_a_shim_had() {
+        let kept = |stream, done| Attempt { kind: ConnectionKind::Kept, ..attempt(stream, 2_000, done, good(NEW)) };
+        let more = &["2 kept connections waited for more than 3.0s, of 1 that it had"][..];
+        for (has, wanted) in [(None, &[][..]), (Some(2), &[]), (Some(1), more)] {
+            let mut attempts =
+                [("a", 9_000), ("b", 9_000), ("b", 9_100), ("c", 2_010)].map(|(s, done)| kept(s, done)).to_vec();
+            attempts.push(tried(8_000, 8_010, Some(OLD)));
+            assert_eq!(broken(Injected { has, ..injected(Fault::HangShim) }, attempts), wanted, "{has:?}");
         }
     }
 

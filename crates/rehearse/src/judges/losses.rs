@@ -202,7 +202,12 @@ impl<'a, 'r> Losses<'a, 'r> {
     fn lose(&mut self, lost: &Lost<'_>, example: &str) {
         let Self { case: Case { record, steps, .. }, ran, .. } = self;
         let step = steps.at(lost.seen);
-        if let Some(fault) = faults::excuse(&record.injected, lost, self.slack) {
+        let excuse = faults::excuse(&record.injected, lost, self.slack);
+        let is_its = |fault: &usize| {
+            let allowed = ran.promises[*fault].allowed.get(&lost.loss).copied().unwrap_or_default();
+            lost.loss != Loss::StreamEnded || record.injected[*fault].has.is_none_or(|has| allowed < has)
+        };
+        if let Some(fault) = excuse.filter(is_its) {
             *ran.promises[fault].allowed.entry(lost.loss).or_default() += 1;
             step.into_iter().for_each(|step| ran.timeline.allowed[step] += 1);
             return;

@@ -53,7 +53,7 @@ pub(crate) fn report(stream: &str, by: EndedBy, ms: i64) -> (String, EndReport) 
 /// A fault of an instance that has a sibling, from then until then; or its end was not seen.
 pub(crate) fn injected(fault: Fault, instance: &str, from: i64, until: Option<i64>) -> Injected {
     let (instance, at, over, seen) = (instance.into(), at(from), until.map(at), vec!["seen".into()]);
-    Injected { fault, instance, standby: Standby::Sibling, at, noticed: None, over, seen }
+    Injected { fault, instance, standby: Standby::Sibling, at, noticed: None, over, has: None, seen }
 }
 
 /// A run of 3 s in which all went well. One answer every 10 ms: by old for 2 s, then by new, which is ready after 1 s.
@@ -491,6 +491,15 @@ fn promises_and_what_they_allow() {
     assert_eq!((promise.fault.as_str(), promise.from_ms, promise.to_ms), ("kill-shim", 500, Some(600)));
     assert_eq!((kept.timeline.allowed[10], &promise.allowed), (2, &[(Loss::Reset, 2)].into()));
     assert!(kept.marks.iter().any(|m| (m.at_ms, m.what, m.text.as_str()) == (500, MarkKind::Fault, "kill-shim")));
+
+    // Streams beyond those that the shim had are lost.
+    for (has, lost) in [(None, Losses::new()), (Some(1), [(Loss::StreamEnded, 1)].into())] {
+        let cut = spoiled(|record| {
+            record.ends.extend(["a", "b"].map(|stream| end(StreamKind::Watch, stream, 510)));
+            record.injected.push(Injected { has, ..injected(Fault::KillShim, OLD, 500, Some(600)) });
+        });
+        assert_eq!((cut.lost, cut.promises[0].allowed[&Loss::StreamEnded]), (lost, has.unwrap_or(2)));
+    }
 
     let broken = killed(None);
     let promise = &broken.promises[0];

@@ -6,6 +6,7 @@ use super::apiserver::Apiserver;
 use super::fault::Fault;
 use berth_node::terms::Speedup;
 use berth_options::check::{Checks, Mistakes};
+use berth_shim::config::PassMode;
 use clap::ValueEnum;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -58,6 +59,8 @@ pub struct Plan {
     pub netns: bool,
     /// Which processes an instance has.
     pub topology: Topology,
+    /// How clients come to instances from the shims.
+    pub pass: PassMode,
     /// From old to new and back, in [`UPGRADES`].
     pub upgrades: u32,
     /// Upgrades go on for this long instead, each with one fault that the seed draws.
@@ -159,6 +162,7 @@ impl Default for Plan {
             berth: None,
             netns: false,
             topology: Topology::Sidecar,
+            pass: PassMode::Relay,
             upgrades: 1,
             lasts: None,
             faults: BTreeSet::new(),

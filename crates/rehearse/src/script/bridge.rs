@@ -144,7 +144,7 @@ impl Play<'_> {
             let now = stage.bridge_status().own;
             if now.ready && now.listener != before { Ok(()) } else { Err(now.probe) }
         };
-        let took = self.stage.until(&own.name, "ready", within, ready).await?;
+        let ((), took) = self.stage.until(&own.name, "ready", within, ready).await?;
         self.print(&format!("{} is ready after {took:.1?}", own.name));
         Ok(())
     }

@@ -62,7 +62,7 @@ impl Play<'_> {
         let why = match self.end_of(&new.name).await {
             Some(end) => end,
             None => match self.stage.check_joined(&new.name).await {
-                Ok(()) => "it reports that it is ready".into(),
+                Ok(_) => "it reports that it is ready".into(),
                 Err(why) => why,
             },
         };
@@ -90,34 +90,46 @@ impl Play<'_> {
         // Most streams are on the old one.
         let hit = if matches!(fault, Fault::KillShim | Fault::HangShim) { old } else { new };
         let name = &hit.name;
-        if fault.needs_a_bridge() {
-            self.print(&format!("fault {fault}: {} has no bridge, skipped", self.context.via));
+        let via = self.context.via;
+        let lacks = match fault {
+            _ if fault.needs_a_bridge() => Some("bridge"),
+            _ if fault.is_of_shims() && via != Via::Berth => Some("shim"),
+            _ if fault.needs_a_shim() && self.stage.layout.relays().is_none() => Some("relay"),
+            _ => None,
+        };
+        if let Some(what) = lacks {
+            self.print(&format!("fault {fault}: {via} has no {what}, skipped"));
             return Ok(());
         }
-        if fault.is_of_shims() && self.context.via != Via::Berth {
-            self.print(&format!("fault {fault}: {} has no shim, skipped", self.context.via));
-            return Ok(());
-        }
-        let Some(target) = self.target(fault, name) else {
-            if fault.needs_a_shim() && self.stage.layout.relays().is_none() {
-                self.print(&format!("fault {fault}: {} has nothing that relays, skipped", self.context.via));
-            } else {
-                self.context.trouble(format!("{name} had ended before {fault} could happen"));
-            }
+        let target = match fault {
+            Fault::CrashAfterReady | Fault::Hang => self.stage.apiserver(name),
+            _ => self.stage.relay(name),
+        };
+        let Some(target) = target else {
+            self.context.trouble(format!("{name} had ended before {fault} could happen"));
             return Ok(());
         };
         if fault == Fault::ClockJump && !has_faketime(target) {
             self.print(&format!("fault {fault}: libfaketime is not installed, or berth is a static binary: skipped"));
             return Ok(());
         }
-        let alone = match self.context.via {
+        let alone = match via {
             Via::None => true,
             Via::Berth if self.stage.layout.topology == Topology::Node => fault.needs_a_shim(),
             _ => false,
         };
         let standby = if alone { Standby::Nothing } else { Standby::Sibling };
         self.print(&format!("fault {fault} at {name}"));
+        let has = match fault {
+            // The apiserver of a unit ends with the shim.
+            Fault::KillShim if self.stage.layout.topology == Topology::Run => None,
+            Fault::KillShim | Fault::HangShim => {
+                self.stage.status(name).await.ok().map(|status| status.connections_open)
+            }
+            _ => None,
+        };
         let place = self.inject(fault, name, standby);
+        has.into_iter().for_each(|has| self.context.step(place, FaultStep::Has(has)));
         match fault {
             Fault::Hang => self.hang(name, target, place).await,
             Fault::HangShim => self.hang_beyond_lease(target).await,
@@ -147,14 +159,6 @@ impl Play<'_> {
         self.log_fault_end(place);
         self.calm().await;
         Ok(())
-    }
-
-    /// The process of an instance that a fault is done to, if it lives.
-    pub(super) fn target(&self, fault: Fault, name: &str) -> Option<Pid> {
-        match fault {
-            Fault::CrashAfterReady | Fault::Hang => self.stage.apiserver(name),
-            _ => self.stage.relay(name),
-        }
     }
 
     /// Waits until clients are served as before, so that one fault is not blamed for another.

@@ -257,7 +257,7 @@ impl Play<'_> {
     /// Waits until the one instance is ready that is there; how long that took.
     async fn ready(&mut self, alone: &InstanceSpec) -> Result<Duration, Error> {
         let (monitor, within) = (&self.monitor, self.context.plan.timing.ready_within);
-        self.stage.until(&alone.name, "ready", within, async |_| monitor.is_ready().await).await
+        Ok(self.stage.until(&alone.name, "ready", within, async |_| monitor.is_ready().await).await?.1)
     }
 
     async fn service_back(&self) {
@@ -295,7 +295,7 @@ impl Play<'_> {
     }
 
     async fn joined(&mut self, instance: &InstanceSpec) -> Result<(), Error> {
-        let took = self.stage.joined(&instance.name, self.context.plan.timing.ready_within).await?;
+        let (way, took) = self.stage.joined(&instance.name, self.context.plan.timing.ready_within).await?;
         // Only a shim waits until it is ready.
         let what = if self.context.via == Via::Berth && !self.stage.layout.bridges() {
             "is ready and joined"
@@ -303,6 +303,9 @@ impl Play<'_> {
             "listens"
         };
         self.print(&format!("{} {what} after {took:.1?}", instance.name));
+        if let Some(way) = way {
+            self.context.log_note(&format!("--pass {}: {way}", self.context.plan.pass.as_str()));
+        }
         Ok(())
     }
 

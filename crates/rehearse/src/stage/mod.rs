@@ -27,11 +27,14 @@ use super::log::Recorder;
 use super::plan::Via;
 use super::setting::StageSetting;
 use super::topology::{Layout, NODE, ProcessSpec, Role};
+use berth_node::ipc::wire;
+use berth_node::registry::instance::ListedInstance;
 use berth_os::proc_net;
 use directory::Directory;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use process::StageProcess;
+use procfs::process::{Process, all_processes};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::Display;
@@ -43,10 +46,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+const NO_ADDRESS: &str = "no free address in 127.0.0.0/8";
+
 /// Time between two polls of an instance.
 const POLL: Duration = Duration::from_millis(50);
 
-const NO_ADDRESS: &str = "no free address in 127.0.0.0/8";
+/// Exit status of a berth that lacks a right, a port or a feature of the kernel.
+const UNAVAILABLE: i32 = 69;
 
 /// Time that processes get to end when a rehearsal is aborted: half of it until they get SIGTERM again.
 const ABORT: Duration = Duration::from_secs(2);
@@ -69,16 +75,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// Makes an error of what every rehearsal needs.
+    pub(crate) fn unavailable<E: Display>(what: impl Display) -> impl FnOnce(E) -> Self {
+        move |error| Self::Unavailable(format!("{what}: {error}"))
+    }
+
     /// Something that every rehearsal needs failed, and not what is rehearsed.
     pub(crate) fn into_unavailable(self) -> Self {
         Self::Unavailable(self.to_string())
     }
 }
-
-    /// Makes an error of what every rehearsal needs.
-    pub(crate) fn unavailable<E: Display>(what: impl Display) -> impl FnOnce(E) -> Self {
-        move |error| Self::Unavailable(format!("{what}: {error}"))
-    }
 
 impl From<certs::Error> for Error {
     fn from(error: certs::Error) -> Self {
@@ -134,6 +140,7 @@ impl Stage {
             certs: Arc::new(certs::make(dir.path(), &[address.ip()])?),
             etcd: etcd.map(|etcd| etcd.url()),
             probe_with_certificate: plan.old.wants_certificates() || plan.new.wants_certificates(),
+            pass: plan.pass,
             speedup: plan.timing.speedup,
             faketime: plan.clock_jumps().then(footprint::faketime).flatten(),
         };
@@ -161,21 +168,25 @@ impl Stage {
         }
     }
 
-    /// Waits until `so` is Ok for an owner; its error is why it is not yet. How long that took.
+    /// Waits until `so` is Ok for an owner; its error is why it is not yet. What it is then, and how long that took.
     ///
     /// # Errors
     /// One of the owner's processes ended before, or it was not so in time.
-    pub(crate) async fn until(
+    pub(crate) async fn until<T>(
         &mut self,
         owner: &str,
         what: &str,
         within: Duration,
-        so: impl AsyncFn(&Self) -> Result<(), String>,
-    ) -> Result<Duration, Error> {
+        so: impl AsyncFn(&Self) -> Result<T, String>,
+    ) -> Result<(T, Duration), Error> {
         let began = Instant::now();
         loop {
-            let Err(why) = so(&*self).await else { return Ok(began.elapsed()) };
-            let failed = match self.ended(owner) {
+            let why = match so(&*self).await {
+                Ok(it) => return Ok((it, began.elapsed())),
+                Err(why) => why,
+            };
+            let ended = self.ended(owner);
+            let failed = match ended {
                 Some(status) => format!("ended before it was {what} ({status})"),
                 None if began.elapsed() > within => format!("was not {what} within {within:?} ({why})"),
                 None => {
@@ -183,7 +194,9 @@ impl Stage {
                     continue;
                 }
             };
-            return Err(self.failed(owner, failed).await);
+            let error = self.failed(owner, failed).await;
+            let is_unavailable = ended.and_then(|status| status.code()) == Some(UNAVAILABLE);
+            return Err(if is_unavailable { error.into_unavailable() } else { error });
         }
     }
 
@@ -210,7 +223,7 @@ impl Stage {
                 .map_err(Error::unavailable(format!("cannot write {}", path.display())))?;
         }
         for part in self.layout.parts(&self.setting, instance, own) {
-            if self.process(name, part.role).is_some_and(|p| p.status().is_none()) {
+            if self.process(name, part.role).is_some_and(|p| p.living().is_some()) {
                 continue;
             }
             if let Some(address) = part.awaits {
@@ -268,11 +281,11 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until new connections come to an instance; how long that took.
-    pub(crate) async fn joined(&mut self, name: &str, within: Duration) -> Result<Duration, Error> {
-        let took = self.until(name, "ready", within, async |stage| stage.check_joined(name).await).await?;
+    /// Waits until new connections come to an instance: how, if that was to be chosen, and how long that took.
+    pub(crate) async fn joined(&mut self, name: &str, within: Duration) -> Result<(Option<String>, Duration), Error> {
+        let joined = self.until(name, "ready", within, async |stage| stage.check_joined(name).await).await?;
         self.publish_joined(name);
-        Ok(took)
+        Ok(joined)
     }
 
     /// The instances that joined so far, and from now on.
@@ -288,20 +301,30 @@ impl Stage {
         });
     }
 
-    /// Whether new connections come to an instance, or why not.
-    pub(crate) async fn check_joined(&self, name: &str) -> Result<(), String> {
-        match self.layout.via {
-            Via::Berth if self.layout.bridges() => self.listens(name, Role::Apiserver),
-            Via::Berth => probe::joined(&self.setting, self.shim_of(name), name).await,
-            Via::Haproxy => self.listens(name, Role::Proxy),
-            Via::PortSharing | Via::None => self.listens(name, Role::Apiserver),
-        }
+    /// Whether new connections come to an instance, or why not; and how, if that was to be chosen.
+    pub(crate) async fn check_joined(&self, name: &str) -> Result<Option<String>, String> {
+        let role = match self.layout.via {
+            Via::Berth if !self.layout.bridges() => {
+                let status = self.status(name).await?;
+                return probe::joined(&status, name, self.setting.pass);
+            }
+            Via::Haproxy => Role::Proxy,
+            _ => Role::Apiserver,
+        };
+        self.listens(name, role).map(|()| None)
+    }
+
+    /// What an instance's shim reports.
+    pub(crate) async fn status(&self, name: &str) -> Result<Box<wire::Status>, String> {
+        probe::status(&self.setting, self.shim_of(name)).await
     }
 
     /// Whether new connections do not come to an instance any more. A shim that does not answer in time does not count.
     pub(crate) async fn is_missed(&self, name: &str) -> bool {
         match self.layout.via {
-            Via::Berth if !self.layout.bridges() => probe::is_missed(&self.setting, self.shim_of(name), name).await,
+            Via::Berth if !self.layout.bridges() => {
+                self.status(name).await.is_ok_and(|status| probe::is_missed(&status, name))
+            }
             _ => self.check_joined(name).await.is_err(),
         }
     }
@@ -312,7 +335,7 @@ impl Stage {
         match self.layout.via {
             // Connections from loopback are not steered.
             Via::Berth if self.layout.bridges() => self.own.get(name).copied(),
-            Via::Berth => probe::record(&self.setting, name).map(|record| record.address),
+            Via::Berth => probe::listed(&self.setting, name).map(|listed| listed.record.address),
             Via::Haproxy => self.own.get(name).copied(),
             Via::PortSharing | Via::None => Some(self.setting.address),
         }
@@ -402,17 +425,21 @@ impl Stage {
 
     /// The process ID of an instance's apiserver, if it lives.
     pub(crate) fn apiserver(&self, name: &str) -> Option<Pid> {
-        match self.process(name, Role::Apiserver) {
-            Some(process) => process.status().is_none().then(|| process.pid()),
-            // A child of `berth run`, in this process's own PID namespace.
-            None => probe::living(&self.setting, name)?.pid.and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw),
-        }
+        let Some(ListedInstance { record, .. }) = probe::living(&self.setting, name) else {
+            return self.process(name, Role::Apiserver)?.living();
+        };
+        // In this process's own PID namespace.
+        let pid = i32::try_from(record.pid?).ok()?;
+        let is_child = |process: &Process| process.stat().is_ok_and(|stat| stat.ppid == pid);
+        Some(Pid::from_raw(match record.supervised {
+            true => all_processes().ok()?.flatten().find(is_child)?.pid,
+            false => pid,
+        }))
     }
 
     /// The process ID of what relays to an instance, if there is such a process and it lives.
     pub(crate) fn relay(&self, name: &str) -> Option<Pid> {
-        let process = self.process(self.shim_of(name), self.layout.relays()?)?;
-        process.status().is_none().then(|| process.pid())
+        self.process(self.shim_of(name), self.layout.relays()?)?.living()
     }
 
     /// Sends SIGKILL to one of an instance's processes, and waits until it is gone. What is left of a
@@ -420,7 +447,9 @@ impl Stage {
     pub(crate) async fn kill(&self, name: &str, pid: Pid) {
         let apiserver = self.apiserver(name);
         let _ = kill(pid, Signal::SIGKILL);
-        if let Some(process) = self.processes.iter().find(|p| p.pid() == pid) {
+        // A supervisor ends with its child.
+        let process = self.processes.iter().find(|p| p.pid() == pid).or(self.process(name, Role::Apiserver));
+        if let Some(process) = process {
             process.wait().await;
         }
         let Some(unit) = self.process(name, Role::Unit) else { return };
@@ -429,11 +458,6 @@ impl Stage {
         if let Some(apiserver) = apiserver.filter(|apiserver| *apiserver != pid) {
             let _ = kill(apiserver, Signal::SIGKILL);
         }
-        self.apiserver_gone(name).await;
-    }
-
-    /// Waits until the apiserver of a unit has ended.
-    async fn apiserver_gone(&self, name: &str) {
         while probe::living(&self.setting, name).is_some() {
             sleep(POLL).await;
         }

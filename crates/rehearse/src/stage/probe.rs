@@ -11,12 +11,13 @@ use crate::stamp::Stamp;
 use crate::topology::{Layout, NODE};
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
-use berth_node::ipc::wire::{Ask, Reply, Status};
-use berth_node::registry::instance::{self, ListedInstance, Record};
+use berth_node::ipc::wire::{Ask, InstanceStatus, Reply, Status};
+use berth_node::registry::instance::{self, ListedInstance};
 use berth_node::registry::{BerthDir, RunDir};
 use berth_node::snapshot::RunDirSnapshot;
 use berth_node::terms::{InstanceHealth, Phase};
 use berth_os::proc_net;
+use berth_shim::config::PassMode;
 use nix::unistd::Pid;
 use serde::Deserialize;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -85,26 +86,34 @@ fn mark_of(owner: &str, line: &LogLine) -> Option<(String, MarkKind)> {
     }
 }
 
-/// Whether a shim reports that it listens and that an instance is ready, or why not.
-pub(super) async fn joined(setting: &StageSetting, shim: &str, name: &str) -> Result<(), String> {
-    let status = status(setting, shim).await?;
-    match status.instances.iter().find(|i| i.instance.as_str() == name) {
-        Some(own) if own.health != InstanceHealth::Ready => Err(own.last_probe.clone()),
-        Some(_) if status.state != Phase::Joined => Err(format!("its shim has not joined: {}", status.state.as_str())),
-        Some(_) => Ok(()),
-        None => Err("its shim does not know it yet".into()),
+/// Whether a shim reports that it listens and that an instance is ready, and how clients come to that, if that was to be chosen; or why not.
+pub(super) fn joined(status: &Status, name: &str, pass: PassMode) -> Result<Option<String>, String> {
+    let own = of(status, name).ok_or("its shim does not know it yet")?;
+    if own.health != InstanceHealth::Ready {
+        return Err(own.last_probe.clone());
+    }
+    if status.state != Phase::Joined {
+        return Err(format!("its shim has not joined: {}", status.state.as_str()));
+    }
+    match (pass, &own.relayed) {
+        (PassMode::Relay, _) => Ok(None),
+        (PassMode::Auto, Some(why)) => Ok(Some(format!("clients are relayed: {why}"))),
+        _ if own.injected => Ok(Some("clients' sockets become the apiservers' own".into())),
+        _ => Err("its clients are relayed".into()),
     }
 }
 
 /// Whether a shim reports that an instance is not ready, or knows none of this name.
-pub(super) async fn is_missed(setting: &StageSetting, shim: &str, name: &str) -> bool {
-    let Ok(status) = status(setting, shim).await else { return false };
-    let own = status.instances.iter().find(|i| i.instance.as_str() == name);
-    own.is_none_or(|own| own.health != InstanceHealth::Ready)
+pub(super) fn is_missed(status: &Status, name: &str) -> bool {
+    of(status, name).is_none_or(|own| own.health != InstanceHealth::Ready)
+}
+
+fn of<'a>(status: &'a Status, name: &str) -> Option<&'a InstanceStatus> {
+    status.instances.iter().find(|own| own.instance.as_str() == name)
 }
 
 /// A shim's status, or why it does not report one.
-async fn status(setting: &StageSetting, shim: &str) -> Result<Box<Status>, String> {
+pub(super) async fn status(setting: &StageSetting, shim: &str) -> Result<Box<Status>, String> {
     let berth = berth(setting).ok_or("the run directory is still empty")?;
     let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
     let path = berth.socket_path(&shim).map_err(|error| error.to_string())?;
@@ -155,17 +164,13 @@ pub(super) fn listens(pid: Pid, address: SocketAddr) -> bool {
     listens(address) || (address.ip().is_unspecified() && listens(both))
 }
 
-/// What `berth exec` recorded of an instance.
-pub(super) fn record(setting: &StageSetting, name: &str) -> Option<Record> {
-    listed(setting, name).map(|listed| listed.record)
+/// What `berth exec` recorded of an instance that lives.
+pub(super) fn living(setting: &StageSetting, name: &str) -> Option<ListedInstance> {
+    listed(setting, name).filter(|listed| listed.alive)
 }
 
-/// The same of one that lives.
-pub(super) fn living(setting: &StageSetting, name: &str) -> Option<Record> {
-    listed(setting, name).filter(|listed| listed.alive).map(|listed| listed.record)
-}
-
-fn listed(setting: &StageSetting, name: &str) -> Option<ListedInstance> {
+/// The same of any.
+pub(super) fn listed(setting: &StageSetting, name: &str) -> Option<ListedInstance> {
     let listing = instance::list(&berth(setting)?).ok()?;
     listing.found.into_iter().find(|listed| listed.record.instance.as_str() == name)
 }

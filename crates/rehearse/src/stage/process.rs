@@ -76,6 +76,11 @@ impl StageProcess {
         self.pid
     }
 
+    /// The same while it has not ended.
+    pub(super) fn living(&self) -> Option<Pid> {
+        self.status().is_none().then_some(self.pid)
+    }
+
     /// Its exit status, if it has ended.
     pub(super) fn status(&self) -> Option<ExitStatus> {
         *self.ended.borrow()
@@ -91,9 +96,7 @@ impl StageProcess {
     }
 
     pub(super) fn signal(&self, signal: Signal) {
-        if self.status().is_none() {
-            let _ = kill(self.pid, signal);
-        }
+        let _ = self.living().map(|pid| kill(pid, signal));
     }
 
     /// The last lines that it logged. When it has ended, all of its output is waited for.
