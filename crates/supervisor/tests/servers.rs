@@ -546,7 +546,9 @@ fn a_wait_ends(kind: &'static str) -> Result<(), Failed> {
     let client = shim.send_client(&Public::new());
     client.is_served();
     shim.acknowledged(1, true);
+    let server = HeldProcess::of(started.server)?;
     (&client.0).write_all(b"shutdown\n")?;
+    assert!(server.ends_within(HANG)?);
     assert_eq!(started.status(), 9);
     Ok(())
 }
