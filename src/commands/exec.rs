@@ -1,6 +1,6 @@
 //! `berth exec`: give an apiserver its own address and become it, or stay as its supervisor.
 
-use super::{Exit, exit_code, mistaken, unavailable};
+use super::{Exit, mistaken, unavailable};
 use anyhow::Context;
 use berth_exec::address;
 use berth_exec::args::{self, Replaced, Rewritten, Wanted};
@@ -10,7 +10,7 @@ use berth_node::registry::instance::{Claimant, claim};
 use berth_node::registry::{BerthDir, RunDir};
 use berth_options::check;
 use berth_options::exec::ExecArgs;
-use berth_os::process::{end_on_signals, go_on_as_child};
+use berth_os::process::{end_as, end_on_signals, go_on_as_child};
 use berth_shim::config::{PassMode, Place};
 use berth_supervisor::{Config, Supervisor, self_test};
 use std::io;
@@ -60,10 +60,14 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
     // The signal mask and ignored signals pass through unchanged, but for SIGPIPE: Rust's runtime
     // ignores it from the start, and `exec` sets it back to its default.
     let error = match supervising {
-        Some(Ok((shims, _file))) => {
+        Some(Ok((shims, file))) => {
             let run = || claim.through_exec(|| command.exec()).unwrap_or_else(io::Error::other);
-            match Supervisor::start(Config { instance, address, shims }, run) {
-                Ok(supervisor) => return Ok(Exit::Child(exit_code(supervisor.run()?))),
+            match Supervisor::start(Config { instance, address, shims, once: args.stay }, run) {
+                Ok(supervisor) => {
+                    let status = supervisor.run()?;
+                    drop(file);
+                    end_as(status)
+                }
                 Err(error) => error,
             }
         }

@@ -82,9 +82,7 @@ fn clean(command: &mut Command) {
     // Nothing of the machine on which tests run: no state of an upgrade, no pod, no shim of this user, no cluster.
     command.env("BERTH_STATE_DIR", NOWHERE).env("BERTH_POD_LOGS_DIR", NOWHERE).env("XDG_RUNTIME_DIR", NOWHERE);
     command.env("BERTH_TEST_WITHOUT_ADMIN", "1");
-    // What clients get is the same in each way in which they come to an instance. (Process IDs, exit statuses by signals and resets at a
-    // SIGKILL differ where a supervisor is the parent.)
-    if let Some(pass) = std::env::var_os("BERTH_TEST_PASS") {
+    if let Some(pass) = pass() {
         command.env("BERTH_PASS", pass);
     }
     command.stdin(Stdio::null());
@@ -103,6 +101,17 @@ pub(crate) fn input(text: &str) -> Stdio {
 pub(crate) fn output_of(command: &mut Command) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     (status.code(), String::from_utf8_lossy(&stdout).into_owned(), String::from_utf8_lossy(&stderr).into_owned())
+}
+
+/// The way in which clients come to instances in tests that do not name one: `--pass`, from `BERTH_TEST_PASS`. What clients get is the
+/// same in each way.
+pub(crate) fn pass() -> Option<String> {
+    std::env::var("BERTH_TEST_PASS").ok()
+}
+
+/// Whether sockets are passed in tests that do not name a way.
+pub(crate) fn passes_sockets() -> bool {
+    pass().is_some_and(|pass| pass != "relay")
 }
 
 /// Whether `berth exec` can pass clients' sockets here. If not, the test is skipped, as this says.

@@ -544,7 +544,11 @@ pub fn send_signal(pid: i32, signal: i32) -> io::Result<()> {
     Ok(())
 }
 
-fn end_as(status: ExitStatus) -> ! {
+/// Ends this process as another one has ended: by the same signal, or with 128 and its number where that is ignored, as for PID 1 of a
+/// container.
+///
+/// To be called by a process with one thread.
+pub fn end_as(status: ExitStatus) -> ! {
     if let Some(signal) = status.signal() {
         // One core file is enough.
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);

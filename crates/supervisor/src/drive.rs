@@ -12,7 +12,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::{Pid, getppid, setpgid};
+use nix::unistd::{Pid, setpgid};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -33,6 +33,8 @@ pub struct Config {
     pub address: SocketAddr,
     /// Where shims connect, in a directory that lets in nobody else: see [`berth_node::ipc::listen`].
     pub shims: OwnedFd,
+    /// Forward each signal once, however often it comes: a parent of several threads sends its death's signal once for each thread.
+    pub once: bool,
 }
 
 /// A server that runs, as a child of this process.
@@ -43,8 +45,8 @@ pub struct Supervisor {
     machine: Machine<OwnedFd>,
     epoll: Epoll,
     signals: SignalFd,
-    /// Parent of the supervisor, and the signals that the parent has sent.
-    parent: (i32, BTreeSet<u32>),
+    /// Signals that were forwarded.
+    forwarded: BTreeSet<u32>,
     began: Instant,
     /// A duplicate of the server's listener.
     listener: Option<OwnedFd>,
@@ -68,8 +70,9 @@ impl Supervisor {
     /// That of `run`, and those of [`seccomp::start`] and other system calls.
     pub fn start(config: Config, run: impl FnOnce() -> io::Error) -> io::Result<Self> {
         let mut signals = SigSet::all();
-        // Job control stops this process alone.
-        [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU].into_iter().for_each(|signal| signals.remove(signal));
+        // Job control stops this process alone, and SIGPIPE is for a write of this process.
+        let own = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU, Signal::SIGPIPE];
+        own.into_iter().for_each(|signal| signals.remove(signal));
         let supervisor = Self::launch(config, &signals, run)?;
         supervisor.child.await_exec()?;
         // Not before: the server inherits limits.
@@ -92,7 +95,7 @@ impl Supervisor {
             machine: Machine::new(),
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             signals: SignalFd::with_flags(signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?,
-            parent: (getppid().as_raw(), BTreeSet::new()),
+            forwarded: BTreeSet::new(),
             began: Instant::now(),
             listener: None,
             parked: None,
@@ -207,9 +210,7 @@ impl Supervisor {
     /// Forwards signals, and gives the server's status once it has ended.
     fn receive_signals(&mut self) -> io::Result<Option<ExitStatus>> {
         while let Some(signal) = self.signals.read_signal()? {
-            // The death of a parent with several threads sends the signal once for each thread.
-            let is_parents = self.parent.0 != 0 && self.parent.0 == signal.ssi_pid.cast_signed();
-            let is_repeated = is_parents && !self.parent.1.insert(signal.ssi_signo);
+            let is_repeated = !self.forwarded.insert(signal.ssi_signo) && self.config.once;
             let signal = signal.ssi_signo.cast_signed();
             if signal != Signal::SIGCHLD as i32 && !is_repeated {
                 self.forward(signal);

@@ -82,7 +82,7 @@ fn supervise() -> Result<(), Obstacle> {
     // Shims do not connect.
     let (shims, _other_end) = UnixStream::pair()?;
     let instance = InstanceId::parse("self-test").map_err(io::Error::other)?;
-    let config = Config { instance, address: (Ipv4Addr::LOCALHOST, 0).into(), shims: shims.into() };
+    let config = Config { instance, address: (Ipv4Addr::LOCALHOST, 0).into(), shims: shims.into(), once: false };
     let mut supervisor = Supervisor::launch(config, &Signal::SIGCHLD.into(), serve).map_err(Obstacle::at_start)?;
     let status = supervisor.drive()?;
     supervisor.outcome(status)
