@@ -145,10 +145,10 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
         };
         if status.state == Phase::Left {
             let left = left.get_or_insert_with(Instant::now).elapsed();
-            let open = status.connections_open;
+            let open = status.connections_open + status.connections_injected;
             match streams {
                 // The caller stops the apiserver next.
-                None => match unanswered(left, status.connections_pending, open) {
+                None => match unanswered(left, status.connections_pending, status.connections_open) {
                     None => {}
                     Some(0) => return Ok(None),
                     Some(connections) => return Ok(Some(format!("{connections} connections are not answered yet"))),

@@ -61,12 +61,12 @@ pub struct ShimArgs {
     /// How long a client is kept waiting while no apiserver is ready
     #[arg(long, env = "BERTH_HOLD", default_value = "8s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub hold: String,
-    /// How long connections may go on after SIGTERM, counted from when the own apiserver stopped
+    /// How long relayed connections may go on after SIGTERM, counted from when the own apiserver stopped
     /// listening
     #[arg(long, env = "BERTH_DRAIN_TIMEOUT", default_value = "60s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub drain_timeout: String,
-    /// Most connections at once; further ones wait in the backlog, unless one that waits for its turn at
-    /// the gate makes room [default: what the file limit allows]
+    /// Most connections at once, without those whose sockets the apiserver has (--pass); further ones wait in the backlog,
+    /// unless one that waits for its turn at the gate makes room [default: what the file limit allows]
     #[arg(long, env = "BERTH_MAX_CONNECTIONS", value_name = "N", help_heading = CONNECTIONS)]
     pub max_connections: Option<String>,
     /// Most new connections at once that an instance has not answered with a first byte, which is about the TLS handshakes

@@ -2,9 +2,11 @@
 
 use procfs::FromRead as _;
 use procfs::process::MountInfos;
-use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Statx, StatxFlags, flock, fstat, major, minor, statx};
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
 /// How a lock was taken.
@@ -40,6 +42,26 @@ pub struct Lock {
 /// /proc/locks cannot be read.
 pub fn all() -> io::Result<Vec<Lock>> {
     Ok(parse(&fs::read_to_string("/proc/locks")?))
+}
+
+/// Locks a socket until its last descriptor is closed, in whatever process that is: [`locked_sockets`] counts it so long.
+///
+/// # Errors
+/// `ENOLCK` for lack of memory.
+pub fn lock_socket(socket: impl AsFd) -> io::Result<()> {
+    Ok(flock(socket, FlockOperation::NonBlockingLockShared)?)
+}
+
+/// Sockets that this process has locked and that are open, here or in another process.
+///
+/// # Errors
+/// Those of [`all`].
+pub fn locked_sockets() -> io::Result<u64> {
+    // All sockets are on one device.
+    let device = fstat(UnixDatagram::unbound()?)?.st_dev;
+    let (device, this) = ((major(device), minor(device)), i32::try_from(std::process::id()).ok());
+    let is_counted = |lock: &&Lock| lock.kind == LockKind::Flock && lock.pid == this && lock.file.device == device;
+    Ok(all()?.iter().filter(is_counted).count() as u64)
 }
 
 /// Reads the text of /proc/locks, or of the lock in /proc/PID/fdinfo/FD without its first word.
@@ -107,6 +129,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::fs::File;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+    use std::process::{Command, Stdio};
 
     const LOCKS: &str = "1: OFDLCK ADVISORY  WRITE -1 fe:00:9977982 0 EOF\n\
                          2: FLOCK  ADVISORY  WRITE 28438 00:1b:9977981 0 EOF\n\
@@ -140,6 +165,20 @@ mod tests {
         open.lock().unwrap();
         assert!(held());
         assert!(devices.file(Path::new("/nonexistent")).is_err());
+    }
+
+    #[test]
+    fn a_socket_is_counted_until_its_last_descriptor_is_closed() {
+        let (given, kept) = UnixStream::pair().unwrap();
+        assert_eq!(locked_sockets().unwrap(), 0);
+        lock_socket(&given).unwrap();
+        lock_socket(&kept).unwrap();
+        let mut child = Command::new("cat").stdin(OwnedFd::from(given)).stdout(Stdio::null()).spawn().unwrap();
+        assert_eq!(locked_sockets().unwrap(), 2, "one is another process's alone");
+        drop(kept);
+        // The other end was closed.
+        child.wait().unwrap();
+        assert_eq!(locked_sockets().unwrap(), 0);
     }
 
     proptest! {

@@ -234,6 +234,11 @@ impl Metrics {
         self.open() + sum(&self.workers, |w| w.ended.iter().map(|ended| ended.load(Relaxed)).sum())
     }
 
+    /// Connections whose sockets were passed to instances.
+    pub fn injected(&self) -> u64 {
+        sum(&self.workers, |w| w.ended[Outcome::Injected as usize].load(Relaxed))
+    }
+
     pub fn held_now(&self) -> usize {
         self.held_limit - self.held.available_permits()
     }

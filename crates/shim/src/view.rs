@@ -7,7 +7,7 @@ use berth_node::ipc;
 use berth_node::ipc::wire::{self, Ask, InstanceStatus, Reply, Status};
 use berth_node::registry::lease;
 use berth_node::terms::{InstanceHealth, Phase};
-use berth_os::clock;
+use berth_os::{clock, locks};
 use humantime::format_rfc3339_seconds;
 use serde_json::{Value, json};
 use std::io;
@@ -78,6 +78,14 @@ impl Shared {
 
     pub(crate) async fn status(&self) -> Status {
         let Self { config, metrics, .. } = self;
+        let connections_injected = match metrics.injected() {
+            0 => 0,
+            // The most that there may be, if the kernel does not tell.
+            passed => match self.kernel.within(ipc::PATIENCE / 2, locks::locked_sockets).await {
+                Ok(Ok(open)) => open,
+                _ => passed,
+            },
+        };
         let ShimState { phase, since, blocked, unconnected, .. } = self.state.borrow().clone();
         let table = self.table.borrow();
         let instances = table.instances.iter().map(|instance| InstanceStatus {
@@ -103,6 +111,7 @@ impl Shared {
             state: phase,
             since: format_rfc3339_seconds(since).to_string(),
             connections_open: metrics.open(),
+            connections_injected,
             connections_pending: metrics.pending(),
             connections_total: metrics.total(),
             held: metrics.held_now() as u64,

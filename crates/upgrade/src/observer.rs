@@ -197,7 +197,7 @@ impl NodeObserver {
                 let words = status.ready().err().unwrap_or_default();
                 let name = format!("instance {} is ", status.instance);
                 detail.words = words.strip_prefix(&name).unwrap_or(&words).to_owned();
-                detail.open = status.connections_open;
+                detail.open = status.connections_open + status.connections_injected;
                 let own = status.instances.iter().find(|instance| instance.own);
                 detail.version = own.and_then(|own| own.kube_version.clone());
                 true

@@ -134,6 +134,9 @@ pub struct Status {
     pub connections_open: u64,
     /// Those of them whose client has sent something and has no answer yet.
     pub connections_pending: u64,
+    /// Connections whose sockets this shim has passed to instances, and that are open.
+    #[serde(default)]
+    pub connections_injected: u64,
     pub connections_total: u64,
     /// Clients that are held until an instance is ready.
     pub held: u64,

@@ -26,6 +26,7 @@ use crate::state::ShimState;
 use abort::AbortOnDrop;
 use attempt::{Exchanged, Reached};
 use berth_node::instance::InstanceId;
+use berth_os::locks;
 use opening::Opening;
 use prometheus_client::metrics::histogram::Histogram;
 use replay_buffer::ReplayBuffer;
@@ -208,6 +209,10 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
             Err(outcome) => outcome,
             Ok(Reached::Injected(id)) => {
                 instance = Some(id);
+                // From here on, the instance alone closes it.
+                if let Err(error) = locks::lock_socket(&*client) {
+                    tracing::warn!(client = %peer, %error, "a connection of an instance is not counted as open");
+                }
                 Outcome::Injected
             }
             Ok(Reached::Connected { mut backend, source: _in_use, instance: id, exchanged }) => {
