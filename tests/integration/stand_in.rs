@@ -1,14 +1,18 @@
-//! An apiserver's stand-in that a test binary can be itself: it gives back what it gets, and to `who` the client's address; after SIGTERM, SIGINT, SIGHUP or SIGQUIT
-//! it listens no more, and ends when its last connection has ended.
+//! An apiserver's stand-in that a test binary can be itself: it gives back what it gets, and does what a client asks for (see `does`);
+//! after SIGTERM, SIGINT, SIGHUP or SIGQUIT it listens no more, and ends when its last connection has ended.
 
 use crate::support::net::PROBES;
 use crate::support::tls;
 use rustls::ServerConfig;
+use socket2::SockRef;
+use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// The flags that the stand-in was started with. Set: this process is one.
@@ -76,11 +80,9 @@ fn process() {
                                 println!("read {length} bytes");
                                 std::future::pending::<()>().await;
                             }
-                            let answer = match &buffer[..length] {
-                                b"who" => client.to_string().into_bytes(),
-                                other => other.to_vec(),
-                            };
-                            stream.write_all(&answer).await.unwrap();
+                            if does(&buffer[..length], &mut stream, client).await.is_err() {
+                                break;
+                            }
                         }
                     });
                 }
@@ -99,6 +101,33 @@ fn process() {
         }
     });
     std::process::exit(std::env::var(STATUS).map_or(0, |status| status.parse().unwrap()));
+}
+
+/// What a client asks for: its address (`who`), an answer after its end (`late`), the instance's end (`end`), or a reset (`reset`). After
+/// `late` and `end` it is printed how the client has ended. An error ends the connection.
+async fn does(said: &[u8], stream: &mut TcpStream, client: SocketAddr) -> io::Result<()> {
+    match said {
+        b"who" => stream.write_all(client.to_string().as_bytes()).await?,
+        b"late" | b"end" => {
+            if said == b"end" {
+                stream.shutdown().await?;
+            } else {
+                stream.write_all(said).await?;
+            }
+            let mut more = String::new();
+            let end = stream.read_to_string(&mut more).await;
+            println!("after {more:?} the client has ended: {:?}", end.map_err(|error| error.kind()));
+            if said == b"late" {
+                stream.write_all(b"answer").await?;
+            }
+        }
+        b"reset" => {
+            SockRef::from(&*stream).set_linger(Some(Duration::ZERO))?;
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        other => stream.write_all(other).await?,
+    }
+    Ok(())
 }
 
 struct Api {
@@ -123,6 +152,7 @@ impl Api {
         let code = if self.broken { 500 } else { 200 };
         match path.strip_prefix("/k").unwrap_or(path) {
             "/metrics" => ("200 OK", self.metrics(code)),
+            "/readyz" if !self.broken => ("200 OK", "ok".to_owned()),
             "/api/v1" => ("200 OK", r#"{"kind": "APIResourceList", "resources": []}"#.to_owned()),
             "/api/v1/pods" => {
                 self.requests.fetch_add(1, Ordering::Relaxed);

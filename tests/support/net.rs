@@ -182,6 +182,14 @@ pub(crate) fn served_client(by: SocketAddr) -> TcpStream {
     client
 }
 
+/// A client that was answered and stays, and that is relayed even if sockets are passed: its ClientHello is larger than what a shim keeps.
+#[track_caller]
+pub(crate) fn relayed_client(by: SocketAddr) -> TcpStream {
+    let mut client = connect(by);
+    ping(&mut client, &client_hello(60_000)[..20_000]);
+    client
+}
+
 /// A client that sent its ClientHello and has no answer yet.
 #[track_caller]
 pub(crate) fn client_with_hello(to: SocketAddr) -> TcpStream {

@@ -1,7 +1,7 @@
 //! A shim in this process: the library, on a thread of its own, on port 0.
 
 use super::net::Backend;
-use super::{PATIENCE, eventually, net};
+use super::{PATIENCE, eventually, net, process};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::{self, wire};
 use berth_node::registry::BerthDir;
@@ -108,6 +108,10 @@ impl Shim {
             if !options.contains(&option) {
                 args.extend([option, value]);
             }
+        }
+        let pass = process::pass();
+        if let Some(pass) = pass.as_deref().filter(|_| !options.contains(&"--pass")) {
+            args.extend(["--pass", pass]);
         }
         let config = config(&args);
         let (stop, told) = watch::channel(Stop::No);

@@ -2,7 +2,7 @@
 
 use super::node::{Echo, LEASE, Node, Shim, know_one_another, number};
 use crate::support::load::{self, Load};
-use crate::support::net::{client_hello, client_with_hello, connect, ping, queued_at, read, served, served_client};
+use crate::support::net::{client_hello, client_with_hello, connect, ping, queued_at, read, relayed_client, served};
 use crate::support::{MOMENT, eventually};
 use berth_node::terms::Phase;
 use nix::sys::signal::Signal;
@@ -191,7 +191,7 @@ fn a_shim_that_has_left_serves_what_waits_when_the_last_sibling_dies() {
     let (node, instance) = (Node::new(), Echo::new());
     let (mut a, mut b, _) = two(&node, instance.address, [LEASE; 2], &[]);
     let mut last = eventually("a client of A", || {
-        let client = served_client(node.listen);
+        let client = relayed_client(node.listen);
         (a.status().connections_open > 0).then_some(client)
     });
     a.running.signal(Signal::SIGTERM);

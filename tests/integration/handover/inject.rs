@@ -1,21 +1,35 @@
 //! Clients' sockets are passed to instances by `berth exec --pass inject`: what comes of these clients when a shim, an instance or its
-//! supervisor ends.
+//! supervisor ends. Where clients see the same of a relay, or what a relay does not keep is the control, each way is tried.
 
 use super::node::{Node, Shim, freeze};
+use crate::stand_in::{API, BROKEN, EMULATES, SILENT};
 use crate::support::eventually;
-use crate::support::net::{client_hello, client_with_hello, connect, ping, read, served_client};
+use crate::support::net::{
+    client_hello, client_with_hello, connect, expect_end, expect_reset, ping, read, relayed_client, reset,
+    served_client,
+};
 use crate::support::process::{Running, can_inject, has_all};
+use crate::support::tls::Ca;
 use berth_node::ipc::wire::Status;
+use berth_node::terms::InstanceHealth;
+use berth_testing::issue;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::io::Write;
-use std::net::TcpStream;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
 
-/// A node and an instance that gets its clients' sockets. `None` where that is not possible: the test is skipped.
-fn supervised(silent: &str) -> Option<(Node, Running, Pid)> {
+/// Ways in which clients come to an instance, and the number of instances that get sockets in each.
+const WAYS: [(&str, usize); 2] = [("relay", 0), ("inject", 1)];
+
+/// A node and an instance that gets its clients in this way, or gets their sockets. `None` where that is not possible: the test is skipped.
+fn supervised_by(pass: &str, silent: &str) -> Option<(Node, Running, Pid)> {
     let node = Node::new();
-    let (supervisor, server) = can_inject().then(|| node.injected("a", "inject", silent))?;
+    let (supervisor, server) = can_inject().then(|| node.injected("a", pass, &[(SILENT, silent)]))?;
     Some((node, supervisor, server))
+}
+
+fn supervised(silent: &str) -> Option<(Node, Running, Pid)> {
+    supervised_by("inject", silent)
 }
 
 /// A shim of instance a that is joined and knows so many instances that get sockets.
@@ -39,12 +53,24 @@ fn known_as(client: &mut TcpStream) -> String {
 
 #[test]
 fn the_end_of_a_shim_cuts_no_client() {
+    // The control: it cuts each that it relays.
+    let Some((node, _instance, _)) = supervised_by("relay", "") else { return };
+    let mut relays = shim(&node, "inject", 0);
+    let mut clients: Vec<_> = (0..20).map(|_| served_client(node.listen)).collect();
+    relays.running.kill();
+    for client in &mut clients {
+        let cut = client.read(&mut [0]).map_err(|error| error.kind());
+        assert!(matches!(cut, Ok(0) | Err(ErrorKind::ConnectionReset)), "{cut:?}");
+    }
+
     let Some((node, _supervisor, _)) = supervised("") else { return };
     let mut first = shim(&node, "inject", 1);
     let mut clients: Vec<_> = (0..20).map(|_| served_client(node.listen)).collect();
     eventually("20 clients of the instance alone", || (injected(&first) == 20).then_some(()));
-    assert_eq!(first.status().connections_open, 0);
-    has_all(&node.asked(&["status"]).1, &["the apiserver gets clients' sockets, none is relayed"]);
+    let status = first.status();
+    assert_eq!((status.connections_open, status.connections_injected), (0, 20));
+    let line = "the apiserver gets clients' sockets, none is relayed; 20 of these connections are open";
+    has_all(&node.asked(&["status"]).1, &[line]);
     first.running.kill();
     for client in &mut clients {
         assert_eq!(known_as(client), client.local_addr().unwrap().to_string());
@@ -69,13 +95,16 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
                 freeze(server);
             }
             let mut clients: Vec<_> = (0..5).map(|_| client_with_hello(node.listen)).collect();
+            // The control: what is not TLS may have done something, and is not sent again.
+            let mut plain = connect(node.listen);
+            plain.write_all(b"POST /once").unwrap();
             if silent != "stopped" {
                 let line = format!("{silent} ");
                 eventually("clients at the instance", || {
-                    (supervisor.out().lines().filter(|out| out.starts_with(&line)).count() == 5).then_some(())
+                    (supervisor.out().lines().filter(|out| out.starts_with(&line)).count() == 6).then_some(())
                 });
             }
-            let (_other, _) = node.injected("b", "inject", "");
+            let (_other, _) = node.injected("b", "inject", &[]);
             shim.until("the other instance", |status| {
                 status.instances.iter().any(|known| !known.own && known.injected && known.health.as_str() == "ready")
             });
@@ -85,9 +114,15 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
                 ping(client, b"and more");
             }
             // A ClientHello that was read is relayed, again.
-            let (passed, again) = (if silent == "read" { 0 } else { 5 }, shim.metric("berth_replays_total", &[]));
+            let passed = if silent == "read" {
+                expect_reset(&mut plain);
+                0
+            } else {
+                assert_eq!(read(&mut plain, 10), b"POST /once");
+                6
+            };
             eventually("clients of the instance alone", || (injected(&shim) == passed).then_some(()));
-            assert_eq!(again, 5, "{silent} {supervisor_ends}");
+            assert_eq!(shim.metric("berth_replays_total", &[]), passed.max(5), "{silent} {supervisor_ends}");
         }
     }
 }
@@ -95,8 +130,14 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
 /// An instance that is stuck, with clients that it has not accepted.
 #[test]
 fn clients_of_an_instance_that_stands_still_are_recalled_for_another() {
-    let Some((node, _supervisor, server)) = supervised("") else { return };
-    let (_other, _) = node.injected("b", "inject", "");
+    // Where the shim finds out before they come, nothing is shown.
+    while can_inject() && !clients_are_recalled() {}
+}
+
+/// False: none was sent to the instance that stands still.
+fn clients_are_recalled() -> bool {
+    let Some((node, _supervisor, server)) = supervised("") else { return true };
+    let (_other, _) = node.injected("b", "inject", &[]);
     let shim = node.launch("a", &["--pass", "inject", "--probe-timeout", "500ms"]);
     shim.until("both get sockets", |status| status.instances.iter().filter(|known| known.injected).count() == 2);
     freeze(server);
@@ -107,13 +148,14 @@ fn clients_of_an_instance_that_stands_still_are_recalled_for_another() {
     }
     kill(server, Signal::SIGCONT).unwrap();
     clients.iter_mut().for_each(|client| ping(client, b"still there"));
+    shim.metric("berth_replays_total", &[]) > 0
 }
 
 /// A supervisor that hangs keeps the clients that it was sent; these go away, and occupy no thread of the shim.
 #[test]
 fn clients_that_leave_a_supervisor_that_hangs_disturb_no_other() {
     let Some((node, supervisor, _)) = supervised("") else { return };
-    let (_other, _) = node.injected("b", "inject", "");
+    let (_other, _) = node.injected("b", "inject", &[]);
     let shim = node.launch("a", &["--pass", "inject", "--probe-timeout", "500ms", "--threads", "1"]);
     shim.until_joined();
     shim.until("both get sockets", |status| status.instances.iter().filter(|known| known.injected).count() == 2);
@@ -142,7 +184,7 @@ fn a_handshake_has_its_slot_until_the_first_byte() {
     shim.until("two wait for their turn", |status| gate(status) == Some((1, 2)));
     assert_eq!(supervisor.out().matches("read ").count(), 1);
     // An instance that answers gets one after the other.
-    let (_other, _) = node.injected("b", "inject", "");
+    let (_other, _) = node.injected("b", "inject", &[]);
     kill(server, Signal::SIGKILL).unwrap();
     for client in &mut clients {
         assert_eq!(read(client, 64), client_hello(64));
@@ -153,7 +195,7 @@ fn a_handshake_has_its_slot_until_the_first_byte() {
 #[test]
 fn an_instance_without_a_supervisor_is_relayed_to_and_the_reason_is_told() {
     let node = Node::new();
-    let (_instance, _) = node.injected("a", "relay", "");
+    let (_instance, _) = node.injected("a", "relay", &[]);
     for pass in ["auto", "inject"] {
         let shim = shim(&node, pass, 0);
         shim.running.logs("its clients are relayed: its `berth exec` runs without --pass inject");
@@ -161,6 +203,97 @@ fn an_instance_without_a_supervisor_is_relayed_to_and_the_reason_is_told() {
         assert!(own.relayed.is_some_and(|why| why.starts_with("its `berth exec` runs without")));
         has_all(&node.asked(&["status"]).1, &["clients are relayed: its `berth exec` runs without"]);
         drop(served_client(node.listen));
+        assert_eq!(injected(&shim), 0);
         shim.leave();
+    }
+}
+
+/// FIN for FIN, RST for RST, of either end.
+#[test]
+fn each_end_sees_what_the_other_did() {
+    for (pass, links) in WAYS {
+        let Some((node, instance, _)) = supervised_by(pass, "") else { return };
+        let shim = shim(&node, "inject", links);
+        let asks = |what: &[u8]| {
+            let mut client = served_client(node.listen);
+            client.write_all(what).unwrap();
+            client
+        };
+        let asks_late = || {
+            let mut client = served_client(node.listen);
+            ping(&mut client, b"late");
+            client
+        };
+        let mut client = asks_late();
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(read(&mut client, 6), b"answer");
+        expect_end(&mut client);
+        instance.prints(r#"after "" the client has ended: Ok"#);
+
+        let mut client = asks(b"end");
+        expect_end(&mut client);
+        client.write_all(b"more").unwrap();
+        drop(client);
+        instance.prints(r#"after "more" the client has ended: Ok"#);
+
+        reset(asks_late());
+        instance.prints(r#"after "" the client has ended: Err(ConnectionReset)"#);
+        expect_reset(&mut asks(b"reset"));
+        eventually("all of them", || (injected(&shim) == 4 * links as u64).then_some(()));
+    }
+}
+
+/// An instance that was ready and does not answer its probe still gets clients. One that was never ready gets none, in no way.
+#[test]
+fn a_probe_without_an_answer_takes_no_instance_off_the_air_and_none_is_used_before_it_is_ready() {
+    let ca = Ca::new();
+    for (pass, links) in WAYS {
+        if !can_inject() {
+            return;
+        }
+        let node = Node::new();
+        let (certificate, key) = issue(&ca.0, &["kubernetes"]);
+        for (name, text) in [("kube.crt", certificate), ("kube.key", key)] {
+            std::fs::write(node.temp().join(name), text).unwrap();
+        }
+        let api = (API, node.temp().to_str().unwrap());
+        let (_own, server) = node.injected("a", pass, &[api, (EMULATES, "1.35")]);
+        let (_newborn, _) = node.injected("b", pass, &[api, (EMULATES, "1.36"), (BROKEN, "")]);
+        let https = ["--pass", "inject", "--probe", "https", "--probe-insecure", "--probe-timeout", "500ms"];
+        let newborn = node.launch("b", &https);
+        let shim = node.launch("a", &https);
+        shim.until_joined();
+        let count = |status: &Status| status.instances.iter().filter(|known| known.injected).count();
+        shim.until("links", |status| status.instances.len() == 2 && count(status) == 2 * links);
+        freeze(server);
+        let failing = shim.until("it is failing", |status| status.fail_open);
+        assert!(failing.instances.iter().all(|known| known.own || known.health == InstanceHealth::Unready));
+        std::thread::scope(|scope| {
+            let client = connect(node.listen);
+            let answer = scope.spawn(|| ca.get(client, "/metrics"));
+            shim.until("a client at the instance", |status| status.connections_pending == 1 && status.held == 0);
+            kill(server, Signal::SIGCONT).unwrap();
+            has_all(&answer.join().unwrap(), &["HTTP/1.1 200", r#"emulation="1.35""#]);
+        });
+        eventually("the client", || (injected(&shim) == links as u64).then_some(()));
+        assert!(!newborn.running.log().contains("joined"), "{}", newborn.running.log());
+    }
+}
+
+/// The caller stops the apiserver next: it is told of the connections that the shim has let go of.
+#[test]
+fn a_drain_waits_for_connections_that_the_instance_has_alone() {
+    for (pass, links) in WAYS {
+        let Some((node, _instance, _)) = supervised_by(pass, "") else { return };
+        let first = shim(&node, "inject", links);
+        let (relayed, passed) = (relayed_client(node.listen), served_client(node.listen));
+        eventually("one of the instance alone", || (injected(&first) == links as u64).then_some(()));
+        let drain = |wait: &str| node.asked(&["drain", "--wait-streams", wait, "--instance", "a"]);
+        assert_eq!(drain("0s").1.trim(), "2 connections are left");
+        drop(relayed);
+        eventually("the one that is passed", || (drain("0s").1.trim() == "1 connections are left").then_some(()));
+        drop(passed);
+        let (code, out, log) = drain("1h");
+        assert_eq!(code, Some(0), "{out}{log}");
     }
 }

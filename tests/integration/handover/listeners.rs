@@ -1,7 +1,7 @@
 //! Whose the listeners are, what their connections inherit, and when they are announced.
 
 use super::node::{ACCEPTS, Echo, Node, know_one_another};
-use crate::support::net::{free_address, ping, served, served_client};
+use crate::support::net::{free_address, ping, relayed_client, served, served_client};
 use crate::support::process::{Running, berth, output_of};
 use crate::support::{MOMENT, eventually, skipped};
 use berth_node::terms::{InstanceHealth, Phase};
@@ -175,7 +175,7 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     let (node, instance, second) = (Node::new(), Echo::new(), Echo::new());
     let options = ["--lease", "1s", "--threads", "1", "--drain-timeout", "1s", "--speedup", "10"];
     let mut a = node.joined("a", instance.address, &options);
-    let _client = served_client(node.listen);
+    let _client = relayed_client(node.listen);
     let b = node.joined("b", second.address, &[]);
     know_one_another(&a, &b);
     let stopped = a.stop(ACCEPTS);

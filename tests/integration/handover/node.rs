@@ -1,27 +1,33 @@
 //! A run directory, its shims, and echo servers that can go away.
 
-use crate::stand_in::{SILENT, STAND_IN};
+use crate::stand_in::STAND_IN;
 use crate::support::net::{free_address, fresh_ip, listening};
-use crate::support::process::{BERTH, Running, berth_at, output_of};
+use crate::support::process::{BERTH, Running, berth_at, output_of, passes_sockets};
 use crate::support::shim::ask;
 use crate::support::stopped::Stopped;
 use crate::support::{PATIENCE, eventually, in_memory};
 use berth_node::instance::InstanceId;
-use berth_node::ipc::wire;
+use berth_node::ipc::supervisor::{FromShim, ToShim, VERSION, parse};
+use berth_node::ipc::{self, SocketFile, wire};
 use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
 use berth_node::registry::{BerthDir, RunDir, instance};
+use berth_os::{awaitable, seqpacket, socket};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, chown};
+use std::collections::HashMap;
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{LazyLock, Mutex};
 use std::time::Instant;
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
 /// A shim leaves when one of its threads does not run for a third of its lease, as happens on a machine with much to do.
@@ -112,10 +118,10 @@ impl Node {
     }
 
     /// A stand-in for an apiserver under `berth exec`, and its process.
-    pub(crate) fn injected(&self, id: &str, pass: &str, silent: &str) -> (Running, Pid) {
+    pub(crate) fn injected(&self, id: &str, pass: &str, environment: &[(&str, &str)]) -> (Running, Pid) {
         let mut command = self.command("exec", id);
         command.args(["--pass", pass, "--", "sh", "-c", STAND_IN, "kube-apiserver"]);
-        command.env("TEST_BINARY", std::env::current_exe().unwrap()).env(SILENT, silent);
+        command.env("TEST_BINARY", std::env::current_exe().unwrap()).envs(environment.iter().copied());
         let process = Running::start(&mut command);
         let pid = process.prints("listening, pid ").rsplit(' ').next().unwrap().parse().unwrap();
         (process, Pid::from_raw(pid))
@@ -138,13 +144,34 @@ impl Node {
 
     /// Records an instance, alive as long as the result.
     pub(crate) fn record(&self, id: &str, address: SocketAddr) -> InstanceClaim {
+        self.claim(id, address, None)
+    }
+
+    fn claim(&self, id: &str, address: SocketAddr, supervisor: Option<Result<(), String>>) -> InstanceClaim {
         let id = InstanceId::parse(id).unwrap();
-        let claimant = Claimant { instance: &id, advertise: self.listen.ip(), supervisor: None, pid: None };
+        let claimant = Claimant { instance: &id, advertise: self.listen.ip(), supervisor, pid: None };
         claim(&self.berth(), &claimant, |_, _| Ok(address)).unwrap()
+    }
+
+    /// Records an echo server as an instance with a supervisor, alive as long as the server. False if tests do not run so, or there is no
+    /// such server.
+    pub(crate) fn supervises(&self, id: &str, address: SocketAddr) -> bool {
+        let echo = ECHOES.lock().unwrap().get(&address).filter(|echo| !echo.is_closed()).cloned();
+        let Some(echo) = echo.filter(|_| passes_sockets() && self.uid.is_none()) else { return false };
+        let listed = instance::list(&self.berth()).unwrap().found;
+        if !listed.iter().any(|listed| listed.alive && listed.record.instance.as_str() == id) {
+            let instance = InstanceId::parse(id).unwrap();
+            let shims = ipc::listen(&self.berth().supervisor_path(&instance).unwrap()).unwrap();
+            let _ = echo.send(Supervised { instance, shims, _record: self.claim(id, address, Some(Ok(()))) });
+        }
+        true
     }
 
     /// Starts a shim of an instance whose address is given.
     pub(crate) fn start(&self, id: &str, backend: SocketAddr, options: &[&str]) -> Shim {
+        if self.supervises(id, backend) {
+            return self.launch(id, options);
+        }
         self.launch(id, &[&["--backend", &backend.to_string()], options].concat())
     }
 
@@ -169,6 +196,9 @@ impl Node {
     pub(crate) fn joined(&self, id: &str, backend: SocketAddr, options: &[&str]) -> Shim {
         let shim = self.start(id, backend, options);
         shim.until_joined();
+        if self.supervises(id, backend) && !options.contains(&"relay") {
+            shim.until("a link", |status| status.instances.iter().any(|known| known.own && known.injected));
+        }
         shim
     }
 
@@ -311,6 +341,17 @@ pub(crate) struct Echo {
     task: Option<JoinHandle<()>>,
 }
 
+/// Echo servers by their addresses, each with where it learns that it is an instance with a supervisor.
+static ECHOES: LazyLock<Mutex<HashMap<SocketAddr, mpsc::UnboundedSender<Supervised>>>> = LazyLock::new(Mutex::default);
+
+/// An echo server as an instance with a supervisor.
+struct Supervised {
+    instance: InstanceId,
+    /// Where shims dial.
+    shims: (OwnedFd, SocketFile),
+    _record: InstanceClaim,
+}
+
 /// All of them on one thread.
 fn instances() -> &'static Handle {
     static INSTANCES: LazyLock<Handle> = LazyLock::new(|| {
@@ -334,7 +375,9 @@ impl Echo {
         socket.bind(address).unwrap();
         let listener = socket.listen(4096).unwrap();
         let address = listener.local_addr().unwrap();
-        Self { address, task: Some(instances().spawn(serve(listener))) }
+        let (supervise, supervised) = mpsc::unbounded_channel();
+        ECHOES.lock().unwrap().insert(address, supervise);
+        Self { address, task: Some(instances().spawn(serve(listener, supervised))) }
     }
 }
 
@@ -347,15 +390,69 @@ impl Drop for Echo {
     }
 }
 
-async fn serve(listener: TcpListener) {
-    let mut connections = JoinSet::new();
+async fn serve(listener: TcpListener, mut supervised: mpsc::UnboundedReceiver<Supervised>) {
+    let (mut connections, mut supervisors) = (JoinSet::new(), JoinSet::new());
+    let (pass, mut passed) = mpsc::unbounded_channel();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => drop(connections.spawn(echo(stream))),
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
             },
+            Some(instance) = supervised.recv() => drop(supervisors.spawn(supervise(instance, pass.clone()))),
+            Some(client) = passed.recv() => drop(connections.spawn(echo(client))),
             Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// What a supervisor is for shims, with a server that always accepts. The supervisor of a server in a process of its own is
+/// `berth-supervisor`'s.
+async fn supervise(
+    Supervised { instance, shims: (shims, _file), _record }: Supervised,
+    pass: mpsc::UnboundedSender<TcpStream>,
+) {
+    let shims = awaitable(shims, Interest::READABLE).unwrap();
+    let mut links = JoinSet::new();
+    while let Ok(shim) = shims.async_io(Interest::READABLE, |shims| seqpacket::accept(shims.as_fd())).await {
+        links.spawn(serve_shim(shim, instance.clone(), pass.clone()));
+    }
+}
+
+async fn serve_shim(shim: OwnedFd, instance: InstanceId, pass: mpsc::UnboundedSender<TcpStream>) {
+    let shim = awaitable(shim, Interest::READABLE).unwrap();
+    let say = |message: ToShim| {
+        // An error means that the shim has ended.
+        let _ = seqpacket::transmit(shim.get_ref().as_fd(), &serde_json::to_vec(&message).unwrap(), &[]);
+    };
+    say(ToShim::Hello { version: VERSION, instance });
+    say(ToShim::Listening);
+    loop {
+        match shim.async_io(Interest::READABLE, receive_client).await {
+            Ok(Some((seq, client))) => {
+                let _ = pass.send(client);
+                say(ToShim::Acknowledged { seq, taken: true });
+            }
+            Ok(None) => return,
+            // What the shim sent before it ended is still there.
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{error}"),
+        }
+    }
+}
+
+/// The next client of a shim, with its number. `None` at the end.
+fn receive_client(shim: &OwnedFd) -> io::Result<Option<(u64, TcpStream)>> {
+    let mut buffer = [0; 1024];
+    loop {
+        let mut received = seqpacket::receive(shim.as_fd(), &mut buffer)?;
+        if received.length == 0 {
+            return Ok(None);
+        }
+        // A client that is recalled was accepted before.
+        if let Ok(FromShim::Client { seq, .. }) = parse(&buffer[..received.length]) {
+            let client = received.descriptors.pop().ok_or(io::ErrorKind::InvalidData)?;
+            socket::set_nonblocking(client.as_fd())?;
+            return Ok(Some((seq, TcpStream::from_std(client.into())?)));
         }
     }
 }

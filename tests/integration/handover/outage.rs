@@ -128,6 +128,7 @@ fn beyond_the_hold_clients_are_refused_at_once() {
     }
     assert_eq!(b.status().state, Phase::Waiting);
     let _instance = Echo::at(address);
+    node.supervises("a", address);
     a.until_joined();
     eventually("listening again", || (!node.listeners().is_empty()).then_some(()));
     for _ in 0..50 {

@@ -3,8 +3,8 @@
 use super::node::{ACCEPTS, Echo, Node, Shim, number};
 use crate::support::eventually;
 use crate::support::load;
-use crate::support::net::{client_hello, client_with_hello, ping, queued_at, read, served_client};
-use crate::support::process::BERTH;
+use crate::support::net::{client_hello, client_with_hello, ping, queued_at, read, relayed_client, served_client};
+use crate::support::process::{BERTH, passes_sockets};
 use berth_node::terms::Phase;
 use berth_os::socket;
 use nix::sys::signal::Signal;
@@ -79,9 +79,10 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
     // Not one goes before the end: to wait for it is to read a table of all sockets, and the load is there.
     let mut instances = vec![Echo::new()];
     let mut shim = node.joined("i0", instances[0].address, OPTIONS);
-    let (mut certain, mut switches) = (vec![0; programs.len()], 0);
-    // The first shim is alone, so this client is its own; each of the next gets one of its own when it is alone.
-    let mut client = served_client(node.listen);
+    let (mut certain, mut switches, mut passed) = (vec![0; programs.len()], 0, 0);
+    // The first shim is alone, so these clients are its own; each of the next gets two of its own when it is alone.
+    let clients = || (relayed_client(node.listen), served_client(node.listen));
+    let (mut relayed, mut served) = clients();
     let load = load::start(node.listen, CLIENTS, PERIOD);
     load.more(100);
     while certain.iter().any(|certain| certain * programs.len() < times) {
@@ -93,9 +94,11 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
         let next = node.joined(&format!("i{switches}"), instance.address, OPTIONS);
         instances.push(instance);
         certain[from] += usize::from(switch(&node, &shim, &next));
+        passed += shim.metric("berth_connections_total", &[("outcome", "injected")]);
         // It lived as long as its client.
-        ping(&mut client, b"still there");
-        client = served_client(node.listen);
+        ping(&mut relayed, b"still there");
+        ping(&mut served, b"still there");
+        (relayed, served) = clients();
         shim.running.ends(0);
         load.more(100);
         shim = next;
@@ -111,6 +114,7 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
         return;
     }
     assert_eq!(record.begun.len(), record.served as usize);
+    assert_eq!(passed > 0, passes_sockets(), "{passed} sockets were passed");
 
     let (queued, lost) = plain_close();
     println!("control, plain close: {lost} of {queued} in the queue lost");
