@@ -30,7 +30,7 @@ mod lock;
 mod support;
 
 #[cfg(feature = "operate")]
-use berth_shim::steering::self_test;
+use berth_steering::self_test;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 #[cfg(feature = "operate")]
 use nix::sched::{CloneFlags, unshare};

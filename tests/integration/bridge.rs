@@ -11,7 +11,7 @@ use berth_os::process::ProcessAttributes;
 use berth_rehearse::log::Recorder;
 use berth_rehearse::store::Store;
 use berth_rehearse::{certs, store_server};
-use berth_shim::steering::{Error, self_test, self_test_of_localhost};
+use berth_steering::{Error, self_test, self_test_of_localhost};
 use berth_testing::etcd::{self, Members};
 use berth_testing::{authority, namespace};
 use nix::mount::{MsFlags, mount};

@@ -24,7 +24,7 @@ use berth_shim::app::{self, Bound};
 use berth_shim::backend::probe::Probe;
 use berth_shim::config::{Config, Listen, Place, Preferred};
 use berth_shim::state::{ShimState, Stop};
-use berth_shim::steering::{Purpose, Steering};
+use berth_steering::{Purpose, Steering};
 use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
 use std::io;

@@ -2,7 +2,7 @@
 //! certificate than its own of that moment. It is known by the name of its process; all others are given the bridge's listeners.
 
 use super::cgroup;
-use berth_shim::steering::{Error, Steering, self_test_of_localhost};
+use berth_steering::{Error, Steering, self_test_of_localhost};
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;

@@ -22,7 +22,7 @@ use berth_os::process::{HeldProcess, ProcessAttributes, raise_hard_file_limit};
 use berth_os::{netdevice, seqpacket, sock_diag, socket};
 use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
-use berth_shim::{limits, steering};
+use berth_shim::limits;
 use berth_upgrade::state;
 use nix::unistd::geteuid;
 use procfs::{Current as _, Meminfo};
@@ -234,9 +234,9 @@ async fn can_steer(report: &mut Report) {
     for other in claim::attached().iter().filter(|other| !claim::is_bridges(other)) {
         report.note(format!("{other} steers here already: while the bridge is on, the bridge's goes before"));
     }
-    let tried = report.ok("steering: ", steering::self_test().await).into_iter().flatten();
+    let tried = report.ok("steering: ", berth_steering::self_test().await).into_iter().flatten();
     for (family, tried) in ["IPv4", "IPv6"].into_iter().zip(tried) {
-        if let steering::Tried::Skipped(why) = tried {
+        if let berth_steering::Tried::Skipped(why) = tried {
             report.note(format!("steering of {family} was not tried: {why}"));
         }
     }

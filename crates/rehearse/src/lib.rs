@@ -60,7 +60,7 @@ mod topology;
 pub mod verdict;
 mod wire;
 
-use berth_shim::steering::self_test;
+use berth_steering::self_test;
 use context::Context;
 use data::{Run, RunOutcome};
 use plan::{Plan, Topology, Via, find_program};

@@ -27,7 +27,5 @@ pub mod relay;
 pub mod share;
 pub mod shared;
 pub mod state;
-#[allow(missing_docs, reason = "names and types say enough")]
-pub mod steering;
 mod view;
 mod workers;

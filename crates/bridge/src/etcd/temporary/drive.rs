@@ -15,7 +15,7 @@ use berth_node::terms::Speedup;
 use berth_os::file::make_private;
 use berth_os::process::HeldProcess;
 use berth_os::{proc_net, process, sock_diag};
-use berth_shim::steering::Steering;
+use berth_steering::Steering;
 use nix::sys::signal::Signal;
 use std::ffi::OsString;
 use std::fs;

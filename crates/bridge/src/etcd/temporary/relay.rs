@@ -4,7 +4,7 @@
 
 use super::machine::Route;
 use berth_os::netdevice;
-use berth_shim::steering::{Error, Purpose, Steering};
+use berth_steering::{Error, Purpose, Steering};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::AsFd;

@@ -1,9 +1,11 @@
-//! Steering by the kernel: new connections to a port of this node go to a listener of the shim's, whichever process listens on the
+//! Steering by the kernel: new connections to a port of this node go to a listener of this process, whichever process listens on the
 //! port. `berth bridge` steers to its own shim.
 //!
 //! [`Steering`] owns the program ([`berth_os::bpf`]) and decides when it steers. [`self_test()`] tries it on a free port
 //! before anything is changed. Every [`Error`] means that something necessary is missing (exit status 69), and that
 //! nothing has changed.
+
+#![forbid(unsafe_code)]
 
 mod error;
 mod self_test;
