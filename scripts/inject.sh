@@ -60,7 +60,7 @@ main() {
     need_program BERTH berth debug
     need_clients
     need_injection
-    # As `berth exec` has it: listeners of TCP, and not of MPTCP.
+    # A supervisor puts a listener of TCP in place of that of MPTCP. So that both sides are alike, no server has one of MPTCP.
     export BERTH_PASS=inject BERTH_ADMIN=$ADMIN GODEBUG=multipathtcp=0
     set_stage
     for part in "${arguments[@]}"; do "part_$part"; done
