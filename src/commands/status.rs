@@ -190,7 +190,7 @@ fn passing(shim: &Status) -> Option<String> {
     let own = shim.instances.iter().find(|instance| instance.own)?;
     match &own.relayed {
         _ if own.injected => Some(format!(
-            "the apiserver gets clients' sockets, none is relayed; {} of these connections are open",
+            "the apiserver gets clients' sockets; {} of these connections are open",
             shim.connections_injected
         )),
         Some(why) => Some(format!("clients are relayed: {why}")),
@@ -276,7 +276,7 @@ BERTH          INSTANCE  SHIM    APISERVER  ADDRESS           VERSION  NOW  TOTA
 10.0.0.5:6443  a         joined  ready      127.14.2.64:6443  v1.36.3  3    7      6s     200 in 47 ms
 10.0.0.5:6443  b         joined  ready      127.14.2.64:6443  v1.36.3  3    7      6s     200 in 47 ms
 10.0.0.5:6443  c         joined  ready      127.14.2.64:6443  v1.36.3  3    7      6s     200 in 47 ms
-a of 10.0.0.5:6443: the apiserver gets clients' sockets, none is relayed; 0 of these connections are open
+a of 10.0.0.5:6443: the apiserver gets clients' sockets; 0 of these connections are open
 b of 10.0.0.5:6443: clients are relayed: the kernel is 5.15
 ";
         assert_eq!(table(&rows, now), expected);
