@@ -395,7 +395,7 @@ mod tests {
     #[test]
     fn a_status_is_shown_in_the_words_of_the_metrics() {
         let wire = r#"{"version":1,"berth":"10.0.0.5:6443","listen":[],"instance":"a","discover":false,"shim_version":"0.1.0",
-            "pid":1,"state":"dry","since":"","connections_open":0,"connections_pending":0,"connections_total":0,"held":0,
+            "pid":1,"state":"dry","since":"","connections_open":0,"connections_pending":0,"connections_injected":0,"connections_total":0,"held":0,
             "fail_open":false,"foreign_listeners":0,"blocked":false,"instances":[{"instance":"a","address":"127.1.2.3:6443",
             "own":true,"standing":"failing","since":"","last_probe":""}]}"#;
         let status: Status = serde_json::from_str(wire).unwrap();
