@@ -281,9 +281,14 @@ impl Supervisor {
     fn read_shim(&mut self, number: u64) {
         let Some(shim) = self.shims.get(&number) else { return };
         match read_message(shim) {
-            Ok((FromShim::Client { seq, peer }, Some(socket))) => {
-                self.machine.came(Client { socket, peer, from: Some((number, seq)) });
-            }
+            Ok((FromShim::Client { seq }, Some(socket))) => match socket::check_connection(socket.as_fd()) {
+                Ok(peer) => self.machine.came(Client { socket, peer, from: Some((number, seq)) }),
+                // The client has left.
+                Err(error) => {
+                    tracing::debug!(%error, "a client is given back");
+                    self.tell(number, &ToShim::Acknowledged { seq, taken: false });
+                }
+            },
             Ok((FromShim::Recall { seq }, _)) => self.machine.recall(number, seq),
             Ok(_) => {}
             // The shim died with unread messages. Its own can still be read.

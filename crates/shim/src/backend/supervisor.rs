@@ -10,7 +10,6 @@ use berth_node::ipc::supervisor::{FromShim, ToShim, UNACKNOWLEDGED, VERSION, par
 use berth_os::{awaitable, seqpacket};
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,7 +56,6 @@ impl Link {
     pub(crate) fn send(
         &self,
         client: BorrowedFd<'_>,
-        peer: SocketAddr,
         place: OwnedSemaphorePermit,
     ) -> io::Result<(u64, oneshot::Receiver<bool>)> {
         let (tell, answer) = oneshot::channel();
@@ -67,7 +65,7 @@ impl Link {
         }
         unacknowledged.last += 1;
         let seq = unacknowledged.last;
-        self.transmit(FromShim::Client { seq, peer }, &[client])?;
+        self.transmit(FromShim::Client { seq }, &[client])?;
         // The acknowledgement is read when the lock is free.
         unacknowledged.clients.insert(seq, (tell, place));
         Ok((seq, answer))
@@ -231,14 +229,13 @@ mod tests {
         let mut answers = Vec::new();
         for _ in 0..UNACKNOWLEDGED {
             let place = link.place().await.unwrap();
-            answers.push(link.send(client.as_fd(), client.local_addr().unwrap(), place).unwrap());
+            answers.push(link.send(client.as_fd(), place).unwrap());
         }
         assert_eq!(link.places.available_permits(), 0);
         let mut buffer = [0; 1024];
         let first = seqpacket::receive(dialled.supervisor.as_fd(), &mut buffer).unwrap();
         assert_eq!(first.descriptors.len(), 1);
-        let message = FromShim::Client { seq: 1, peer: client.local_addr().unwrap() };
-        assert_eq!(parse(&buffer[..first.length]), Ok(message));
+        assert_eq!(parse(&buffer[..first.length]), Ok(FromShim::Client { seq: 1 }));
         let mut answers = answers.into_iter();
         for taken in [true, false] {
             let (seq, answer) = answers.next().unwrap();
@@ -254,7 +251,7 @@ mod tests {
         for (_, answer) in answers {
             assert!(answer.await.is_err());
         }
-        assert!(link.send(client.as_fd(), client.local_addr().unwrap(), second).is_err());
+        assert!(link.send(client.as_fd(), second).is_err());
         assert!(link.place().await.is_none());
         assert!(dialled.links.recv().await.unwrap().is_none());
         dialled.shim.abort();

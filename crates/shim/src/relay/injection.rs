@@ -110,7 +110,7 @@ impl Opening<'_> {
         let watched = self.client.as_fd().try_clone_to_owned().and_then(|fd| awaitable(fd, Interest::READABLE));
         // From here on, the socket may be the instance's, which a reset at the end of this process must not meet.
         self.client.set_abort(false);
-        let sent = watched.and_then(|watched| Ok((watched, link.send(self.client.as_fd(), self.peer, place)?)));
+        let sent = watched.and_then(|watched| Ok((watched, link.send(self.client.as_fd(), place)?)));
         let (watched, (seq, answer)) = match sent {
             Ok(sent) => sent,
             Err(error) => {
