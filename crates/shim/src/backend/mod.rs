@@ -2,8 +2,8 @@
 //!
 //! [`Table`] is what the relay picks from: a snapshot without locks, changed by [`TableWriter`] alone. Which instance
 //! gets a new connection is decided in [`Table::pick`] (while leaving: [`Table::pick_leaving`]) and nowhere else; which shim relays
-//! its bytes, or that its socket is passed to a [`supervisor`], is another matter. `prober` probes the instances, [`probe`] is one probe, [`health`] derives an instance's state from
-//! consecutive results.
+//! its bytes, or that its socket is passed to a `supervisor`, is another matter. `prober` probes the instances, [`probe`] is one
+//! probe, [`health`] derives an instance's state from consecutive results.
 
 pub(crate) mod follow;
 pub mod health;
