@@ -56,6 +56,8 @@ pub struct Supervisor {
     shims: BTreeMap<u64, OwnedFd>,
     /// The number of the shim that came last.
     last: u64,
+    /// A shim's connection could not be taken.
+    untaken: bool,
     /// Why the server accepts clients by itself.
     obstacle: Option<Obstacle>,
 }
@@ -101,6 +103,7 @@ impl Supervisor {
             parked: None,
             shims: BTreeMap::new(),
             last: LISTENER,
+            untaken: false,
             obstacle: None,
         };
         supervisor.watch(&supervisor.child, EpollFlags::EPOLLIN, CALLS)?;
@@ -158,6 +161,9 @@ impl Supervisor {
                     shim => self.read_shim(shim),
                 }
                 self.carry_out();
+            }
+            if self.untaken {
+                self.accept_shims();
             }
         }
     }
@@ -241,13 +247,17 @@ impl Supervisor {
         matches!(self.machine.phase(), Phase::Listening(_))
     }
 
-    /// Those that cannot be taken (no descriptor is left) wait for the next event, or for the end of another shim.
+    /// Those that cannot be taken (no descriptor is left) wait for the next event, whichever that is.
     fn accept_shims(&mut self) {
         loop {
             match self.accept_shim() {
                 Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return tracing::warn!(%error, "cannot take the connection of a shim"),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break self.untaken = false,
+                Err(_) if self.untaken => break,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot take the connection of a shim");
+                    break self.untaken = true;
+                }
             }
         }
     }
@@ -300,7 +310,6 @@ impl Supervisor {
                     self.carry_out();
                 }
                 self.shims.remove(&number);
-                self.accept_shims();
             }
         }
     }

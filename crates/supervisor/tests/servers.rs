@@ -33,7 +33,7 @@ const KINDS: [&str; 2] = ["blocking", "edge"];
 
 type Case = (&'static str, fn(&'static str) -> Result<(), Failed>);
 
-const CASES: [Case; 13] = [
+const CASES: [Case; 14] = [
     ("no_client_is_lost_and_each_is_known_by_its_address", no_client_is_lost),
     ("a_client_of_the_servers_own_address_is_served", own_clients_are_served),
     ("other_listeners_of_the_server_and_its_children_are_theirs", other_listeners_are_theirs),
@@ -42,6 +42,7 @@ const CASES: [Case; 13] = [
     ("of_each_shim_so_many_clients_wait_and_no_more", floods_come_back),
     ("of_the_servers_own_clients_others_wait_in_the_kernel", own_clients_are_bounded),
     ("a_shim_may_be_served_after_another", another_shim_comes),
+    ("a_shim_that_comes_while_no_descriptor_is_left_is_served_later", a_shim_waits_for_a_descriptor),
     ("orphans_are_reaped", orphans_are_reaped),
     ("signals_and_the_status_are_passed_on", signals_are_passed_on),
     ("the_server_ends_with_its_supervisor", the_server_ends_with_its_supervisor),
@@ -607,6 +608,29 @@ fn clients_come_back(kind: &'static str) -> Result<(), Failed> {
     assert_eq!(late.receive(), Some(ToShim::Closed));
     started.signal(Signal::SIGTERM);
     assert_eq!(started.status(), 128 + 15);
+    Ok(())
+}
+
+fn a_shim_waits_for_a_descriptor(kind: &'static str) -> Result<(), Failed> {
+    let started = Started::new(kind);
+    let client = started.shim().send_client(&Public::new());
+    client.is_served();
+    let limit = |soft: &str| {
+        let pid = started.pid().to_string();
+        let set = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={soft}:")]).status();
+        assert!(set.expect("prlimit of util-linux").success());
+    };
+    limit("1");
+    let socket = seqpacket::dial(&started.directory.path().join("a.accept"))?;
+    let (mut shim, instance) = (Shim { socket, sent: 0 }, InstanceId::parse(INSTANCE).unwrap());
+    // Its bind comes to the supervisor after the shim has.
+    client.ask("other");
+    let mut ready = [PollFd::new(shim.socket.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut ready, PollTimeout::ZERO)?, 0);
+    limit("1024");
+    // Whatever comes next.
+    let _own = TcpStream::connect(started.address)?;
+    assert_eq!(shim.receive(), Some(ToShim::Hello { version: VERSION, instance }));
     Ok(())
 }
 
