@@ -1,5 +1,6 @@
 //! The life of `berth exec`, with the real binary and a shell in the apiserver's place.
 
+use crate::stand_in::STAND_IN;
 use crate::support::eventually;
 use crate::support::process::{BERTH, Running, berth, can_inject, passes_sockets};
 use berth_node::instance::InstanceId;
@@ -121,6 +122,21 @@ fn becomes_the_apiserver_with_its_address() {
         assert!(log.contains(part), "{part} in {log}");
     }
     assert_eq!(node.alive("a"), Some(false));
+}
+
+/// As those of a log rotator, or of a shell that does not exec.
+#[test]
+fn an_apiserver_that_another_program_starts_accepts_by_itself_and_the_log_says_so() {
+    if !can_inject() {
+        return;
+    }
+    let (node, script) = (Node::new(), format!("trap 'kill $!' TERM; ({STAND_IN}) & wait; wait; exit 7"));
+    let mut exec = node.exec(&["--pass", "inject"], &["sh", "-c", &script, "kube-apiserver"]);
+    let mut running = Running::start(exec.env("TEST_BINARY", std::env::current_exe().unwrap()));
+    running.prints("listening, pid ");
+    running.logs("the server accepts clients by itself: a process that the server started binds the address");
+    running.signal(Signal::SIGTERM);
+    running.ends(7);
 }
 
 #[test]

@@ -211,7 +211,7 @@ impl Child {
         Ok(())
     }
 
-    /// Whether a call of bind(2) by the child names this address. Clients' addresses will be written to the memory of the caller.
+    /// Whether a call of bind(2) names this address. Clients' addresses will be written to the memory of the caller, if that is the child.
     ///
     /// # Errors
     /// The memory cannot be opened or read.
@@ -222,7 +222,9 @@ impl Child {
         // SAFETY: what the request takes.
         unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &mut id) }?;
         let named = names(bind, wanted, &memory);
-        self.memory = Some(memory);
+        if self.has_thread(bind.thread) {
+            self.memory = Some(memory);
+        }
         named
     }
 

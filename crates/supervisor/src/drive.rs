@@ -181,11 +181,15 @@ impl Supervisor {
             self.machine.accepts(call, by_server, blocking);
         } else {
             self.machine.looked(self.has_listener());
-            let its_address = by_server
-                && self.child.binds(&call, self.config.address).unwrap_or_else(|error| {
-                    self.hinder(Obstacle::Memory(error));
-                    false
-                });
+            let its_address = match self.child.binds(&call, self.config.address) {
+                Err(error) if by_server => Err(Obstacle::Memory(error)),
+                Ok(true) if !by_server && self.machine.phase() == Phase::Starting => Err(Obstacle::Descendant),
+                named => Ok(by_server && named.unwrap_or(false)),
+            };
+            let its_address = its_address.unwrap_or_else(|obstacle| {
+                self.hinder(obstacle);
+                false
+            });
             self.machine.binds(call, its_address);
         }
         Ok(())

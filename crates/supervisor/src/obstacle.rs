@@ -40,6 +40,11 @@ pub enum Obstacle {
     Proc(io::Error),
     #[error("the kernel does not put a socket into the server ({0}): allow it in AppArmor or SELinux")]
     Descriptor(io::Error),
+    #[error(
+        "a process that the server started binds the address, and sockets can be given to the server alone: start kube-apiserver itself, or in a \
+         script by exec, or use --pass relay"
+    )]
+    Descendant,
     #[error("a step of the handover failed ({0}): if that stays so, use --pass relay")]
     Other(io::Error),
 }
