@@ -30,12 +30,12 @@ pub enum Obstacle {
     )]
     Forbidden(io::Error),
     #[error(
-        "the memory of the server cannot be read and written ({0}): set the sysctl kernel.yama.ptrace_scope to 0 or 1, and allow ptrace in \
-         AppArmor or SELinux"
+        "the memory of the server cannot be read and written ({0}): set the sysctl kernel.yama.ptrace_scope to 0 or 1, let this uid read \
+         the program's file, and allow ptrace in AppArmor or SELinux"
     )]
     Memory(io::Error),
     #[error(
-        "/proc does not show the descriptors of the server ({0}): mount it without hidepid, and allow ptrace (read) in AppArmor or SELinux"
+        "/proc does not show the descriptors of the server ({0}): mount it, and allow ptrace (read) in AppArmor or SELinux"
     )]
     Proc(io::Error),
     #[error("the kernel does not put a socket into the server ({0}): allow it in AppArmor or SELinux")]
