@@ -90,7 +90,12 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
     for silent in ["stopped", "accepted", "read"] {
         for supervisor_ends in [false, true] {
             let Some((node, supervisor, server)) = supervised(silent) else { return };
-            let shim = shim(&node, "inject", 1);
+            // Before the clients: an instance has 10 s for an answer, then they are its own.
+            let (_other, _) = node.injected("b", "inject", &[]);
+            let shim = shim(&node, "inject", 2);
+            shim.until("the other instance", |status| {
+                status.instances.iter().any(|known| !known.own && known.health.as_str() == "ready")
+            });
             if silent == "stopped" {
                 freeze(server);
             }
@@ -104,25 +109,24 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
                     (supervisor.out().lines().filter(|out| out.starts_with(&line)).count() == 6).then_some(())
                 });
             }
-            let (_other, _) = node.injected("b", "inject", &[]);
-            shim.until("the other instance", |status| {
-                status.instances.iter().any(|known| !known.own && known.injected && known.health.as_str() == "ready")
-            });
             kill(if supervisor_ends { supervisor.pid() } else { server }, Signal::SIGKILL).unwrap();
             for client in &mut clients {
                 assert_eq!(read(client, 64), client_hello(64), "{silent} {supervisor_ends}\n{}", shim.running.log());
                 ping(client, b"and more");
             }
-            // A ClientHello that was read is relayed, again.
-            let passed = if silent == "read" {
+            if silent == "read" {
                 expect_reset(&mut plain);
-                0
             } else {
                 assert_eq!(read(&mut plain, 10), b"POST /once");
-                6
+            }
+            // A ClientHello that was read is relayed, again. One that comes back may be, while the supervisor ends.
+            let passed = match silent {
+                "read" => 0..=0,
+                "accepted" => 6..=6,
+                _ => 0..=6,
             };
-            eventually("clients of the instance alone", || (injected(&shim) == passed).then_some(()));
-            assert_eq!(shim.metric("berth_replays_total", &[]), passed.max(5), "{silent} {supervisor_ends}");
+            eventually("clients of the instance alone", || passed.contains(&injected(&shim)).then_some(()));
+            assert!(shim.metric("berth_replays_total", &[]) >= 5, "{silent} {supervisor_ends}");
         }
     }
 }

@@ -22,8 +22,9 @@ const PERIOD: Duration = Duration::from_millis(20);
 /// This many clients are in the queue of a listener when its owner closes it.
 const QUEUED: u64 = 32;
 
-/// No renewal comes while a relaying thread is stopped: the shim would be one that hangs.
-const OPTIONS: &[&str] = &["--lease", "10m", "--threads", "1"];
+/// No renewal comes while a relaying thread is stopped: the shim would be one that hangs. Nor does a client's turn at the gate, which is
+/// waited for 15 s at most: nobody lines up.
+const OPTIONS: &[&str] = &["--lease", "10m", "--threads", "1", "--max-openings", "10000"];
 
 /// Clients that send something, until [`QUEUED`] wait at each of these listeners. The shims that accept from them are stopped.
 #[track_caller]
