@@ -3,6 +3,8 @@
 //! A socket comes to the child in two steps: the kernel adds a descriptor, then the call returns the descriptor's number.
 //! (SECCOMP_ADDFD_FLAG_SEND does both at once. But if this process is stopped meanwhile, the call returns 0, and the child takes its standard
 //! input for a client.) Between the two steps only the child's death may end the call: SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, of Linux 5.19.
+//! Before Linux 6.17, that flag does not hold for a call that is answered before the child has slept a second time, and a signal then repeats the
+//! call after its answer. The added descriptor wakes the child, and the child sleeps again before the answer.
 
 use crate::file::found;
 use crate::process::{check_single_threaded, die_with};
