@@ -317,7 +317,7 @@ fn install() -> io::Result<OwnedFd> {
     // SAFETY: the program and its instructions live for the call, and the length is theirs.
     match unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) } {
         -1 => Err(io::Error::last_os_error()),
-        // SAFETY: it is new, so nothing else owns it; the kernel's descriptors fit into an int.
+        // SAFETY: the descriptor is new, so nothing else owns the descriptor; the kernel's descriptors fit into an int.
         fd => Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) }),
     }
 }

@@ -360,7 +360,7 @@ pub fn quiet(socket: BorrowedFd<'_>) -> io::Result<Duration> {
 pub struct Progress {
     /// Sent to the other end for the first time.
     pub sent: u64,
-    /// Received from the other end; its FIN counts as one.
+    /// Bytes received from the other end. The other end's FIN counts as one byte.
     pub received: u64,
     /// Received, and not read.
     pub unread: u64,

@@ -416,7 +416,7 @@ impl Supervisor {
     fn acknowledge(&mut self, client: &Client<OwnedFd>, taken: bool) {
         match client.from {
             Some((shim, seq)) => self.tell(shim, &ToShim::Acknowledged { seq, taken }),
-            // There is room for another one.
+            // Another client of the server's own address may be taken.
             None => self.accept_own(),
         }
     }

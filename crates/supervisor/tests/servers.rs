@@ -305,7 +305,7 @@ impl Shim {
         let mut waits = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         assert_eq!(poll(&mut waits, PollTimeout::try_from(HANG).unwrap()), Ok(1), "the supervisor hangs");
         let received = match seqpacket::receive(self.socket.as_fd(), &mut buffer) {
-            // It ended before it read all. What it sent before is still there.
+            // The supervisor ended before it read all. Its earlier messages can still be read.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return self.receive(),
             received => received.unwrap(),
         };
@@ -414,7 +414,7 @@ fn no_client_is_lost(kind: &'static str) -> Result<(), Failed> {
             old.pop_front();
         }
     }
-    // Those of another family, too, where there is one.
+    // Clients of IPv6, too, where the machine has that.
     match TcpListener::bind("[::1]:0") {
         Ok(six) => {
             let client = shim.send_client(&Public(six));
@@ -601,7 +601,7 @@ fn clients_come_back(kind: &'static str) -> Result<(), Failed> {
     // The port is free, and what is open stays so.
     assert!(TcpStream::connect(started.address).is_err());
     assert_eq!(first.ask("ping"), "ping");
-    // It says so to others, too.
+    // The supervisor tells a shim that comes later, too.
     let socket = seqpacket::dial(&started.directory.path().join("a.accept"))?;
     let mut late = Shim { socket, sent: 0 };
     late.receive();

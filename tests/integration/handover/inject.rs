@@ -53,7 +53,7 @@ fn known_as(client: &mut TcpStream) -> String {
 
 #[test]
 fn the_end_of_a_shim_cuts_no_client() {
-    // The control: it cuts each that it relays.
+    // The control: a shim that is killed cuts each client that the shim relays.
     let Some((node, _instance, _)) = supervised_by("relay", "") else { return };
     let mut relays = shim(&node, "inject", 0);
     let mut clients: Vec<_> = (0..20).map(|_| served_client(node.listen)).collect();
