@@ -53,15 +53,16 @@ pub fn sockets() -> io::Result<Vec<Entry>> {
     Ok(all)
 }
 
-/// The first process found that has the socket with this inode, or its parent, if it is about to become another program and has the
-/// parent's files until then. None if it is in another PID namespace or may not be inspected.
+/// The process that has the socket with this inode. Of a parent and a child that both have it, the parent if the child is about to become
+/// another program and has the parent's files until then, and else the child: a supervisor's server. None if they are in another PID
+/// namespace or may not be inspected.
 pub fn process_of(inode: u64) -> Option<NamedProcess> {
     processes_of(&HashSet::from([inode])).remove(&inode)
 }
 
 /// As [`process_of`], of many sockets: every open file of every process is read, but only once.
 pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
-    let mut found = HashMap::new();
+    let mut found = HashMap::<u64, NamedProcess>::new();
     for process in all_processes().into_iter().flatten().flatten() {
         let mut named = None;
         for inode in sockets_of(&process).filter(|inode| inodes.contains(inode)) {
@@ -70,9 +71,9 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
                 let holder = holder.as_ref().unwrap_or(&process);
                 NamedProcess { pid: holder.pid, name: name_of(holder) }
             });
-            found.entry(inode).or_insert_with(|| named.clone());
-            if found.len() == inodes.len() {
-                return found;
+            let known = found.entry(inode).or_insert_with(|| named.clone());
+            if process.pid == named.pid && process.stat().is_ok_and(|stat| stat.ppid == known.pid) {
+                known.clone_from(named);
             }
         }
     }
@@ -294,6 +295,20 @@ mod tests {
         assert_eq!(before_fork(&child_process, inode).unwrap().pid, std::process::id() as i32);
         go_on.write_all(&[0]).unwrap();
         assert!(child.join().unwrap().unwrap().success());
+    }
+
+    #[test]
+    fn a_server_is_named_rather_than_its_supervisor() {
+        let socket = TcpListener::bind("127.83.1.2:0").unwrap();
+        let inode = sock_diag::listeners_at(socket.local_addr().unwrap()).unwrap()[0].inode;
+        let (stdin, _ends) = io::pipe().unwrap();
+        // Of the duplicate that is a child's standard output, execve(2) closes nothing.
+        let duplicate = std::os::fd::OwnedFd::from(socket.try_clone().unwrap());
+        let mut server = std::process::Command::new("cat").stdin(stdin).stdout(duplicate).spawn().unwrap();
+        assert_eq!(process_of(inode).unwrap(), NamedProcess { pid: server.id() as i32, name: "cat".into() });
+        server.kill().unwrap();
+        server.wait().unwrap();
+        assert_eq!(process_of(inode).unwrap().pid, std::process::id() as i32);
     }
 
     #[test]
