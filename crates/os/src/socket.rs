@@ -301,7 +301,6 @@ pub fn check_connection(socket: BorrowedFd<'_>) -> Result<SocketAddr, String> {
         return Err("it is no TCP socket".into());
     }
     let peer = asked.peer_addr().map_err(failed)?;
-    asked.set_nonblocking(true).map_err(failed)?;
     peer.as_socket().ok_or_else(|| "it is no connection of the Internet".into())
 }
 
@@ -371,6 +370,22 @@ pub struct Progress {
 /// # Errors
 /// Those of getsockopt(2) and ioctl(2).
 pub fn progress(socket: BorrowedFd<'_>) -> io::Result<Progress> {
+    let (sent, received) = sent_and_received(socket)?;
+    let mut unread: c_int = 0;
+    // SAFETY: FIONREAD writes an int.
+    Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, from_mut(&mut unread)) })?;
+    Ok(Progress { sent, received, unread: unread.unsigned_abs().into() })
+}
+
+/// Whether a byte was sent to the other end: by whatever descriptor.
+///
+/// # Errors
+/// Those of [`progress`].
+pub fn has_sent(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(sent_and_received(socket)?.0 > 0)
+}
+
+fn sent_and_received(socket: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     // Of struct tcp_info in linux/tcp.h, which is longer than that of the C library: tcpi_bytes_received, and tcpi_bytes_sent of Linux 4.19.
     const RECEIVED: usize = 128 / size_of::<u64>();
     const SENT: usize = 200 / size_of::<u64>();
@@ -380,13 +395,10 @@ pub fn progress(socket: BorrowedFd<'_>) -> io::Result<Progress> {
     if length < size_of_val(&info) {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    let mut unread: c_int = 0;
-    // SAFETY: FIONREAD writes an int.
-    Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, from_mut(&mut unread)) })?;
-    Ok(Progress { sent: info[SENT], received: info[RECEIVED], unread: unread.unsigned_abs().into() })
+    Ok((info[SENT], info[RECEIVED]))
 }
 
-/// Makes a socket non-blocking again, which another process made a blocking one.
+/// Makes a socket non-blocking, which another process may have made a blocking one.
 ///
 /// # Errors
 /// Those of ioctl(2).

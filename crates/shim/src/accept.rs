@@ -1,6 +1,6 @@
 //! From the kernel's accept queue to the worker that relays: accept loop, caps and back-off.
 //!
-//! One task a listener, all on the first worker; connections are distributed to the worker with the fewest.
+//! One task a listener, all on the first worker; connections are distributed to the worker with the fewest ([`NEAR`]: or to the first).
 //! (Two epolls on duplicates of one listener share very unevenly: 1,748 to 252 were seen.) No
 //! error of accept(2) ends the loop, except that the listener no longer listens.
 
@@ -29,6 +29,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Longest wait of the last shim for descriptors to accept the rest of a queue: the timeout of the clients there (client-go: 10 s
 /// for a handshake). Connections that hold the descriptors are not ended for that.
 const LONGEST_REST: Duration = Duration::from_secs(10);
+
+/// Where clients are passed as sockets, the first worker may have so many connections more than another one: a client leaves the shim after
+/// some milliseconds, and to wake another worker costs as much as to pass the client.
+const NEAR: u64 = 16;
 
 /// What a failed accept means (errors of accept(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -214,7 +218,11 @@ impl Dispatcher {
     }
 
     fn dispatch(&self, client: TcpStream, peer: SocketAddr, sent: Option<Vec<u8>>) {
-        if let Some(queue) = self.queues.iter().min_by_key(|queue| queue.context.stats.open.load(Relaxed)) {
+        let open = |(number, queue): &(usize, &WorkerQueue)| {
+            let far = if *number > 0 && queue.context.peeks { NEAR } else { 0 };
+            queue.context.stats.open.load(Relaxed) + far
+        };
+        if let Some((_, queue)) = self.queues.iter().enumerate().min_by_key(open) {
             // The worker ends with the shim; so do its connections.
             let _ = queue.to.send(Accepted { open: Open::new(&queue.context), client, peer, sent });
         }

@@ -3,7 +3,7 @@
 use crate::machine::{Action, Client, Machine, Phase};
 use crate::obstacle::Obstacle;
 use berth_node::instance::InstanceId;
-use berth_node::ipc::supervisor::{FromShim, ToShim, VERSION, parse};
+use berth_node::ipc::supervisor::{FromShim, LATER, TOGETHER, ToShim, VERSION, parse};
 use berth_os::process::{KILL_CHILD, raise_file_limit, reap, send_signal};
 use berth_os::seccomp::{self, Answer, Call, Child, Notification};
 use berth_os::{seqpacket, socket};
@@ -54,6 +54,9 @@ pub struct Supervisor {
     /// no bell.
     parked: Option<(TcpStream, SocketAddr)>,
     shims: BTreeMap<u64, OwnedFd>,
+    /// Clients of shims that the server has accepted, and when the shims are told of the first: each message wakes a shim.
+    taken: BTreeMap<u64, Vec<u64>>,
+    told: Option<Duration>,
     /// The number of the shim that came last.
     last: u64,
     /// A shim's connection could not be taken.
@@ -102,6 +105,8 @@ impl Supervisor {
             listener: None,
             parked: None,
             shims: BTreeMap::new(),
+            taken: BTreeMap::new(),
+            told: None,
             last: LISTENER,
             untaken: false,
             obstacle: None,
@@ -126,6 +131,7 @@ impl Supervisor {
         // The listener ended with the server.
         self.machine.looked(false);
         self.carry_out();
+        self.tell_of_taken();
         Ok(status)
     }
 
@@ -134,14 +140,19 @@ impl Supervisor {
         let mut events = [EpollEvent::empty(); 64];
         loop {
             // Later rather than earlier: epoll counts whole milliseconds.
-            let wait = self.machine.wake().map(|at| at.saturating_sub(self.began.elapsed()) + Duration::from_millis(1));
+            let wake = self.machine.wake().into_iter().chain(self.told).min();
+            let wait = wake.map(|at| at.saturating_sub(self.began.elapsed()) + Duration::from_millis(1));
             let wait = wait.map_or(EpollTimeout::NONE, |wait| wait.try_into().unwrap_or(EpollTimeout::MAX));
             let count = match self.epoll.wait(&mut events, wait) {
                 Err(Errno::EINTR) => 0,
                 count => count?,
             };
-            self.machine.tick(self.began.elapsed());
+            let now = self.began.elapsed();
+            self.machine.tick(now);
             self.carry_out();
+            if self.told.is_some_and(|at| at <= now) {
+                self.tell_of_taken();
+            }
             for event in &events[..count] {
                 match event.data() {
                     CALLS if event.events().contains(EpollFlags::EPOLLIN) => self.receive_call()?,
@@ -300,7 +311,7 @@ impl Supervisor {
                 // The client has left.
                 Err(error) => {
                     tracing::debug!(%error, "a client is given back");
-                    self.tell(number, &ToShim::Acknowledged { seq, taken: false });
+                    self.tell(number, &ToShim::Back { seq });
                 }
             },
             Ok((FromShim::Recall { seq }, _)) => self.machine.recall(number, seq),
@@ -312,6 +323,8 @@ impl Supervisor {
                     tracing::warn!(%error, "the connection of a shim is ended");
                     self.machine.discard(number);
                     self.carry_out();
+                    // What the shim is not told of, it has back.
+                    self.tell_of_taken();
                 }
                 self.shims.remove(&number);
             }
@@ -382,8 +395,10 @@ impl Supervisor {
                     }
                     self.machine.handed(call, client, &how);
                 }
-                Action::Taken(client) => self.acknowledge(&client, true),
-                Action::Back(client) => self.acknowledge(&client, false),
+                Action::Taken(Client { from: Some((shim, seq)), .. }) => self.taken(shim, seq),
+                Action::Back(Client { from: Some((shim, seq)), .. }) => self.tell(shim, &ToShim::Back { seq }),
+                // Another client of the server's own address may be taken.
+                Action::Taken(_) | Action::Back(_) => self.accept_own(),
                 Action::Ring => {
                     self.park();
                     self.listener.as_ref().inspect(|listener| socket::wake_pollers(listener.as_fd()));
@@ -413,11 +428,19 @@ impl Supervisor {
         Ok(())
     }
 
-    fn acknowledge(&mut self, client: &Client<OwnedFd>, taken: bool) {
-        match client.from {
-            Some((shim, seq)) => self.tell(shim, &ToShim::Acknowledged { seq, taken }),
-            // Another client of the server's own address may be taken.
-            None => self.accept_own(),
+    fn taken(&mut self, shim: u64, seq: u64) {
+        self.told.get_or_insert(self.began.elapsed() + LATER);
+        let seqs = self.taken.entry(shim).or_default();
+        seqs.push(seq);
+        if seqs.len() == TOGETHER {
+            self.tell_of_taken();
+        }
+    }
+
+    fn tell_of_taken(&mut self) {
+        self.told = None;
+        for (shim, seqs) in std::mem::take(&mut self.taken) {
+            self.tell(shim, &ToShim::Taken { seqs });
         }
     }
 }

@@ -431,7 +431,7 @@ async fn serve_shim(shim: OwnedFd, instance: InstanceId, pass: mpsc::UnboundedSe
         match shim.async_io(Interest::READABLE, receive_client).await {
             Ok(Some((seq, client))) => {
                 let _ = pass.send(client);
-                say(ToShim::Acknowledged { seq, taken: true });
+                say(ToShim::Taken { seqs: vec![seq] });
             }
             Ok(None) => return,
             // What the shim sent before it ended is still there.

@@ -12,12 +12,19 @@
 use crate::instance::InstanceId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// Version of the messages of both. A shim relays to an instance whose supervisor has a later version.
 pub const VERSION: u32 = 1;
 
 /// Most clients of a shim that are not acknowledged.
 pub const UNACKNOWLEDGED: usize = 64;
+
+/// Most clients of a [`ToShim::Taken`]: a fourth of a shim's, so that a shim seldom waits.
+pub const TOGETHER: usize = UNACKNOWLEDGED / 4;
+
+/// How long a [`ToShim::Taken`] may wait for more clients.
+pub const LATER: Duration = Duration::from_millis(10);
 
 /// From a shim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,10 +52,13 @@ pub enum ToShim {
     Listening,
     /// The instance has closed its listener: waiting clients and further clients come back.
     Closed,
-    /// The instance has accepted the client, or the shim has the client back.
-    Acknowledged {
+    /// The instance has accepted these clients, [`TOGETHER`] at most. The supervisor may say so [`LATER`]: nobody waits for it.
+    Taken {
+        seqs: Vec<u64>,
+    },
+    /// The shim has the client back.
+    Back {
         seq: u64,
-        taken: bool,
     },
     /// A later version's message: nothing is done.
     #[serde(other)]
@@ -80,7 +90,8 @@ mod tests {
             (hello, r#"{"message":"hello","version":1,"instance":"a"}"#),
             (ToShim::Listening, r#"{"message":"listening"}"#),
             (ToShim::Closed, r#"{"message":"closed"}"#),
-            (ToShim::Acknowledged { seq: 7, taken: true }, r#"{"message":"acknowledged","seq":7,"taken":true}"#),
+            (ToShim::Taken { seqs: vec![7, 9] }, r#"{"message":"taken","seqs":[7,9]}"#),
+            (ToShim::Back { seq: 7 }, r#"{"message":"back","seq":7}"#),
         ] {
             assert_eq!(serde_json::to_string(&sent).unwrap(), json);
             let later = json.replacen('{', r#"{"later":[],"#, 1);
@@ -95,7 +106,7 @@ mod tests {
         fn garbage_is_an_error_or_a_message_that_can_be_written(
             bytes in prop_oneof![
                 prop::collection::vec(any::<u8>(), 0..200).boxed(),
-                r#"\{("(message|seq|taken|version|instance)":("?[a-z0-9:.\[\]]{0,12}"?|-?[0-9]{0,20}),?){0,4}\}"#
+                r#"\{("(message|seqs?|version|instance)":("?[a-z0-9:.\[\]]{0,12}"?|-?[0-9]{0,20}|\[([0-9]{1,20},?){0,3}\]),?){0,4}\}"#
                     .prop_map(String::into_bytes).boxed(),
             ],
         ) {

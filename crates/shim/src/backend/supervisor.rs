@@ -12,11 +12,11 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 
 /// Time between two attempts to dial.
@@ -34,7 +34,43 @@ pub(crate) struct Link {
 #[derive(Debug, Default)]
 struct Unacknowledged {
     last: u64,
-    clients: HashMap<u64, (oneshot::Sender<bool>, OwnedSemaphorePermit)>,
+    clients: HashMap<u64, (Arc<Passed>, OwnedSemaphorePermit)>,
+}
+
+/// A client that was sent to a supervisor.
+#[derive(Debug, Default)]
+pub(crate) struct Passed {
+    became: OnceLock<Became>,
+    /// For all but [`Became::Taken`], which happens to every client, and for which nobody is woken.
+    told: Notify,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Became {
+    /// The instance has accepted the client.
+    Taken,
+    /// The shim has the client back.
+    Back,
+    /// The connection has ended first.
+    Unknown,
+}
+
+impl Passed {
+    pub(crate) fn became(&self) -> Option<Became> {
+        self.became.get().copied()
+    }
+
+    /// Until the client is back, or the connection has ended before it was.
+    pub(crate) async fn told(&self) {
+        self.told.notified().await;
+    }
+
+    pub(crate) fn set(&self, became: Became) {
+        let _ = self.became.set(became);
+        if became != Became::Taken {
+            self.told.notify_one();
+        }
+    }
 }
 
 impl Link {
@@ -48,17 +84,12 @@ impl Link {
         self.places.clone().acquire_owned().await.ok()
     }
 
-    /// Sends a client's socket; gives the number by which to recall it. The answer: whether the instance has accepted the client, or the shim
-    /// has it back. No answer comes if the connection ends first.
+    /// Sends a client's socket; gives the number by which to recall it.
     ///
     /// # Errors
     /// The supervisor does not have the client.
-    pub(crate) fn send(
-        &self,
-        client: BorrowedFd<'_>,
-        place: OwnedSemaphorePermit,
-    ) -> io::Result<(u64, oneshot::Receiver<bool>)> {
-        let (tell, answer) = oneshot::channel();
+    pub(crate) fn send(&self, client: BorrowedFd<'_>, place: OwnedSemaphorePermit) -> io::Result<(u64, Arc<Passed>)> {
+        let passed = Arc::<Passed>::default();
         let mut unacknowledged = self.unacknowledged();
         if self.has_ended() {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -67,11 +98,11 @@ impl Link {
         let seq = unacknowledged.last;
         self.transmit(FromShim::Client { seq }, &[client])?;
         // The acknowledgement is read when the lock is free.
-        unacknowledged.clients.insert(seq, (tell, place));
-        Ok((seq, answer))
+        unacknowledged.clients.insert(seq, (passed.clone(), place));
+        Ok((seq, passed))
     }
 
-    /// Asks for a client. The answer to [`Self::send`] says whether it comes.
+    /// Asks for a client, which comes unless the instance has accepted it.
     ///
     /// # Errors
     /// The supervisor reads no more.
@@ -86,6 +117,15 @@ impl Link {
 
     fn transmit(&self, message: FromShim, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         seqpacket::transmit(self.socket.get_ref().as_fd(), &serde_json::to_vec(&message)?, descriptors)
+    }
+
+    fn acknowledge(&self, seqs: &[u64], became: Became) {
+        let mut unacknowledged = self.unacknowledged();
+        for seq in seqs {
+            if let Some((client, _place)) = unacknowledged.clients.remove(seq) {
+                client.set(became);
+            }
+        }
     }
 
     fn unacknowledged(&self) -> MutexGuard<'_, Unacknowledged> {
@@ -116,7 +156,7 @@ impl Drop for Reading {
     fn drop(&mut self) {
         let mut unacknowledged = self.0.unacknowledged();
         self.0.places.close();
-        unacknowledged.clients.clear();
+        unacknowledged.clients.drain().for_each(|(_, (client, _))| client.set(Became::Unknown));
     }
 }
 
@@ -153,11 +193,8 @@ async fn read(link: &Arc<Link>, instance: &InstanceId, changed: impl Fn(Option<A
         match link.receive().await? {
             ToShim::Listening => changed(Some(link.clone())),
             ToShim::Closed => changed(None),
-            ToShim::Acknowledged { seq, taken } => {
-                if let Some((client, _place)) = link.unacknowledged().clients.remove(&seq) {
-                    let _ = client.send(taken);
-                }
-            }
+            ToShim::Taken { seqs } => link.acknowledge(&seqs, Became::Taken),
+            ToShim::Back { seq } => link.acknowledge(&[seq], Became::Back),
             ToShim::Hello { .. } | ToShim::Unknown => {}
         }
     }
@@ -166,6 +203,7 @@ async fn read(link: &Arc<Link>, instance: &InstanceId, changed: impl Fn(Option<A
 #[cfg(test)]
 mod tests {
     use super::*;
+    use berth_node::ipc::supervisor::TOGETHER;
     use std::net::{TcpListener, TcpStream};
     use std::path::PathBuf;
     use tempfile::TempDir;
@@ -237,20 +275,23 @@ mod tests {
         assert_eq!(first.descriptors.len(), 1);
         assert_eq!(parse(&buffer[..first.length]), Ok(FromShim::Client { seq: 1 }));
         let mut answers = answers.into_iter();
-        for taken in [true, false] {
-            let (seq, answer) = answers.next().unwrap();
-            dialled.say(&ToShim::Acknowledged { seq, taken });
-            assert_eq!(answer.await, Ok(taken));
-        }
+        let (seq, back) = answers.next().unwrap();
+        dialled.say(&ToShim::Back { seq });
+        back.told().await;
+        assert_eq!(back.became(), Some(Became::Back));
+        let taken: Vec<_> = answers.by_ref().take(TOGETHER).collect();
+        dialled.say(&ToShim::Taken { seqs: taken.iter().map(|(seq, _)| *seq).collect() });
         let (_first, second) = (link.place().await.unwrap(), link.place().await.unwrap());
+        assert!(taken.iter().all(|(_, client)| client.became() == Some(Became::Taken)));
         // The supervisor ends, and has read only one: the shim sees a reset before the last acknowledgement.
-        let (seq, answer) = answers.next().unwrap();
-        dialled.say(&ToShim::Acknowledged { seq, taken: true });
+        let (seq, last) = answers.next().unwrap();
+        dialled.say(&ToShim::Taken { seqs: vec![seq] });
         drop(dialled.supervisor);
-        assert_eq!(answer.await, Ok(true));
-        for (_, answer) in answers {
-            assert!(answer.await.is_err());
+        for (_, client) in answers {
+            client.told().await;
+            assert_eq!(client.became(), Some(Became::Unknown));
         }
+        assert_eq!(last.became(), Some(Became::Taken));
         assert!(link.send(client.as_fd(), second).is_err());
         assert!(link.place().await.is_none());
         assert!(dialled.links.recv().await.unwrap().is_none());

@@ -248,6 +248,11 @@ impl HandshakeSlot {
         self.began + shortened(LONGEST_HANDSHAKE)
     }
 
+    /// Whether a client waits for a slot.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.gate.instances().get(&self.to).is_some_and(|instance| !instance.queue.is_empty())
+    }
+
     /// The instance's first byte has come, or is overdue.
     pub(crate) fn end(self) {
         self.gate.counters.answered(self.began.elapsed());

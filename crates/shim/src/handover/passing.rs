@@ -49,6 +49,7 @@ impl Group {
             return Err(format!("{} descriptors came, not two", request.descriptors.len()));
         };
         let peer = socket::check_connection(client.as_fd())?;
+        socket::set_nonblocking(client.as_fd()).map_err(|error| error.to_string())?;
         let client = client.try_clone().map_err(|error| error.to_string())?;
         if !PassToken(token.try_clone().map_err(|error| error.to_string())?).claim() {
             self.count("take", "late");

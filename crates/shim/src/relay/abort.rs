@@ -2,6 +2,7 @@
 
 use berth_os::socket::reset_on_close;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd;
 use tokio::net::TcpStream;
 
 /// Resets its peer when it is dropped: the shim ended first (the drain deadline, a second signal), or an attempt was
@@ -21,6 +22,15 @@ impl AbortOnDrop {
     /// socket's and not the descriptor's.
     pub(super) fn set_abort(&mut self, abort: bool) {
         self.abort = abort;
+    }
+
+    /// Lets the runtime look at the socket anew: an event of what has arrived already does not come twice. That takes a descriptor more for a
+    /// moment; if there is none left, what the client sends next is an event nevertheless.
+    pub(super) fn register_again(&mut self) {
+        let duplicate = self.stream.as_fd().try_clone_to_owned();
+        if let Ok(again) = duplicate.and_then(|duplicate| TcpStream::from_std(duplicate.into())) {
+            self.stream = again;
+        }
     }
 
     /// Closes it: by FIN, unless it was set to reset.

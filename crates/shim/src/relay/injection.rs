@@ -11,21 +11,20 @@
 use super::Outcome;
 use super::attempt::{AttemptResult, stuck};
 use super::opening::{Opening, Tried};
-use crate::backend::supervisor::Link;
+use crate::backend::supervisor::{Became, Link, Passed};
 use crate::backend::{BackendInstance, Table};
 use crate::gate::HandshakeSlot;
 use berth_node::terms::shortened;
-use berth_os::awaitable;
 use berth_os::socket::{self, Progress};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-use tokio::sync::{oneshot, watch};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 /// How long an instance may take to answer a client that it has accepted. Then the client is the instance's alone.
@@ -38,7 +37,8 @@ const ENDS_WITHIN: Duration = Duration::from_secs(2);
 /// Time between two looks for the instance's first byte. A TLS client answers that byte, which is an event, but maybe after a long way.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The shortest time between two looks, while the byte ends the client's turn at the gate.
+/// The same, while the byte ends the client's turn at the gate: the least, while nobody waits there, and while somebody does.
+const LOOK_AT_GATE: Duration = Duration::from_millis(10);
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 
 /// What can be done for a client whose instance has ended.
@@ -106,12 +106,9 @@ impl Opening<'_> {
                 return Some(AttemptResult::Abandoned);
             }
         };
-        // A descriptor of its own: the runtime's readiness for the client's is that of what was peeked at.
-        let watched = self.client.as_fd().try_clone_to_owned().and_then(|fd| awaitable(fd, Interest::READABLE));
         // From here on, the socket may be the instance's, which a reset at the end of this process must not meet.
         self.client.set_abort(false);
-        let sent = watched.and_then(|watched| Ok((watched, link.send(self.client.as_fd(), place)?)));
-        let (watched, (seq, answer)) = match sent {
+        let (seq, passed) = match link.send(self.client.as_fd(), place) {
             Ok(sent) => sent,
             Err(error) => {
                 tracing::debug!(instance = %instance.id, %error, "cannot pass a client's socket: relay");
@@ -133,7 +130,7 @@ impl Opening<'_> {
             // If the sender is gone, so is the shim.
             let _ = table.wait_for(|table| table.instances.iter().all(|other| other.started != instance.started)).await;
         };
-        let sent = follow(&watched, answer, recall, gone, || link.has_ended(), slot).await;
+        let sent = follow(self.client, &passed, recall, gone, || link.has_ended(), slot).await;
         let answered = match sent {
             Sent::Answered => Some(began.elapsed()),
             Sent::Kept => return Some(AttemptResult::Injected),
@@ -154,7 +151,7 @@ impl Opening<'_> {
         if answered.is_some() {
             return Some(AttemptResult::Injected);
         }
-        let progress = socket::progress(watched.as_fd()).ok();
+        let progress = socket::progress(self.client.as_fd()).ok();
         let salvage = progress.map(|progress| Salvage::of(progress, self.kept.bytes.len(), self.kept.is_replayable()));
         tracing::debug!(instance = %instance.id, ?salvage, "ended with a client's socket");
         let read = match salvage {
@@ -172,27 +169,58 @@ impl Opening<'_> {
     fn take_back(&mut self, read: Option<usize>) -> io::Result<()> {
         self.client.set_abort(true);
         self.kept.set_consumed(read.unwrap_or(0));
-        let client = self.client.as_fd();
-        socket::set_nonblocking(client)?;
-        self.kept.catch_up(client)
+        socket::set_nonblocking(self.client.as_fd())?;
+        self.client.register_again();
+        self.kept.catch_up(self.client.as_fd())
     }
 }
 
 /// Waits for the first byte of an instance for a client whose socket was sent to its supervisor. The handshake's slot is released with that.
 /// The instance has ended when it is `gone` and its supervisor has `ended`, or some time after the first of both.
+///
+/// What the runtime knows of the client's readiness is lost: see [`AbortOnDrop::register_again`](super::abort::AbortOnDrop::register_again).
 async fn follow(
-    client: &AsyncFd<OwnedFd>,
-    mut answer: oneshot::Receiver<bool>,
+    client: &TcpStream,
+    passed: &Passed,
     recall: impl Future<Output = io::Result<()>>,
     gone: impl Future<Output = ()>,
     ended: impl Fn() -> bool,
     mut slot: Option<HandshakeSlot>,
 ) -> Sent {
     let (mut recall, mut gone, mut recalled, mut is_gone) = (pin!(recall), pin!(gone), false, false);
-    let (mut is_acknowledged, mut accepted, mut ends, mut has_left) = (false, None::<Instant>, None::<Instant>, false);
+    let (began, mut accepted, mut ends, mut has_left) = (Instant::now(), None::<Instant>, None::<Instant>, false);
     loop {
-        let has_answered = socket::progress(client.as_fd()).is_ok_and(|progress| progress.sent > 0);
+        // Of what is known already, no event comes: a client's ClientHello is not its next message.
+        let _ = client.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
         let now = Instant::now();
+        // A slot for which others wait is kept for a half longer than the instance needs, at most.
+        let look = slot.as_ref().map_or(LOOK, |slot| {
+            let least = if slot.is_awaited() { FIRST_LOOK } else { LOOK_AT_GATE };
+            ((now - began) / 2).clamp(least, LOOK)
+        });
+        tokio::select! {
+            biased;
+            () = &mut gone, if !is_gone => {
+                is_gone = true;
+                ends.get_or_insert(now + ENDS_WITHIN);
+            }
+            () = passed.told() => {
+                if passed.became() == Some(Became::Back) {
+                    return if recalled { Sent::Recalled } else { Sent::Back };
+                }
+                ends.get_or_insert(now + ENDS_WITHIN);
+            }
+            asked = &mut recall, if accepted.is_none() && !recalled => {
+                recalled = true;
+                if let Err(error) = asked {
+                    tracing::debug!(%error, "cannot recall a client");
+                }
+            }
+            // The end of a client stays ready for ever.
+            Ok(ready) = client.ready(Interest::READABLE), if !has_left => has_left = ready.is_read_closed(),
+            () = sleep(look) => {}
+        }
+        let (now, has_answered) = (Instant::now(), socket::has_sent(client.as_fd()).unwrap_or(false));
         if let Some(slot) = slot.take_if(|slot| has_answered || slot.ends() <= now) {
             slot.end();
         }
@@ -200,40 +228,14 @@ async fn follow(
         if has_answered {
             return Sent::Answered;
         }
-        if accepted.is_some_and(|at| at + shortened(ANSWERS_WITHIN) <= now || socket::has_ended(client)) {
-            return Sent::Kept;
+        if passed.became() == Some(Became::Taken) {
+            let accepted = *accepted.get_or_insert(now);
+            if accepted + shortened(ANSWERS_WITHIN) <= now || socket::has_ended(client) {
+                return Sent::Kept;
+            }
         }
         if ends.is_some_and(|ends| ends <= now || is_gone && ended()) {
             return Sent::Ended;
-        }
-        // Others wait for the slot: it is kept for a half longer than the instance needs, at most.
-        let look = accepted.filter(|_| slot.is_some()).map_or(LOOK, |at| (at.elapsed() / 2).clamp(FIRST_LOOK, LOOK));
-        tokio::select! {
-            biased;
-            () = &mut gone, if !is_gone => {
-                is_gone = true;
-                ends.get_or_insert(now + ENDS_WITHIN);
-            }
-            taken = &mut answer, if !is_acknowledged => {
-                is_acknowledged = true;
-                match taken {
-                    Ok(true) => accepted = Some(Instant::now()),
-                    Ok(false) => return if recalled { Sent::Recalled } else { Sent::Back },
-                    Err(_) => drop(ends.get_or_insert(now + ENDS_WITHIN)),
-                }
-            }
-            asked = &mut recall, if !is_acknowledged && !recalled => {
-                recalled = true;
-                if let Err(error) = asked {
-                    tracing::debug!(%error, "cannot recall a client");
-                }
-            }
-            // The end of a client stays ready for ever.
-            Ok(mut ready) = client.readable(), if !has_left => {
-                has_left = ready.ready().is_read_closed();
-                ready.clear_ready();
-            }
-            () = sleep(look) => {}
         }
     }
 }
@@ -245,7 +247,7 @@ mod tests {
     use crate::gate::{Entry, Gate};
     use std::future::{pending, ready};
     use std::io::Write;
-    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream as StdTcpStream};
     use std::num::NonZeroUsize;
 
     #[test]
@@ -272,45 +274,48 @@ mod tests {
         }
     }
 
-    /// A client, and both of the shim's descriptors of it. The clock of the tests goes on when nothing else does.
-    fn connected() -> (TcpStream, TcpStream, AsyncFd<OwnedFd>) {
+    /// A client, the instance's descriptor of it and the shim's. The clock of the tests goes on when nothing else does.
+    fn connected() -> (StdTcpStream, StdTcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let client = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (accepted, _) = listener.accept().unwrap();
-        let watched = awaitable(accepted.try_clone().unwrap().into(), Interest::READABLE).unwrap();
-        (client, accepted, watched)
+        accepted.set_nonblocking(true).unwrap();
+        let kept = TcpStream::from_std(accepted.try_clone().unwrap()).unwrap();
+        (client, accepted, kept)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_slot_is_free_soon_after_the_first_byte_though_the_client_is_far_away() {
-        let (_client, mut instance, watched) = connected();
-        let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), Vec::new()).unwrap();
-        let Entry::Open(slot) = gate.enter(1, Ipv4Addr::LOCALHOST.into(), 0, Instant::now()) else { panic!() };
-        let (taken, answer) = oneshot::channel();
-        taken.send(true).unwrap();
-        let began = Instant::now();
-        let answers = async {
-            sleep(Duration::from_millis(8)).await;
-            instance.write_all(&[0]).unwrap();
-            pending::<()>().await;
-        };
-        let sent = follow(&watched, answer, pending(), answers, || false, Some(slot)).await;
-        assert!(matches!(sent, Sent::Answered));
-        let waited = began.elapsed();
-        assert!(waited <= Duration::from_millis(8 + 4 + 2), "{waited:?}");
+        for (after, is_awaited, most) in [(8, true, 14), (2, true, 4), (2, false, 11)] {
+            let (_client, mut instance, kept) = connected();
+            let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), Vec::new()).unwrap();
+            let enter = || gate.enter(1, Ipv4Addr::LOCALHOST.into(), 0, Instant::now());
+            let Entry::Open(slot) = enter() else { panic!() };
+            let _next = is_awaited.then(enter);
+            let passed = Passed::default();
+            passed.set(Became::Taken);
+            let began = Instant::now();
+            let answers = async {
+                sleep(Duration::from_millis(after)).await;
+                instance.write_all(&[0]).unwrap();
+                pending::<()>().await;
+            };
+            let sent = follow(&kept, &passed, pending(), answers, || false, Some(slot)).await;
+            assert!(matches!(sent, Sent::Answered));
+            let waited = began.elapsed();
+            assert!(waited <= Duration::from_millis(most), "{after} {is_awaited}: {waited:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_instance_without_a_record_keeps_its_client_while_its_supervisor_lives() {
-        for (accepted, ends) in [(None, false), (Some(true), false), (Some(true), true)] {
-            let (_client, _instance, watched) = connected();
-            let (taken, answer) = oneshot::channel();
-            let _open = match accepted {
-                Some(accepted) => taken.send(accepted).map(|()| None).unwrap(),
-                None => Some(taken),
-            };
+        let accepted = Some(Became::Taken);
+        for (became, ends) in [(None, false), (Some(Became::Unknown), false), (accepted, false), (accepted, true)] {
+            let (_client, _instance, kept) = connected();
+            let passed = Passed::default();
+            became.into_iter().for_each(|became| passed.set(became));
             let began = Instant::now();
-            assert!(matches!(follow(&watched, answer, pending(), ready(()), || ends, None).await, Sent::Ended));
+            assert!(matches!(follow(&kept, &passed, pending(), ready(()), || ends, None).await, Sent::Ended));
             assert_eq!(began.elapsed() >= ENDS_WITHIN, !ends);
         }
     }

@@ -34,6 +34,7 @@ use std::net::{SocketAddr, TcpStream as StdTcpStream};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -41,6 +42,9 @@ use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
 pub use outcome::Outcome;
 use source::Sources;
+
+/// A connection could not be counted: logged once, not for each.
+static UNCOUNTED: AtomicBool = AtomicBool::new(false);
 
 /// An instance refused a connection in an epoch.
 #[derive(Debug, Clone)]
@@ -210,8 +214,10 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
             Ok(Reached::Injected(id)) => {
                 instance = Some(id);
                 // From here on, the instance alone closes it.
-                if let Err(error) = locks::lock_socket(&*client) {
-                    tracing::warn!(client = %peer, %error, "a connection of an instance is not counted as open");
+                if let Err(error) = locks::lock_socket(&*client)
+                    && !UNCOUNTED.swap(true, Relaxed)
+                {
+                    tracing::warn!(%error, "connections of instances are not counted as open: `berth status` shows too few");
                 }
                 Outcome::Injected
             }
