@@ -63,11 +63,22 @@ cause() {
     echo "[$from, $gone, $to]" >>"$work/$1"
 }
 
+# A client that the shim has accepted and has not passed yet ends with the shim, so that it gets SIGKILL when there is none: clients stand
+# still meanwhile.
 shim_killed() {
+    await 60 "old's shim to have no client in hand" stop_clients_between_two
     kill_now old
+    kill -CONT ${pid[load]} ${pid[kinds]}
     await_more 50
     start_shim old
 }
+
+stop_clients_between_two() {
+    kill -STOP ${pid[load]} ${pid[kinds]}
+    pause $STOP
+    [[ $(in_hand old) == 0 ]] || { kill -CONT ${pid[load]} ${pid[kinds]} && false; }
+}
+in_hand() { ip netns exec "$node" curl --silent --fail http://$ADMIN/metrics | awk -v shim="shim=\"$1\"" '/^berth_connections_open/ && index($0, shim) { open += $NF } END { print open }'; }
 
 supervisor_stopped() { stop_and_continue ${pid[old-api]}; }
 server_stopped() { stop_and_continue "$(pgrep -P ${pid[old-api]})"; }
