@@ -148,6 +148,8 @@ pub(crate) struct Machine {
     released: Option<Time>,
     /// It is about to join; it is joined when each address has a listener that it accepts from.
     joining: bool,
+    /// It had left, and accepts again: nobody relieves it any more.
+    returning: bool,
     /// Listeners that are no longer held, whose last clients are being accepted.
     closing: BTreeSet<Cookie>,
     /// Siblings whose connection ended, and when: they are gone, even if a lease that they wrote before is still valid.
@@ -412,7 +414,7 @@ impl Machine {
         let Facts { ready, leaving, .. } = self.facts;
         // Its instance is down and another shim's is up, which should take the connections.
         let relieved = !ready && self.has_successor();
-        let listens = self.phase != Phase::Waiting || self.held.values().any(|held| held.own);
+        let listens = self.phase != Phase::Waiting || self.returning || self.held.values().any(|held| held.own);
         let wants_out = leaving || (relieved && listens);
         if !wants_out {
             self.leaving_since = None;
@@ -429,19 +431,22 @@ impl Machine {
         }
         let wants_in = match self.phase {
             _ if wants_out || self.released.is_some() => false,
-            Phase::Waiting => ready && self.knows_siblings(),
             // No sibling relieves it any more: it holds clients, which would otherwise wait in an accept queue.
             Phase::Left => (ready && self.knows_siblings()) || !self.is_refusing(),
+            Phase::Waiting => (ready && self.knows_siblings()) || (self.returning && !self.is_refusing()),
             Phase::Refusing => ready || !self.is_refusing(),
             Phase::Joined => true,
         };
         self.joining = wants_in && self.phase != Phase::Joined;
+        self.returning = self.phase == Phase::Left || (self.phase == Phase::Waiting && self.returning);
         self.phase = match self.phase {
             _ if self.has_released() => {
                 self.released = None;
                 Phase::Left
             }
             _ if self.joining && self.listens_everywhere() => Phase::Joined,
+            // Who has left may exit, and so must accept nothing.
+            Phase::Left if self.joining => Phase::Waiting,
             Phase::Joined if self.is_refusing() && !self.is_leaving() => Phase::Refusing,
             phase => phase,
         };
@@ -516,9 +521,9 @@ impl Machine {
             _ if self.released.is_some() => false,
             _ if self.joining => true,
             Phase::Joined => true,
-            // A shim that leaves takes no orphan over, but keeps what it has until it is covered.
-            Phase::Waiting => !refusing && !self.facts.leaving,
-            Phase::Left | Phase::Refusing => false,
+            // Refusing: it was about to join.
+            Phase::Waiting | Phase::Refusing => !refusing,
+            Phase::Left => false,
         };
         let leaving = self.facts.leaving;
         // One that a sibling gives again while it is being closed here is used when that has ended.
@@ -529,7 +534,11 @@ impl Machine {
             .filter(|(cookie, _)| !closing(cookie))
             .map(|(cookie, held)| {
                 let orphan = !owned_elsewhere(cookie) && (knows || held.accepting());
-                let takes = held.own || if leaving { held.accepting() } else { orphan };
+                let takes = match self.phase {
+                    // A shim that leaves takes no orphan over, but keeps what it has until it is covered.
+                    Phase::Refusing if !self.joining => held.accepting(),
+                    _ => held.own || if leaving { held.accepting() } else { orphan },
+                };
                 (*cookie, may && takes)
             })
             .collect();

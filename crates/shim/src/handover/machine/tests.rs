@@ -758,3 +758,58 @@ fn who_leaves_before_it_accepts_gives_its_listener() {
     assert_eq!(world.sockets.len(), 2, "{:?}", world.sockets);
     assert!(world.sockets.values().all(|socket| !socket.acceptors.is_empty()), "{:?}", world.sockets);
 }
+
+fn acceptors(world: &World) -> Vec<Vec<u64>> {
+    world.sockets.values().map(|socket| socket.acceptors.iter().map(|holder| holder.0).collect()).collect()
+}
+
+/// The sibling that stays has no guard of the orphan yet.
+#[test]
+fn who_waits_and_leaves_keeps_an_orphan_until_it_is_covered() {
+    use Event::{Crash, Deliver, DeliverAll, Leave, Ready, Start};
+    let mut world = World::default();
+    let begin = [Start, Ready(0, true), Start, DeliverAll, Crash(0), DeliverAll];
+    for event in begin.into_iter().chain([Start, Deliver(0, 1), Leave(0)]) {
+        world.apply(event);
+    }
+    assert_eq!(acceptors(&world), [[3]]);
+    world.apply(DeliverAll);
+    assert_eq!((acceptors(&world), world.shims[&ShimId(3)].machine.phase()), (vec![vec![4]], Phase::Left));
+}
+
+/// Its accept loop has not run, so that no sibling has a guard: clients may be queued.
+#[test]
+fn who_is_about_to_join_and_leaves_keeps_its_listener_until_it_is_covered() {
+    use Event::{DeliverAll, Leave, Ready, Start};
+    let mut world = World::default();
+    for event in [Start, Ready(0, true), DeliverAll, Start, DeliverAll, Ready(1, true), Leave(1)] {
+        world.apply(event);
+    }
+    let shim = &world.shims[&world.holder(1).unwrap()];
+    assert_eq!((shim.machine.phase(), shim.starting.len()), (Phase::Waiting, 1));
+    world.apply(DeliverAll);
+    let leaves = world.shims[&world.holder(1).unwrap()].machine.phase();
+    assert_eq!((acceptors(&world), leaves), (vec![vec![1], vec![1]], Phase::Left));
+}
+
+/// It would exit with clients that are queued.
+#[test]
+fn who_accepts_again_has_not_left() {
+    use Event::{Crash, DeliverAll, Exit, Leave, Ready, Start};
+    let mut world = World::default();
+    let begin = [Start, Start, DeliverAll, Ready(0, true), Ready(1, true), DeliverAll, Ready(0, false), DeliverAll];
+    for event in begin {
+        world.apply(event);
+    }
+    let phase = |world: &World| world.shims[&ShimId(1)].machine.phase();
+    assert_eq!(phase(&world), Phase::Left);
+    world.apply(Crash(1));
+    while !world.is_quiet(ShimId(1), ShimId(2)) {
+        world.deliver(ShimId(1), ShimId(2));
+    }
+    assert_eq!((phase(&world), world.shims[&ShimId(1)].starting.is_empty()), (Phase::Waiting, false));
+    for event in [Leave(0), Exit(0), DeliverAll] {
+        world.apply(event);
+    }
+    assert_eq!((phase(&world), world.sockets.len()), (Phase::Left, 0), "its queues are drained");
+}
