@@ -315,10 +315,11 @@ impl Machine {
         self.settle()
     }
 
-    /// The connection to a sibling ended, or its socket refuses one: its process is gone, or will renew its lease.
-    pub(crate) fn gone(&mut self, holder: ShimId) -> Vec<Action> {
+    /// The connection to a sibling ended, or its socket refuses one: its process is gone, or will renew its lease. With the time, which
+    /// counts for nothing else yet: after a stall, a lease that the sibling renewed meanwhile is from before its end.
+    pub(crate) fn gone(&mut self, now: Time, holder: ShimId) -> Vec<Action> {
         self.peers.remove(&holder);
-        self.dead.insert(holder, self.now);
+        self.dead.insert(holder, self.now.max(now));
         self.settle()
     }
 

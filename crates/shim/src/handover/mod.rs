@@ -265,7 +265,7 @@ impl Group {
                 }
                 let instance = self.siblings.instances.get(&holder).map(tracing::field::display);
                 tracing::info!(instance, "a sibling is gone: this shim accepts from its listeners, if it had any");
-                self.machine.gone(holder)
+                self.machine.gone(self.now(), holder)
             }
         };
         self.act(actions);

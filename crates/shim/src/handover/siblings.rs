@@ -112,7 +112,7 @@ impl Group {
         let look = move || paths.into_iter().filter(|(_, path)| refuses(path)).collect::<Vec<_>>();
         for (holder, path) in self.shared.run_dir.within(self.patience(), look).await.unwrap_or_default() {
             tracing::info!(socket = %path.display(), "a sibling's lease holds and its socket refuses: it has died");
-            let actions = self.machine.gone(holder);
+            let actions = self.machine.gone(self.now(), holder);
             self.act(actions);
         }
     }

@@ -259,7 +259,7 @@ impl World {
         self.act(holder, |machine| machine.tick(now));
         for dead in self.shims[&holder].machine.awaited() {
             if self.graves.contains_key(&dead) {
-                self.act(holder, |machine| machine.gone(dead));
+                self.act(holder, |machine| machine.gone(now, dead));
             }
         }
     }
@@ -365,7 +365,7 @@ impl World {
             }
             Message::Runs(cookie) => self.loop_runs(to, cookie),
             Message::Ended(cookie) => self.act(to, |machine| machine.ended(cookie)),
-            Message::Gone => self.act(to, |machine| machine.gone(from)),
+            Message::Gone => self.act(to, |machine| machine.gone(now, from)),
         }
         true
     }
@@ -812,4 +812,20 @@ fn who_accepts_again_has_not_left() {
         world.apply(event);
     }
     assert_eq!((phase(&world), world.sockets.len()), (Phase::Left, 0), "its queues are drained");
+}
+
+/// The sibling renewed its lease and ended while this shim was stopped: the end of the connection is read before the leases are.
+#[test]
+fn a_sibling_that_ended_during_a_stall_is_gone() {
+    let rules = Rules { addresses: vec![address()], hold: HOLD, lease: LEASE };
+    let (mut machine, sibling) = (Machine::new(rules, Time::ZERO), ShimId(1));
+    machine.leased(Time::ZERO, &[(sibling, Time::ZERO, LEASE)]);
+    machine.connected(sibling);
+    machine.updated(sibling, Announce::default(), &[]);
+    machine.gone(3 * STEP, sibling);
+    machine.leased(3 * STEP, &[(sibling, 2 * STEP, 2 * STEP + LEASE)]);
+    assert!(machine.is_dead(sibling) && machine.peers.is_empty(), "{machine:?}");
+    // Only its connection ended.
+    machine.leased(5 * STEP, &[(sibling, 4 * STEP, 4 * STEP + LEASE)]);
+    assert!(!machine.is_dead(sibling));
 }
