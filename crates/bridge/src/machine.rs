@@ -330,6 +330,8 @@ impl Machine {
                 self.outcome = BridgeOutcome::NotBegun(why.into());
                 self.enter(Step::Linger);
             }
+            // The node's own instance may be away: clients stay.
+            Step::Hold if self.wanted => (self.wanted, self.trouble) = (false, Some(why.into())),
             _ => {}
         }
     }
@@ -384,9 +386,14 @@ impl Machine {
                 if !self.commanding {
                     self.before = seen.own.process;
                 }
-                if seen.temporary.ready && seen.steering && std::mem::take(&mut self.wanted) {
-                    self.commanding = true;
+                if !(self.wanted && seen.temporary.ready && seen.steering) {
+                    return Action::Wait;
                 }
+                // The operator may have ended the bridge before etcd was prepared.
+                if !seen.prepared {
+                    return Action::Prepare;
+                }
+                (self.wanted, self.commanding) = (false, true);
                 Action::Wait
             }
             _ => self.own(seen, now, elapsed),

@@ -522,6 +522,26 @@ fn a_bridge_is_refused_until_command_runs() {
     assert_eq!(refused(40), (Some(BridgeOutcome::Done), Some(30)));
 }
 
+/// The operator ends the bridge before etcd is prepared, the node's own does not come back, and COMMAND is to begin all the same.
+#[test]
+fn a_command_after_an_end_that_failed_waits_for_etcd_too() {
+    let early = |prepares| {
+        let mut world = at(32, Given { prepares, asks: 5000, ..calm(Fate::Stays) });
+        assert_eq!((world.machine.step(), world.machine.end(false)), (Step::Overlap, Ok(())));
+        world.own = world.process(u32::MAX);
+        assert!(world.stays().contains("does not stay ready"));
+        world.machine.command_begins().unwrap();
+        world
+    };
+    let mut world = early((7, true));
+    let asked = world.now;
+    world.run(asked + 10);
+    assert_eq!(world.command, Some(asked + 7));
+    let mut world = early((7, false));
+    assert_eq!((world.run(asked + 10), world.machine.trouble()), (None, Some("too few")));
+    assert!(world.steering && world.command.is_none() && world.machine.step() == Step::Hold);
+}
+
 #[test]
 fn a_command_that_restarts_nothing_is_told() {
     let mut world = World::new(calm(Fate::Stays));
