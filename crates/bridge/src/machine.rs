@@ -133,6 +133,8 @@ pub struct Machine {
     etcd_lost: Option<Duration>,
     /// The node's own process that is ready, and since when.
     own_ready: Option<(u64, Duration)>,
+    /// Since when new connections go to the bridge.
+    steered: Option<Duration>,
     /// When the temporary instance's failing probe begins to count.
     lost: Option<Duration>,
     /// Since when the node's own is not ready.
@@ -312,9 +314,7 @@ impl Machine {
 
     /// [`Action::Steer`] failed. It is tried again once clients depend on it.
     pub fn cannot_steer(&mut self, why: &str) {
-        if self.step == Step::Overlap {
-            self.give_up(&format!("cannot steer: {why}"));
-        } else if self.wanted {
+        if self.step == Step::Overlap || self.wanted {
             self.outcome = BridgeOutcome::NotBegun(format!("cannot steer: {why}"));
             self.enter(Step::Linger);
         } else {
@@ -345,6 +345,7 @@ impl Machine {
         let elapsed = now.saturating_sub(since);
         let lost = self.lost(seen, now);
         self.steering_error.take_if(|_| seen.steering);
+        self.steered = seen.steering.then(|| self.steered.unwrap_or(now));
         self.check_own(seen, now);
         match self.step {
             Step::Start => self.start(seen, elapsed),
@@ -374,7 +375,7 @@ impl Machine {
     /// What is next, once new connections go to the bridge.
     fn steered(&mut self, seen: &BridgeObservation, now: Duration, elapsed: Duration) -> Action {
         match self.step {
-            Step::Overlap if elapsed < self.overlap() => Action::Wait,
+            Step::Overlap if !self.has_overlapped(now) => Action::Wait,
             Step::Overlap if elapsed < self.limits.speedup.of(NAMED) && !seen.named => Action::Wait,
             Step::Overlap if !seen.prepared => Action::Prepare,
             Step::Overlap => self.enter(Step::Hold),
@@ -393,7 +394,9 @@ impl Machine {
                 if !seen.prepared {
                     return Action::Prepare;
                 }
-                (self.wanted, self.commanding) = (false, true);
+                // New connections may have gone to the node's own since the overlap.
+                self.commanding = self.has_overlapped(now);
+                self.wanted = !self.commanding;
                 Action::Wait
             }
             _ => self.own(seen, now, elapsed),
@@ -402,6 +405,11 @@ impl Machine {
 
     fn overlap(&self) -> Duration {
         self.limits.speedup.of(OVERLAP)
+    }
+
+    /// Handshakes that began before new connections went to the bridge have had their time.
+    fn has_overlapped(&self, now: Duration) -> bool {
+        self.steered.is_some_and(|since| now.saturating_sub(since) >= self.overlap())
     }
 
     fn enter(&mut self, step: Step) -> Action {
