@@ -221,7 +221,7 @@ impl Machine {
         }
         let lost = self.lost(view, slot.other());
         if stays.in_group {
-            if slot == Slot::Canonical && goes.may_serve() && self.drains_failed >= DRAINS {
+            if slot == Slot::Canonical && goes.may_serve() && self.drains_failed >= DRAINS && !self.drained {
                 return self.withdraw("the old instance's shim cannot be drained");
             }
             return self.remove(view, slot);

@@ -294,6 +294,13 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     }
     assert_eq!(refused.next(&seen, Duration::ZERO), Action::Entered);
     assert_eq!(refused.position().step, Step::Withdraw);
+    // Where it accepted one drain, it leaves, and nothing leads back to it: its later answers were lost.
+    let mut lost = machine(Step::StopOld);
+    for asked in [true, false, false, false] {
+        assert_eq!(lost.next(&seen, Duration::ZERO), Action::Drain(Slot::Canonical));
+        lost.drained(asked);
+    }
+    assert_eq!(lost.next(&seen, Duration::ZERO), Action::Remove(Slot::Canonical));
     // Drained, but still there: it is stopped all the same, since the other one is in the group.
     let mut drained = machine(Step::StopOld);
     assert_eq!(drained.next(&seen, Duration::ZERO), Action::Drain(Slot::Canonical));
