@@ -108,7 +108,7 @@ pub enum Action {
     Finish(BridgeOutcome),
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Machine {
     limits: Limits,
     on_failure: OnFailure,
@@ -375,10 +375,7 @@ impl Machine {
     /// What is next, once new connections go to the bridge.
     fn steered(&mut self, seen: &BridgeObservation, now: Duration, elapsed: Duration) -> Action {
         match self.step {
-            Step::Overlap if !self.has_overlapped(now) => Action::Wait,
-            Step::Overlap if elapsed < self.limits.speedup.of(NAMED) && !seen.named => Action::Wait,
-            Step::Overlap if !seen.prepared => Action::Prepare,
-            Step::Overlap => self.enter(Step::Hold),
+            Step::Overlap => self.awaited(seen, now).unwrap_or_else(|| self.enter(Step::Hold)),
             Step::Restore => match std::mem::take(&mut self.restores) {
                 true => Action::Restore,
                 false => Action::Wait,
@@ -387,17 +384,14 @@ impl Machine {
                 if !self.commanding {
                     self.before = seen.own.process;
                 }
-                if !(self.wanted && seen.temporary.ready && seen.steering) {
+                if !self.wanted || !seen.temporary.ready {
                     return Action::Wait;
                 }
-                // The operator may have ended the bridge before etcd was prepared.
-                if !seen.prepared {
-                    return Action::Prepare;
-                }
-                // New connections may have gone to the node's own since the overlap.
-                self.commanding = self.has_overlapped(now);
-                self.wanted = !self.commanding;
-                Action::Wait
+                // The operator may have ended the overlap, or new connections went to the node's own since.
+                self.awaited(seen, now).unwrap_or_else(|| {
+                    (self.wanted, self.commanding) = (false, true);
+                    Action::Wait
+                })
             }
             _ => self.own(seen, now, elapsed),
         }
@@ -407,9 +401,13 @@ impl Machine {
         self.limits.speedup.of(OVERLAP)
     }
 
-    /// Handshakes that began before new connections went to the bridge have had their time.
-    fn has_overlapped(&self, now: Duration) -> bool {
-        self.steered.is_some_and(|since| now.saturating_sub(since) >= self.overlap())
+    /// What COMMAND waits for while new connections go to the bridge.
+    fn awaited(&self, seen: &BridgeObservation, now: Duration) -> Option<Action> {
+        let since = self.steered.map(|since| now.saturating_sub(since));
+        let within = |time| since.is_none_or(|since| since < self.limits.speedup.of(time));
+        // Handshakes that began before.
+        let waits = within(OVERLAP) || (within(NAMED) && !seen.named);
+        if waits { Some(Action::Wait) } else { (!seen.prepared).then_some(Action::Prepare) }
     }
 
     fn enter(&mut self, step: Step) -> Action {

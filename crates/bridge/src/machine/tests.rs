@@ -44,6 +44,8 @@ struct Given {
     restored: Option<Option<u32>>,
     /// In which second the operator ends it, and whether at once.
     end: Option<(u32, bool)>,
+    /// New connections cannot be steered.
+    unsteerable: bool,
 }
 
 fn fate() -> impl Strategy<Value = Fate> {
@@ -72,7 +74,8 @@ prop_compose! {
     ) -> Given {
         let stops = stops.min(command);
         Given {
-            start, deaths, slow, unstartable, named, prepares, own, asks, command, stops, succeeds, on_failure, restored, end
+            start, deaths, slow, unstartable, named, prepares, own, asks, command, stops, succeeds, on_failure, restored, end,
+            unsteerable: false,
         }
     }
 }
@@ -83,6 +86,7 @@ const FIRST: u64 = 1;
 /// A process, and how many seconds are left until it is ready.
 type Instance = Option<(u64, u32)>;
 
+#[derive(Clone)]
 struct World {
     given: Given,
     machine: Machine,
@@ -243,6 +247,10 @@ impl World {
                     }
                     self.temporary = self.process(self.given.start.unwrap_or(u32::MAX));
                 }
+                Action::Steer if self.given.unsteerable => {
+                    self.machine.cannot_steer("no descriptor");
+                    break;
+                }
                 Action::Steer => {
                     assert!(seen.temporary.ready && !seen.steering, "{seen:?}");
                     self.steering = true;
@@ -318,7 +326,7 @@ impl World {
         assert!(!(may_be_stopped && is_first && self.is_on_own()), "COMMAND may stop the server, at {}", self.now);
         let served = if self.steering { self.is_on_own() || self.temporary_serves() } else { own };
         let other = if self.steering { own } else { self.temporary_serves() };
-        let counts = self.steered.is_some() && !reported && !served && other;
+        let counts = self.steered.is_some() && !reported && !served && other && !self.given.unsteerable;
         self.dark = if counts { self.dark + 1 } else { 0 };
         // Steering comes back with the first good answer.
         let slow = self.given.slow.map_or(0, |(_, long)| long);
@@ -409,6 +417,7 @@ fn calm(own: Fate) -> Given {
         on_failure: OnFailure::Stay,
         restored: None,
         end: None,
+        unsteerable: false,
     }
 }
 
@@ -549,7 +558,7 @@ fn a_bridge_is_refused_until_command_runs() {
 
 /// The operator ends the bridge before etcd is prepared, the node's own does not come back, and COMMAND is to begin all the same.
 #[test]
-fn a_command_after_an_end_that_failed_waits_for_etcd_too() {
+fn a_command_after_an_end_that_failed_waits_as_any_other() {
     let early = |prepares| {
         let mut world = at(32, Given { prepares, asks: 5000, ..calm(Fate::Stays) });
         assert_eq!((world.machine.step(), world.machine.end(false)), (Step::Overlap, Ok(())));
@@ -565,6 +574,13 @@ fn a_command_after_an_end_that_failed_waits_for_etcd_too() {
     let mut world = early((7, false));
     assert_eq!((world.run(asked + 10), world.machine.trouble()), (None, Some("too few")));
     assert!(world.steering && world.command.is_none() && world.machine.step() == Step::Hold);
+    // Nor does the Service name the node yet: what was to be restored cannot be, a second later.
+    let mut world = at(32, Given { named: None, ..calm(Fate::Restarts(0)) });
+    assert_eq!((world.machine.end(false), world.machine.restore()), (Ok(()), Ok(())));
+    assert_eq!((world.act(), world.machine.step()), (None, Step::Hold));
+    world.machine.command_begins().unwrap();
+    world.run(50);
+    assert_eq!(world.command, Some(45));
 }
 
 #[test]
