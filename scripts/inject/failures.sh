@@ -161,7 +161,7 @@ await_both() {
         '.state == "joined" and ([.instances[] | select(.injected and .health == "ready")] | length == 2)'
 }
 
-# A row for each failure. A server that is killed takes along the clients that it has answered.
+# A row for each failure. A server that is killed, or ends without a delay, takes along clients that it has answered.
 judge_failures() {
     local failure words spans new opening later rest told longest
     heading "failures, with --pass inject, each × $times, under new connections"
@@ -171,7 +171,7 @@ judge_failures() {
         row "$words" "$new, $((opening + later + rest)) lost, longest $((longest / 1000)) ms$( ((!told)) || echo "; the server answered $told with 503")"
         expect "$words: lost in the handshake" "$opening" -eq 0 load.log
         expect "$words: lost of those that began after the end of the server" "$later" -eq 0 load.log
-        [[ $failure == *r_killed ]] || expect "$words: lost" "$rest" -eq 0 load.log
+        [[ " ${DEADLY[*]} " == *" $failure "* ]] || expect "$words: lost" "$rest" -eq 0 load.log
         [[ $failure == server_killed ]] || continue
         read -r new opening later rest told longest <<<"$(by_jq "openings($spans)" "$work/control.out")"
         row "  the same without berth" "$new, $((later + rest)) lost, and $opening in the handshake"
