@@ -213,7 +213,7 @@ impl Supervisor {
         self.listener.as_ref().is_some_and(has)
     }
 
-    /// Whether a client was handed over, in [`crate::obstacle::self_test`]: the server accepted one, and `run` has ended without an error.
+    /// Whether a client was handed over, in [`crate::self_test()`]: the server accepted one, and `run` has ended without an error.
     pub(crate) fn outcome(self, status: ExitStatus) -> Result<(), Obstacle> {
         match (self.obstacle, self.machine.phase(), status.code()) {
             (Some(obstacle), ..) => Err(obstacle),

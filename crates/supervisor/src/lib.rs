@@ -15,6 +15,8 @@
 mod drive;
 mod machine;
 mod obstacle;
+mod self_test;
 
 pub use drive::{Config, Supervisor};
-pub use obstacle::{Obstacle, self_test};
+pub use obstacle::Obstacle;
+pub use self_test::self_test;

@@ -1,13 +1,7 @@
-//! Kernels and policies that hinder a supervisor, and the self-test that finds them.
+//! Kernels and policies that hinder a supervisor.
 
-use crate::drive::{Config, Supervisor};
-use berth_node::instance::InstanceId;
 use nix::errno::Errno;
-use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::alarm;
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::io;
 
 /// Why clients cannot be handed over here, and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +51,7 @@ impl From<io::Error> for Obstacle {
 
 impl Obstacle {
     /// Of an error of [`berth_os::seccomp::start`].
-    fn at_start(error: io::Error) -> Self {
+    pub(crate) fn at_start(error: io::Error) -> Self {
         match error.raw_os_error().map(Errno::from_raw) {
             Some(Errno::ENOSYS) => Self::NoNotification,
             Some(Errno::EINVAL) => Self::OldKernel,
@@ -68,44 +62,6 @@ impl Obstacle {
             _ => Self::Other(error),
         }
     }
-}
-
-/// Hands a client over once, to a child of this process.
-///
-/// To be called by a process with one thread and no other child.
-///
-/// # Errors
-/// See [`Obstacle`].
-pub fn self_test() -> Result<(), Obstacle> {
-    let mask = SigSet::thread_get_mask().map_err(io::Error::from)?;
-    let tried = supervise();
-    mask.thread_set_mask().map_err(io::Error::from)?;
-    tried
-}
-
-fn supervise() -> Result<(), Obstacle> {
-    // Shims do not connect.
-    let (shims, _other_end) = UnixStream::pair()?;
-    let instance = InstanceId::parse("self-test").map_err(io::Error::other)?;
-    let config = Config { instance, address: (Ipv4Addr::LOCALHOST, 0).into(), shims: shims.into(), once: false };
-    let mut supervisor = Supervisor::launch(config, &Signal::SIGCHLD.into(), serve).map_err(Obstacle::at_start)?;
-    let status = supervisor.drive()?;
-    supervisor.outcome(status)
-}
-
-/// The server dials its own listener.
-fn serve() -> io::Error {
-    // Ends a hang.
-    alarm::set(5);
-    let served = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| {
-        let mut client = TcpStream::connect(listener.local_addr()?)?;
-        let (mut accepted, peer) = listener.accept()?;
-        accepted.write_all(&[u8::from(peer == client.local_addr()?)])?;
-        let mut is_known = [0];
-        client.read_exact(&mut is_known)?;
-        if is_known == [1] { Ok(()) } else { Err(Errno::EADDRNOTAVAIL.into()) }
-    });
-    served.err().unwrap_or_else(|| io::Error::from_raw_os_error(0))
 }
 
 #[cfg(test)]
