@@ -26,7 +26,7 @@ pub(crate) type Shim = u64;
 const PATIENCE: Time = Duration::from_millis(15);
 
 /// A client that the server has not accepted.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Client<S> {
     pub(crate) socket: S,
     pub(crate) peer: SocketAddr,
@@ -48,7 +48,7 @@ pub(crate) enum Phase {
 }
 
 /// An action to carry out, in order.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action<S> {
     /// Let the kernel carry out a call.
     Continue(Notification),
@@ -74,7 +74,7 @@ pub(crate) enum Action<S> {
 }
 
 /// `S` is a client's socket.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Machine<S> {
     now: Time,
     phase: Phase,

@@ -4,6 +4,7 @@
 
 pub mod etcd;
 pub mod namespace;
+pub mod states;
 
 use berth_cluster::Access;
 use berth_cluster::kubeconfig::Token;

@@ -40,7 +40,7 @@ pub const INTERRUPTED: &str = "it was interrupted";
 
 const REMOVED: &str = "the temporary file was removed";
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Machine {
     position: Position,
     limits: Limits,

@@ -2,6 +2,8 @@
 //!
 //! A client cannot be copied, so that none is handed over twice: what is left to show is that none is dropped.
 
+mod states;
+
 use super::*;
 use berth_os::seccomp::Call;
 use proptest::prelude::*;
@@ -47,7 +49,7 @@ enum Event {
     Closes,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct World {
     machine: Machine<u64>,
     now: Time,

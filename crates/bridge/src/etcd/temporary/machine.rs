@@ -142,7 +142,7 @@ pub struct EtcdWanted {
     pub rescues: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct EtcdMachine {
     speedup: Speedup,
     step: EtcdStep,

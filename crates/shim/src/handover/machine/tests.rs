@@ -19,6 +19,8 @@
 //! What it does not have: several addresses, leases of different lengths, messages that arrive without their descriptors (those end a
 //! connection, as `Break` does), and threads that are blocked (a test of its own below).
 
+mod states;
+
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -45,7 +47,7 @@ enum Message {
 /// The sender of messages of a shim's own accept loops.
 const LOOPS: ShimId = ShimId(0);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Shim {
     machine: Machine,
     ready: bool,
@@ -58,8 +60,8 @@ struct Shim {
     starting: BTreeSet<Cookie>,
     /// What it could not listen on, to be tried again.
     failed: BTreeSet<Cookie>,
-    /// An own socket that could not, left alone until the next tick.
-    left_alone: bool,
+    /// Addresses whose own socket could not, left alone until the next tick.
+    left_alone: BTreeSet<SocketAddr>,
     lease: Time,
     /// From each sibling, in order.
     inbox: BTreeMap<ShimId, VecDeque<Message>>,
@@ -68,7 +70,7 @@ struct Shim {
 }
 
 /// A kernel's listening socket.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Socket {
     holders: BTreeSet<ShimId>,
     acceptors: BTreeSet<ShimId>,
@@ -77,8 +79,10 @@ struct Socket {
     alone_since: Option<Time>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct World {
+    /// There are two addresses.
+    two: bool,
     now: Time,
     shims: BTreeMap<ShimId, Shim>,
     /// Leases that dead shims left behind, and the shims that saw the end of each by a connection.
@@ -104,10 +108,16 @@ enum Event {
     CrashUnread(usize),
     Hang(usize),
     Wake(usize),
+    /// Before it reads the leases, it takes a message in.
+    WakeBy(usize, ShimId),
     Deaf(usize, bool),
     /// The connection of two ends, and neither of them.
     Break(usize, usize),
     Deliver(usize, usize),
+    /// Of one that may have ended.
+    DeliverFrom(usize, ShimId),
+    /// One announces the same again to another.
+    Repeat(usize, usize),
     DeliverAll,
     Pass(u8),
 }
@@ -183,11 +193,14 @@ impl World {
             Event::Wake(nth) => {
                 let Some(holder) = self.holder(nth) else { return };
                 self.shims.get_mut(&holder).unwrap().hung = false;
-                self.disturbed = Some(self.now);
-                // It reads the leases before it judges anything.
-                self.renew(true);
-                self.update_facts();
-                self.tick();
+                self.wake();
+            }
+            Event::WakeBy(nth, from) => {
+                let Some(holder) = self.holder(nth) else { return };
+                if std::mem::take(&mut self.shims.get_mut(&holder).unwrap().hung) {
+                    self.deliver(holder, from);
+                    self.wake();
+                }
             }
             Event::Deaf(nth, deaf) => {
                 if let Some(holder) = self.holder(nth) {
@@ -205,6 +218,18 @@ impl World {
                     self.deliver(to, from);
                 }
             }
+            Event::DeliverFrom(nth, from) => {
+                if let Some(holder) = self.holder(nth) {
+                    self.deliver(holder, from);
+                }
+            }
+            Event::Repeat(to, from) => {
+                let (Some(to), Some(from)) = (self.holder(to), self.holder(from)) else { return };
+                if self.shims[&from].connected.contains_key(&to) {
+                    let announce = self.shims[&from].machine.announce();
+                    self.post(to, from, Message::Update(announce, Vec::new()));
+                }
+            }
             Event::DeliverAll => self.deliver_all(),
             Event::Pass(steps) => (0..steps).for_each(|_| self.pass()),
         }
@@ -214,8 +239,9 @@ impl World {
     fn start(&mut self) {
         self.next += 1;
         let holder = ShimId(self.next);
-        let rules = Rules { addresses: vec![address()], hold: HOLD, lease: LEASE };
-        let machine = Machine::new(rules, self.now);
+        let mut addresses = vec![address()];
+        addresses.extend(self.two.then(|| SocketAddr::new(address().ip(), 7443)));
+        let machine = Machine::new(Rules { addresses, hold: HOLD, lease: LEASE }, self.now);
         let others: Vec<_> = self.shims.keys().copied().collect();
         let shim = Shim {
             machine,
@@ -226,7 +252,7 @@ impl World {
             deaf: false,
             starting: BTreeSet::new(),
             failed: BTreeSet::new(),
-            left_alone: false,
+            left_alone: BTreeSet::new(),
             lease: self.now + LEASE,
             inbox: BTreeMap::new(),
             connected: BTreeMap::new(),
@@ -251,6 +277,14 @@ impl World {
         }
         self.dial(holder);
         self.update_facts();
+    }
+
+    /// It reads the leases before it judges anything.
+    fn wake(&mut self) {
+        self.disturbed = Some(self.now);
+        self.renew(true);
+        self.update_facts();
+        self.tick();
     }
 
     /// Dials those that are waited for: the socket of a dead one refuses.
@@ -348,7 +382,10 @@ impl World {
             return false;
         }
         let now = self.now;
-        self.act(to, |machine| machine.tick(now));
+        // After a stall, the time is that of before.
+        if now < self.shims[&to].machine.now() + LEASE / 2 {
+            self.act(to, |machine| machine.tick(now));
+        }
         let inbox = self.shims.get_mut(&to).and_then(|shim| shim.inbox.get_mut(&from));
         let Some(message) = inbox.and_then(VecDeque::pop_front) else { return false };
         match message {
@@ -467,8 +504,8 @@ impl World {
         let holders: Vec<_> = self.shims.iter().filter(|(_, s)| !s.hung).map(|(h, _)| *h).collect();
         for holder in holders {
             self.dial(holder);
-            if std::mem::take(&mut self.shims.get_mut(&holder).unwrap().left_alone) {
-                self.act(holder, |machine| machine.listen_again(address()));
+            for address in std::mem::take(&mut self.shims.get_mut(&holder).unwrap().left_alone) {
+                self.act(holder, |machine| machine.listen_again(address));
             }
             for cookie in std::mem::take(&mut self.shims.get_mut(&holder).unwrap().failed) {
                 self.act(holder, |machine| machine.ended(cookie));
@@ -484,9 +521,9 @@ impl World {
             match action {
                 Action::Listen(address) => {
                     let shim = self.shims.get_mut(&holder).unwrap();
-                    assert!(!shim.left_alone, "what could not listen is left alone for a while");
+                    assert!(!shim.left_alone.contains(&address), "what could not listen is left alone for a while");
                     if shim.deaf {
-                        shim.left_alone = true;
+                        shim.left_alone.insert(address);
                         continue;
                     }
                     // Not connected, or one of both has unread messages.
@@ -582,6 +619,35 @@ impl World {
         }
     }
 
+    /// All that hang wake, time passes, messages arrive.
+    fn peace(&mut self) {
+        for nth in 0..self.shims.len() {
+            self.apply(Event::Deaf(nth, false));
+            self.apply(Event::Wake(nth));
+        }
+        self.apply(Event::Pass(60));
+        for (holder, shim) in &self.shims {
+            let phase = shim.machine.phase();
+            match (shim.leaving, shim.ready) {
+                (true, _) => assert_eq!(phase, Phase::Left, "{holder:?} was to leave"),
+                (false, true) => assert_eq!(phase, Phase::Joined, "{holder:?} is ready"),
+                (false, false) => {}
+            }
+            // Nothing is kept of those that are gone.
+            let Machine { peers, dead, .. } = &shim.machine;
+            let known = peers.keys().all(|peer| self.shims.contains_key(peer)) && dead.is_empty();
+            assert!(known, "{holder:?} knows {:?} and that {dead:?} ended", peers.keys());
+        }
+        let serves = self.shims.values().any(|shim| shim.ready && !shim.leaving);
+        for (cookie, socket) in &self.sockets {
+            let accepted = !socket.acceptors.is_empty();
+            assert!(!serves || (accepted && socket.listening), "{cookie:?} lies idle: {socket:?}");
+            if !self.reachable() {
+                assert!(!socket.listening || !accepted, "nothing is reachable and {cookie:?} accepts");
+            }
+        }
+    }
+
     fn check(&mut self) {
         let now = self.now;
         let reachable = self.reachable();
@@ -612,7 +678,7 @@ impl World {
             }
         }
         assert!(
-            self.sockets.len() <= self.most_alive + self.fallbacks,
+            self.sockets.len() <= self.most_alive * (1 + usize::from(self.two)) + self.fallbacks,
             "{} listeners, never more than {} shims, {} fall-backs",
             self.sockets.len(),
             self.most_alive,
@@ -630,33 +696,7 @@ proptest! {
         for event in events {
             world.apply(event);
         }
-        // Then peace: all that hang wake, time passes, messages arrive.
-        let holders: Vec<_> = world.shims.keys().copied().collect();
-        for nth in 0..holders.len() {
-            world.apply(Event::Deaf(nth, false));
-            world.apply(Event::Wake(nth));
-        }
-        world.apply(Event::Pass(60));
-        for (holder, shim) in &world.shims {
-            let phase = shim.machine.phase();
-            match (shim.leaving, shim.ready) {
-                (true, _) => prop_assert_eq!(phase, Phase::Left, "{:?} was to leave", holder),
-                (false, true) => prop_assert_eq!(phase, Phase::Joined, "{:?} is ready", holder),
-                (false, false) => {}
-            }
-            // Nothing is kept of those that are gone.
-            let Machine { peers, dead, .. } = &shim.machine;
-            let known = peers.keys().all(|peer| world.shims.contains_key(peer)) && dead.is_empty();
-            prop_assert!(known, "{:?} knows {:?} and that {:?} ended", holder, peers.keys(), dead);
-        }
-        let serves = world.shims.values().any(|shim| shim.ready && !shim.leaving);
-        for (cookie, socket) in &world.sockets {
-            let accepted = !socket.acceptors.is_empty();
-            prop_assert!(!serves || (accepted && socket.listening) , "{:?} lies idle: {:?}", cookie, socket);
-            if !world.reachable() {
-                prop_assert!(!socket.listening || !accepted, "nothing is reachable and {:?} accepts", cookie);
-            }
-        }
+        world.peace();
     }
 }
 

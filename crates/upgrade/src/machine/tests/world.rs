@@ -2,6 +2,8 @@
 //! actions and started again, also by a reboot.
 
 use super::*;
+use berth_testing::states::Digest;
+use std::hash::Hash;
 
 /// What becomes of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +94,7 @@ pub(super) struct Reboot {
     pub(super) boot: [u32; 2],
 }
 
+#[derive(Clone)]
 pub(super) struct World {
     pub(super) given: Given,
     pub(super) files: [Option<Version>; 2],
@@ -102,13 +105,30 @@ pub(super) struct World {
     ends: [u32; 2],
     processes: u64,
     /// Seconds that have gone by.
-    now: u32,
+    pub(super) now: u32,
+    /// The answer to the next drain is lost.
+    pub(super) loses_answer: bool,
     /// No instance need serve: it has rebooted, and no pod is ready yet or not all stay so.
     dark: bool,
     /// Each slot's shim last reported its instance in the group.
     reported: [bool; 2],
     /// Each slot's instance was judged, and may stay.
     passed: [bool; 2],
+}
+
+/// berth while it runs, and what it has written.
+#[derive(Clone)]
+pub(super) struct Run {
+    pub(super) machine: Machine,
+    pub(super) disk: Position,
+    pub(super) actions: usize,
+    judging: u32,
+}
+
+impl Run {
+    pub(super) fn new(disk: Position, course: Course) -> Self {
+        Self { machine: Machine::new(disk.clone(), LIMITS, course), disk, actions: 0, judging: 0 }
+    }
 }
 
 impl World {
@@ -131,13 +151,14 @@ impl World {
             ends: [0; 2],
             processes: 1,
             now: 0,
+            loses_answer: false,
             dark: false,
             reported: [true, false],
             passed: [false; 2],
         }
     }
 
-    fn reboot(&mut self, boot: [u32; 2]) {
+    pub(super) fn reboot(&mut self, boot: [u32; 2]) {
         (self.pods, self.known, self.unknown_for, self.dark) = ([None, None], self.files, [0; 2], true);
         for (at, start) in boot.into_iter().enumerate() {
             self.start(at, start);
@@ -237,13 +258,18 @@ impl World {
         }
     }
 
-    /// A second goes by.
-    fn tick(&mut self) {
+    /// The shims that answer report.
+    fn report(&mut self) {
         for at in 0..self.pods.len() {
             if !self.is_silent(at) {
                 self.reported[at] = self.in_group(at);
             }
         }
+    }
+
+    /// A second goes by.
+    fn tick(&mut self) {
+        self.report();
         self.now += 1;
         for at in 0..self.pods.len() {
             match self.unknown_for[at].checked_sub(1) {
@@ -294,71 +320,79 @@ impl World {
 
     /// Runs berth until it ends, and again wherever it is killed.
     pub(super) fn run(&mut self, disk: &mut Position) -> Action {
-        let course = self.given.course();
-        let mut machine = Machine::new(disk.clone(), LIMITS, course);
-        let (mut actions, mut judging) = (0, 0);
+        let mut run = Run::new(disk.clone(), self.given.course());
         for _ in 0..10_000 {
-            let due = |reboot: &mut Reboot| self.now >= reboot.at && actions >= reboot.after;
+            let due = |reboot: &mut Reboot| self.now >= reboot.at && run.actions >= reboot.after;
             if let Some(Reboot { away, boot, .. }) = self.given.reboot.take_if(due) {
                 self.reboot(boot);
-                (0..away).for_each(|_| self.tick());
-                machine = Machine::new(disk.clone(), LIMITS, course);
+                self.be_away(&mut run, away);
             }
-            match machine.next(&self.see(), Duration::from_secs(self.now.into())) {
-                action @ (Action::Wait | Action::Judge(_)) => {
-                    if let (Action::Judge(slot), Some(judge)) = (&action, &self.given.judge) {
-                        judging += 1;
-                        if judging > judge.takes {
-                            let verdict = judge.verdicts[*slot as usize].clone();
-                            self.passed[*slot as usize] |= verdict == Judged::GoOn;
-                            machine.judged(verdict);
-                        }
-                    }
-                    self.tick();
-                    continue;
-                }
-                over @ (Action::Finish(_) | Action::Halt(_)) => {
-                    *disk = machine.position().clone();
-                    return over;
-                }
-                Action::Entered => {
-                    *disk = machine.position().clone();
-                    judging = 0;
-                }
-                action => {
-                    // As long as a shim is silent, so long it is waited for.
-                    let mut waited = false;
-                    while matches!(action, Action::Drain(slot) if self.is_silent(slot as usize)) {
-                        self.tick();
-                        waited = true;
-                    }
-                    // Nor does this model say what one does that reads the request only when the other one has gone: that is
-                    // decided in the shim, and it leaves.
-                    if let Action::Drain(slot) = action
-                        && waited
-                        && !self.in_group(1 - slot as usize)
-                    {
-                        machine.drained(false);
-                        continue;
-                    }
-                    self.act(&action);
-                    if matches!(action, Action::Drain(_)) {
-                        machine.drained(true);
-                    }
-                }
-            }
-            actions += 1;
-            if self.given.interrupt == Some(actions) {
-                machine.interrupt();
-            }
-            if let Some((_, away)) = self.given.kills.clone().iter().find(|(after, _)| *after == actions) {
-                for _ in 0..*away {
-                    self.tick();
-                }
-                machine = Machine::new(disk.clone(), LIMITS, course);
+            let over = self.step(&mut run);
+            disk.clone_from(&run.disk);
+            if let Some(over) = over {
+                return over;
             }
         }
         panic!("it comes to no end: {disk:?} {:?}", self.see());
+    }
+
+    /// berth is killed, and starts again so much later.
+    pub(super) fn be_away(&mut self, run: &mut Run, away: u32) {
+        (0..away).for_each(|_| self.tick());
+        run.machine = Machine::new(run.disk.clone(), LIMITS, self.given.course());
+    }
+
+    /// Does what is next. Returns how it ends, if it does.
+    pub(super) fn step(&mut self, run: &mut Run) -> Option<Action> {
+        self.report();
+        let Run { machine, disk, actions, judging } = run;
+        match machine.next(&self.see(), Duration::from_secs(self.now.into())) {
+            action @ (Action::Wait | Action::Judge(_)) => {
+                if let (Action::Judge(slot), Some(judge)) = (&action, &self.given.judge) {
+                    *judging += 1;
+                    if *judging > judge.takes {
+                        let verdict = judge.verdicts[*slot as usize].clone();
+                        self.passed[*slot as usize] |= verdict == Judged::GoOn;
+                        machine.judged(verdict);
+                    }
+                }
+                self.tick();
+                return None;
+            }
+            over @ (Action::Finish(_) | Action::Halt(_)) => {
+                *disk = machine.position().clone();
+                return Some(over);
+            }
+            Action::Entered => (*disk, *judging) = (machine.position().clone(), 0),
+            action => {
+                // As long as a shim is silent, so long it is waited for.
+                let mut waited = false;
+                while matches!(action, Action::Drain(slot) if self.is_silent(slot as usize)) {
+                    self.tick();
+                    waited = true;
+                }
+                // Nor does this model say what one does that reads the request only when the other one has gone: that is
+                // decided in the shim, and it leaves.
+                if let Action::Drain(slot) = action
+                    && waited
+                    && !self.in_group(1 - slot as usize)
+                {
+                    machine.drained(false);
+                    return None;
+                }
+                self.act(&action);
+                if matches!(action, Action::Drain(_)) {
+                    machine.drained(!std::mem::take(&mut self.loses_answer));
+                }
+            }
+        }
+        *actions += 1;
+        if self.given.interrupt == Some(*actions) {
+            machine.interrupt();
+        }
+        let away = self.given.kills.iter().find(|(after, _)| after == actions).map(|(_, away)| *away);
+        away.into_iter().for_each(|away| self.be_away(run, away));
+        None
     }
 
     /// Whatever kept it from its end is no more.
@@ -375,5 +409,51 @@ impl World {
 
     pub(super) fn alone(&self) -> bool {
         !self.instance(1).alive && self.files[1].is_none() && self.in_group(0)
+    }
+
+    /// Hashes what changes in a world, with a run of berth in it.
+    pub(super) fn digest(&self, run: &Run, digest: &mut Digest) {
+        let Run { machine, disk, actions: _, judging } = run;
+        let Machine {
+            position,
+            limits: _,
+            course: _,
+            interrupted,
+            since,
+            joined,
+            lost,
+            stopping,
+            drained,
+            drains_failed,
+            judged,
+        } = machine;
+        for Position { step, target, why, judged } in [position, disk] {
+            (step, *target as u8, why.is_some(), judged).hash(digest);
+        }
+        let age = |since: Duration| Duration::from_secs(self.now.into()).saturating_sub(since).as_secs().min(121);
+        (interrupted, joined, lost.map(age), stopping.map(age), drained, drains_failed, judged.is_some()).hash(digest);
+        (judging, since.map(|since| age(since.at))).hash(digest);
+        let Self { given, files, known, unknown_for, pods, ends, processes: _, now, loses_answer, .. } = self;
+        for at in 0..2 {
+            let slot = [Slot::Canonical, Slot::Temporary][at];
+            let before = since.map(|since| since.seen.instance(slot));
+            let process = pods[at].map(|pod| pod.process);
+            let is_same = before.map(|before| (before.process.is_some(), before.process == process));
+            let ended = before.map(|before| ends[at].saturating_sub(before.ends).min(ENDS));
+            let version = |version: &Option<Version>| version.map(|version| version as u8);
+            (is_same, ended, version(&files[at]), version(&known[at]), unknown_for[at]).hash(digest);
+            let silence = given.silences[at].map(|(from, long)| (from + long).saturating_sub(*now));
+            (silence, self.reported[at], self.passed[at], pods[at].is_some()).hash(digest);
+            if let Some(Pod { version, fate: _, life, drained, backoff, process: _ }) = pods[at] {
+                let life = match life {
+                    Life::Starting(left) => (0, left),
+                    Life::Ready(age) => (1, age.min(60)),
+                    Life::Down(left) => (2, left),
+                    Life::Stopping(left) => (3, left),
+                };
+                (version as u8, life, drained, backoff).hash(digest);
+            }
+        }
+        (self.dark, loses_answer).hash(digest);
     }
 }

@@ -1,3 +1,5 @@
+mod states;
+
 use super::*;
 use proptest::prelude::*;
 
@@ -52,6 +54,7 @@ struct File {
 }
 
 /// Two processes and their files, as the machine meets them.
+#[derive(Clone)]
 struct World {
     machine: EtcdMachine,
     now: Duration,
@@ -269,6 +272,20 @@ impl World {
         self.machine.next(&slow, self.now)
     }
 
+    /// COMMAND has ended, and a good one of the node's own is started.
+    fn ends_well(&mut self) {
+        self.happen(Event::Command(false));
+        let is_good = |own: Own| own.kind == Kind::Good && own.stops.is_none() && own.file.number == self.named;
+        if !self.own.is_some_and(is_good) {
+            self.happen(Event::Crash);
+            self.happen(Event::Start(Kind::Good));
+        }
+        self.run(secs(200));
+        assert_eq!(self.machine.step(), EtcdStep::Own);
+        assert!(self.temporary.is_none());
+        assert_eq!((self.wanted.route, self.wanted.steers), (Route::Own, false));
+    }
+
     fn is_given_back(&self) -> bool {
         self.machine.step() == EtcdStep::GivenBack && self.temporary.is_none()
     }
@@ -321,16 +338,7 @@ proptest! {
             world.happen(event);
             world.run(TICK * ticks);
         }
-        world.happen(Event::Command(false));
-        let is_good = |own: Own| own.kind == Kind::Good && own.stops.is_none() && own.file.number == world.named;
-        if !world.own.is_some_and(is_good) {
-            world.happen(Event::Crash);
-            world.happen(Event::Start(Kind::Good));
-        }
-        world.run(secs(200));
-        prop_assert_eq!(world.machine.step(), EtcdStep::Own);
-        prop_assert!(world.temporary.is_none());
-        prop_assert_eq!((world.wanted.route, world.wanted.steers), (Route::Own, false));
+        world.ends_well();
     }
 
     /// While COMMAND runs, whatever does not become healthy has the data alone after 90 s: a backup may be copied over it.

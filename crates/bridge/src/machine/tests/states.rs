@@ -1,0 +1,236 @@
+//! Every state of a bridge within bounds: both instances, etcd, the Service, COMMAND and the operator change at any time.
+
+use super::*;
+use berth_testing::states::{Digest, Model, explore};
+use std::hash::Hash;
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Pass(u32),
+    TemporaryEnds,
+    Slow(u32),
+    /// The node's own ends, or another starts and is ready after so long.
+    Own(Option<u32>),
+    Etcd(bool),
+    Named,
+    Prepared(bool),
+    Begin,
+    End(Result<bool, ()>),
+    Vanish,
+    Operator(Order),
+    Steerable(bool),
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Order {
+    End,
+    EndNow,
+    Restore,
+}
+
+/// How often each may still happen.
+#[derive(Debug, Clone, Copy, Hash)]
+struct Budget {
+    passes: u8,
+    temporary: u8,
+    own: u8,
+    others: u8,
+    commands: u8,
+    orders: u8,
+}
+
+#[derive(Clone)]
+struct Bounded {
+    world: World,
+    budget: Budget,
+    over: bool,
+}
+
+const LATER: u32 = 1_000_000;
+
+fn root(second: u32, on_failure: OnFailure, restored: Option<Option<u32>>, budget: Budget) -> Bounded {
+    let prepares = if second < 32 { (LATER, true) } else { (0, true) };
+    let named = (second >= 32).then_some(0);
+    let given = Given {
+        asks: LATER,
+        command: LATER,
+        stops: LATER,
+        named,
+        prepares,
+        on_failure,
+        restored,
+        ..calm(Fate::NeverReady)
+    };
+    Bounded { world: at(second, given), budget, over: false }
+}
+
+impl Model for Bounded {
+    type Event = Event;
+
+    fn events(&self) -> Vec<Event> {
+        let (World { given, machine, .. }, budget) = (&self.world, &self.budget);
+        let mut events = Vec::new();
+        if self.over {
+            return events;
+        }
+        let mut may = |left: u8, all: &[Event]| events.extend_from_slice(if left > 0 { all } else { &[] });
+        may(budget.passes, &[Event::Pass(1), Event::Pass(5), Event::Pass(21), Event::Pass(121)]);
+        may(budget.temporary, &[Event::TemporaryEnds, Event::Slow(2), Event::Slow(4)]);
+        may(budget.own, &[Event::Own(Some(0)), Event::Own(Some(4)), Event::Own(None)]);
+        may(budget.others, &[Event::Etcd(!self.world.etcd), Event::Steerable(given.unsteerable)]);
+        may(u8::from(given.named.is_none()), &[Event::Named]);
+        may(u8::from(given.prepares.0 == LATER), &[Event::Prepared(true), Event::Prepared(false)]);
+        if machine.is_commanding() {
+            may(1, &[Event::End(Ok(true)), Event::End(Ok(false)), Event::End(Err(())), Event::Vanish]);
+        } else {
+            may(budget.commands.min(u8::from(machine.step() == Step::Hold)), &[Event::Begin]);
+            may(u8::from(machine.wanted), &[Event::Vanish]);
+        }
+        may(budget.orders, &[Order::End, Order::EndNow, Order::Restore].map(Event::Operator));
+        events
+    }
+
+    fn happen(&mut self, event: Event) {
+        let Self { world, budget, over } = self;
+        match event {
+            Event::Pass(seconds) => {
+                budget.passes -= 1;
+                *over = world.run(world.now + seconds).is_some();
+            }
+            Event::TemporaryEnds => {
+                budget.temporary -= 1;
+                world.ends += u32::from(world.temporary.take().is_some());
+            }
+            Event::Slow(seconds) => {
+                budget.temporary -= 1;
+                world.given.slow = Some((world.now, seconds));
+            }
+            Event::Own(starts) => {
+                budget.own -= 1;
+                world.own = starts.and_then(|ready| world.process(ready));
+                world.own_ready = 0;
+            }
+            Event::Etcd(serves) => {
+                budget.others -= 1;
+                world.etcd = serves;
+            }
+            Event::Steerable(can) => {
+                budget.others -= 1;
+                world.given.unsteerable = !can;
+                world.steering &= can;
+            }
+            Event::Named => world.given.named = Some(0),
+            Event::Prepared(may) => world.given.prepares = (0, may),
+            Event::Begin => {
+                budget.commands -= 1;
+                let _ = world.machine.command_begins();
+            }
+            Event::End(how) => {
+                world.command = None;
+                world.machine.command_ended(how.map_err(|()| "exit status 1".into()));
+            }
+            Event::Vanish => {
+                world.command = None;
+                world.machine.command_abandoned("it went away");
+            }
+            Event::Operator(order) => {
+                budget.orders -= 1;
+                let _ = match order {
+                    Order::End => world.machine.end(false),
+                    Order::EndNow => world.machine.end(true),
+                    Order::Restore => world.machine.restore(),
+                };
+            }
+        }
+        if !*over {
+            *over = world.act().is_some();
+        }
+        world.acts.clear();
+    }
+
+    fn digest(&self, digest: &mut Digest) {
+        (self.budget, self.over).hash(digest);
+        self.world.digest(digest);
+    }
+
+    /// Once nothing more fails and the operator ends it, it ends.
+    fn check(&self, _: usize) {
+        let mut model = self.clone();
+        if model.over {
+            return;
+        }
+        let World { given, .. } = &mut model.world;
+        (given.unsteerable, given.slow, given.prepares.0) = (false, None, given.prepares.0.min(1));
+        (given.start, given.own, given.restored) = (Some(1), Fate::Restarts(0), Some(Some(0)));
+        model.world.etcd = true;
+        model.world.own = model.world.process(0);
+        model.world.run(model.world.now + 20);
+        model.world.machine.command_ended(Ok(false));
+        let _ = model.world.machine.end(false);
+        let outcome = model.world.run(model.world.now + 400);
+        assert!(outcome.is_some(), "it does not end: {:?}", model.world.machine);
+    }
+}
+
+impl World {
+    fn digest(&self, digest: &mut Digest) {
+        let Machine {
+            limits: _,
+            on_failure,
+            step,
+            since,
+            wanted,
+            commanding,
+            abandoned,
+            ended,
+            anew,
+            first,
+            process,
+            before,
+            etcd_lost,
+            own_ready,
+            steered,
+            lost,
+            own_lost,
+            own_is_late,
+            trouble,
+            steering_error,
+            restores,
+            outcome,
+        } = &self.machine;
+        let now = Duration::from_secs(self.now.into());
+        let age =
+            |since: &Option<Duration>, most: u64| since.map(|since| now.saturating_sub(since).as_secs().min(most));
+        let left = |until: &Option<Duration>| until.map(|until| until.saturating_sub(now).as_secs());
+        // What counts of processes is which are the same.
+        let all = [*first, *process, *before, own_ready.map(|(process, _)| process), self.own.map(|(own, _)| own)];
+        let name = |of: Option<u64>| all.iter().position(|known| *known == of);
+        (all.map(name), *on_failure as u8, step, wanted, commanding, abandoned, ended, anew).hash(digest);
+        (age(since, 121), left(etcd_lost), age(&own_ready.map(|(_, since)| since), 21), age(steered, 15)).hash(digest);
+        (left(lost), age(own_lost, 60), own_is_late, trouble.is_some(), steering_error.is_some(), restores)
+            .hash(digest);
+        std::mem::discriminant(outcome).hash(digest);
+        let Given { slow, named, prepares, restored, own, unsteerable, start, .. } = &self.given;
+        let slow = slow.map(|(from, long)| ((from + long).saturating_sub(self.now), long));
+        (slow, named, prepares, restored, *own == Fate::NeverReady, unsteerable, start).hash(digest);
+        let age = |since: u32, most: u32| self.now.saturating_sub(since).min(most);
+        let own = self.own.map(|(process, left)| (process == FIRST, left.min(200)));
+        (self.temporary.map(|(_, left)| left), own, self.ends.min(3), self.steering, self.etcd, self.drained)
+            .hash(digest);
+        (self.own_ready.min(21), self.dark, self.steered.map(|since| age(since, 15)), age(self.resteered, 5))
+            .hash(digest);
+        (self.unsteered.map(|since| age(since, 5)), self.prepares.is_some(), self.command.is_some()).hash(digest);
+    }
+}
+
+#[test]
+fn every_state_of_a_bridge() {
+    let budget = Budget { passes: 6, temporary: 2, own: 2, others: 2, commands: 2, orders: 2 };
+    let mut roots = Vec::new();
+    for on_failure in [OnFailure::Stay, OnFailure::Restore, OnFailure::End] {
+        for restored in [None, Some(Some(3))] {
+            roots.extend([9, 29, 31, 40].map(|second| root(second, on_failure, restored, budget)));
+        }
+    }
+    explore("bridge", &roots, 60_000);
+}

@@ -1,0 +1,284 @@
+//! Every state of two and three shims, within bounds.
+
+use super::*;
+use berth_testing::states::{Digest, Model, explore};
+use std::hash::{Hash, Hasher};
+
+/// How often each may still happen.
+#[derive(Debug, Clone, Copy, Hash)]
+struct Budget {
+    starts: u8,
+    readies: u8,
+    leaves: u8,
+    deaths: u8,
+    hangs: u8,
+    deaf: u8,
+    breaks: u8,
+    repeats: u8,
+    passes: u8,
+}
+
+/// Messages of one shim to another that may wait before nothing but messages happens.
+const QUEUE: usize = 4;
+
+/// Steps of time after which somebody has to accept from a listener: the longest that [`World::check`] lets one wait, and one more.
+const RESPONSE: u32 = 8;
+
+#[derive(Clone)]
+struct Bounded {
+    world: World,
+    budget: Budget,
+}
+
+/// A world in which these events were, and what may come.
+fn root(two: bool, begin: &[Event], budget: Budget) -> Bounded {
+    let mut world = World { two, ..World::default() };
+    begin.iter().for_each(|event| world.apply(*event));
+    Bounded { world, budget }
+}
+
+impl Model for Bounded {
+    type Event = Event;
+
+    fn events(&self) -> Vec<Event> {
+        let (World { shims, .. }, budget) = (&self.world, &self.budget);
+        let mut events = Vec::new();
+        let mut is_full = false;
+        for (nth, shim) in shims.values().enumerate().filter(|(_, shim)| !shim.hung) {
+            for (from, inbox) in shim.inbox.iter().filter(|(_, inbox)| !inbox.is_empty()) {
+                is_full |= inbox.len() > QUEUE;
+                events.push(Event::DeliverFrom(nth, *from));
+            }
+        }
+        if is_full {
+            return events;
+        }
+        if events.len() > 1 {
+            events.push(Event::DeliverAll);
+        }
+        if budget.passes > 0 {
+            events.extend([Event::Pass(1), Event::Pass(7)]);
+        }
+        events.extend((budget.starts > 0).then_some(Event::Start));
+        for (nth, (holder, shim)) in shims.iter().enumerate() {
+            events.extend((shim.leaving && shim.machine.phase() == Phase::Left).then_some(Event::Exit(nth)));
+            events.extend((budget.leaves > 0 && !shim.leaving).then_some(Event::Leave(nth)));
+            events.extend((budget.readies > 0).then_some(Event::Ready(nth, !shim.ready)));
+            if budget.deaths > 0 {
+                events.push(Event::Crash(nth));
+                let unread = |other: &Shim| other.inbox.get(holder).is_some_and(|inbox| !inbox.is_empty());
+                events.extend(shims.values().any(unread).then_some(Event::CrashUnread(nth)));
+            }
+            if shim.hung {
+                events.push(Event::Wake(nth));
+                let senders = shim.inbox.iter().filter(|(from, inbox)| **from != LOOPS && !inbox.is_empty());
+                events.extend(senders.map(|(from, _)| Event::WakeBy(nth, *from)));
+                continue;
+            }
+            events.extend((budget.hangs > 0).then_some(Event::Hang(nth)));
+            events.extend((shim.deaf || budget.deaf > 0).then_some(Event::Deaf(nth, !shim.deaf)));
+            for (other, (id, _)) in shims.iter().enumerate() {
+                let connected = shim.connected.contains_key(id);
+                events.extend((budget.breaks > 0 && other > nth && connected).then_some(Event::Break(nth, other)));
+                events.extend((budget.repeats > 0 && connected).then_some(Event::Repeat(other, nth)));
+            }
+        }
+        events
+    }
+
+    fn happen(&mut self, event: Event) {
+        let Budget { starts, readies, leaves, deaths, hangs, deaf, breaks, repeats, passes } = &mut self.budget;
+        match event {
+            Event::Start => *starts -= 1,
+            Event::Ready(..) => *readies -= 1,
+            Event::Leave(_) => *leaves -= 1,
+            Event::Crash(_) | Event::CrashUnread(_) => *deaths -= 1,
+            Event::Hang(_) => *hangs -= 1,
+            Event::Deaf(_, true) => *deaf -= 1,
+            Event::Break(..) => *breaks -= 1,
+            Event::Repeat(..) => *repeats -= 1,
+            Event::Pass(_) => *passes -= 1,
+            _ => {}
+        }
+        self.world.apply(event);
+    }
+
+    fn digest(&self, digest: &mut Digest) {
+        self.budget.hash(digest);
+        self.world.digest(digest);
+    }
+
+    /// Somebody accepts from each listener before long if nothing more goes wrong, and then all comes right.
+    fn check(&self, nth: usize) {
+        if nth % 4 == 0 {
+            let mut world = self.world.clone();
+            (0..RESPONSE).for_each(|_| world.pass());
+            if nth % 64 == 0 {
+                world.peace();
+            }
+        }
+    }
+}
+
+fn steps(time: Time) -> u64 {
+    (time.as_millis() / STEP.as_millis()) as u64
+}
+
+/// The names of shims and listeners are new in each world: what counts is their order.
+struct Names<'a>(&'a World);
+
+impl Names<'_> {
+    fn shim(&self, shim: ShimId) -> usize {
+        let World { shims, graves, .. } = self.0;
+        shims.range(..shim).count() + graves.range(..shim).count()
+    }
+
+    fn listener(&self, cookie: Cookie) -> (bool, usize) {
+        let sockets = &self.0.sockets;
+        (sockets.contains_key(&cookie), sockets.range(..cookie).count())
+    }
+
+    fn shims<'b>(&self, shims: impl IntoIterator<Item = &'b ShimId>) -> Vec<usize> {
+        shims.into_iter().map(|shim| self.shim(*shim)).collect()
+    }
+
+    fn listeners<'b>(&self, cookies: impl IntoIterator<Item = &'b Cookie>) -> Vec<(bool, usize)> {
+        cookies.into_iter().map(|cookie| self.listener(*cookie)).collect()
+    }
+
+    fn guards(&self, guards: &[(Cookie, SocketAddr)]) -> Vec<((bool, usize), u16)> {
+        guards.iter().map(|(cookie, address)| (self.listener(*cookie), address.port())).collect()
+    }
+
+    fn announce(&self, announce: &Announce, digest: &mut Digest) {
+        let Announce { phase, ready, reachable, leaving, owns, accepts } = announce;
+        (*phase as u8, ready, reachable, leaving, self.listeners(owns), self.listeners(accepts)).hash(digest);
+    }
+
+    fn machine(&self, machine: &Machine, digest: &mut Digest) {
+        let Machine {
+            rules: _,
+            phase,
+            facts: Facts { ready, reachable, leaving, blocked },
+            now,
+            held,
+            peers,
+            requested,
+            unreachable_since,
+            leaving_since,
+            released,
+            joining,
+            returning,
+            closing,
+            dead,
+            announced,
+        } = machine;
+        let age = |since: Time, most| steps(now.saturating_sub(since).min(most));
+        (*phase as u8, ready, reachable, leaving, blocked, joining, returning).hash(digest);
+        let lag = self.0.now.saturating_sub(*now).min(2 * LEASE);
+        let waits = [leaving_since, released].map(|since| since.map(|since| age(since, LEASE)));
+        (steps(lag), waits, unreachable_since.map(|since| age(since, HOLD)), self.listeners(closing)).hash(digest);
+        for (cookie, Held { address, own, accept }) in held {
+            (self.listener(*cookie), address.port(), own, *accept as u8).hash(digest);
+        }
+        for (shim, Peer { announced, since, fresh_until, connected }) in peers {
+            let fresh = steps(fresh_until.saturating_sub(*now));
+            (self.shim(*shim), age(*since, LEASE), fresh, connected, announced.is_some()).hash(digest);
+            announced.iter().for_each(|announced| self.announce(announced, digest));
+        }
+        requested.iter().for_each(|address| address.port().hash(digest));
+        dead.iter().for_each(|(shim, ended)| (self.shim(*shim), age(*ended, 2 * LEASE)).hash(digest));
+        self.announce(&announced.0, digest);
+        self.guards(&announced.1).hash(digest);
+    }
+
+    fn message(&self, message: &Message, digest: &mut Digest) {
+        match message {
+            Message::Connected => digest.write_u8(1),
+            Message::Gone => digest.write_u8(2),
+            Message::Runs(cookie) => (3, self.listener(*cookie)).hash(digest),
+            Message::Ended(cookie) => (4, self.listener(*cookie)).hash(digest),
+            Message::Update(announce, guards) => {
+                (5, self.guards(guards)).hash(digest);
+                self.announce(announce, digest);
+            }
+        }
+    }
+}
+
+impl World {
+    fn digest(&self, digest: &mut Digest) {
+        let names = Names(self);
+        let Self { two: _, now, shims, graves, sockets, next: _, most_alive, fallbacks, disturbed } = self;
+        let age = |since: Time| steps((*now - since).min(LEASE + 2 * STEP));
+        (disturbed.map(age), most_alive, fallbacks).hash(digest);
+        for (shim, (lease, saw)) in graves.iter().filter(|(_, (lease, _))| lease > now) {
+            (names.shim(*shim), steps(*lease - *now), names.shims(saw)).hash(digest);
+        }
+        for (cookie, Socket { holders, acceptors, listening, alone_since }) in sockets {
+            let alone = alone_since.map(age);
+            (names.listener(*cookie), names.shims(holders), names.shims(acceptors), listening, alone).hash(digest);
+        }
+        for (holder, shim) in shims {
+            let Shim { machine, ready, was_ready, leaving, hung, deaf, starting, failed, left_alone, .. } = shim;
+            let Shim { lease, inbox, connected, .. } = shim;
+            (names.shim(*holder), ready, was_ready, leaving, hung, deaf).hash(digest);
+            (names.listeners(starting), names.listeners(failed), steps(lease.saturating_sub(*now))).hash(digest);
+            left_alone.iter().for_each(|address| address.port().hash(digest));
+            for (from, messages) in inbox.iter().filter(|(_, messages)| !messages.is_empty()) {
+                (names.shim(*from), messages.len()).hash(digest);
+                messages.iter().for_each(|message| names.message(message, digest));
+            }
+            for (other, given) in connected {
+                (names.shim(*other), names.listeners(given)).hash(digest);
+            }
+            names.machine(machine, digest);
+        }
+    }
+}
+
+const NONE: Budget =
+    Budget { starts: 0, readies: 0, leaves: 0, deaths: 0, hangs: 0, deaf: 0, breaks: 0, repeats: 0, passes: 1 };
+
+/// One serves, and another comes; both serve, and a third comes.
+const BEGIN: [Event; 9] = {
+    use Event::{DeliverAll, Ready, Start};
+    [Start, Ready(0, true), DeliverAll, Start, DeliverAll, Ready(1, true), DeliverAll, Start, DeliverAll]
+};
+
+fn explore_from(name: &str, two: bool, budgets: &[(usize, Budget)]) {
+    for (nth, (first, budget)) in budgets.iter().enumerate() {
+        explore(&format!("{name} {nth}"), &[root(two, &BEGIN[..*first], *budget)], 2_000);
+    }
+}
+
+#[test]
+fn two_shims() {
+    let budgets = [
+        (4, Budget { readies: 2, leaves: 2, deaths: 1, ..NONE }),
+        (5, Budget { leaves: 2, deaths: 1, hangs: 1, passes: 2, ..NONE }),
+        (7, Budget { readies: 3, leaves: 1, deaths: 1, passes: 2, ..NONE }),
+        (7, Budget { leaves: 1, hangs: 1, breaks: 1, repeats: 1, passes: 2, ..NONE }),
+    ];
+    explore_from("two shims", false, &budgets);
+}
+
+#[test]
+fn two_shims_on_two_addresses() {
+    let budgets = [
+        (4, Budget { readies: 2, leaves: 2, deaths: 1, ..NONE }),
+        (7, Budget { readies: 1, leaves: 2, deaths: 1, deaf: 1, ..NONE }),
+    ];
+    explore_from("two addresses", true, &budgets);
+}
+
+#[test]
+fn three_shims() {
+    let budgets = [
+        (5, Budget { starts: 1, readies: 1, leaves: 1, deaths: 2, ..NONE }),
+        (8, Budget { leaves: 3, deaths: 1, ..NONE }),
+        (9, Budget { readies: 1, leaves: 3, deaths: 1, ..NONE }),
+        (9, Budget { deaths: 2, hangs: 1, leaves: 1, passes: 2, ..NONE }),
+    ];
+    explore_from("three shims", false, &budgets);
+}

@@ -1,0 +1,149 @@
+//! Every state of an upgrade within bounds: berth is killed and the node reboots after any of its actions, and while it waits.
+
+use super::world::Run;
+use super::*;
+use berth_testing::states::{Digest, Model, explore};
+use std::hash::Hash;
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    /// berth goes on until it has done something.
+    Act,
+    Pass(u32),
+    /// It is killed, and away for so long.
+    Kill(u32),
+    /// And so long after it each slot's pod is ready.
+    Reboot([u32; 2]),
+    Interrupt,
+    Silent(Slot, u32),
+    /// The answer to the next drain is lost.
+    LoseAnswer,
+}
+
+/// How often each may still happen.
+#[derive(Debug, Clone, Copy, Hash)]
+struct Budget {
+    passes: u8,
+    kills: u8,
+    reboots: u8,
+    silences: u8,
+    answers: u8,
+    interrupts: u8,
+}
+
+#[derive(Clone)]
+struct Bounded {
+    /// Its number.
+    root: usize,
+    world: World,
+    run: Run,
+    budget: Budget,
+    over: Option<Action>,
+}
+
+impl Model for Bounded {
+    type Event = Event;
+
+    fn events(&self) -> Vec<Event> {
+        let budget = &self.budget;
+        let mut events = Vec::new();
+        if self.over.is_some() {
+            return events;
+        }
+        let mut may = |left: u8, all: &[Event]| events.extend_from_slice(if left > 0 { all } else { &[] });
+        may(1, &[Event::Act]);
+        may(budget.passes, &[Event::Pass(2), Event::Pass(25)]);
+        may(budget.kills, &[Event::Kill(0), Event::Kill(40)]);
+        may(budget.reboots, &[[3, 3], [3, 60], [60, 3]].map(Event::Reboot));
+        for slot in [Slot::Canonical, Slot::Temporary] {
+            may(budget.silences, &[2, 29].map(|long| Event::Silent(slot, long)));
+        }
+        may(budget.answers.min(u8::from(!self.world.loses_answer)), &[Event::LoseAnswer]);
+        may(budget.interrupts, &[Event::Interrupt]);
+        events
+    }
+
+    fn happen(&mut self, event: Event) {
+        let Self { world, run, budget, .. } = self;
+        let until = match event {
+            Event::Act => world.now + 400,
+            Event::Pass(seconds) => {
+                budget.passes -= 1;
+                world.now + seconds
+            }
+            Event::Kill(away) => {
+                budget.kills -= 1;
+                return world.be_away(run, away);
+            }
+            Event::Reboot(boot) => {
+                budget.reboots -= 1;
+                world.reboot(boot);
+                return world.be_away(run, 5);
+            }
+            Event::Silent(slot, long) => {
+                budget.silences -= 1;
+                world.given.silences[slot as usize] = Some((world.now, long));
+                return;
+            }
+            Event::LoseAnswer => {
+                budget.answers -= 1;
+                world.loses_answer = true;
+                return;
+            }
+            Event::Interrupt => {
+                budget.interrupts -= 1;
+                world.given.interrupt = Some(run.actions);
+                return run.machine.interrupt();
+            }
+        };
+        let done = run.actions;
+        while self.over.is_none() && world.now < until && !(matches!(event, Event::Act) && run.actions > done) {
+            self.over = world.step(run);
+        }
+    }
+
+    fn digest(&self, digest: &mut Digest) {
+        (self.root, self.budget, self.over.is_some()).hash(digest);
+        self.world.digest(&self.run, digest);
+    }
+
+    /// It ends, and where it was halted, the same command goes on once the cause is gone. Where nothing failed it has done its work.
+    fn check(&self, _: usize) {
+        let Self { mut world, run: Run { mut disk, .. }, .. } = self.clone();
+        if let Some(over) = &self.over {
+            return assert!(matches!(over, Action::Finish(_) | Action::Halt(_)));
+        }
+        let Given { temporary, canonical, interrupt, .. } = world.given;
+        let mut over = world.run(&mut disk);
+        // Three lost answers lead back.
+        let is_calm = interrupt.is_none() && self.budget.answers > 0;
+        if is_calm && temporary == Fate::Good && canonical == Fate::Good {
+            assert_eq!(over, Action::Finish(UpgradeOutcome::Done), "{:?}", disk.why);
+        }
+        if let Action::Halt(_) = over {
+            world.given.temporary = Fate::Good;
+            world.mend();
+            over = world.run(&mut disk);
+        }
+        assert!(matches!(over, Action::Finish(_)), "{over:?}");
+        assert_eq!(world.files, [Some(disk.target), None]);
+        assert!(world.in_group(0));
+    }
+}
+
+#[test]
+fn every_state_of_an_upgrade() {
+    let failing = [(Fate::NeverReady, Fate::Good), (Fate::Good, Fate::Refuses), (Fate::Good, Fate::Crashes(5))];
+    let given = [(Fate::Good, Fate::Good)].into_iter().chain(failing).flat_map(|(temporary, canonical)| {
+        let judges = [None, Some(passes(true))];
+        judges.map(|judge| Given { temporary, canonical, judge, ..good() })
+    });
+    let budget = Budget { passes: 2, kills: 2, reboots: 1, silences: 0, answers: 3, interrupts: 1 };
+    let silent = Budget { reboots: 0, kills: 1, silences: 2, ..budget };
+    let roots: Vec<_> = given.flat_map(|given| [budget, silent].map(|budget| (given.clone(), budget))).collect();
+    let roots = roots.into_iter().enumerate().map(|(root, (given, budget))| {
+        let (world, run) = (World::new(given.clone()), Run::new(Position::begin(), given.course()));
+        Bounded { root, world, run, budget, over: None }
+    });
+    explore("upgrade", &roots.collect::<Vec<_>>(), 12_000);
+}
