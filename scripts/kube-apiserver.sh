@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# usage: scripts/kube-apiserver.sh [--check] [VERSION]
+# usage: scripts/kube-apiserver.sh [--check] [--tests] [VERSION]
 #
 # Prints KUBE_APISERVER=, KUBE_CONTROLLER_MANAGER=, KUBE_SCHEDULER=, KUBE_PROXY=, KUBELET=, KUBEADM=,
 # KUBECTL= and ETCD= with the paths of binaries, for a shell's eval. What is not there is built with Go, once, in some
 # minutes, as tests/kube-apiserver pins it: a Go module for each minor version of Kubernetes, and one for etcd.
 #
 #   VERSION   a directory of tests/kube-apiserver, such as v1.36; the newest if not given
+#   --tests   print E2E_TEST= instead, Kubernetes' own end-to-end tests, of the version before the newest
 #   --check   build nothing: print the paths if all is there, else exit with 69
 #
 # Variables: GO, the go command, if not the one on PATH; GOFLAGS, as Go reads it, for example -p=2; BERTH_TEST_CACHE, where built
@@ -16,11 +17,12 @@
 readonly PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubeadm kubectl)
 
 main() {
-    local check=false name version versions kubernetes etcd flags pins=$root/tests/kube-apiserver
+    local check=false tests=false name version versions kubernetes etcd flags pins=$root/tests/kube-apiserver
     readarray -t versions < <(pinned_versions)
-    parse_options check "ARGUMENT=$(one_of "${versions[@]}")" -- "$@"
+    parse_options check tests "ARGUMENT=$(one_of "${versions[@]}")" -- "$@"
     ((${#arguments[@]} < 2)) || wrong_usage "one VERSION only: ${arguments[*]}"
     version=${arguments[0]:-${versions[-1]}}
+    ! $tests || build_e2e "$pins/$(previous_version)/e2e"
     kubernetes=kubernetes-$(pinned "$pins/$version" k8s.io/kubernetes)
     etcd=etcd-$(pinned "$pins/etcd" go.etcd.io/etcd/server/v3)
     readarray -t flags < <(build_flags etcd)
@@ -33,6 +35,17 @@ main() {
         printf '%s=%q\n' "${version//-/_}" "$built/$name"
     done
     printf 'ETCD=%q\n' "$etcd/etcd"
+}
+
+# build_e2e MODULE_DIR: builds and prints it, and ends this script
+build_e2e() {
+    local version flags
+    version=$(pinned "$1" k8s.io/kubernetes)
+    readarray -t flags < <(build_flags kubernetes "$version")
+    go_command=(test -c)
+    go_build "e2e-$version-$(inputs_hash "$1")" "$1" e2e.test "${flags[@]}" k8s.io/kubernetes/test/e2e
+    printf 'E2E_TEST=%q\n' "$built/e2e.test"
+    exit
 }
 
 # pinned MODULE_DIR MODULE: the version that go.mod requires

@@ -133,7 +133,7 @@ need_image() {
 }
 
 # go_build NAME MODULE OUTPUT OPTION…: sets `built`, the directory with what a Go module makes. It is in the cache, under this name, once all
-# of it is there; with $check nothing is built.
+# of it is there; with $check nothing is built. $go_command is another command of Go's than `build`.
 go_build() {
     local name=$1 module=$2 output=$3 go cache=${BERTH_TEST_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/berth-e2e}
     built=$(realpath -m -- "$cache/$name")
@@ -149,7 +149,7 @@ go_build() {
     rm -rf -- "$built.new"
     mkdir -- "$built.new"
     # Without the lock's descriptor: what Go leaves running must not keep others waiting.
-    env -u GOOS -u GOARCH CGO_ENABLED=0 GOWORK=off "$go" -C "$module" build -o "$built.new/$output" "${@:4}" >&2 9>&- ||
+    env -u GOOS -u GOARCH CGO_ENABLED=0 GOWORK=off "$go" -C "$module" "${go_command[@]:-build}" -o "$built.new/$output" "${@:4}" >&2 9>&- ||
         die $EX_SOFTWARE "$name: no build; Go's reason is above"
     mv -T -- "$built.new" "$built"
     exec 9>&-
