@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     // These report themselves what they need.
     let checked = |name: &str, script: &'static str, arguments: &'static [&'static str]| {
         Trial::ignorable_test(name, move || {
-            match output(Command::new(root().join(script)).arg("--check").env("BERTH", BERTH)) {
+            match output(Command::new(root().join(script)).arg("--check").args(arguments).env("BERTH", BERTH)) {
                 Err(why) => Ok(Completion::ignored_with(why)),
                 Ok(_) => run(script, arguments).map(|()| Completion::Completed),
             }
