@@ -8,7 +8,8 @@
 #
 #   upgrade           kubeadm upgrade apply, to the newest version
 #   etcd              the same with etcd, which is restarted: no kube-apiserver can do without
-#   bad-flag          the same with a patch that gives kube-apiserver a flag that it does not know
+#   conformance       the same with etcd, while Kubernetes' own conformance tests run again and again
+#   bad-flag          upgrade with a patch that gives kube-apiserver a flag that it does not know
 #   kubelet           the newest kubelet put in place and restarted
 #   certs             kubeadm certs renew all, kube-apiserver stopped by its name, and each static pod started again
 #   flag              a flag of kube-apiserver changed in its manifest
@@ -51,7 +52,7 @@ readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVI
 declare -rA ADDRESSES=([cp-1]=192.0.2.2 [cp-2]=192.0.2.3 [cp-3]=192.0.2.4 [w-1]=192.0.2.5)
 readonly LB_IP=192.0.2.10
 CONTROLS=()
-readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind judged interrupted killed) SCENARIOS_OF_THREE=(guide behind dead)
+readonly SCENARIOS=(upgrade etcd conformance bad-flag kubelet certs flag inject eject behind judged interrupted killed) SCENARIOS_OF_THREE=(guide behind dead)
 
 main() {
     local all
@@ -76,6 +77,7 @@ main() {
     . "$root/scripts/cluster/judge.sh"
     . "$root/scripts/cluster/scenarios.sh"
     . "$root/scripts/cluster/killed.sh"
+    . "$root/scripts/cluster/conformance.sh"
     # What runs on one of several nodes is what runs on the only one.
     if ((nodes > 1)) && [[ ! ${BERTH_NODE:-} ]]; then
         . "$root/scripts/cluster/nodes.sh"

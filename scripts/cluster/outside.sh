@@ -24,6 +24,8 @@ prepare() {
     need_clients
     export OLD NEW PROGRAMS TLS_LOAD KUBERC=off
     pack_images
+    ! needs_tests || need_kubernetes --tests
+    export E2E_TEST
     needs_berth || return 0
     # What berth puts into the manifest.
     need_image
@@ -34,6 +36,7 @@ prepare() {
 
 # needs_berth: does one of the scenarios?
 needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ ((in|e)ject|behind|judged|interrupted|dead)\  ]]; }
+needs_tests() { ((!${#command[@]})) && [[ " ${scenarios[*]} " == *" conformance "* ]]; }
 
 clean_up() {
     local status=$? half
@@ -85,6 +88,7 @@ each_scenario() {
 check_node() {
     "$root/scripts/kube-apiserver.sh" --check "$(previous_version)" >/dev/null || exit
     "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
+    ! needs_tests || "$root/scripts/kube-apiserver.sh" --check --tests >/dev/null || exit
     unshare --net --mount --pid --uts --fork --mount-proc true || unavailable "no namespaces can be made here"
     cgroup=berth-$program.check-$$
     trap remove_cgroups EXIT
