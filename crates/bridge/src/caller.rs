@@ -77,8 +77,10 @@ pub async fn accompany(directory: &Path, json: bool, run: Option<&[OsString]>) -
     }
     // COMMAND is not run while nothing serves in place of what it may stop. One that does not receive this is seen to be gone.
     let _ = client.send(&Ask::Command).await;
-    let begun = watcher.until(&client, |status| status.command).await;
-    if !matches!(begun, WaitOutcome::There(_)) {
+    // The bridge may be refused what COMMAND waits for, and stays.
+    let is_refused = |now: &BridgeStatus| stays(now) && now.trouble != status.trouble;
+    let begun = watcher.until(&client, |now| now.command || is_refused(now)).await;
+    if !matches!(&begun, WaitOutcome::There(now) if now.command) {
         return not_begun(&mut watcher, begun, directory).await;
     }
     let ended = tokio::select! {
@@ -119,7 +121,11 @@ async fn not_begun(watcher: &mut Watcher, seen: WaitOutcome, directory: &Path) -
             watcher.logs();
         }
         WaitOutcome::Over(_) => watcher.line("the operator ended it before: COMMAND was not run"),
-        WaitOutcome::There(_) | WaitOutcome::Gone => watcher.gone(),
+        WaitOutcome::There(_) => {
+            watcher.line("COMMAND was not run");
+            watcher.ended(seen);
+        }
+        WaitOutcome::Gone => watcher.gone(),
     }
     Ok(Waited::NotBegun)
 }
@@ -204,6 +210,35 @@ mod tests {
         ] {
             assert_eq!(loses(terminals, set), lost, "{terminals:?} {set:?}");
         }
+    }
+
+    /// In the step in which clients stay until the operator acts, with a trouble that was there before.
+    #[tokio::test]
+    async fn a_command_that_is_refused_later_is_not_waited_for() {
+        let _alone = SIGNALS.lock().await;
+        let temp = tempfile::tempdir().unwrap();
+        let socket = seqpacket::listener(&temp.path().join(SOCKET)).unwrap();
+        let hold = |trouble: Option<&str>| BridgeStatus {
+            step: Step::Hold,
+            trouble: trouble.map(str::to_owned),
+            pid: std::process::id(),
+            ..BridgeStatus::default()
+        };
+        let status = watch::Sender::new(hold(Some("it did not come back")));
+        let (ask, mut asks) = mpsc::unbounded_channel();
+        let (_end, ended) = oneshot::channel();
+        tokio::spawn(serve(socket, status.clone(), ask, ended));
+        let bridge = async {
+            for asked in [Ask::Accompany, Ask::Command] {
+                let (seen, reply) = asks.recv().await.unwrap();
+                assert_eq!(seen, Some(asked));
+                reply.send(Ok(None)).unwrap();
+            }
+            status.send_replace(hold(Some("no majority")));
+        };
+        let run = [OsString::from("false")];
+        let (waited, ()) = tokio::join!(accompany(temp.path(), true, Some(&run)), bridge);
+        assert_eq!(waited, Ok(Waited::NotBegun));
     }
 
     #[tokio::test]

@@ -431,7 +431,10 @@ impl Bridge {
         let plan = self.plan.clone();
         let done = match ask {
             Some(Ask::Status | Ask::Accompany) => Ok(()),
-            Some(Ask::Command) => self.machine.command_begins(),
+            Some(Ask::Command) => match &self.etcd.state().refused {
+                Some(why) => Err(why.clone()),
+                None => self.machine.command_begins(),
+            },
             Some(Ask::Ended { failed: None }) => {
                 self.work.spawn_blocking(move || {
                     let changed = differences(&plan)
