@@ -51,7 +51,7 @@ impl Model for World {
     }
 
     fn check(&self, nth: usize) {
-        self.clone().finish(nth % 2 == 0);
+        self.clone().finish(nth.is_multiple_of(2));
     }
 }
 

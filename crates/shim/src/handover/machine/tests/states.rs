@@ -110,10 +110,10 @@ impl Model for Bounded {
 
     /// Somebody accepts from each listener before long if nothing more goes wrong, and then all comes right.
     fn check(&self, nth: usize) {
-        if nth % 4 == 0 {
+        if nth.is_multiple_of(4) {
             let mut world = self.world.clone();
             (0..RESPONSE).for_each(|_| world.pass());
-            if nth % 64 == 0 {
+            if nth.is_multiple_of(64) {
                 world.peace();
             }
         }

@@ -61,7 +61,7 @@ impl Model for Bounded {
     }
 
     fn check(&self, nth: usize) {
-        if nth % 4 == 0 {
+        if nth.is_multiple_of(4) {
             self.world.clone().ends_well();
         }
     }
