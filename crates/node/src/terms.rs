@@ -103,8 +103,8 @@ pub enum Phase {
     /// Nothing was reachable for longer than `--hold`: clients are refused at once.
     #[serde(rename = "dry")]
     Refusing,
-    /// Its ports are bound and do not listen: its own instance was not ready yet. It holds guards, and
-    /// accepts from orphans. An unknown phase of a later version is read as this one, in which a shim does nothing for others.
+    /// Its ports are bound and do not listen: its own instance was not ready yet, or the shim had left and is about to listen again. It holds
+    /// guards, and accepts from orphans. An unknown phase of a later version is read as this one, in which a shim does nothing for others.
     #[default]
     #[serde(other)]
     Waiting,

@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Version of the messages of both. A shim relays to an instance whose supervisor has a later version.
-pub const VERSION: u32 = 1;
+/// Version of the messages of both. A shim relays to an instance whose supervisor has another version.
+pub const VERSION: u32 = 2;
 
 /// Most clients of a shim that are not acknowledged.
 pub const UNACKNOWLEDGED: usize = 64;
@@ -52,7 +52,8 @@ pub enum ToShim {
     Listening,
     /// The instance has closed its listener: waiting clients and further clients come back.
     Closed,
-    /// The instance has accepted these clients, [`TOGETHER`] at most. The supervisor may say so [`LATER`]: nobody waits for it.
+    /// The instance has accepted these clients, [`TOGETHER`] at most. The supervisor may say so [`LATER`], for only a shim with many clients
+    /// under way waits for it. If the supervisor is killed before, the shim does not know that the instance has them.
     Taken {
         seqs: Vec<u64>,
     },
@@ -79,7 +80,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn messages_are_as_version_1_has_them() {
+    fn messages_are_as_version_2_has_them() {
         let client = FromShim::Client { seq: 7 };
         let json = r#"{"message":"client","seq":7}"#;
         assert_eq!(serde_json::to_string(&client).unwrap(), json);
@@ -87,7 +88,7 @@ mod tests {
         assert_eq!(serde_json::to_string(&FromShim::Recall { seq: 7 }).unwrap(), recall);
         let hello = ToShim::Hello { version: VERSION, instance: InstanceId::parse("a").unwrap() };
         for (sent, json) in [
-            (hello, r#"{"message":"hello","version":1,"instance":"a"}"#),
+            (hello, r#"{"message":"hello","version":2,"instance":"a"}"#),
             (ToShim::Listening, r#"{"message":"listening"}"#),
             (ToShim::Closed, r#"{"message":"closed"}"#),
             (ToShim::Taken { seqs: vec![7, 9] }, r#"{"message":"taken","seqs":[7,9]}"#),
