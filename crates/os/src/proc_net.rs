@@ -72,7 +72,10 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
                 NamedProcess { pid: holder.pid, name: name_of(holder) }
             });
             let known = found.entry(inode).or_insert_with(|| named.clone());
-            if process.pid == named.pid && process.stat().is_ok_and(|stat| stat.ppid == known.pid) {
+            if known.pid != named.pid
+                && process.pid == named.pid
+                && process.stat().is_ok_and(|stat| stat.ppid == known.pid)
+            {
                 known.clone_from(named);
             }
         }

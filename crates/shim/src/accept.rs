@@ -1,6 +1,6 @@
 //! From the kernel's accept queue to the worker that relays: accept loop, caps and back-off.
 //!
-//! One task a listener, all on the first worker; connections are distributed to the worker with the fewest ([`NEAR`]: or to the first).
+//! One task a listener, all on the first worker; connections are distributed to the worker with the fewest, and [`NEAR`] to the first one.
 //! (Two epolls on duplicates of one listener share very unevenly: 1,748 to 252 were seen.) No
 //! error of accept(2) ends the loop, except that the listener no longer listens.
 
@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// for a handshake). Connections that hold the descriptors are not ended for that.
 const LONGEST_REST: Duration = Duration::from_secs(10);
 
-/// Where clients are passed as sockets, the first worker may have so many connections more than another one: a client leaves the shim after
+/// While clients are passed as sockets, the first worker may have so many connections more than another one: a client leaves the shim after
 /// some milliseconds, and to wake another worker costs as much as to pass the client.
 const NEAR: u64 = 16;
 
@@ -218,9 +218,12 @@ impl Dispatcher {
     }
 
     fn dispatch(&self, client: TcpStream, peer: SocketAddr, sent: Option<Vec<u8>>) {
+        let passes = |context: &Context| {
+            context.peeks && context.table.borrow().pick(|_| true).is_some_and(|picked| picked.link.is_some())
+        };
+        let near = if self.queues.first().is_some_and(|queue| passes(&queue.context)) { NEAR } else { 0 };
         let open = |(number, queue): &(usize, &WorkerQueue)| {
-            let far = if *number > 0 && queue.context.peeks { NEAR } else { 0 };
-            queue.context.stats.open.load(Relaxed) + far
+            queue.context.stats.open.load(Relaxed) + if *number > 0 { near } else { 0 }
         };
         if let Some((_, queue)) = self.queues.iter().enumerate().min_by_key(open) {
             // The worker ends with the shim; so do its connections.

@@ -1,6 +1,7 @@
 //! A socket of a connection, which is reset unless the connection ended properly.
 
 use berth_os::socket::reset_on_close;
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use tokio::net::TcpStream;
@@ -24,13 +25,14 @@ impl AbortOnDrop {
         self.abort = abort;
     }
 
-    /// Lets the runtime look at the socket anew: an event of what has arrived already does not come twice. That takes a descriptor more for a
-    /// moment; if there is none left, what the client sends next is an event nevertheless.
-    pub(super) fn register_again(&mut self) {
-        let duplicate = self.stream.as_fd().try_clone_to_owned();
-        if let Ok(again) = duplicate.and_then(|duplicate| TcpStream::from_std(duplicate.into())) {
-            self.stream = again;
-        }
+    /// Lets the runtime look at the socket anew: an event of what has arrived already does not come twice.
+    ///
+    /// # Errors
+    /// There is no descriptor left for that. What the client sends next is an event nevertheless.
+    pub(super) fn register_again(&mut self) -> io::Result<()> {
+        let duplicate = self.stream.as_fd().try_clone_to_owned()?;
+        self.stream = TcpStream::from_std(duplicate.into())?;
+        Ok(())
     }
 
     /// Closes it: by FIN, unless it was set to reset.

@@ -170,7 +170,11 @@ impl Opening<'_> {
         self.client.set_abort(true);
         self.kept.set_consumed(read.unwrap_or(0));
         socket::set_nonblocking(self.client.as_fd())?;
-        self.client.register_again();
+        match self.client.register_again() {
+            // Of what lies behind the bytes that are kept, there would be no event.
+            Err(error) if self.kept.is_full() => return Err(error),
+            _ => {}
+        }
         self.kept.catch_up(self.client.as_fd())
     }
 }
@@ -210,7 +214,7 @@ async fn follow(
                 }
                 ends.get_or_insert(now + ENDS_WITHIN);
             }
-            asked = &mut recall, if accepted.is_none() && !recalled => {
+            asked = &mut recall, if passed.became().is_none() && !recalled => {
                 recalled = true;
                 if let Err(error) = asked {
                     tracing::debug!(%error, "cannot recall a client");
