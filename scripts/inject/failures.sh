@@ -63,8 +63,8 @@ cause() {
     echo "[$from, $gone, $to]" >>"$work/$1"
 }
 
-# A client that the shim has accepted and has not passed yet ends with the shim, so that it gets SIGKILL when there is none: clients stand
-# still meanwhile.
+# A client that the shim has accepted and has not passed yet ends with the shim, so that the shim gets SIGKILL when it has no client that waits for
+# a first byte: clients stand still meanwhile.
 shim_killed() {
     await 60 "old's shim to have no client in hand" stop_clients_between_two
     kill_now old
