@@ -32,6 +32,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixListener};
 
+mod kills;
+
 const NODE: &str = "10.77.0.1:6443";
 const NODE_IPV6: &str = "[fd77::1]:6443";
 /// The second one is the node's name in /etc/hosts of some distributions.

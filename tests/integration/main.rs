@@ -18,6 +18,8 @@ mod grant;
 mod handover;
 mod init;
 #[cfg(feature = "operate")]
+mod kills;
+#[cfg(feature = "operate")]
 mod manifest;
 mod output;
 #[cfg(feature = "rehearse")]

@@ -1,10 +1,9 @@
 //! What the tests of several crates share.
 
-#![forbid(unsafe_code)]
-
 pub mod etcd;
 pub mod namespace;
 pub mod states;
+pub mod supervise;
 
 use berth_cluster::Access;
 use berth_cluster::kubeconfig::Token;

@@ -4,12 +4,14 @@ use super::*;
 use crate::support::net::connect_from;
 use crate::support::tls;
 
+mod kills;
+
 const OLD: &str = "v1.35.4-judged";
 
 /// A node whose apiserver has an API, and its cluster.
 struct Judged {
     /// It ends before the directories that it reads go.
-    _kubelet: Kubelet,
+    kubelet: Option<Kubelet>,
     node: Node,
     cluster: Cluster,
 }
@@ -24,7 +26,7 @@ impl Judged {
         fs::write(node.path("api/kube.key"), key).unwrap();
         let kubelet = Kubelet::start(&node);
         node.until_joined();
-        Self { node, cluster, _kubelet: kubelet }
+        Self { node, cluster, kubelet: Some(kubelet) }
     }
 
     /// A client that lists pods.

@@ -1,0 +1,310 @@
+//! Every kill: a command is killed at each of its calls with a side effect, each call fails with ENOSPC and with EIO, and the node goes down at
+//! it. After each, the node is whole, and the same command goes on or goes back.
+//!
+//! The suite tries a sample, by `BERTH_TEST_SEED` or a seed that is printed. `BERTH_TEST_KILLS=all` tries all points; any other value tries
+//! those whose name has it, such as `kill rename manifests/kube-apiserver.yaml #1`.
+
+mod files;
+
+use crate::support::process::Running;
+use crate::support::skipped;
+use berth_testing::supervise::{Act, Effect, missing, supervise};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Display};
+use std::fs::{self, File};
+use std::hash::BuildHasher;
+use std::os::unix::process::ExitStatusExt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+/// How often the same command may be given after a fault until it has done its work: an upgrade that goes back ends with a failure.
+const AGAIN: usize = 3;
+
+/// Marks the processes of a command.
+const TREE: &str = "BERTH_TEST_KILLS_TREE";
+
+/// A node, and a command that changes it.
+pub(super) trait Scene {
+    /// The directory with all that is this node's.
+    fn root(&self) -> PathBuf;
+
+    /// Those in which the command must leave nothing that is not named.
+    fn directories(&self) -> Vec<PathBuf> {
+        vec![self.root()]
+    }
+
+    fn command(&self) -> Command;
+
+    /// Panics unless the node is whole: the command has not run, was interrupted, or has ended.
+    fn is_whole(&mut self);
+
+    /// Panics unless the command has done its work.
+    fn is_done(&mut self);
+
+    /// What was in memory is gone, and no process of the node runs; then the node starts again.
+    fn reboots(&mut self) {}
+
+    /// What other commands say of the node: `berth doctor`, `berth bridge status`.
+    fn diagnosis(&self) -> String {
+        String::new()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// Of the process that makes the call.
+    Kill,
+    Error(Errno),
+    /// Each file that was not synced is empty afterwards.
+    Reboot,
+}
+
+const FAULTS: [Fault; 4] = [Fault::Kill, Fault::Error(Errno::ENOSPC), Fault::Error(Errno::EIO), Fault::Reboot];
+
+/// A call, by its name and its number among the calls of that name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Point {
+    call: String,
+    number: usize,
+}
+
+impl Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{}", self.call, self.number)
+    }
+}
+
+impl Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kill => write!(f, "kill"),
+            Self::Error(errno) => write!(f, "{errno:?}"),
+            Self::Reboot => write!(f, "reboot"),
+        }
+    }
+}
+
+/// What a supervised command did.
+#[derive(Debug, Default)]
+struct Seen {
+    points: Vec<Point>,
+    counts: BTreeMap<String, usize>,
+    /// Files that were written and not synced.
+    unsynced: BTreeSet<PathBuf>,
+    was_hit: bool,
+}
+
+/// Tries the points of a command. Each has a node of its own.
+pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S) {
+    if let Some(why) = missing() {
+        return skipped(&why);
+    }
+    let (all, only) = match std::env::var("BERTH_TEST_KILLS") {
+        Ok(all) if all == "all" => (true, String::new()),
+        Ok(only) => (true, only),
+        Err(_) => (false, String::new()),
+    };
+    let mut scene = node();
+    let (seen, ..) = run(&scene, None);
+    scene.is_whole();
+    scene.is_done();
+    let expected = left_by(&scene);
+    drop(scene);
+    let seen = seen.lock().unwrap().points.clone();
+    let mut points: Vec<_> = FAULTS.into_iter().flat_map(|fault| seen.iter().map(move |it| (fault, it))).collect();
+    // A signal needs no disk.
+    points.retain(|(fault, point)| !(matches!(fault, Fault::Error(_)) && point.call.starts_with("kill ")));
+    points.retain(|(fault, point)| format!("{fault} {point}").contains(&only));
+    let name = berth_testing::namespace::test_name();
+    if all {
+        eprintln!("{name}: {} points at {} calls", points.len(), seen.len());
+    } else {
+        let seed = std::env::var("BERTH_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed: u64 = seed.unwrap_or_else(|| RandomState::new().hash_one(0) % 1_000_000);
+        eprintln!("{name}: {sample} of {} points by BERTH_TEST_SEED={seed}", points.len());
+        points = sampled(points, sample, seed);
+    }
+    let (mut failed, mut missed) = (Vec::new(), 0);
+    for (fault, point) in points {
+        let tried = catch_unwind(AssertUnwindSafe(|| try_point(node(), fault, point, &expected)));
+        match tried {
+            Ok(was_hit) => missed += usize::from(!was_hit),
+            // At once, with the message that was printed last.
+            Err(panic) if !all => {
+                eprintln!("{name}: failed at: {fault} {point}");
+                resume_unwind(panic)
+            }
+            Err(_) => {
+                eprintln!("{name}: failed at: {fault} {point}");
+                failed.push(format!("{fault} {point}"));
+            }
+        }
+    }
+    if all {
+        eprintln!("{name}: {missed} points did not come again, {} failed", failed.len());
+    }
+    assert!(failed.is_empty(), "failed at:\n{}", failed.join("\n"));
+}
+
+/// Some of all, by a linear congruential generator.
+fn sampled<T>(mut all: Vec<T>, count: usize, mut seed: u64) -> Vec<T> {
+    let mut some = Vec::new();
+    while some.len() < count && !all.is_empty() {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        some.push(all.swap_remove((seed >> 33) as usize % all.len()));
+    }
+    some
+}
+
+/// Whether the point came.
+fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[String]) -> bool {
+    let before = left_by(&scene);
+    let (seen, code, mut log) = run(&scene, Some((fault, point.clone())));
+    if fault == Fault::Reboot && seen.lock().unwrap().was_hit {
+        for file in seen.lock().unwrap().unsynced.iter().filter(|file| file.starts_with(scene.root())) {
+            let _ = File::options().write(true).open(file).and_then(|file| file.set_len(0));
+        }
+        scene.reboots();
+    }
+    scene.is_whole();
+    // A process that goes on in the background has ended by now.
+    let was_hit = seen.lock().unwrap().was_hit;
+    if code == Some(0) {
+        scene.is_done();
+    } else {
+        assert!(!was_hit || code.is_none() || !log.trim().is_empty(), "{code:?}, and no word");
+    }
+    log += &scene.diagnosis();
+    let mut codes = vec![code];
+    while codes.len() <= AGAIN && (codes.len() == 1 || codes.last() != Some(&Some(0))) {
+        let (_, code, more) = run(&scene, None);
+        scene.is_whole();
+        log += &more;
+        codes.push(code);
+    }
+    assert_eq!(codes.last(), Some(&Some(0)), "the same command does not end well ({codes:?}): {log}");
+    scene.is_done();
+    let mut left = left_by(&scene);
+    for file in before.iter().chain(expected.iter().filter(|it| !before.contains(it))) {
+        if let Some(at) = left.iter().position(|it| it == file) {
+            left.swap_remove(at);
+        }
+    }
+    let unnamed: Vec<_> = left.iter().filter(|it| !shown(&log).contains(it.rsplit('/').next().unwrap_or(it))).collect();
+    assert!(unnamed.is_empty(), "left, and not named: {unnamed:?}: {log}");
+    was_hit
+}
+
+/// Runs the command, with a fault at a point: what its processes do, its exit status and its log.
+fn run(scene: &impl Scene, at: Option<(Fault, Point)>) -> (Arc<Mutex<Seen>>, Option<i32>, String) {
+    let (root, all) = (scene.root(), Arc::new(Mutex::new(Seen::default())));
+    let mut command = scene.command();
+    let mark = format!("{TREE}={}", root.display());
+    command.env(TREE, &root);
+    let seen = all.clone();
+    supervise(&mut command, move |effect| {
+        let Some(call) = name(effect, &root) else { return Act::Continue };
+        let mut seen = seen.lock().unwrap();
+        let number = *seen.counts.entry(call.clone()).and_modify(|number| *number += 1).or_insert(1);
+        let point = Point { call, number };
+        let fault = at.as_ref().filter(|(_, at)| *at == point && !seen.was_hit).map(|(fault, _)| *fault);
+        seen.points.push(point);
+        seen.was_hit |= fault.is_some();
+        match fault {
+            None => {
+                seen.syncs(effect);
+                return Act::Continue;
+            }
+            Some(Fault::Error(errno)) => return Act::Fail(errno),
+            Some(Fault::Kill) => {
+                let _ = kill(Pid::from_raw(effect.process), Signal::SIGKILL);
+            }
+            Some(Fault::Reboot) => tree(&mark).into_iter().for_each(|process| {
+                let _ = kill(process, Signal::SIGKILL);
+            }),
+        }
+        Act::Never
+    });
+    let mut running = Running::start(&mut command);
+    let status = running.ended();
+    let log = format!("{}\n{}", running.log(), running.out());
+    assert!(status.code().is_some() || status.signal() == Some(Signal::SIGKILL as i32), "{status}: {log}");
+    (all, status.code(), log)
+}
+
+impl Seen {
+    fn syncs(&mut self, effect: &Effect) {
+        let path = PathBuf::from(&effect.object);
+        match effect.call {
+            "write" | "truncate" => drop(self.unsynced.insert(path)),
+            "sync" | "unlink" => drop(self.unsynced.remove(&path)),
+            "rename" if effect.from.as_ref().is_some_and(|from| self.unsynced.remove(from)) => {
+                self.unsynced.insert(path);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The processes with this in their environment.
+fn tree(mark: &str) -> Vec<Pid> {
+    let processes = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+        let environment = fs::read(entry.path().join("environ")).ok()?;
+        environment.split(|byte| *byte == 0).any(|it| it == mark.as_bytes()).then_some(())?;
+        entry.file_name().to_str()?.parse().ok().map(Pid::from_raw)
+    });
+    processes.collect()
+}
+
+/// What a call is named by: what differs from run to run is left out. `None` for the calls of other programs, such as a bridge's COMMAND.
+fn name(Effect { process, call, object, .. }: &Effect, root: &Path) -> Option<String> {
+    let line = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    let is_other = |argument: &[u8]| [&b"stand-in"[..], b"sh", b"stand_in::process"].contains(&argument);
+    if line.split(|byte| *byte == 0).any(is_other) && !line.split(|byte| *byte == 0).any(|it| it == b"bridge") {
+        return None;
+    }
+    let object = object.strip_prefix(root.to_str()?).map_or(object.as_str(), |object| object.trim_start_matches('/'));
+    Some(format!("{call} {}", shown(object)))
+}
+
+/// A text without numbers, times and other names that differ from run to run.
+fn shown(text: &str) -> String {
+    let mut shown = String::new();
+    for part in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
+        let word = part.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+        let digits = word.chars().filter(char::is_ascii_digit).count();
+        let is_hex = word.chars().all(|c| c.is_ascii_hexdigit());
+        let differs = word != "127"
+            && digits > 0
+            && (word.len() >= 16 || is_hex && word.len() >= 4 || digits == word.len() && digits >= 3);
+        shown.push_str(if differs { "*" } else { word });
+        shown.push_str(&part[word.len()..]);
+    }
+    // An instance's address.
+    shown.split("127.").enumerate().fold(String::new(), |all, (at, part)| match (at, part.strip_prefix("0.0.1:")) {
+        (0, _) => part.to_owned(),
+        (_, Some(_)) => all + "127." + part,
+        (_, None) => all + "127.*" + part.find([':', '/']).map_or("", |end| &part[end..]),
+    })
+}
+
+/// All files and directories in those of a node that a command writes, by names that are the same in each run.
+fn left_by(scene: &impl Scene) -> Vec<String> {
+    let (root, mut all) = (scene.root(), Vec::new());
+    let mut left = scene.directories();
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            all.push(shown(&entry.path().strip_prefix(&root).unwrap().display().to_string()));
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                left.push(entry.path());
+            }
+        }
+    }
+    all
+}

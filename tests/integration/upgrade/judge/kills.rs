@@ -1,0 +1,69 @@
+//! Every kill of an upgrade that is judged.
+
+use super::*;
+use crate::kills::{Scene, every_kill};
+
+const NEW: &str = "v1.36.3-judged";
+
+#[test]
+fn upgrade() {
+    every_kill(2, || {
+        let judged = Judged::new();
+        let manifest = judged.node.new_manifest(NEW);
+        Upgraded { load: Some(judged.load()), judged, manifest }
+    });
+}
+
+struct Upgraded {
+    /// `None` while the node is down.
+    load: Option<Load>,
+    judged: Judged,
+    manifest: PathBuf,
+}
+
+impl Scene for Upgraded {
+    fn root(&self) -> PathBuf {
+        self.judged.node.temp.path().to_owned()
+    }
+
+    fn directories(&self) -> Vec<PathBuf> {
+        vec![self.judged.node.directory(), self.judged.node.path("kept")]
+    }
+
+    fn command(&self) -> Command {
+        let mut upgrade = self.judged.again(&["--canary", "50%", "--canary-time", "300ms"]);
+        upgrade.env("BERTH_SETTLE", "100ms").arg(&self.manifest);
+        upgrade
+    }
+
+    fn is_whole(&mut self) {
+        let node = &self.judged.node;
+        let files = files(&node.directory());
+        assert!(!files.is_empty(), "no manifest is left");
+        for (name, text) in files {
+            assert!(text.ends_with("\nstatus: {}\n"), "half a manifest of {name}: {text}");
+        }
+    }
+
+    fn is_done(&mut self) {
+        self.judged.node.is_whole(NEW);
+        if let Some(load) = self.load.take() {
+            load.lost_nothing();
+            self.load = Some(self.judged.load());
+        }
+    }
+
+    fn reboots(&mut self) {
+        drop(self.load.take());
+        let node = &self.judged.node;
+        self.judged.kubelet = None;
+        let _ = fs::remove_dir_all(node.path("run"));
+        self.judged.kubelet = Some(Kubelet::start(node));
+        let ca = self.judged.cluster.ca();
+        eventually("an answer", || {
+            let stream = std::net::TcpStream::connect(node.listen).ok()?;
+            std::panic::catch_unwind(|| tls::get(&ca, stream, "/api/v1/pods")).ok()
+        });
+        self.load = Some(self.judged.load());
+    }
+}
