@@ -137,11 +137,21 @@ fn temporary_prefix(path: &Path) -> String {
 /// Removes what a [`replace`] of this file left in its directory when its process was killed. Without success it only
 /// stays.
 pub fn sweep(path: &Path) {
-    let prefix = temporary_prefix(path);
-    let entries = path.parent().and_then(|directory| fs::read_dir(directory).ok()).into_iter().flatten();
+    sweep_named(path.parent(), &temporary_prefix(path), |rest| (!rest.contains('.')).then_some(rest));
+}
+
+/// The same for every file of a directory whose name begins so, such as those with a time in their names: the next run has another time.
+pub fn sweep_all(directory: &Path, beginning: &str) {
+    sweep_named(Some(directory), &format!(".{beginning}"), |rest| rest.rsplit('.').next());
+}
+
+/// `process` finds the process ID in what follows the prefix.
+fn sweep_named(directory: Option<&Path>, prefix: &str, process: impl Fn(&str) -> Option<&str>) {
+    let entries = directory.and_then(|directory| fs::read_dir(directory).ok()).into_iter().flatten();
     for entry in entries.flatten() {
-        let process: Option<u32> = entry.file_name().to_str().and_then(|name| name.strip_prefix(&prefix)?.parse().ok());
-        if process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists()) {
+        let name = entry.file_name();
+        let writer = name.to_str().and_then(|name| process(name.strip_prefix(prefix)?)?.parse::<u32>().ok());
+        if writer.is_some_and(|writer| !Path::new("/proc").join(writer.to_string()).exists()) {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -234,10 +244,11 @@ impl Backups {
     /// It cannot be written.
     pub fn keep(&self, manifest: &Path, original: &str, text: &str) -> Result<PathBuf, FileError> {
         make_private(&self.directory).map_err(FileError::of("make the directory", &self.directory))?;
+        let (prefix, suffix) = ends(manifest, text);
+        sweep_all(&self.directory, &format!("{prefix}."));
         let path = match self.find(manifest, text)? {
             Some((path, _)) => path,
             None => {
-                let (prefix, suffix) = ends(manifest, text);
                 let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
                 self.directory.join(format!("{prefix}.{}{suffix}", stamp(&now, original)))
             }
@@ -290,6 +301,20 @@ mod tests {
         replace(&temp.path().join("a.yaml"), "whole").unwrap();
         let there = [&names[0], &names[1], ".a.yaml.swp", "a.yaml"].map(|name| temp.path().join(name).exists());
         assert_eq!(there, [false, true, true, true]);
+    }
+
+    #[test]
+    fn a_backup_that_a_killed_run_was_writing_goes_with_the_next() {
+        let temp = tempfile::tempdir().unwrap();
+        let (manifest, kept) = (temp.path().join("a.yaml"), temp.path().join("berth"));
+        fs::write(&manifest, "").unwrap();
+        fs::create_dir(&kept).unwrap();
+        let mut dead = std::process::Command::new("true").spawn().unwrap();
+        dead.wait().unwrap();
+        let half = |process: u32| kept.join(format!(".a.yaml.20260504T030201Z.unknown.0123456789ab.{process}"));
+        [dead.id(), 1].into_iter().for_each(|process| fs::write(half(process), "half").unwrap());
+        Backups::new(&kept).keep(&manifest, "old", "new").unwrap();
+        assert_eq!((half(dead.id()).exists(), half(1).exists()), (false, true));
     }
 
     #[test]
