@@ -2,14 +2,13 @@
 //! and the files that its arguments name. Nothing else: not etcd's manifest, the kubelet's configuration, or objects of the cluster.
 
 use berth_manifest::Manifest;
-use berth_manifest::file::{self, Access, replace_as};
+use berth_manifest::file::{self, Access, replace_as, sweep_all};
 use berth_node::ipc::bridge::Difference;
 use berth_os::file::{found, make_private, open_regular};
 use similar::TextDiff;
 use std::collections::BTreeSet;
-use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -138,11 +137,11 @@ fn keep(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<PathB
     let directory = if is_manifests { parent.parent().unwrap_or(parent) } else { parent };
     let name = before.path.file_name().unwrap_or_default().to_string_lossy();
     let now = humantime::format_rfc3339_millis(SystemTime::now()).to_string().replace(['-', ':'], "");
-    let path = directory.join(format!("{name}.replaced-{now}"));
-    let mut kept = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-    kept.write_all(&is)?;
-    kept.sync_all()?;
-    File::open(directory)?.sync_all()?;
+    let start = format!("{name}.replaced-");
+    // What a bridge that was killed left half written.
+    sweep_all(directory, &start);
+    let path = directory.join(start + &now);
+    replace_as(&path, is, None).map_err(io::Error::other)?;
     Ok(Some(path))
 }
 
