@@ -68,7 +68,12 @@ pub(super) fn eject(args: &ManifestArgs) -> anyhow::Result<Exit> {
         print_stderr(format_args!("note: the original is {}", backup.display()));
         return file.write_out(&text, &original, &[], None);
     }
-    let ejected = Manifest::parse(&text).and_then(|manifest| ejecting::undo(&manifest));
+    let parsed = Manifest::parse(&text);
+    // As an eject that was killed at its end leaves it.
+    if parsed.as_ref().is_ok_and(ejecting::is_out) {
+        return file.write_out(&text, &text, &[], None);
+    }
+    let ejected = parsed.and_then(|manifest| ejecting::undo(&manifest));
     let ejected = ejected.map_err(|problem| file.refusal(&[problem]))?;
     print_stderr("note: no backup is of this text, so each change of berth's is undone");
     file.write_out(&text, &ejected.text, &ejected.edits, None)

@@ -6,7 +6,7 @@
 
 use super::edit::{COMMENT, Change, Edit, Path, apply};
 use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, VARIABLES, VOLUMES};
-use super::{Manifest, Problem, exec_words};
+use super::{Manifest, Problem, basename, exec_words};
 use berth_cluster::yaml::{YamlNode, parse};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -51,6 +51,12 @@ pub fn undo(manifest: &Manifest) -> Result<Ejected, Problem> {
     let edits = plan(manifest)?;
     let text = apply(manifest.text(), manifest.document(), &edits)?;
     Ok(Ejected { text: without_comments(&text, manifest.document()), edits })
+}
+
+/// Whether berth is not in a manifest: `inject` has left no mark, and kube-apiserver is started without berth.
+pub fn is_out(manifest: &Manifest) -> bool {
+    let is_berth = |word: &YamlNode| word.text().is_some_and(|word| basename(word) == "berth");
+    manifest.annotation(ORIGINAL).is_none() && !manifest.arguments().iter().any(|word| is_berth(word))
 }
 
 /// The edits that take berth out.
