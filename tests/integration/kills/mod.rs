@@ -111,7 +111,8 @@ pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S) {
         Err(_) => (false, String::new()),
     };
     let mut scene = node();
-    let (seen, ..) = run(&scene, None);
+    let (seen, code, log) = run(&scene, None);
+    assert_eq!(code, Some(0), "without a fault: {log}");
     scene.is_whole();
     scene.is_done();
     let expected = left_by(&scene);

@@ -31,7 +31,7 @@ impl Scene for Upgraded {
     }
 
     fn command(&self) -> Command {
-        let mut upgrade = self.judged.again(&["--canary", "50%", "--canary-time", "300ms"]);
+        let mut upgrade = self.judged.again(&["--canary", "50%", "--canary-time", "1s"]);
         upgrade.env("BERTH_SETTLE", "100ms").arg(&self.manifest);
         upgrade
     }
