@@ -97,8 +97,8 @@ enum About {
     /// The old path and the new one, of rename(2), which arm64 does not have.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
     OldNew,
-    /// An open file.
-    File,
+    /// An open file, whose descriptor is this argument.
+    File(usize),
     /// An address, which is the second argument.
     Address,
     /// A signal, which is this argument.
@@ -138,17 +138,17 @@ const CALLS: &[(libc::c_long, &str, About)] = &[
     (libc::SYS_linkat, "link", About::At(2, 3)),
     (libc::SYS_mknodat, "mknod", About::At(0, 1)),
     (libc::SYS_truncate, "truncate", About::Path(0)),
-    (libc::SYS_write, "write", About::File),
-    (libc::SYS_pwrite64, "write", About::File),
-    (libc::SYS_writev, "write", About::File),
-    (libc::SYS_copy_file_range, "write", About::File),
-    (libc::SYS_sendfile, "write", About::File),
-    (libc::SYS_ftruncate, "truncate", About::File),
-    (libc::SYS_fallocate, "truncate", About::File),
-    (libc::SYS_fchmod, "chmod", About::File),
-    (libc::SYS_fchown, "chown", About::File),
-    (libc::SYS_fsync, "sync", About::File),
-    (libc::SYS_fdatasync, "sync", About::File),
+    (libc::SYS_write, "write", About::File(0)),
+    (libc::SYS_pwrite64, "write", About::File(0)),
+    (libc::SYS_writev, "write", About::File(0)),
+    (libc::SYS_copy_file_range, "write", About::File(2)),
+    (libc::SYS_sendfile, "write", About::File(0)),
+    (libc::SYS_ftruncate, "truncate", About::File(0)),
+    (libc::SYS_fallocate, "truncate", About::File(0)),
+    (libc::SYS_fchmod, "chmod", About::File(0)),
+    (libc::SYS_fchown, "chown", About::File(0)),
+    (libc::SYS_fsync, "sync", About::File(0)),
+    (libc::SYS_fdatasync, "sync", About::File(0)),
     (libc::SYS_mount, "mount", About::Path(1)),
     (libc::SYS_umount2, "umount", About::Path(0)),
     (libc::SYS_move_mount, "mount", About::At(2, 3)),
@@ -274,8 +274,8 @@ fn effect(call: &seccomp_notif) -> Option<Effect> {
             from = path(0);
             shown(path(1)?)
         }
-        About::File => {
-            let file = thread.read_link(&format!("fd/{}", arguments[0] as RawFd))?;
+        About::File(at) => {
+            let file = thread.read_link(&format!("fd/{}", arguments[at] as RawFd))?;
             let is_device = file.starts_with("/dev") && !file.starts_with("/dev/shm");
             let is_memory = file.to_string_lossy().starts_with("/memfd:");
             shown(Some(file).filter(|file| file.is_absolute() && !is_device && !is_memory)?)
