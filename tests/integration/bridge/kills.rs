@@ -5,6 +5,7 @@ use crate::kills::{Scene, every_kill};
 
 /// With an etcd of three members.
 #[test]
+#[ignore = "takes minutes: run by .ci/run kills"]
 fn bridge() {
     on_any_node_of(ETCD, |node| {
         let members = etcd_of(node);

@@ -245,6 +245,13 @@ impl Scene for Restored {
         restore
     }
 
+    /// What a restore keeps is meant to stay, and has the name of its file: that it is whole is checked.
+    fn diagnosis(&self) -> String {
+        let files = ["pki", "."].map(|directory| fs::read_dir(self.0.path().join(directory)).unwrap());
+        let names = files.into_iter().flatten().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.contains(".replaced-") && !name.starts_with('.')).collect::<Vec<_>>().join("\n")
+    }
+
     fn is_whole(&mut self) {
         for SavedFile { path, copy, shown } in saved(self.0.path()) {
             let (was, is) = (fs::read_to_string(copy).unwrap(), fs::read_to_string(&path).ok());

@@ -6,6 +6,7 @@ use crate::kills::{Scene, every_kill};
 const NEW: &str = "v1.36.3-judged";
 
 #[test]
+#[ignore = "takes minutes: run by .ci/run kills"]
 fn upgrade() {
     every_kill(2, || {
         let judged = Judged::new();
