@@ -17,7 +17,7 @@ pub trait Model: Clone {
 
     fn happen(&mut self, event: Self::Event);
 
-    /// Hashes all that decides what comes later: times as what is left of them.
+    /// Hashes every field that decides later events; of a deadline, the time that is left.
     fn digest(&self, digest: &mut Digest);
 
     /// Checks a state that was not seen before, the `nth`.
@@ -32,7 +32,7 @@ pub struct Explored {
     pub events: usize,
     /// Events from a root to the last state.
     pub depth: usize,
-    /// There is no other state.
+    /// The model has no state beside the visited ones.
     pub exhausted: bool,
 }
 

@@ -2,7 +2,7 @@
 //! it. After each, the node is whole, and the same command goes on or goes back.
 //!
 //! The suite tries a sample, by `BERTH_TEST_SEED` or a seed that is printed. `BERTH_TEST_KILLS=all` tries all points; any other value tries
-//! those whose name has it, such as `kill rename manifests/kube-apiserver.yaml #1`.
+//! the points whose name contains the value, such as `kill rename manifests/kube-apiserver.yaml #1`.
 
 mod files;
 
@@ -31,7 +31,7 @@ const TREE: &str = "BERTH_TEST_KILLS_TREE";
 
 /// A node, and a command that changes it.
 pub(super) trait Scene {
-    /// The directory with all that is this node's.
+    /// The directory with all files of this node.
     fn root(&self) -> PathBuf;
 
     /// Those in which the command must leave nothing that is not named.
@@ -202,7 +202,7 @@ fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[Str
     was_hit
 }
 
-/// Runs the command, with a fault at a point: what its processes do, its exit status and its log.
+/// Runs the command, with a fault at a point; gives the effects of the command's processes, the command's exit status and its log.
 fn run(scene: &impl Scene, at: Option<(Fault, Point)>) -> (Arc<Mutex<Seen>>, Option<i32>, String) {
     let (root, all) = (scene.root(), Arc::new(Mutex::new(Seen::default())));
     let mut command = scene.command();

@@ -116,7 +116,7 @@ enum Event {
     Deliver(usize, usize),
     /// Of one that may have ended.
     DeliverFrom(usize, ShimId),
-    /// One announces the same again to another.
+    /// A shim sends another shim its last announcement again.
     Repeat(usize, usize),
     DeliverAll,
     Pass(u8),

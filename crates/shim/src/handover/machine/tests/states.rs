@@ -124,7 +124,7 @@ fn steps(time: Time) -> u64 {
     (time.as_millis() / STEP.as_millis()) as u64
 }
 
-/// The names of shims and listeners are new in each world: what counts is their order.
+/// The names of shims and listeners are new in each world: the digest has their order.
 struct Names<'a>(&'a World);
 
 impl Names<'_> {
@@ -240,7 +240,7 @@ impl World {
 const NONE: Budget =
     Budget { starts: 0, readies: 0, leaves: 0, deaths: 0, hangs: 0, deaf: 0, breaks: 0, repeats: 0, passes: 1 };
 
-/// One serves, and another comes; both serve, and a third comes.
+/// A shim serves, and a second one comes; both serve, and a third one comes.
 const BEGIN: [Event; 9] = {
     use Event::{DeliverAll, Ready, Start};
     [Start, Ready(0, true), DeliverAll, Start, DeliverAll, Ready(1, true), DeliverAll, Start, DeliverAll]
