@@ -88,6 +88,18 @@ mod tests {
         assert_eq!(rule.decide(seconds(50), named), Want::AsItIs);
     }
 
+    #[test]
+    fn addresses_that_were_read_hold_for_ten_seconds() {
+        let named = Sight { others: Some(true), ..CALM };
+        for (pause, want) in [(9, Want::Absent), (10, Want::AsItIs)] {
+            let mut rule = Rule::default();
+            rule.decide(seconds(0), named);
+            rule.decide(seconds(25), named);
+            rule.decide(seconds(25 + pause), Sight { others: None, ..CALM });
+            assert_eq!(rule.decide(seconds(36), named), want, "after {pause} s without an answer");
+        }
+    }
+
     fn sights() -> impl Strategy<Value = Sight> {
         let others = prop_oneof![Just(None), Just(Some(true)), Just(Some(false))];
         (0..Phase::ALL.len(), any::<bool>(), any::<bool>(), others).prop_map(|(phase, sibling, withdrawn, others)| {
