@@ -1,8 +1,10 @@
 //! Every kill: a command is killed at each of its calls with a side effect, each call fails with ENOSPC and with EIO, and the node goes down at
 //! it. After each, the node is whole, and the same command goes on or goes back.
 //!
-//! The suite tries a sample, by `BERTH_TEST_SEED` or a seed that is printed. `BERTH_TEST_KILLS=all` tries all points; any other value tries
-//! the points whose name contains the value, such as `kill rename manifests/kube-apiserver.yaml #1`.
+//! The suite tries a sample, by `BERTH_TEST_SEED` or a seed that is printed. `BERTH_TEST_KILLS=all` tries all points but most of those at calls
+//! that repeat: of a call with one name that comes more than 12 times, such as the connect(2) of a command that polls, it tries the first two
+//! and ten by the seed, and prints how many calls are left out. Any other value tries the points whose name contains the value, such as
+//! `kill rename manifests/kube-apiserver.yaml #1`, and leaves none out.
 
 mod files;
 
@@ -18,7 +20,7 @@ use std::fmt::{self, Display};
 use std::fs::{self, File};
 use std::hash::BuildHasher;
 use std::os::unix::process::ExitStatusExt;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -26,11 +28,18 @@ use std::sync::{Arc, Mutex};
 /// How often the same command may be given after a fault until it has done its work: an upgrade that goes back ends with a failure.
 const AGAIN: usize = 3;
 
+/// How many calls of one name are tried: if there are more, the first ones and others by the seed.
+const REPEATS: usize = 12;
+const FIRST: usize = 2;
+
 /// Marks the processes of a command.
 const TREE: &str = "BERTH_TEST_KILLS_TREE";
 
 /// A node, and a command that changes it.
 pub(super) trait Scene {
+    /// How many nodes are tried at once: each has directories and addresses of its own.
+    const AT_ONCE: usize = 1;
+
     /// The directory with all files of this node.
     fn root(&self) -> PathBuf;
 
@@ -101,15 +110,12 @@ struct Seen {
 }
 
 /// Tries the points of a command. Each has a node of its own.
-pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S) {
+pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S + Sync) {
     if let Some(why) = missing() {
         return skipped(&why);
     }
-    let (all, only) = match std::env::var("BERTH_TEST_KILLS") {
-        Ok(all) if all == "all" => (true, String::new()),
-        Ok(only) => (true, only),
-        Err(_) => (false, String::new()),
-    };
+    let which = std::env::var("BERTH_TEST_KILLS");
+    let only = which.as_ref().ok().filter(|which| *which != "all");
     let mut scene = node();
     let (seen, code, log) = run(&scene, None);
     assert_eq!(code, Some(0), "without a fault: {log}");
@@ -117,40 +123,53 @@ pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S) {
     scene.is_done();
     let expected = left_by(&scene);
     drop(scene);
-    let seen = seen.lock().unwrap().points.clone();
-    let mut points: Vec<_> = FAULTS.into_iter().flat_map(|fault| seen.iter().map(move |it| (fault, it))).collect();
+    let seed = std::env::var("BERTH_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed: u64 = seed.unwrap_or_else(|| RandomState::new().hash_one(0) % 1_000_000);
+    let Seen { points: calls, counts, .. } = &*seen.lock().unwrap();
+    let kept: Vec<_> = match only {
+        Some(_) => calls.iter().collect(),
+        None => some_repeats(calls, counts, seed),
+    };
+    let mut points: Vec<_> = FAULTS.into_iter().flat_map(|fault| kept.iter().map(move |it| (fault, *it))).collect();
     // A signal needs no disk.
     points.retain(|(fault, point)| !(matches!(fault, Fault::Error(_)) && point.call.starts_with("kill ")));
-    points.retain(|(fault, point)| format!("{fault} {point}").contains(&only));
-    let name = berth_testing::namespace::test_name();
-    if all {
-        eprintln!("{name}: {} points at {} calls", points.len(), seen.len());
-    } else {
-        let seed = std::env::var("BERTH_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed: u64 = seed.unwrap_or_else(|| RandomState::new().hash_one(0) % 1_000_000);
-        eprintln!("{name}: {sample} of {} points by BERTH_TEST_SEED={seed}", points.len());
-        points = sampled(points, sample, seed);
-    }
-    let (mut failed, mut missed) = (Vec::new(), 0);
-    for (fault, point) in points {
-        let tried = catch_unwind(AssertUnwindSafe(|| try_point(node(), fault, point, &expected)));
-        match tried {
-            Ok(was_hit) => missed += usize::from(!was_hit),
-            // At once, with the message that was printed last.
-            Err(panic) if !all => {
-                eprintln!("{name}: failed at: {fault} {point}");
-                resume_unwind(panic)
-            }
-            Err(_) => {
-                eprintln!("{name}: failed at: {fault} {point}");
-                failed.push(format!("{fault} {point}"));
+    points.retain(|(fault, point)| only.is_none_or(|only| format!("{fault} {point}").contains(only)));
+    let (name, left_out) = (berth_testing::namespace::test_name(), calls.len() - kept.len());
+    let of = format!("{} points at {} calls, {left_out} repeated calls left out", points.len(), kept.len());
+    let tries = if which.is_ok() { points.len() } else { sample };
+    eprintln!("{name}: {tries} of {of}, by BERTH_TEST_SEED={seed}");
+    let points = sampled(points, tries, seed);
+    let (queue, ended) = (Mutex::new(points.into_iter()), Mutex::new((0, 0, Vec::new())));
+    let next = || queue.lock().unwrap().next();
+    let tries_points = || {
+        while let Some((fault, point)) = next() {
+            let tried = catch_unwind(AssertUnwindSafe(|| try_point(node(), fault, point, &expected)));
+            let (hit, missed, failed) = &mut *ended.lock().unwrap();
+            match tried {
+                Ok(true) => *hit += 1,
+                Ok(false) => *missed += 1,
+                Err(panic) => {
+                    let why = panic.downcast_ref::<String>().map_or("", String::as_str);
+                    eprintln!("{name}: failed at: {fault} {point}: {why}");
+                    failed.push(format!("{fault} {point}"));
+                }
             }
         }
-    }
-    if all {
-        eprintln!("{name}: {missed} points did not come again, {} failed", failed.len());
-    }
+    };
+    std::thread::scope(|scope| (0..S::AT_ONCE).for_each(|_| drop(scope.spawn(tries_points))));
+    let (hit, missed, failed) = ended.into_inner().unwrap();
+    eprintln!("{name}: {hit} points passed, {missed} did not come again, {} failed", failed.len());
     assert!(failed.is_empty(), "failed at:\n{}", failed.join("\n"));
+}
+
+/// All calls of a name that comes seldom; of another, such as one that polls, the first ones and some by the seed.
+fn some_repeats<'a>(calls: &'a [Point], counts: &BTreeMap<String, usize>, seed: u64) -> Vec<&'a Point> {
+    let is_first = |point: &&Point| point.number <= FIRST || counts[&point.call] <= REPEATS;
+    let (mut kept, later): (Vec<_>, Vec<_>) = calls.iter().partition(is_first);
+    for call in counts.keys() {
+        kept.extend(sampled(later.iter().filter(|it| it.call == *call).copied().collect(), REPEATS - FIRST, seed));
+    }
+    kept
 }
 
 /// Some of all, by a linear congruential generator.
@@ -183,7 +202,9 @@ fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[Str
     }
     log += &scene.diagnosis();
     let mut codes = vec![code];
-    while codes.len() <= AGAIN && (codes.len() == 1 || codes.last() != Some(&Some(0))) {
+    // What has done its work all the same is given again only for what it left.
+    let is_clean = left_by(&scene).iter().all(|file| expected.contains(file));
+    while codes.len() <= AGAIN && codes.last() != Some(&Some(0)) || codes.len() == 1 && !is_clean {
         let (_, code, more) = run(&scene, None);
         scene.is_whole();
         log += &more;
