@@ -29,10 +29,14 @@ impl Judged {
         Self { node, cluster, kubelet: Some(kubelet) }
     }
 
-    /// A client that lists pods.
     fn load(&self) -> Load {
+        self.load_each(Duration::from_millis(2))
+    }
+
+    /// A client that lists pods, again after each period.
+    fn load_each(&self, period: Duration) -> Load {
         let (ca, to) = (self.cluster.ca(), self.node.listen);
-        Load::start(1, Some(Duration::from_millis(2)), move |source| {
+        Load::start(1, Some(period), move |source| {
             let ca = ca.clone();
             let get = move || tls::get(&ca, connect_from(source.into(), to), "/api/v1/pods");
             async move {
@@ -53,16 +57,16 @@ impl Judged {
     /// Goes on with it.
     fn again(&self, options: &[&str]) -> Command {
         // The clients of this test are on the node.
-        let mut upgrade = self.node.upgrade_in(&self.cluster, &["--judge", "--canary-local", "--speedup", "40"]);
+        let mut upgrade = self.node.upgrade_in(&self.cluster, &["--judge", "--canary-local"]);
         upgrade.args(options);
         upgrade
     }
 }
 
-const SHORT: [&str; 4] = ["--canary", "20%,50%", "--canary-time", "1s"];
+const SHORT: [&str; 6] = ["--speedup", "40", "--canary", "20%,50%", "--canary-time", "1s"];
 
 /// With steps that end only by a verdict.
-const LONG: [&str; 4] = ["--canary", "50%", "--canary-time", "1h"];
+const LONG: [&str; 6] = ["--speedup", "40", "--canary", "50%", "--canary-time", "1h"];
 
 #[test]
 fn a_good_version_goes_through_step_by_step() {

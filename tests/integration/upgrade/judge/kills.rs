@@ -5,13 +5,16 @@ use crate::kills::{Scene, every_kill};
 
 const NEW: &str = "v1.36.3-judged";
 
+/// Between two requests, which are most of the work of a run; a verdict needs 100.
+const PERIOD: Duration = Duration::from_millis(15);
+
 #[test]
 #[ignore = "takes minutes: run by .ci/run kills"]
 fn upgrade() {
     every_kill(2, || {
         let judged = Judged::new();
         let manifest = judged.node.new_manifest(NEW);
-        Upgraded { load: Some(judged.load()), judged, manifest }
+        Upgraded { load: Some(judged.load_each(PERIOD)), judged, manifest }
     });
 }
 
@@ -23,6 +26,8 @@ struct Upgraded {
 }
 
 impl Scene for Upgraded {
+    const AT_ONCE: usize = 6;
+
     fn root(&self) -> PathBuf {
         self.judged.node.temp.path().to_owned()
     }
@@ -32,7 +37,7 @@ impl Scene for Upgraded {
     }
 
     fn command(&self) -> Command {
-        let mut upgrade = self.judged.again(&["--canary", "50%", "--canary-time", "1s"]);
+        let mut upgrade = self.judged.again(&["--canary", "50%", "--canary-time", "1s", "--speedup", "80"]);
         upgrade.env("BERTH_SETTLE", "100ms").arg(&self.manifest);
         upgrade
     }
@@ -50,7 +55,7 @@ impl Scene for Upgraded {
         self.judged.node.is_whole(NEW);
         if let Some(load) = self.load.take() {
             load.lost_nothing();
-            self.load = Some(self.judged.load());
+            self.load = Some(self.judged.load_each(PERIOD));
         }
     }
 
@@ -65,6 +70,6 @@ impl Scene for Upgraded {
             let stream = std::net::TcpStream::connect(node.listen).ok()?;
             std::panic::catch_unwind(|| tls::get(&ca, stream, "/api/v1/pods")).ok()
         });
-        self.load = Some(self.judged.load());
+        self.load = Some(self.judged.load_each(PERIOD));
     }
 }
