@@ -55,6 +55,8 @@ pub struct Machine {
     lost: Option<Duration>,
     /// A file has gone and its pod has not, since.
     stopping: Option<Duration>,
+    /// Only in this run: a run that resumes waits for the other instance as long as one may take to get ready, and a shim that a killed run
+    /// drained has left by then (after a lease at most), so nothing leads back to it.
     drained: bool,
     drains_failed: u32,
     /// What came out of the step.
