@@ -147,7 +147,10 @@ pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S + Sync) {
             let (hit, missed, failed) = &mut *ended.lock().unwrap();
             match tried {
                 Ok(true) => *hit += 1,
-                Ok(false) => *missed += 1,
+                Ok(false) => {
+                    eprintln!("{name}: did not come again: {fault} {point}");
+                    *missed += 1;
+                }
                 Err(panic) => {
                     let why = panic.downcast_ref::<String>().map_or("", String::as_str);
                     eprintln!("{name}: failed at: {fault} {point}: {why}");
@@ -301,10 +304,11 @@ fn shown(text: &str) -> String {
     for part in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
         let word = part.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
         let digits = word.chars().filter(char::is_ascii_digit).count();
+        // Times too, such as 20260504T030201 and 123Z.
+        let is_number = word.starts_with(|c: char| c.is_ascii_digit());
         let is_hex = word.chars().all(|c| c.is_ascii_hexdigit());
-        let differs = word != "127"
-            && digits > 0
-            && (word.len() >= 16 || is_hex && word.len() >= 4 || digits == word.len() && digits >= 3);
+        let differs =
+            word != "127" && digits > 0 && (word.len() >= 16 || is_hex && word.len() >= 4 || is_number && digits >= 3);
         shown.push_str(if differs { "*" } else { word });
         shown.push_str(&part[word.len()..]);
     }
