@@ -71,7 +71,8 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
         }
         Half::Caller(bridge) => match bridge.begins()? {
             Ok(()) => exit(block_on(accompany(&args.dir.state_dir, args.dir.json, run))?.map_err(unavailable)?),
-            Err(code) => Ok(code.map_or(Exit::Unavailable, |code| u8::try_from(code).map_or(Exit::Bug, Exit::Child))),
+            Err(Some(code)) => Ok(u8::try_from(code).map_or(Exit::Bug, Exit::Child)),
+            Err(None) => Err(unavailable("the bridge was killed before it began; nothing was changed")),
         },
     }
 }
