@@ -11,7 +11,7 @@ use berth_upgrade::logs::end_of;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::ffi::OsString;
-use std::io::{self, ErrorKind, IsTerminal};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -48,15 +48,23 @@ pub(super) async fn end_last(directory: &Path) {
     }
 }
 
-/// Waits until the bridge serves, and runs COMMAND under it, if there is one. `json`: each status is printed, and no line.
+/// Waits until the bridge serves, and runs COMMAND under it, if there is one. `json`: each status is printed, and no line. The bridge
+/// begins when `asked` is written to: from then on it sees the end of this process.
 ///
 /// # Errors
 /// Why the bridge refuses.
-pub async fn accompany(directory: &Path, json: bool, run: Option<&[OsString]>) -> Result<Waited, String> {
+pub async fn accompany(
+    directory: &Path,
+    json: bool,
+    run: Option<&[OsString]>,
+    mut asked: impl Write,
+) -> Result<Waited, String> {
     let mut watcher = Watcher::new(directory, json).map_err(|error| format!("cannot handle signals: {error}"))?;
     let first = if run.is_some() { Ask::Accompany } else { Ask::Status };
     let client = Connection::ask(directory, &first).await;
     let client = client.map_err(|error| format!("the bridge cannot be asked: {error}"))?;
+    // A bridge that does not receive this has gone away.
+    let _ = asked.write_all(&[0]);
     let status = match watcher.until(&client, |status| status.step == Step::Hold).await {
         WaitOutcome::There(status) => status,
         seen => return not_begun(&mut watcher, seen, directory).await,
@@ -237,7 +245,7 @@ mod tests {
             status.send_replace(hold(Some("no majority")));
         };
         let run = [OsString::from("false")];
-        let (waited, ()) = tokio::join!(accompany(temp.path(), true, Some(&run)), bridge);
+        let (waited, ()) = tokio::join!(accompany(temp.path(), true, Some(&run), io::sink()), bridge);
         assert_eq!(waited, Ok(Waited::NotBegun));
     }
 

@@ -21,7 +21,7 @@ const OOM_SCORE: i16 = -998;
 
 /// Which process this is.
 pub enum Half {
-    /// The bridge's own process, which writes to this socket when the bridge begins.
+    /// The bridge's own process, which writes to this socket when the bridge begins, and waits for the caller's answer.
     Bridge(UnixStream),
     /// The process that began the bridge.
     Caller(Bridge),
@@ -46,13 +46,14 @@ pub fn divide() -> io::Result<Half> {
 }
 
 impl Bridge {
-    /// Waits until it begins; else for its exit status, having printed why: `None` if a signal ended it.
+    /// Waits until it begins, and gives the socket to which the caller writes when the bridge sees its end; else for the bridge's exit
+    /// status, having printed why: `None` if a signal ended it.
     ///
     /// # Errors
     /// Those of waitpid(2).
-    pub fn begins(mut self) -> io::Result<Result<(), Option<i32>>> {
+    pub fn begins(mut self) -> io::Result<Result<UnixStream, Option<i32>>> {
         if self.begins.read_exact(&mut [0]).is_ok() {
-            return Ok(Ok(()));
+            return Ok(Ok(self.begins));
         }
         Ok(Err(match waitpid(self.pid, None)? {
             WaitStatus::Exited(_, code) => Some(code),
@@ -84,7 +85,7 @@ pub async fn hold(options: BridgeOptions, begin: UnixStream, note: impl Fn(&Brid
     let unavailable = |why: String| Refusal::Unavailable(vec![why]);
     let claim = Claim::acquire(&plan.options.directory).map_err(unavailable)?;
     leave_terminal(&claim.log).map_err(|error| unavailable(format!("cannot leave the terminal: {error}")))?;
-    if (&begin).write_all(&[0]).is_err() {
+    if (&begin).write_all(&[0]).and_then(|()| (&begin).read_exact(&mut [0])).is_err() {
         tracing::info!("the process that wanted a bridge has gone away: there is none");
         return Ok(());
     }

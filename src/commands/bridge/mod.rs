@@ -70,7 +70,9 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
             Ok(Exit::Ok)
         }
         Half::Caller(bridge) => match bridge.begins()? {
-            Ok(()) => exit(block_on(accompany(&args.dir.state_dir, args.dir.json, run))?.map_err(unavailable)?),
+            Ok(asked) => {
+                exit(block_on(accompany(&args.dir.state_dir, args.dir.json, run, asked))?.map_err(unavailable)?)
+            }
             Err(Some(code)) => Ok(u8::try_from(code).map_or(Exit::Bug, Exit::Child)),
             Err(None) => Err(unavailable("the bridge was killed before it began; nothing was changed")),
         },
