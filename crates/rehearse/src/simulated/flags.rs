@@ -7,7 +7,7 @@
 use crate::store::HISTORY;
 use berth_exec::args;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Time between two bookmarks of a watch, as in kube-apiserver.
@@ -26,8 +26,8 @@ pub(super) struct Flags {
     pub(super) client_ca_file: Option<PathBuf>,
     /// Answer clients without a certificate, too.
     pub(super) anonymous_auth: bool,
-    /// `unix://` and the socket of the rehearsal's store.
-    etcd_servers: String,
+    /// Socket of the rehearsal's store.
+    pub(super) store: PathBuf,
     /// From SIGTERM to the end of listening.
     pub(super) shutdown_delay_duration: Duration,
     /// Go on listening while draining, and answer 429.
@@ -60,7 +60,7 @@ impl Default for Flags {
             tls_private_key_file: PathBuf::new(),
             client_ca_file: None,
             anonymous_auth: true,
-            etcd_servers: String::new(),
+            store: PathBuf::new(),
             shutdown_delay_duration: Duration::ZERO,
             shutdown_send_retry_after: false,
             shutdown_watch_termination_grace_period: Duration::ZERO,
@@ -111,11 +111,6 @@ impl Flags {
         }
         flags.check()
     }
-
-    /// Socket of the rehearsal's store.
-    pub(super) fn store(&self) -> &Path {
-        Path::new(self.etcd_servers.strip_prefix("unix://").unwrap_or_default())
-    }
 }
 
 /// Names of the flags that are true when they stand alone.
@@ -162,9 +157,13 @@ impl Flags {
             "tls-private-key-file" => self.tls_private_key_file = value.into(),
             "client-ca-file" => self.client_ca_file = path(value),
             "anonymous-auth" => self.anonymous_auth = truth()?,
-            "etcd-servers" => self.etcd_servers = value.into(),
-            // It has one store.
-            "etcd-servers-overrides" | "etcd-cafile" => {}
+            // It has one store, and dials no etcd that is named beside.
+            "etcd-servers" | "etcd-servers-overrides" => {
+                if let Some((_, path)) = value.split_once("unix://") {
+                    self.store = path.into();
+                }
+            }
+            "etcd-cafile" => {}
             // It writes no Service.
             "advertise-address" => {
                 ip()?;
@@ -193,12 +192,9 @@ impl Flags {
 
     fn check(mut self) -> Result<Self, String> {
         let mut errors = Vec::new();
-        if self.etcd_servers.is_empty() {
-            errors.push("--etcd-servers must be specified".to_owned());
-        }
-        if !self.etcd_servers.is_empty() && self.store().as_os_str().is_empty() {
+        if self.store.as_os_str().is_empty() {
             errors.push(
-                "--etcd-servers of a simulated apiserver must be unix:///PATH, the socket of a rehearsal's store"
+                "--etcd-servers must be specified: a simulated apiserver has unix:///PATH, the socket of a rehearsal's store"
                     .into(),
             );
         }

@@ -69,7 +69,7 @@ async fn live(flags: Flags) -> io::Result<()> {
         let open = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
         open.map_err(|e| io::Error::other(format!("failed to open {}: {e}", path.display())))?;
     }
-    let store = StoreClient::connect(flags.store(), &flags.name).await?;
+    let store = StoreClient::connect(&flags.store, &flags.name).await?;
     let cache = Cache::start(&store, flags.watch_cache_size).await?;
     let address = SocketAddr::new(flags.bind_address, flags.secure_port);
     let listener = listen(address, flags.permit_port_sharing)
