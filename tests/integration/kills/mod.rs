@@ -50,6 +50,9 @@ pub(super) trait Scene {
 
     fn command(&self) -> Command;
 
+    /// Waits for what goes on in the background when the command has ended.
+    fn settles(&self) {}
+
     /// Panics unless the node is whole: the command has not run, was interrupted, or has ended.
     fn is_whole(&mut self);
 
@@ -189,6 +192,7 @@ fn sampled<T>(mut all: Vec<T>, count: usize, mut seed: u64) -> Vec<T> {
 fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[String]) -> bool {
     let before = left_by(&scene);
     let (seen, code, mut log) = run(&scene, Some((fault, point.clone())));
+    scene.settles();
     if fault == Fault::Reboot && seen.lock().unwrap().was_hit {
         for file in seen.lock().unwrap().unsynced.iter().filter(|file| file.starts_with(scene.root())) {
             let _ = File::options().write(true).open(file).and_then(|file| file.set_len(0));
@@ -196,7 +200,6 @@ fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[Str
         scene.reboots();
     }
     scene.is_whole();
-    // A process that goes on in the background has ended by now.
     let was_hit = seen.lock().unwrap().was_hit;
     if code == Some(0) {
         scene.is_done();
@@ -290,7 +293,8 @@ fn tree(mark: &str) -> Vec<Pid> {
 /// What a call is named by: what differs from run to run is left out. `None` for the calls of other programs, such as a bridge's COMMAND.
 fn name(Effect { process, call, object, .. }: &Effect, root: &Path) -> Option<String> {
     let line = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
-    let is_other = |argument: &[u8]| [&b"stand-in"[..], b"sh", b"stand_in::process"].contains(&argument);
+    let others = [&b"stand-in"[..], b"sh", b"stand_in::process"];
+    let is_other = |argument: &[u8]| others.contains(&argument) || argument.ends_with(b"etcd");
     if line.split(|byte| *byte == 0).any(is_other) && !line.split(|byte| *byte == 0).any(|it| it == b"bridge") {
         return None;
     }
