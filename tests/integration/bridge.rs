@@ -264,12 +264,15 @@ impl Node {
 
     /// The command line of its kube-apiserver.
     fn own(&self) -> String {
+        let has_etcd = self.kind.flags.contains("--etcd-servers=");
+        let store =
+            if has_etcd { String::new() } else { format!(" --etcd-servers=unix://{}", self.path("store").display()) };
         format!(
-            "{} stand-in {} --secure-port=6443 --stand-in-name=own --etcd-servers=unix://{} --tls-cert-file={} \
-             --tls-private-key-file={} --client-ca-file={} --audit-log-path={}",
+            "{} stand-in {} --secure-port=6443 --stand-in-name=own{} --tls-cert-file={} --tls-private-key-file={} --client-ca-file={} \
+             --audit-log-path={}",
             self.path(self.kind.called).display(),
             self.kind.flags.replace("DIR", &self.dir.path().display().to_string()),
-            self.path("store").display(),
+            store,
             self.certs.cert_file("own").display(),
             self.certs.key_file("own").display(),
             self.certs.ca_file.display(),
@@ -277,13 +280,13 @@ impl Node {
         )
     }
 
-    /// What starts it, for a shell.
+    /// What starts it, for a shell, which may be killed at any time: the file has a whole number.
     fn start(&self) -> String {
         format!(
-            "{} >> {} 2>&1 < /dev/null & echo $! > {}",
+            "{} >> {} 2>&1 < /dev/null & echo $! > {pid}.new && mv {pid}.new {pid}",
             self.own(),
             self.path("own.log").display(),
-            self.path("pid").display()
+            pid = self.path("pid").display()
         )
     }
 
@@ -501,15 +504,19 @@ type Attempt = std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send>
 
 impl Drop for Node {
     fn drop(&mut self) {
-        let (_, status, _) = output_of(self.part("status").arg("--json"));
-        if let Ok(Value::Number(pid)) = serde_json::from_str(&status).map(|mut status: Value| status["pid"].take()) {
-            let _ = kill(Pid::from_raw(pid.as_i64().unwrap().try_into().unwrap()), Signal::SIGKILL);
-        }
+        self.kill_bridge();
         let _ = kill(Pid::from_raw(self.own_pid()), Signal::SIGKILL);
     }
 }
 
 impl Node {
+    fn kill_bridge(&self) {
+        if let Some(pid) = self.asked_daemon() {
+            let _ = kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL);
+            gone(pid);
+        }
+    }
+
     fn is_on(&self) -> bool {
         output_of(&mut self.part("status")).0 == Some(0)
     }

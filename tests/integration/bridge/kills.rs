@@ -2,22 +2,72 @@
 
 use super::*;
 use crate::kills::{Scene, every_kill};
+use std::fs;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 /// With an etcd of three members.
 #[test]
-#[ignore = "takes minutes: run by .ci/run kills"]
 fn bridge() {
     on_any_node_of(ETCD, |node| {
-        let members = etcd_of(node);
-        every_kill(2, || Bridged { node, members: members.clone(), before: node.own_pid() });
+        let etcd = Etcd::Members(etcd_of(node));
+        every_kill(1, || Bridged::of(node, &etcd));
     });
 }
 
+/// With a real etcd that is the only member, which COMMAND restarts, too: `ETCD` names its program, as `scripts/kube-apiserver.sh` prints it.
+#[test]
+#[ignore = "takes minutes: run by .ci/run kills"]
+fn bridge_with_a_temporary_etcd() {
+    let Some(program) = std::env::var_os("ETCD") else { return skipped("ETCD names no program") };
+    on_a_node_of(ALONE, move |node| {
+        let etcd = Etcd::Alone(Only::start(node, Path::new(&program)));
+        let mut bridge = Running::start(&mut Bridged::of(node, &etcd).command());
+        bridge.ends(0);
+        let log = fs::read_to_string(node.path("bridge/bridge.log")).unwrap();
+        assert!(log.contains("etcd step=temporary"), "the temporary etcd has not served: {log}");
+        every_kill(1, || Bridged::of(node, &etcd));
+    });
+}
+
+/// One whose only etcd is on it.
+const ALONE: Kind = Kind {
+    flags: "--bind-address=0.0.0.0 --etcd-servers=https://127.0.0.1:2379 --etcd-servers-overrides=/events#unix://DIR/store \
+            --etcd-cafile=DIR/etcd-ca.crt",
+    ..IPV4
+};
+
+/// Time between two writes of a client.
+const PACE: Duration = Duration::from_millis(100);
+
+/// The logs of a bridge that failed, which the next one keeps.
+const LOGS: &str = "bridge.log.failed kube-apiserver.log.failed etcd.log.failed";
+
 struct Bridged<'a> {
     node: &'a Node,
-    members: Arc<std::sync::Mutex<Members>>,
-    /// The process of the node's own kube-apiserver, before COMMAND.
-    before: i32,
+    etcd: &'a Etcd,
+    /// The processes of the node's own kube-apiserver and etcd, before COMMAND.
+    before: [i32; 2],
+}
+
+enum Etcd {
+    Members(Arc<Mutex<Members>>),
+    Alone(Only),
+}
+
+impl<'a> Bridged<'a> {
+    fn of(node: &'a Node, etcd: &'a Etcd) -> Self {
+        // A point that failed may have left its bridge.
+        node.kill_bridge();
+        Self { node, etcd, before: [node.own_pid(), etcd.pid()] }
+    }
+
+    /// No process has the bridge's lock.
+    fn is_off(&self) -> bool {
+        let lock = fs::File::open(self.node.path("bridge/bridge.lock"));
+        lock.is_err() || lock.is_ok_and(|lock| lock.try_lock().is_ok())
+    }
 }
 
 impl Scene for Bridged<'_> {
@@ -30,36 +80,218 @@ impl Scene for Bridged<'_> {
     }
 
     fn command(&self) -> Command {
-        // As an etcd that has gone on without the last bridge.
-        self.members.lock().unwrap().leader = 1;
-        self.node.fast_bridge("", &args(&self.node.restart()))
+        match self.etcd {
+            Etcd::Members(members) => {
+                // As an etcd that has gone on without the last bridge.
+                members.lock().unwrap().leader = 1;
+                self.node.fast_bridge("", &args(&self.node.restart()))
+            }
+            Etcd::Alone(only) => self.node.bridge("", &["sh", &only.restart.display().to_string()]),
+        }
+    }
+
+    fn settles(&self) {
+        let command = self.node.path("restart").display().to_string();
+        // COMMAND goes on without the bridge, and the bridge without the command that began it.
+        eventually("the end of COMMAND and of the bridge", || {
+            (self.is_off() && crate::support::process::processes(&command).is_empty()).then_some(())
+        });
     }
 
     fn is_whole(&mut self) {
-        let command = self.node.path("restart").display().to_string();
-        // COMMAND goes on without the bridge.
-        eventually("the end of COMMAND and of the bridge", || {
-            (crate::support::process::processes(&command).is_empty() && !self.node.is_on()).then_some(())
-        });
+        self.settles();
         self.node.nothing_runs();
         self.node.answers();
+        if let Etcd::Alone(only) = self.etcd {
+            only.is_whole();
+        }
     }
 
     fn is_done(&mut self) {
-        assert_ne!(self.node.own_pid(), self.before, "COMMAND has not run");
+        let now = [self.node.own_pid(), self.etcd.pid()];
+        assert_ne!(now[0], self.before[0], "COMMAND has not run");
+        assert!(now[1] != self.before[1] || now[1] == 0, "COMMAND has not restarted etcd");
     }
 
     fn reboots(&mut self) {
+        let was = [self.node.own_pid(), self.etcd.pid()];
         let _ = kill(Pid::from_raw(self.node.own_pid()), Signal::SIGKILL);
         self.node.nothing_runs();
-        let _ = std::fs::remove_dir_all(self.node.path("bridge"));
+        let _ = fs::remove_dir_all(self.node.path("bridge"));
         eventually("the end of the node's own", || std::net::TcpListener::bind("0.0.0.0:6443").ok().map(drop));
+        if let Etcd::Alone(only) = self.etcd {
+            only.reboots();
+        }
         self.node.start_own();
-        self.before = self.node.own_pid();
+        // Where COMMAND had run, the bridge may have been at its end.
+        if was[0] == self.before[0] {
+            self.before = [self.node.own_pid(), self.etcd.pid()];
+        }
     }
 
     fn diagnosis(&self) -> String {
         let (_, out, log) = output_of(&mut self.node.part("status"));
-        out + &log
+        let logs = if log.contains("one that ended leaves its logs there") { LOGS } else { "" };
+        out + &log + logs
     }
+}
+
+impl Etcd {
+    /// Of the node's own, if that is a process.
+    fn pid(&self) -> i32 {
+        match self {
+            Self::Members(_) => 0,
+            Self::Alone(only) => only.pid(),
+        }
+    }
+}
+
+/// A real etcd with one member, and a client that writes to it all the time.
+struct Only {
+    directory: PathBuf,
+    /// What COMMAND does.
+    restart: PathBuf,
+    start: String,
+    writes: Arc<Mutex<Writes>>,
+    stop: Arc<AtomicBool>,
+    writer: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Writes {
+    acknowledged: u64,
+    /// That of the last write that was acknowledged.
+    revision: u64,
+    /// A write got a revision that another one had before.
+    lost: Option<String>,
+}
+
+impl Only {
+    fn start(node: &Node, program: &Path) -> Self {
+        let directory = node.dir.path().to_owned();
+        let ca = authority();
+        let (certificate, key) = berth_testing::issue(&ca, &["127.0.0.1"]);
+        for (file, text) in [("etcd-ca.crt", ca.pem()), ("etcd.crt", certificate), ("etcd.key", key)] {
+            fs::write(node.path(file), text).unwrap();
+        }
+        std::os::unix::fs::symlink(program, node.path("etcd")).unwrap();
+        let at = directory.display();
+        let start = format!(
+            "{at}/etcd --name=cp-1 --data-dir={at}/etcd-data --listen-client-urls=https://127.0.0.1:2379 \
+             --advertise-client-urls=https://127.0.0.1:2379 --listen-peer-urls=http://127.0.0.1:2380 \
+             --initial-advertise-peer-urls=http://127.0.0.1:2380 --initial-cluster=cp-1=http://127.0.0.1:2380 \
+             --listen-metrics-urls=http://127.0.0.1:2381 --cert-file={at}/etcd.crt --key-file={at}/etcd.key --snapshot-count=500 \
+             >> {at}/etcd-own.log 2>&1 < /dev/null & echo $! > {at}/etcd.new && mv {at}/etcd.new {at}/etcd.pid"
+        );
+        // COMMAND is long enough for the temporary etcd, if there is one.
+        let restart = format!(
+            r#"{stop}
+looks=0
+until [ $looks -ge 400 ] || grep -qs 'ready to serve client requests' {at}/bridge/etcd.log || flock -n {at}/bridge/bridge.lock true; do
+    looks=$((looks + 1))
+    sleep 0.05
+done
+{start}
+. {at}/restart
+"#,
+            stop = node.stop().replace(&node.path("pid").display().to_string(), &format!("{at}/etcd.pid")),
+        );
+        let file = node.path("restart-etcd");
+        fs::write(&file, restart).unwrap();
+        let (writes, stop) = (Arc::<Mutex<Writes>>::default(), Arc::<AtomicBool>::default());
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(ca.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let tls = Arc::new(tls.with_root_certificates(roots).with_no_client_auth());
+        let (known, stopped) = (writes.clone(), stop.clone());
+        let writer = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                if let Some(revision) = write(tls.clone()) {
+                    known.lock().unwrap().acknowledge(revision);
+                }
+                std::thread::sleep(PACE);
+            }
+        });
+        let only = Self { directory, restart: file, start, writes, stop, writer: Some(writer) };
+        only.run(&only.start);
+        only.answers();
+        only
+    }
+
+    fn run(&self, script: &str) {
+        assert!(Command::new("sh").args(["-c", script]).status().unwrap().success());
+    }
+
+    fn pid(&self) -> i32 {
+        fs::read_to_string(self.directory.join("etcd.pid")).unwrap().trim().parse().unwrap()
+    }
+
+    /// Waits until two more writes are acknowledged: the first one may have begun before.
+    fn answers(&self) {
+        let before = self.writes.lock().unwrap().acknowledged;
+        eventually("a write", || (self.writes.lock().unwrap().acknowledged >= before + 2).then_some(()));
+    }
+
+    /// One etcd has the data: the node's own, from the file that its path names.
+    fn is_whole(&self) {
+        self.answers();
+        let data = self.directory.join("etcd-data");
+        let argument = format!("--data-dir={}", data.display());
+        eventually("the end of the temporary etcd", || {
+            (crate::support::process::processes(&argument).len() == 1).then_some(())
+        });
+        let database = data.join("member/snap/db");
+        let opened = fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().flatten();
+        let opened: Vec<_> = opened.filter_map(|file| fs::read_link(file.path()).ok()).collect();
+        assert!(opened.contains(&database), "etcd serves from another database: {opened:?}");
+        let names = fs::read_dir(&self.directory).unwrap().flatten().map(|entry| entry.file_name());
+        let copies: Vec<_> = names.filter(|name| name.to_string_lossy().contains("-berth-")).collect();
+        assert!(copies.is_empty(), "{copies:?}");
+        let lost = self.writes.lock().unwrap().lost.take();
+        assert!(lost.is_none(), "{lost:?}");
+    }
+
+    fn reboots(&self) {
+        let _ = kill(Pid::from_raw(self.pid()), Signal::SIGKILL);
+        eventually("the end of etcd", || std::net::TcpListener::bind("127.0.0.1:2379").ok().map(drop));
+        self.run(&self.start);
+    }
+}
+
+impl Drop for Only {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.writer.take().unwrap().join();
+        let _ = kill(Pid::from_raw(self.pid()), Signal::SIGKILL);
+    }
+}
+
+impl Writes {
+    fn acknowledge(&mut self, revision: u64) {
+        if revision <= self.revision {
+            self.lost = Some(format!("a write has revision {revision}, and another one had {} before", self.revision));
+        }
+        (self.acknowledged, self.revision) = (self.acknowledged + 1, revision);
+    }
+}
+
+/// Puts a key, as a client on the node; its revision if that is acknowledged.
+fn write(tls: Arc<rustls::ClientConfig>) -> Option<u64> {
+    let tls = rustls::ClientConnection::new(tls, "127.0.0.1".try_into().unwrap()).unwrap();
+    let tcp = std::net::TcpStream::connect("127.0.0.1:2379").ok()?;
+    tcp.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut stream = rustls::StreamOwned::new(tls, tcp);
+    let body = r#"{"key":"YQ==","value":"MQ=="}"#;
+    let length = body.len();
+    let request = format!(
+        "POST /v3/kv/put HTTP/1.1\r\nHost: etcd\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = Vec::new();
+    // An end without close_notify is an error after the answer.
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let body = answer.strip_prefix("HTTP/1.1 200 OK")?.split_once("\r\n\r\n")?.1.to_owned();
+    serde_json::from_str::<Value>(&body).ok()?["header"]["revision"].as_str()?.parse().ok()
 }
