@@ -109,13 +109,16 @@ fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     name.push(format!("-berth-{}.db", now.as_millis()));
     let to = beside.with_file_name(name);
+    // A copy that ends with the bridge is half a database, and has another name.
+    let part = to.with_extension("db.part");
     let mut from = File::open(from)?;
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&to)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?;
     let written = ioctl_ficlone(&file, &from).or_else(|_| io::copy(&mut from, &mut file).map(drop));
     let above = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    let kept = written.and_then(|()| file.sync_all()).and_then(|()| File::open(above)?.sync_all());
+    let renamed = written.and_then(|()| file.sync_all()).and_then(|()| fs::rename(&part, &to));
+    let kept = renamed.and_then(|()| File::open(above)?.sync_all());
     // A part of a database is of no use, and takes room.
-    kept.inspect_err(|_| drop(fs::remove_file(&to)))?;
+    kept.inspect_err(|_| drop(fs::remove_file(&part)))?;
     Ok(to)
 }
 
