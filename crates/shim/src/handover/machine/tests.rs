@@ -436,14 +436,14 @@ impl World {
     }
 
     fn deliver_all(&mut self) {
+        self.deliver_those(|_, _| true);
+    }
+
+    /// Delivers the messages to one shim from another that are chosen, and those that follow from them, until none of them waits.
+    fn deliver_those(&mut self, chosen: impl Fn(ShimId, ShimId) -> bool) {
         for round in 0.. {
             assert!(round < 1000, "messages without end");
-            let pairs: Vec<_> = self
-                .shims
-                .iter()
-                .filter(|(_, shim)| !shim.hung)
-                .flat_map(|(to, shim)| shim.inbox.iter().filter(|(_, q)| !q.is_empty()).map(|(from, _)| (*to, *from)))
-                .collect();
+            let pairs: Vec<_> = self.waiting().filter(|(to, from)| chosen(*to, *from)).collect();
             if pairs.is_empty() {
                 return;
             }
@@ -451,6 +451,12 @@ impl World {
                 self.deliver(to, from);
             }
         }
+    }
+
+    /// Shims that do not hang, and who sent each a message that it has not read.
+    fn waiting(&self) -> impl Iterator<Item = (ShimId, ShimId)> {
+        let shims = self.shims.iter().filter(|(_, shim)| !shim.hung);
+        shims.flat_map(|(to, shim)| shim.inbox.iter().filter(|(_, q)| !q.is_empty()).map(|(from, _)| (*to, *from)))
     }
 
     fn pass(&mut self) {
@@ -553,7 +559,10 @@ impl World {
                     assert!(shim.starting.insert(cookie), "one accept loop of a listener");
                     self.post(holder, LOOPS, Message::Runs(cookie));
                 }
-                Action::Guard(cookie) => drop(self.end_loop(holder, cookie)),
+                Action::Guard(cookie) => {
+                    self.check_covered(holder, cookie);
+                    self.end_loop(holder, cookie);
+                }
                 Action::Refuse(cookie) => {
                     self.end_loop(holder, cookie);
                     let socket = self.sockets.get_mut(&cookie).unwrap();
@@ -588,6 +597,7 @@ impl World {
                         updates.push((*other, Message::Update(announce.clone(), new)));
                     }
                     updates.into_iter().for_each(|(other, message)| self.post(other, holder, message));
+                    self.is_true(holder, &announce);
                 }
                 Action::Phase(phase) => {
                     self.is_so(holder, phase);
@@ -597,6 +607,32 @@ impl World {
             }
         }
         self.sockets.retain(|_, socket| !socket.holders.is_empty());
+    }
+
+    /// Who ends an accept loop has read all messages, and nobody hung: another shim accepts from the listener.
+    fn check_covered(&self, holder: ShimId, cookie: Cookie) {
+        let all_read =
+            self.shims.iter().all(|(other, shim)| *other == holder || (self.is_quiet(holder, *other) && !shim.hung));
+        let dead = self.graves.keys().any(|dead| !self.is_quiet(holder, *dead));
+        let Socket { acceptors, listening, .. } = &self.sockets[&cookie];
+        if all_read && !dead && *listening && self.is_disturbed().is_none() {
+            assert!(
+                acceptors.iter().any(|other| *other != holder),
+                "{holder:?} lets go of {cookie:?}, and nobody else accepts from it"
+            );
+        }
+    }
+
+    /// What a shim announces is what it does.
+    fn is_true(&self, holder: ShimId, announce: &Announce) {
+        let Announce { owns, accepts, .. } = announce;
+        let runs = |cookie: &Cookie| self.sockets.get(cookie).is_some_and(|socket| socket.acceptors.contains(&holder));
+        // A sibling refused, and the shim has not heard yet that its loop ended.
+        let mut ends = self.shims[&holder].inbox.get(&LOOPS).into_iter().flatten();
+        let mut unheard = |cookie| ends.any(|end| matches!(end, Message::Ended(ended) if ended == cookie));
+        accepts.iter().for_each(|cookie| assert!(runs(cookie) || unheard(cookie), "{holder:?} announces {announce:?}"));
+        let held = |cookie: &Cookie| self.sockets.get(cookie).is_some_and(|socket| socket.holders.contains(&holder));
+        owns.iter().for_each(|cookie| assert!(held(cookie), "{holder:?} announces {announce:?}"));
     }
 
     /// A phase is announced only while it holds.

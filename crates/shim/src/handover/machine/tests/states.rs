@@ -24,17 +24,59 @@ const QUEUE: usize = 4;
 /// Steps of time after which somebody has to accept from a listener: the longest that [`World::check`] lets one wait, and one more.
 const RESPONSE: u32 = 8;
 
+/// Messages that may be late: they arrive one by one, while anything else happens. The others arrive at once. Shims are named by when they
+/// started, the first one is 0.
+#[derive(Debug, Clone, Copy)]
+enum Late {
+    /// All that come to a shim, those of its accept loops too.
+    To(usize),
+    /// From a shim to its siblings.
+    From(usize),
+    /// Of two shims to each other, and of their accept loops.
+    Between(usize, usize),
+    /// Of each shim's accept loops.
+    Loops,
+    All,
+}
+
+impl Late {
+    /// `from` is none for the shim's own accept loops.
+    fn has(self, to: usize, from: Option<usize>) -> bool {
+        match self {
+            Self::To(late) => to == late,
+            Self::From(late) => from == Some(late),
+            Self::Between(one, other) => {
+                [one, other].contains(&to) && from.is_none_or(|from| [one, other].contains(&from))
+            }
+            Self::Loops => from.is_none(),
+            Self::All => true,
+        }
+    }
+}
+
 #[derive(Clone)]
 struct Bounded {
     world: World,
     budget: Budget,
+    late: Late,
 }
 
 /// A world in which these events were, and what may come.
-fn root(two: bool, begin: &[Event], budget: Budget) -> Bounded {
+fn root(two: bool, begin: &[Event], budget: Budget, late: Late) -> Bounded {
     let mut world = World { two, ..World::default() };
     begin.iter().for_each(|event| world.apply(*event));
-    Bounded { world, budget }
+    let mut root = Bounded { world, budget, late };
+    root.deliver_prompt();
+    root
+}
+
+impl Bounded {
+    fn deliver_prompt(&mut self) {
+        let (late, ids) = (self.late, self.world.ids());
+        let nth = |shim: ShimId| ids.iter().position(|id| *id == shim);
+        self.world.deliver_those(|to, from| !late.has(nth(to).unwrap(), nth(from)));
+        self.world.check();
+    }
 }
 
 impl Model for Bounded {
@@ -53,11 +95,11 @@ impl Model for Bounded {
         if is_full {
             return events;
         }
-        if events.len() > 1 {
-            events.push(Event::DeliverAll);
-        }
-        if budget.passes > 0 {
-            events.extend([Event::Pass(1), Event::Pass(7)]);
+        match events.len() {
+            // Messages arrive before time passes: while some wait, it is enough that they can arrive.
+            0 if budget.passes > 0 => events.extend([Event::Pass(1), Event::Pass(7)]),
+            0 | 1 => {}
+            _ => events.push(Event::DeliverAll),
         }
         events.extend((budget.starts > 0).then_some(Event::Start));
         for (nth, (holder, shim)) in shims.iter().enumerate() {
@@ -101,6 +143,7 @@ impl Model for Bounded {
             _ => {}
         }
         self.world.apply(event);
+        self.deliver_prompt();
     }
 
     fn digest(&self, digest: &mut Digest) {
@@ -108,12 +151,13 @@ impl Model for Bounded {
         self.world.digest(digest);
     }
 
-    /// Somebody accepts from each listener before long if nothing more goes wrong, and then all comes right.
+    /// Somebody accepts from each listener before long if nothing more goes wrong, and then all comes right. Where messages wait, these
+    /// lead to a state in which none does.
     fn check(&self, nth: usize) {
-        if nth.is_multiple_of(4) {
+        if self.world.waiting().next().is_none() {
             let mut world = self.world.clone();
             (0..RESPONSE).for_each(|_| world.pass());
-            if nth.is_multiple_of(64) {
+            if nth.is_multiple_of(32) {
                 world.peace();
             }
         }
@@ -207,6 +251,13 @@ impl Names<'_> {
 }
 
 impl World {
+    /// Of all shims, by when they started.
+    fn ids(&self) -> Vec<ShimId> {
+        let mut ids: Vec<_> = self.shims.keys().chain(self.graves.keys()).copied().collect();
+        ids.sort();
+        ids
+    }
+
     fn digest(&self, digest: &mut Digest) {
         let names = Names(self);
         let Self { two: _, now, shims, graves, sockets, next: _, most_alive, fallbacks, disturbed } = self;
@@ -240,45 +291,90 @@ impl World {
 const NONE: Budget =
     Budget { starts: 0, readies: 0, leaves: 0, deaths: 0, hangs: 0, deaf: 0, breaks: 0, repeats: 0, passes: 1 };
 
-/// A shim serves, and a second one comes; both serve, and a third one comes.
-const BEGIN: [Event; 9] = {
+const BEGIN: [Event; 11] = {
     use Event::{DeliverAll, Ready, Start};
-    [Start, Ready(0, true), DeliverAll, Start, DeliverAll, Ready(1, true), DeliverAll, Start, DeliverAll]
+    [
+        Start,
+        Ready(0, true),
+        DeliverAll,
+        Start,
+        DeliverAll,
+        Ready(1, true),
+        DeliverAll,
+        Start,
+        DeliverAll,
+        Ready(2, true),
+        DeliverAll,
+    ]
 };
 
-fn explore_from(name: &str, two: bool, budgets: &[(usize, Budget)]) {
+/// How many events of it have happened.
+const SERVES: usize = 3;
+const SECOND_COMES: usize = 4;
+const SECOND_WAITS: usize = 5;
+const TWO_SERVE: usize = 7;
+const THIRD_COMES: usize = 8;
+const THIRD_WAITS: usize = 9;
+const THREE_SERVE: usize = 11;
+
+/// States of each search, usually.
+const USUALLY: usize = 700;
+
+fn explore_from(two: bool, late: &[Late], budgets: &[(usize, Budget)]) {
     for (nth, (first, budget)) in budgets.iter().enumerate() {
-        explore(&format!("{name} {nth}"), &[root(two, &BEGIN[..*first], *budget)], 2_000);
+        for late in late {
+            let name =
+                format!("{} {nth}, late {late:?}", std::thread::current().name().unwrap().rsplit("::").next().unwrap());
+            explore(&name, &[root(two, &BEGIN[..*first], *budget, *late)], USUALLY);
+        }
     }
+}
+
+#[test]
+fn two_shims_whose_messages_are_late() {
+    let budgets = [
+        (SERVES, Budget { starts: 1, readies: 1, leaves: 1, ..NONE }),
+        (SECOND_WAITS, Budget { readies: 2, leaves: 1, passes: 0, ..NONE }),
+        (SECOND_WAITS, Budget { leaves: 2, deaths: 1, ..NONE }),
+        (TWO_SERVE, Budget { readies: 2, deaths: 1, ..NONE }),
+        (TWO_SERVE, Budget { leaves: 1, hangs: 1, ..NONE }),
+        (TWO_SERVE, Budget { leaves: 1, breaks: 1, repeats: 1, ..NONE }),
+    ];
+    explore_from(false, &[Late::All], &budgets);
 }
 
 #[test]
 fn two_shims() {
     let budgets = [
-        (4, Budget { readies: 2, leaves: 2, deaths: 1, ..NONE }),
-        (5, Budget { leaves: 2, deaths: 1, hangs: 1, passes: 2, ..NONE }),
-        (7, Budget { readies: 3, leaves: 1, deaths: 1, passes: 2, ..NONE }),
-        (7, Budget { leaves: 1, hangs: 1, breaks: 1, repeats: 1, passes: 2, ..NONE }),
+        (SERVES, Budget { starts: 1, readies: 2, leaves: 2, deaths: 1, ..NONE }),
+        (SECOND_WAITS, Budget { readies: 1, leaves: 2, deaths: 1, hangs: 1, passes: 2, ..NONE }),
+        (TWO_SERVE, Budget { readies: 3, leaves: 1, deaths: 1, passes: 2, ..NONE }),
+        (TWO_SERVE, Budget { leaves: 1, hangs: 1, breaks: 1, repeats: 1, passes: 2, ..NONE }),
     ];
-    explore_from("two shims", false, &budgets);
+    explore_from(false, &[Late::To(0), Late::To(1), Late::Loops], &budgets);
 }
 
 #[test]
 fn two_shims_on_two_addresses() {
     let budgets = [
-        (4, Budget { readies: 2, leaves: 2, deaths: 1, ..NONE }),
-        (7, Budget { readies: 1, leaves: 2, deaths: 1, deaf: 1, ..NONE }),
+        (SECOND_WAITS, Budget { readies: 2, leaves: 2, deaths: 1, ..NONE }),
+        (TWO_SERVE, Budget { readies: 1, leaves: 2, deaths: 1, deaf: 1, ..NONE }),
     ];
-    explore_from("two addresses", true, &budgets);
+    explore_from(true, &[Late::To(0), Late::To(1), Late::Loops], &budgets);
 }
 
 #[test]
 fn three_shims() {
     let budgets = [
-        (5, Budget { starts: 1, readies: 1, leaves: 1, deaths: 2, ..NONE }),
-        (8, Budget { leaves: 3, deaths: 1, ..NONE }),
-        (9, Budget { readies: 1, leaves: 3, deaths: 1, ..NONE }),
-        (9, Budget { deaths: 2, hangs: 1, leaves: 1, passes: 2, ..NONE }),
+        (SECOND_WAITS, Budget { starts: 1, readies: 1, leaves: 1, deaths: 2, ..NONE }),
+        (THIRD_COMES, Budget { leaves: 3, deaths: 1, ..NONE }),
+        (THIRD_WAITS, Budget { readies: 1, leaves: 3, deaths: 1, ..NONE }),
+        (THREE_SERVE, Budget { deaths: 2, hangs: 1, leaves: 1, passes: 2, ..NONE }),
+        (THREE_SERVE, Budget { deaths: 1, readies: 2, leaves: 1, passes: 2, ..NONE }),
     ];
-    explore_from("three shims", false, &budgets);
+    explore_from(
+        false,
+        &[Late::To(0), Late::To(1), Late::To(2), Late::From(0), Late::From(1), Late::From(2)],
+        &budgets,
+    );
 }
