@@ -77,6 +77,8 @@ struct Socket {
     listening: bool,
     /// Since when no running shim accepts from it, while it listens.
     alone_since: Option<Time>,
+    /// The shim that made it, which is about to accept from it.
+    reserved: Option<ShimId>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -408,6 +410,9 @@ impl World {
     }
 
     fn loop_runs(&mut self, of: ShimId, cookie: Cookie) {
+        if let Some(socket) = self.sockets.get_mut(&cookie) {
+            socket.reserved = None;
+        }
         let shim = self.shims.get_mut(&of).unwrap();
         let goes_on = shim.starting.remove(&cookie);
         if goes_on && shim.deaf {
@@ -541,11 +546,14 @@ impl World {
                     self.fallbacks += usize::from(fallback);
                     self.next += 1;
                     let cookie = Cookie(self.next);
-                    let socket = Socket { holders: BTreeSet::from([holder]), listening: true, ..Socket::default() };
+                    self.check_heard(holder);
+                    let holders = BTreeSet::from([holder]);
+                    let socket = Socket { holders, listening: true, reserved: Some(holder), ..Socket::default() };
                     self.sockets.insert(cookie, socket);
                     actions.extend(self.shims.get_mut(&holder).unwrap().machine.listening(address, cookie));
                 }
                 Action::Accept(cookie) if self.shims[&holder].deaf => {
+                    self.sockets.get_mut(&cookie).unwrap().reserved = None;
                     let shim = self.shims.get_mut(&holder).unwrap();
                     shim.failed.insert(cookie);
                     actions.extend(shim.machine.failed(cookie));
@@ -553,6 +561,9 @@ impl World {
                 Action::Accept(cookie) => {
                     let socket = self.sockets.get_mut(&cookie).expect("it accepts from what it holds");
                     assert!(socket.holders.contains(&holder), "it accepts from what it holds");
+                    // That shim sets its own options on it, which the connections inherit. While it leaves, it need not.
+                    let other = socket.reserved.filter(|maker| *maker != holder && self.shims.contains_key(maker));
+                    assert!(other.is_none(), "{holder:?} accepts from {cookie:?}, and {other:?} is about to");
                     socket.listening = true;
                     let shim = self.shims.get_mut(&holder).unwrap();
                     shim.failed.remove(&cookie);
@@ -572,6 +583,7 @@ impl World {
                     }
                 }
                 Action::Close(cookie) => {
+                    assert!(self.shims[&holder].leaving, "{holder:?} closes {cookie:?}, and need not leave");
                     let could = self.shims.iter().any(|(other, shim)| {
                         // Both have read all messages of the other.
                         let together = shim.connected.contains_key(&holder);
@@ -590,6 +602,10 @@ impl World {
                 Action::Announce => {
                     let Shim { machine, connected, .. } = self.shims.get_mut(&holder).unwrap();
                     let (announce, guards) = (machine.announce(), machine.guards());
+                    if machine.is_leaving() {
+                        let its = self.sockets.values_mut().filter(|socket| socket.reserved == Some(holder));
+                        its.for_each(|socket| socket.reserved = None);
+                    }
                     let mut updates = Vec::new();
                     for (other, given) in connected {
                         given.retain(|cookie| machine.held.contains_key(cookie));
@@ -620,6 +636,18 @@ impl World {
                 acceptors.iter().any(|other| *other != holder),
                 "{holder:?} lets go of {cookie:?}, and nobody else accepts from it"
             );
+        }
+    }
+
+    /// Who is new makes no listener before it has heard its siblings out: one of them may have an orphan for it.
+    fn check_heard(&self, holder: ShimId) {
+        let Shim { machine, connected, .. } = &self.shims[&holder];
+        let is_new = machine.phase() == Phase::Waiting && !machine.returning;
+        for sibling in connected.keys().filter(|sibling| **sibling < holder && is_new && self.is_disturbed().is_none())
+        {
+            let hangs = self.shims.get(sibling).is_none_or(|shim| shim.hung);
+            let heard = machine.peers.get(sibling).is_none_or(|peer| peer.announced.is_some());
+            assert!(hangs || heard, "{holder:?} has heard nothing of {sibling:?}, and makes a listener");
         }
     }
 

@@ -266,9 +266,10 @@ impl World {
         for (shim, (lease, saw)) in graves.iter().filter(|(_, (lease, _))| lease > now) {
             (names.shim(*shim), steps(*lease - *now), names.shims(saw)).hash(digest);
         }
-        for (cookie, Socket { holders, acceptors, listening, alone_since }) in sockets {
+        for (cookie, Socket { holders, acceptors, listening, alone_since, reserved }) in sockets {
             let alone = alone_since.map(age);
             (names.listener(*cookie), names.shims(holders), names.shims(acceptors), listening, alone).hash(digest);
+            reserved.map(|maker| names.shim(maker)).hash(digest);
         }
         for (holder, shim) in shims {
             let Shim { machine, ready, was_ready, leaving, hung, deaf, starting, failed, left_alone, .. } = shim;
@@ -341,6 +342,20 @@ fn two_shims_whose_messages_are_late() {
         (TWO_SERVE, Budget { leaves: 1, breaks: 1, repeats: 1, ..NONE }),
     ];
     explore_from(false, &[Late::All], &budgets);
+}
+
+/// Few faults, so that each order of them is tried with many messages.
+#[test]
+fn two_shims_with_one_fault_of_each_of_a_few_kinds() {
+    let budgets = [
+        (SECOND_COMES, Budget { readies: 1, leaves: 1, ..NONE }),
+        (SECOND_WAITS, Budget { readies: 1, leaves: 1, hangs: 1, ..NONE }),
+        (TWO_SERVE, Budget { readies: 1, deaf: 1, ..NONE }),
+        (TWO_SERVE, Budget { deaths: 1, hangs: 1, ..NONE }),
+        (TWO_SERVE, Budget { breaks: 1, deaths: 1, ..NONE }),
+        (TWO_SERVE, Budget { leaves: 2, ..NONE }),
+    ];
+    explore_from(false, &[Late::To(0), Late::To(1), Late::Between(0, 1)], &budgets);
 }
 
 #[test]
