@@ -176,9 +176,14 @@ impl World {
                     self.end(holder);
                 }
             }
-            Event::Crash(nth) => self.holder(nth).into_iter().for_each(|holder| self.end(holder)),
+            Event::Crash(nth) => {
+                let Some(holder) = self.holder(nth) else { return };
+                self.check_given(holder);
+                self.end(holder);
+            }
             Event::CrashUnread(nth) => {
                 let Some(holder) = self.holder(nth) else { return };
+                self.check_given(holder);
                 for other in self.shims.values_mut() {
                     if let Some(inbox) = other.inbox.get_mut(&holder) {
                         inbox.retain(|message| !matches!(message, Message::Update(..)));
@@ -344,6 +349,21 @@ impl World {
             !socket.holders.is_empty() || !socket.listening
         });
         self.update_facts();
+    }
+
+    /// A death takes no listener with it that a sibling could hold, since it has read all messages.
+    fn check_given(&self, holder: ShimId) {
+        let ends = &self.shims[&holder];
+        let lost =
+            |socket: &&Socket| socket.listening && socket.reserved.is_none() && socket.holders.iter().eq([&holder]);
+        if let Some(lost) = self.sockets.values().filter(|_| !ends.leaving).find(lost) {
+            for (other, shim) in
+                self.shims.iter().filter(|(_, shim)| !shim.leaving && shim.connected.contains_key(&holder))
+            {
+                let heard = self.is_quiet(*other, holder) && self.is_quiet(holder, *other);
+                assert!(!heard || !ends.connected.contains_key(other), "{other:?} has no guard of {lost:?}");
+            }
+        }
     }
 
     fn is_disturbed(&self) -> Option<Time> {
@@ -625,17 +645,17 @@ impl World {
         self.sockets.retain(|_, socket| !socket.holders.is_empty());
     }
 
-    /// Who ends an accept loop has read all messages, and nobody hung: another shim accepts from the listener.
+    /// Who ends an accept loop has read all messages, and nobody hung: another shim accepts from the listener. Where this one
+    /// leaves, that one does not.
     fn check_covered(&self, holder: ShimId, cookie: Cookie) {
-        let all_read =
-            self.shims.iter().all(|(other, shim)| *other == holder || (self.is_quiet(holder, *other) && !shim.hung));
+        let leaving = self.shims[&holder].leaving;
+        let mut others = self.shims.iter().filter(|(other, _)| **other != holder);
+        let all_read = others.all(|(other, shim)| self.is_quiet(holder, *other) && !shim.hung);
         let dead = self.graves.keys().any(|dead| !self.is_quiet(holder, *dead));
         let Socket { acceptors, listening, .. } = &self.sockets[&cookie];
         if all_read && !dead && *listening && self.is_disturbed().is_none() {
-            assert!(
-                acceptors.iter().any(|other| *other != holder),
-                "{holder:?} lets go of {cookie:?}, and nobody else accepts from it"
-            );
+            let covers = |other: &ShimId| *other != holder && !(leaving && self.shims[other].leaving);
+            assert!(acceptors.iter().any(covers), "{holder:?} lets go of {cookie:?}, and nobody else accepts from it");
         }
     }
 

@@ -318,17 +318,44 @@ const THIRD_COMES: usize = 8;
 const THIRD_WAITS: usize = 9;
 const THREE_SERVE: usize = 11;
 
-/// States of each search, usually.
-const USUALLY: usize = 700;
-
-fn explore_from(two: bool, late: &[Late], budgets: &[(usize, Budget)]) {
+/// Searches for which a budget each is given, and the messages that may be late in it.
+fn explore_from(two: bool, usually: usize, late: &[Late], budgets: &[(usize, Budget)]) {
+    let test = std::thread::current().name().and_then(|name| name.rsplit("::").next().map(str::to_owned));
     for (nth, (first, budget)) in budgets.iter().enumerate() {
         for late in late {
-            let name =
-                format!("{} {nth}, late {late:?}", std::thread::current().name().unwrap().rsplit("::").next().unwrap());
-            explore(&name, &[root(two, &BEGIN[..*first], *budget, *late)], USUALLY);
+            let name = format!("{} {nth}, {late:?} late", test.as_deref().unwrap_or_default());
+            explore(&name, &[root(two, &BEGIN[..*first], *budget, *late)], usually);
         }
     }
+}
+
+/// A few faults, so that all their orders with all messages are tried.
+#[test]
+fn two_shims_and_a_few_faults() {
+    let budgets = [
+        (SECOND_COMES, Budget { readies: 1, leaves: 1, ..NONE }),
+        (SECOND_WAITS, Budget { readies: 1, leaves: 1, hangs: 1, ..NONE }),
+        (TWO_SERVE, Budget { readies: 1, deaf: 1, ..NONE }),
+        (TWO_SERVE, Budget { deaths: 1, hangs: 1, ..NONE }),
+        (TWO_SERVE, Budget { breaks: 1, deaths: 1, ..NONE }),
+        (TWO_SERVE, Budget { leaves: 2, ..NONE }),
+        (TWO_SERVE, Budget { readies: 2, ..NONE }),
+    ];
+    explore_from(false, 1_400, &[Late::To(0), Late::To(1), Late::Between(0, 1)], &budgets);
+}
+
+#[test]
+fn three_shims_and_a_few_faults() {
+    let budgets = [
+        (SERVES, Budget { starts: 2, deaths: 2, passes: 0, ..NONE }),
+        (THIRD_COMES, Budget { deaths: 2, ..NONE }),
+        (THIRD_WAITS, Budget { leaves: 1, hangs: 1, ..NONE }),
+        (THIRD_WAITS, Budget { readies: 1, deaths: 1, ..NONE }),
+        (THREE_SERVE, Budget { leaves: 2, ..NONE }),
+        (THREE_SERVE, Budget { deaths: 1, hangs: 1, ..NONE }),
+        (THREE_SERVE, Budget { leaves: 1, deaths: 1, ..NONE }),
+    ];
+    explore_from(false, 700, &[Late::From(0), Late::To(1), Late::To(2), Late::Loops], &budgets);
 }
 
 #[test]
@@ -341,21 +368,7 @@ fn two_shims_whose_messages_are_late() {
         (TWO_SERVE, Budget { leaves: 1, hangs: 1, ..NONE }),
         (TWO_SERVE, Budget { leaves: 1, breaks: 1, repeats: 1, ..NONE }),
     ];
-    explore_from(false, &[Late::All], &budgets);
-}
-
-/// Few faults, so that each order of them is tried with many messages.
-#[test]
-fn two_shims_with_one_fault_of_each_of_a_few_kinds() {
-    let budgets = [
-        (SECOND_COMES, Budget { readies: 1, leaves: 1, ..NONE }),
-        (SECOND_WAITS, Budget { readies: 1, leaves: 1, hangs: 1, ..NONE }),
-        (TWO_SERVE, Budget { readies: 1, deaf: 1, ..NONE }),
-        (TWO_SERVE, Budget { deaths: 1, hangs: 1, ..NONE }),
-        (TWO_SERVE, Budget { breaks: 1, deaths: 1, ..NONE }),
-        (TWO_SERVE, Budget { leaves: 2, ..NONE }),
-    ];
-    explore_from(false, &[Late::To(0), Late::To(1), Late::Between(0, 1)], &budgets);
+    explore_from(false, 1_400, &[Late::All], &budgets);
 }
 
 #[test]
@@ -366,16 +379,18 @@ fn two_shims() {
         (TWO_SERVE, Budget { readies: 3, leaves: 1, deaths: 1, passes: 2, ..NONE }),
         (TWO_SERVE, Budget { leaves: 1, hangs: 1, breaks: 1, repeats: 1, passes: 2, ..NONE }),
     ];
-    explore_from(false, &[Late::To(0), Late::To(1), Late::Loops], &budgets);
+    explore_from(false, 700, &[Late::To(0), Late::To(1), Late::Loops], &budgets);
 }
 
 #[test]
 fn two_shims_on_two_addresses() {
     let budgets = [
+        (SECOND_WAITS, Budget { readies: 1, leaves: 1, ..NONE }),
+        (TWO_SERVE, Budget { leaves: 1, deaths: 1, ..NONE }),
         (SECOND_WAITS, Budget { readies: 2, leaves: 2, deaths: 1, ..NONE }),
         (TWO_SERVE, Budget { readies: 1, leaves: 2, deaths: 1, deaf: 1, ..NONE }),
     ];
-    explore_from(true, &[Late::To(0), Late::To(1), Late::Loops], &budgets);
+    explore_from(true, 700, &[Late::To(0), Late::To(1), Late::Loops], &budgets);
 }
 
 #[test]
@@ -387,9 +402,5 @@ fn three_shims() {
         (THREE_SERVE, Budget { deaths: 2, hangs: 1, leaves: 1, passes: 2, ..NONE }),
         (THREE_SERVE, Budget { deaths: 1, readies: 2, leaves: 1, passes: 2, ..NONE }),
     ];
-    explore_from(
-        false,
-        &[Late::To(0), Late::To(1), Late::To(2), Late::From(0), Late::From(1), Late::From(2)],
-        &budgets,
-    );
+    explore_from(false, 400, &[Late::To(0), Late::To(1), Late::To(2), Late::From(0), Late::From(1)], &budgets);
 }
