@@ -347,7 +347,7 @@ fn two_shims_and_a_few_faults() {
 #[test]
 fn three_shims_and_a_few_faults() {
     let budgets = [
-        (SERVES, Budget { starts: 2, deaths: 2, passes: 0, ..NONE }),
+        (SERVES, Budget { starts: 2, readies: 1, deaths: 2, passes: 0, ..NONE }),
         (THIRD_COMES, Budget { deaths: 2, ..NONE }),
         (THIRD_WAITS, Budget { leaves: 1, hangs: 1, ..NONE }),
         (THIRD_WAITS, Budget { readies: 1, deaths: 1, ..NONE }),
@@ -355,7 +355,7 @@ fn three_shims_and_a_few_faults() {
         (THREE_SERVE, Budget { deaths: 1, hangs: 1, ..NONE }),
         (THREE_SERVE, Budget { leaves: 1, deaths: 1, ..NONE }),
     ];
-    explore_from(false, 700, &[Late::From(0), Late::To(1), Late::To(2), Late::Loops], &budgets);
+    explore_from(false, 1_000, &[Late::From(0), Late::To(1), Late::To(2), Late::Loops], &budgets);
 }
 
 #[test]
