@@ -85,6 +85,8 @@ struct Socket {
 struct World {
     /// There are two addresses.
     two: bool,
+    /// A shim of a later version: its siblings know none of its phases, and read each as waiting.
+    later: Option<ShimId>,
     now: Time,
     shims: BTreeMap<ShimId, Shim>,
     /// Leases that dead shims left behind, and the shims that saw the end of each by a connection.
@@ -326,7 +328,12 @@ impl World {
         self.shims[&at].inbox.get(&from).is_none_or(VecDeque::is_empty)
     }
 
-    fn post(&mut self, to: ShimId, from: ShimId, message: Message) {
+    fn post(&mut self, to: ShimId, from: ShimId, mut message: Message) {
+        if let Message::Update(announce, _) = &mut message
+            && self.later == Some(from)
+        {
+            announce.phase = Phase::Waiting;
+        }
         self.shims.get_mut(&to).unwrap().inbox.entry(from).or_default().push_back(message);
     }
 

@@ -131,19 +131,33 @@ impl Model for Bounded {
     }
 }
 
-#[test]
-fn every_state_of_an_upgrade() {
+fn explore_with(name: &str, budgets: &[Budget], usually: usize) {
     let failing = [(Fate::NeverReady, Fate::Good), (Fate::Good, Fate::Refuses), (Fate::Good, Fate::Crashes(5))];
     let given = [(Fate::Good, Fate::Good)].into_iter().chain(failing).flat_map(|(temporary, canonical)| {
         let judges = [None, Some(passes(true))];
         judges.map(|judge| Given { temporary, canonical, judge, ..good() })
     });
-    let budget = Budget { passes: 2, kills: 2, reboots: 1, silences: 0, answers: 3, interrupts: 1 };
-    let silent = Budget { reboots: 0, kills: 1, silences: 2, ..budget };
-    let roots: Vec<_> = given.flat_map(|given| [budget, silent].map(|budget| (given.clone(), budget))).collect();
+    let roots: Vec<_> = given.flat_map(|given| budgets.iter().map(move |budget| (given.clone(), *budget))).collect();
     let roots = roots.into_iter().enumerate().map(|(root, (given, budget))| {
         let (world, run) = (World::new(given.clone()), Run::new(Position::begin(), given.course()));
         Bounded { root, world, run, budget, over: None }
     });
-    explore("upgrade", &roots.collect::<Vec<_>>(), 12_000);
+    explore(name, &roots.collect::<Vec<_>>(), usually);
+}
+
+#[test]
+fn every_state_of_an_upgrade() {
+    let budget = Budget { passes: 2, kills: 2, reboots: 1, silences: 0, answers: 3, interrupts: 1 };
+    let silent = Budget { reboots: 0, kills: 1, silences: 2, ..budget };
+    explore_with("upgrade", &[budget, silent], 8_000);
+}
+
+/// Few faults each, so that one is tried after each action, to the end.
+#[test]
+fn every_state_of_an_upgrade_and_a_few_faults() {
+    let none = Budget { passes: 1, kills: 0, reboots: 0, silences: 0, answers: 3, interrupts: 0 };
+    explore_with("upgrade, kills", &[Budget { kills: 2, ..none }], 3_000);
+    explore_with("upgrade, a reboot", &[Budget { reboots: 1, interrupts: 1, ..none }], 3_000);
+    explore_with("upgrade, a silent shim", &[Budget { silences: 1, kills: 1, answers: 1, ..none }], 3_000);
+    explore_with("upgrade, an interrupt", &[Budget { interrupts: 1, kills: 1, passes: 2, ..none }], 3_000);
 }
