@@ -5,6 +5,16 @@
 # states the search of every state does (N times as many as every day; 10 if not said), whether the random walks do, and whether a test that
 # was written for it, or another one of the same machine, does. DEFECT is the name of a file in tests/defects, without `.patch`; all if none
 # is given. Exit status 1 if the search does not find one.
+#
+# Of the handover's twelve, each search finds its defect among the states of every day; here, the smallest number of states after which one
+# of them did, and whether 250 random walks did:
+#
+#   a-guard-is-not-told-on                968  no     a-sibling-that-leaves-is-cover        154  no
+#   a-listener-is-given-early             140  yes     an-end-is-before-a-stall              227  no
+#   a-listener-is-not-given               296  no     an-end-of-a-connection-is-a-death     384  yes
+#   a-newcomer-waits-for-nobody           256  yes     an-orphan-is-not-adopted              360  no
+#   a-relief-expires                       22  no     the-last-forgets-its-guards           241  yes
+#   what-is-decided-is-announced            0  yes    who-leaves-lets-go-uncovered           55  yes
 
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

@@ -683,8 +683,9 @@ impl World {
         let Announce { owns, accepts, .. } = announce;
         let runs = |cookie: &Cookie| self.sockets.get(cookie).is_some_and(|socket| socket.acceptors.contains(&holder));
         // A sibling refused, and the shim has not heard yet that its loop ended.
-        let mut ends = self.shims[&holder].inbox.get(&LOOPS).into_iter().flatten();
-        let mut unheard = |cookie| ends.any(|end| matches!(end, Message::Ended(ended) if ended == cookie));
+        let ends = self.shims[&holder].inbox.get(&LOOPS);
+        let ended = |cookie, end: &Message| matches!(end, Message::Ended(ended) if *ended == cookie);
+        let unheard = |cookie: &Cookie| ends.into_iter().flatten().any(|end| ended(*cookie, end));
         accepts.iter().for_each(|cookie| assert!(runs(cookie) || unheard(cookie), "{holder:?} announces {announce:?}"));
         let held = |cookie: &Cookie| self.sockets.get(cookie).is_some_and(|socket| socket.holders.contains(&holder));
         owns.iter().for_each(|cookie| assert!(held(cookie), "{holder:?} announces {announce:?}"));
