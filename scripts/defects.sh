@@ -10,9 +10,9 @@
 # of them did, and whether 250 random walks did:
 #
 #   a-guard-is-not-told-on                968  no     a-sibling-that-leaves-is-cover        154  no
-#   a-listener-is-given-early             140  yes     an-end-is-before-a-stall              227  no
+#   a-listener-is-given-early             140  yes    an-end-is-before-a-stall              227  no
 #   a-listener-is-not-given               296  no     an-end-of-a-connection-is-a-death     384  yes
-#   a-newcomer-waits-for-nobody           256  yes     an-orphan-is-not-adopted              360  no
+#   a-newcomer-waits-for-nobody           256  yes    an-orphan-is-not-adopted              360  no
 #   a-relief-expires                       22  no     the-last-forgets-its-guards           241  yes
 #   what-is-decided-is-announced            0  yes    who-leaves-lets-go-uncovered           55  yes
 
