@@ -364,9 +364,8 @@ impl World {
         let lost =
             |socket: &&Socket| socket.listening && socket.reserved.is_none() && socket.holders.iter().eq([&holder]);
         if let Some(lost) = self.sockets.values().filter(|_| !ends.leaving).find(lost) {
-            for (other, shim) in
-                self.shims.iter().filter(|(_, shim)| !shim.leaving && shim.connected.contains_key(&holder))
-            {
+            let stays = |(_, shim): &(&ShimId, &Shim)| !shim.leaving && shim.connected.contains_key(&holder);
+            for (other, _) in self.shims.iter().filter(stays) {
                 let heard = self.is_quiet(*other, holder) && self.is_quiet(holder, *other);
                 assert!(!heard || !ends.connected.contains_key(other), "{other:?} has no guard of {lost:?}");
             }
