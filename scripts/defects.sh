@@ -11,7 +11,7 @@
 #
 #   a-guard-is-not-told-on                968  no     a-sibling-that-leaves-is-cover        154  no
 #   a-listener-is-given-early             140  yes    an-end-is-before-a-stall              227  no
-#   a-listener-is-not-given               296  no     an-end-of-a-connection-is-a-death     384  yes
+#   a-listener-is-not-given              1293  no     an-end-of-a-connection-is-a-death     384  yes
 #   a-newcomer-waits-for-nobody           256  yes    an-orphan-is-not-adopted              360  no
 #   a-relief-expires                       22  no     the-last-forgets-its-guards           241  yes
 #   what-is-decided-is-announced            0  yes    who-leaves-lets-go-uncovered           55  yes

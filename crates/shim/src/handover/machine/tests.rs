@@ -358,12 +358,14 @@ impl World {
         self.update_facts();
     }
 
-    /// A death takes no listener with it that a sibling could hold, since it has read all messages.
+    /// A death takes no listener with it that a sibling could hold, since it has read all messages. One whose accept loop is about to run
+    /// may be the shim's own, which it has not given yet.
     fn check_given(&self, holder: ShimId) {
         let ends = &self.shims[&holder];
-        let lost =
-            |socket: &&Socket| socket.listening && socket.reserved.is_none() && socket.holders.iter().eq([&holder]);
-        if let Some(lost) = self.sockets.values().filter(|_| !ends.leaving).find(lost) {
+        let lost = |(cookie, socket): &(&Cookie, &Socket)| {
+            socket.listening && !ends.starting.contains(*cookie) && socket.holders.iter().eq([&holder])
+        };
+        if let Some(lost) = self.sockets.iter().filter(|_| !ends.leaving).find(lost) {
             let stays = |(_, shim): &(&ShimId, &Shim)| !shim.leaving && shim.connected.contains_key(&holder);
             for (other, _) in self.shims.iter().filter(stays) {
                 let heard = self.is_quiet(*other, holder) && self.is_quiet(holder, *other);
