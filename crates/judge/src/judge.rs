@@ -100,9 +100,9 @@ pub struct Judge {
     empty: (u32, f64),
     /// Steps before this one in which most intervals were left out.
     unseen: u32,
-    /// Connections that the new instance was given since the first step began, and requests that it counted and let in.
+    /// Connections that the new instance was given since the first step began, and whether it let in a request.
     given: f64,
-    followed: f64,
+    followed: bool,
     step: Step,
 }
 
@@ -314,8 +314,7 @@ impl Judge {
     /// Whether requests follow the connections that the new instance is given, whatever the instance answers to them.
     fn follow(&mut self, from_new: &Increments, answered: bool) {
         let of = |signal| from_new.counts.get(&(signal, Subject::default())).map_or(0.0, |counts| counts.all);
-        let requests = from_new.counts.iter().filter(|((signal, _), _)| *signal == Signal::Errors);
-        self.followed += requests.map(|(_, counts)| counts.all).sum::<f64>();
+        self.followed |= from_new.counts.keys().any(|(signal, _)| *signal == Signal::Errors);
         let given = of(Signal::EmptyConnections);
         (self.given, self.step.connections) = (self.given + given, self.step.connections + given);
         self.step.arrived += of(Signal::Authentication);
@@ -341,7 +340,7 @@ impl Judge {
                     .then(|| format!("{} of {} requests to the new one were answered {code}", new.bad, new.all))
             });
         let lost = || format!("the new one was given {} connections and let in no request", self.given);
-        refused.or_else(|| (self.given >= FEW && self.followed == 0.0).then(lost))
+        refused.or_else(|| (self.given >= FEW && !self.followed).then(lost))
     }
 
     /// What is no count: whether an APIService is unavailable, and whether the process grows beyond the size that the
@@ -375,7 +374,7 @@ impl Judge {
     /// Levels lend each other seats, so that only all of them together can be compared with the old instance's.
     fn busy_levels(&self, old: &Sample, new: &Sample) -> BTreeSet<Subject> {
         let [all_old, all_new] = [old, new].map(|sample| sample.seats.values().map(|seats| seats.all).sum::<f64>());
-        if old.answered && new.answered && all_new < SEATS * all_old {
+        if all_new < SEATS * all_old {
             return BTreeSet::new();
         }
         let seats = self.new.last.seats.iter().chain(&new.seats);
@@ -457,7 +456,7 @@ impl Judge {
             let is_request = *signal == Signal::Errors;
             self.step.requests += if is_request { new.all } else { 0.0 };
             let known = self.history.get(id).filter(|history| history.counts.all >= ENOUGH);
-            let Some(history) = known.filter(|_| new.all > 0.0) else { continue };
+            let Some(history) = known else { continue };
             let alone = signal.is_time() && beside(id).is_none_or(|old| old.all < BESIDE);
             if alone || *signal == Signal::Rejections && busy.contains(subject) {
                 continue;
@@ -563,9 +562,11 @@ impl Step {
 impl Test {
     fn bet(&mut self) {
         let Tally { new, allowed, alone, .. } = self.interval;
-        if new.all > 0.0 && new.all >= (BATCH * allowed / new.all).min(MOST_BATCH) {
+        // Without a request it is 1, and there is no bet.
+        let share = (allowed / new.all).min(1.0);
+        if new.all >= (BATCH * share).min(MOST_BATCH) {
             self.total.add(&mem::take(&mut self.interval));
-            self.wealth.bet(new, (allowed / new.all).min(1.0), alone > new.bad / 2.0);
+            self.wealth.bet(new, share, alone > new.bad / 2.0);
             self.found |= self.wealth.refutes(self.alpha);
         }
     }
