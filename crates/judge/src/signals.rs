@@ -19,7 +19,7 @@
 //!   counts. Each request is counted once in `authentication_attempts`, and once in `authorization_attempts_total` if it
 //!   was authenticated.
 //! - 429 is counted in `apiserver_request_total` too. It follows the load and the seats of each instance, so that it is
-//!   no error here; rejections are compared by priority level, and only where less than half of its seats are taken, or
+//!   no error here; rejections are compared by priority level, and only where at most half of its seats are taken, or
 //!   where the instance has fewer seats in all than the old one.
 //! - A webhook's own refusal has `error_type="no_error"`, and a failure of one with `failurePolicy: Ignore` is counted
 //!   in `…_fail_open_count` alone. The duration is counted for every call, so that its count is what both are shares
