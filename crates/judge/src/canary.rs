@@ -166,6 +166,7 @@ mod tests {
         for (text, read) in [("5%,25%,50%", vec![50, 250, 500]), (" 2% , 99% ", vec![20, 990]), ("1%", vec![10])] {
             assert_eq!(parts(text), Ok(read));
         }
+        assert_eq!(parts(&percent(70).replace(' ', "")), Ok(vec![70]));
         for text in ["", "5", "5,25", "%", "5%,", "0%", "100%", "5%%", "-5%", "1.5%", "25%,5%", "5%,5%"] {
             assert!(parts(text).is_err(), "{text}");
         }

@@ -590,3 +590,26 @@ fn part(subject: &Subject) -> (u8, u8) {
         (false, false) => (3, 8),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A half for everything, a quarter for resources, an eighth for verbs, and an eighth for what has both.
+    #[test]
+    fn each_test_has_its_part_of_alpha() {
+        let id =
+            |verb: &str, resource: &str| (Signal::Errors, Subject { verb: verb.into(), ..Subject::resource(resource) });
+        let mut judge = Judge::default();
+        for (verb, resource) in [("GET", "pods"), ("LIST", "pods"), ("GET", "nodes")] {
+            judge.history.entry(id(verb, resource)).or_default().counts.all = ENOUGH;
+        }
+        let tests = judge.prepare();
+        for (verb, resource, part) in
+            [("", "", 0.5), ("", "pods", 0.25 / 2.0), ("LIST", "", 0.125 / 2.0), ("GET", "nodes", 0.125 / 3.0)]
+        {
+            let alpha = tests[&id(verb, resource)].alpha;
+            assert!((alpha / ALPHA - part * Signal::Errors.weight()).abs() < 1e-9, "{verb} {resource}: {alpha}");
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! Upgrades of simulated clusters, and of recorded pages, before the judge.
 
+mod cases;
 mod simulated;
 
 use crate::sequential::Wealth;
@@ -163,6 +164,8 @@ fn an_accepted_finding_does_not_count() {
     let row = upgrade.verdict.rows.iter().find(|row| row.judgement == Judgement::Accepted && row.subject == "LIST");
     let note = &row.expect("slow lists are a row").note;
     assert!(note.starts_with("95th percentile "), "{note}");
+    // Times are of latency alone.
+    assert!(upgrade.verdict.rows.iter().all(|row| row.code != Signal::Errors || row.note.is_empty()), "{upgrade:?}");
 }
 
 #[test]
@@ -233,16 +236,24 @@ fn a_webhooks_own_refusals_are_no_fault() {
 
 #[test]
 fn rejections_count_where_seats_are_free() {
-    let served = "apiserver_flowcontrol_dispatched_requests_total{priority_level=\"a\"} 20\n\
-                  !apiserver_flowcontrol_current_limit_seats{priority_level=\"a\"} 10\n";
-    let rejects = |taken: u32| {
+    let served = |seats: u32| {
         format!(
-            "{served}apiserver_flowcontrol_rejected_requests_total{{priority_level=\"a\"}} 20\n\
-             !apiserver_flowcontrol_current_executing_seats{{priority_level=\"a\"}} {taken}"
+            "apiserver_flowcontrol_dispatched_requests_total{{priority_level=\"a\"}} 20\n\
+             !apiserver_flowcontrol_current_limit_seats{{priority_level=\"a\"}} {seats}\n"
         )
     };
-    assert_eq!(codes(&judge("", served, &rejects(2))), [Signal::Rejections]);
-    assert_eq!(codes(&judge("", served, &rejects(9))), []);
+    let rejects = |seats: u32, taken: u32| {
+        served(seats)
+            + &format!(
+                "apiserver_flowcontrol_rejected_requests_total{{priority_level=\"a\"}} 20\n\
+                 !apiserver_flowcontrol_current_executing_seats{{priority_level=\"a\"}} {taken}"
+            )
+    };
+    // More than half of the seats are taken, or there are fewer than three quarters of the old one's.
+    for (seats, taken, found) in [(20, 10, true), (20, 11, false), (15, 11, false), (14, 11, true)] {
+        let codes = codes(&judge("", &served(20), &rejects(seats, taken)));
+        assert_eq!(codes == [Signal::Rejections], found, "{seats} {taken}: {codes:?}");
+    }
 }
 
 #[test]
@@ -327,6 +338,7 @@ fn requests_that_met_a_fault_are_counted() {
     assert_eq!(judge.met(), (0, 0));
     let bad = (1..99).find(|at| {
         judge.observe(Duration::from_secs(2 * at), gets(50 + 90 * at, 0), gets(0, 20 * at));
+        assert!(judge.is_bad() || judge.met().1 == 0);
         judge.is_bad()
     });
     let intervals = bad.expect("it is found");
@@ -361,6 +373,9 @@ fn where_the_old_one_is_slow_the_new_one_may_be_slow_elsewhere() {
     let (both, new) = (asked("configmaps", 100, 100), asked("configmaps", 20, 2));
     assert_eq!(codes(&judge(&both, &asked("pods", 6, 6), &new)), [Signal::Latency]);
     assert_eq!(codes(&judge(&both, &asked("pods", 6, 1), &new)), []);
+    // It needs five requests in an interval to show that.
+    assert_eq!(codes(&judge(&both, &asked("pods", 5, 5), &new)), [Signal::Latency]);
+    assert_eq!(codes(&judge(&both, &asked("pods", 4, 4), &new)), []);
 }
 
 proptest! {
@@ -387,7 +402,8 @@ proptest! {
         (0..steps).for_each(|_| wealth.begin_step());
         // Just as many as are allowed.
         (0..intervals).for_each(|_| wealth.bet(Counts { bad: 10.0, all: 95.0 }, 0.1, false));
-        prop_assert!(wealth.now() <= 1.0 + 1e-9);
+        let staked = f64::from(steps.min(4)) / 8.0 + f64::from(intervals.min(128)) / 256.0;
+        prop_assert!((wealth.now() - staked).abs() < 1e-9);
     }
 }
 

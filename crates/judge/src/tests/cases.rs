@@ -1,0 +1,343 @@
+//! Samples whose verdict can be calculated by hand.
+
+use super::codes;
+use crate::signals::{Connections, Sample, Signal, Subject};
+use crate::{Judge, Judgement, Outcome, Row};
+use std::time::Duration;
+
+/// Two instances that are asked every two seconds.
+struct Pair {
+    judge: Judge,
+    at: u64,
+    old: Sample,
+    new: Sample,
+}
+
+impl Pair {
+    /// The old instance's life: so many requests for pods were bad, of so many.
+    fn new(signal: Signal, life: [f64; 2]) -> Self {
+        let sample = Sample { metrics: Signal::COMPARED.map(Signal::metric).into(), ..Sample::new(Some("")) };
+        let mut pair = Self { judge: Judge::new([]), at: 1000, old: sample.clone(), new: sample };
+        pair.observe(signal, life, [0.0; 2]);
+        pair
+    }
+
+    fn count(&mut self, signal: Signal, resource: &str, old: [f64; 2], new: [f64; 2]) {
+        for (sample, [bad, all]) in [(&mut self.old, old), (&mut self.new, new)] {
+            sample.count(signal, Subject::resource(resource), bad, all);
+        }
+    }
+
+    fn look(&mut self) {
+        self.at += 2;
+        self.judge.observe(Duration::from_secs(self.at), self.old.clone(), self.new.clone());
+    }
+
+    /// So many more requests for pods were bad, of so many more.
+    fn observe(&mut self, signal: Signal, old: [f64; 2], new: [f64; 2]) {
+        self.count(signal, "pods", old, new);
+        self.look();
+    }
+
+    /// How many intervals it takes until the verdict is bad.
+    fn intervals_until_bad(&mut self, interval: impl Fn(&mut Self)) -> Option<usize> {
+        (1..40).find(|_| {
+            interval(self);
+            self.judge.is_bad()
+        })
+    }
+
+    fn sum(&self, signal: Signal) -> Row {
+        let mut rows = self.judge.verdict().rows.into_iter();
+        rows.find(|row| row.code == signal && row.subject == "all").expect("every signal has a sum")
+    }
+}
+
+#[test]
+fn what_is_allowed() {
+    // One of a hundred fails; in the minute before the step, 4 did in 32 s.
+    let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
+    pair.observe(Signal::Errors, [4.0, 50.0], [0.0; 2]);
+    (0..15).for_each(|_| pair.observe(Signal::Errors, [0.0, 20.0], [0.0; 2]));
+    pair.judge.begin_step();
+    // The tolerance is 2 of 100. In the second interval, a tenth of the old instance's own requests fail, too.
+    let (always, mut usual, mut allowed) = (2.0 + 2.0 * 4.0 / 32.0, 0.0, 0.0);
+    for (intervals, old, share) in [(1, [0.0; 2], 0.01), (2, [2.0, 20.0], 0.1)] {
+        pair.observe(Signal::Errors, old, [5.0, 100.0]);
+        (usual, allowed) = (usual + 100.0 * share, allowed + always + 3.0 * 100.0 * share);
+        let (row, all) = (pair.sum(Signal::Errors), 100 * intervals);
+        assert_eq!((row.compared, row.judgement), (all, Judgement::Good));
+        for (is, wanted) in [(row.old, usual / all as f64), (row.new, 0.05), (row.limit, allowed / all as f64)] {
+            assert!((is - wanted).abs() < 1e-9, "{wanted}: {row:?}");
+        }
+    }
+}
+
+/// An eighth is usual, of 80 requests. Beside three times that, a twentieth and 3 are left out of account.
+#[test]
+fn the_old_one_suffers_beyond_three_times_what_is_usual() {
+    for (bad, compared) in [(30.0 + 4.0 + 3.0, 100), (38.0, 0)] {
+        let mut pair = Pair::new(Signal::Errors, [125.0, 1000.0]);
+        pair.judge.begin_step();
+        pair.observe(Signal::Errors, [bad, 80.0], [0.0, 100.0]);
+        assert_eq!(pair.sum(Signal::Errors).compared, compared, "{bad}");
+    }
+}
+
+/// The wealth is an eighth, and 1/256 more at each interval, and 3200 have to be won: 1 / (ALPHA / 8 / 2). An interval
+/// wins 16 times the wealth, or 2 times if the old one had less than one request lately.
+#[test]
+fn what_the_old_one_does_not_have_takes_longer() {
+    for (before, beside, intervals) in [(0.0, 0.0, 15), (0.0, 1.0, 4), (4.0, 0.0, 2 + 7)] {
+        let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
+        pair.observe(Signal::Errors, [0.0, before], [0.0; 2]);
+        pair.judge.begin_step();
+        let bad = pair.intervals_until_bad(|pair| pair.observe(Signal::Errors, [0.0, beside], [20.0, 20.0]));
+        assert_eq!(bad, Some(intervals), "{before} {beside}");
+        assert_eq!(pair.judge.verdict().outcome, Outcome::Bad);
+    }
+    // Pods, which have half as large a part of ALPHA as the sum, are not what the old one lacks.
+    for (lacked, had, intervals) in [(10.0, 10.0, 4), (11.0, 9.0, 5)] {
+        let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
+        pair.count(Signal::Errors, "nodes", [0.0, 50.0], [0.0; 2]);
+        pair.look();
+        (0..9).for_each(|_| pair.look());
+        pair.judge.begin_step();
+        let bad = pair.intervals_until_bad(|pair| {
+            pair.count(Signal::Errors, "nodes", [0.0; 2], [lacked; 2]);
+            pair.observe(Signal::Errors, [0.0, 1.0], [had; 2]);
+        });
+        assert_eq!(bad, Some(intervals), "{lacked}");
+    }
+}
+
+/// A bet needs 50 requests times what is allowed, which is a tenth, but no more than 10.
+#[test]
+fn few_requests_wait_for_more() {
+    for (life, few) in [([0.0, 50.0], 5), ([50.0, 50.0], 10)] {
+        let mut pair = Pair::new(Signal::Rejections, life);
+        pair.judge.begin_step();
+        for (more, compared) in [(few - 1, 0), (1, few)] {
+            pair.observe(Signal::Rejections, [0.0; 2], [0.0, f64::from(more)]);
+            assert_eq!(pair.sum(Signal::Rejections).compared, u64::from(compared as u32));
+        }
+    }
+}
+
+/// Sizes in MiB, two seconds apart: beyond 1.25 times the old one's, and by more than 8 MiB or a 200th of it a second.
+#[test]
+fn memory_that_grows() {
+    for (old, before, now, grows) in [
+        (800, 1000, 1017, true),
+        (800, 1000, 1016, false),
+        (800, 984, 1001, true),
+        (800, 983, 1000, false),
+        (4000, 6000, 6041, true),
+        (4000, 6000, 6040, false),
+        (0, 1000, 2000, false),
+    ] {
+        let size = |mib: u32| Some(f64::from(mib) * f64::from(1 << 20));
+        let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
+        (pair.old.memory, pair.new.memory) = (size(old), size(before));
+        pair.look();
+        pair.judge.begin_step();
+        pair.new.memory = size(now);
+        pair.look();
+        let row = pair.sum(Signal::Memory);
+        assert_eq!((row.compared, row.new, row.limit), (1, f64::from(u8::from(grows)), 0.1), "{old} {before} {now}");
+    }
+}
+
+#[test]
+fn one_service_that_only_the_new_one_cannot_reach_is_enough() {
+    for (down, compared) in [(None, 0), (Some("b"), 1), (Some("a"), 1)] {
+        let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
+        for name in ["a", "b"].into_iter().filter(|_| down.is_some()) {
+            pair.old.unavailable.insert(name.to_owned(), false);
+            pair.new.unavailable.insert(name.to_owned(), Some(name) == down);
+        }
+        pair.judge.begin_step();
+        pair.look();
+        let row = pair.sum(Signal::Aggregation);
+        assert_eq!((row.compared, row.new), (compared, compared as f64), "{down:?}");
+    }
+}
+
+/// After how many samples an instance is found to be silent, or to hide its metrics. A letter a sample: the new
+/// instance is `s`ilent or `r`efuses its metrics; or it answers, and gets `-` no connection, `e` one or `f` four without
+/// a byte, or `b` two of which one has a byte. Capital letters and `_`: the old one does not answer.
+fn silent(samples: &str) -> Option<(usize, Vec<Signal>)> {
+    let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
+    let (answers, mut connections) = (pair.new.clone(), Connections::default());
+    pair.new = answers.clone().with_connections(connections.clone());
+    pair.look();
+    let found = samples.chars().position(|letter| {
+        pair.old.answered = letter.is_lowercase() || letter == '-';
+        let (all, empty) = match letter.to_ascii_lowercase() {
+            'e' => (1.0, 1.0),
+            'f' => (4.0, 4.0),
+            'b' => (2.0, 1.0),
+            _ => (0.0, 0.0),
+        };
+        (connections.all, connections.empty) = (connections.all + all, connections.empty + empty);
+        let sample = match letter.to_ascii_lowercase() {
+            's' => Sample::new(None),
+            'r' => Sample::refused(),
+            _ => answers.clone(),
+        };
+        pair.new = sample.with_connections(connections.clone());
+        pair.look();
+        pair.judge.is_bad()
+    });
+    Some((found? + 1, codes(&pair.judge)))
+}
+
+#[test]
+fn silence_is_four_samples_or_connections_without_a_byte_beside_an_old_one_that_answers() {
+    for (samples, found) in [
+        ("ssss", Some(4)),
+        ("sssrsss-sss", None),
+        ("SSSSsss", None),
+        ("eeee", Some(4)),
+        ("f---", Some(4)),
+        ("f--", None),
+        ("e----eef", Some(7 + 1)),
+        ("e---------", None),
+        ("----f--", None),
+        ("eebeeee", Some(7)),
+        ("EEEE---", None),
+        ("eEEEeee", Some(7)),
+        ("f___", None),
+        ("f___---", Some(7)),
+    ] {
+        let wanted = found.map(|after| (after, vec![Signal::NoAnswer]));
+        assert_eq!(silent(samples), wanted, "{samples}");
+    }
+    let refuses = |count| "r".repeat(count);
+    assert_eq!(silent(&refuses(30)), Some((30, vec![Signal::NoMetrics])));
+    assert_eq!(silent(&(refuses(29) + "RRRR-" + &refuses(29))), None);
+}
+
+/// A quarter as many requests as connections have to come of 20 connections, from the eleventh interval on.
+#[test]
+fn requests_follow_connections() {
+    let after = |connections: f64, arrived: f64, change: fn(&mut Pair)| {
+        let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
+        pair.count(Signal::EmptyConnections, "", [0.0; 2], [0.0; 2]);
+        pair.look();
+        pair.judge.begin_step();
+        pair.count(Signal::EmptyConnections, "", [0.0; 2], [0.0, connections - 1.0]);
+        pair.count(Signal::Authentication, "", [0.0; 2], [0.0, arrived]);
+        (0..10).for_each(|_| pair.look());
+        pair.count(Signal::EmptyConnections, "", [0.0; 2], [0.0, 1.0]);
+        change(&mut pair);
+        pair.intervals_until_bad(Pair::look).map(|intervals| (10 + intervals, codes(&pair.judge)))
+    };
+    assert_eq!(after(20.0, 4.0, |_| ()), Some((11, vec![Signal::NoRequests])));
+    assert_eq!(after(20.0, 5.0, |_| ()), None);
+    assert_eq!(after(19.0, 0.0, |_| ()), None);
+    // An instance that has no such metric, or does not give it, may have had requests.
+    assert_eq!(after(20.0, 4.0, |pair| pair.new.metrics.clear()), None);
+    let refuses = |pair: &mut Pair| {
+        pair.new.answered = false;
+        pair.look();
+        pair.new.answered = true;
+        pair.count(Signal::Authentication, "", [0.0; 2], [0.0, 1.0]);
+    };
+    assert_eq!(after(20.0, 4.0, refuses), None);
+}
+
+#[test]
+fn a_step_that_was_not_seen_is_lacking_for_good() {
+    let unseen = |pair: &Pair| {
+        let lacking = pair.judge.verdict().lacking;
+        lacking.iter().find_map(|text| text.strip_prefix("most intervals of ")?.split(' ').next()?.parse().ok())
+    };
+    let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
+    pair.judge.begin_step();
+    for [bad, steps] in [[20.0, 1.0], [0.0, 1.0], [20.0, 2.0]] {
+        // The interval after one that was left out is left out, too.
+        (0..5).for_each(|_| pair.observe(Signal::Errors, [bad, 20.0], [0.0, 20.0]));
+        assert_eq!(unseen(&pair), Some(steps));
+        pair.judge.begin_step();
+    }
+}
+
+/// Ten intervals, a hundred requests that can be compared, and half of all.
+#[test]
+fn just_enough_is_enough() {
+    for (intervals, pods, nodes, lacking) in
+        [(10, 10.0, 10.0, 0), (9, 12.0, 12.0, 1), (11, 9.0, 9.0, 1), (10, 10.0, 11.0, 1), (9, 10.0, 11.0, 3)]
+    {
+        let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
+        pair.judge.begin_step();
+        for _ in 0..intervals {
+            pair.count(Signal::Errors, "nodes", [0.0; 2], [0.0, nodes]);
+            pair.observe(Signal::Errors, [0.0, 10.0], [0.0, pods]);
+        }
+        let verdict = pair.judge.verdict();
+        assert_eq!(verdict.lacking.len(), lacking, "{:?}", verdict.lacking);
+        assert_eq!(verdict.outcome, if lacking == 0 { Outcome::Good } else { Outcome::Undecided });
+    }
+}
+
+/// 0.02 and three times 0.16 are half of all.
+#[test]
+fn where_more_than_half_is_allowed_nothing_is_compared() {
+    for (bad, judgement, outcome) in
+        [(160.0, Judgement::Good, Outcome::Good), (170.0, Judgement::NotCompared, Outcome::Undecided)]
+    {
+        let mut pair = Pair::new(Signal::Errors, [bad, 1000.0]);
+        pair.judge.begin_step();
+        (0..10).for_each(|_| pair.observe(Signal::Errors, [0.0; 2], [0.0, 100.0]));
+        assert_eq!((pair.sum(Signal::Errors).judgement, pair.judge.verdict().outcome), (judgement, outcome));
+    }
+}
+
+#[test]
+fn what_was_not_compared_has_a_row_that_says_so() {
+    let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
+    pair.judge.begin_step();
+    let names_metric = |pair: &Pair| {
+        let row = pair.sum(Signal::Errors);
+        assert_eq!((row.compared, row.old, row.new, row.limit), (0, 0.0, 0.0, 0.0));
+        assert_eq!(row.judgement, Judgement::NotCompared);
+        row.note.contains(Signal::Errors.metric())
+    };
+    assert!(!names_metric(&pair));
+    pair.new.metrics.clear();
+    pair.look();
+    assert!(names_metric(&pair));
+    // What was compared stays so.
+    pair.observe(Signal::Errors, [0.0; 2], [0.0, 10.0]);
+    assert_eq!(pair.sum(Signal::Errors).judgement, Judgement::Good);
+    // None was found but in sums, of which there is one for each signal.
+    assert_eq!(pair.judge.verdict().rows.len(), Signal::COMPARED.len());
+}
+
+#[test]
+fn the_five_worst_follow_the_sum() {
+    let names = ["r1", "r2", "r3", "r4", "r5", "r6", "r7"];
+    let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
+    names.iter().for_each(|name| pair.count(Signal::Errors, name, [0.0, 50.0], [0.0; 2]));
+    pair.look();
+    pair.judge.begin_step();
+    for _ in 0..6 {
+        for (name, bad) in names.iter().zip(11..) {
+            pair.count(Signal::Errors, name, [0.0, 9.0], [f64::from(bad); 2]);
+        }
+        pair.look();
+    }
+    let rows = pair.judge.verdict().rows.into_iter().filter(|row| row.code == Signal::Errors);
+    assert_eq!(rows.map(|row| row.subject).collect::<Vec<_>>(), ["all", "r7", "r6", "r5", "r4", "r3"]);
+}
+
+#[test]
+fn refusals_speak_against_a_version_unless_the_old_one_refuses_as_many() {
+    for (bad, against) in [(0.0, true), (50.0, false)] {
+        let mut pair = Pair::new(Signal::Authentication, [bad, 50.0]);
+        pair.judge.begin_step();
+        pair.observe(Signal::Authentication, [0.0; 2], [4.0, 4.0]);
+        assert_eq!(pair.judge.verdict().against.is_some(), against);
+    }
+}
