@@ -168,7 +168,7 @@ impl Judge {
         let since = |side: usize| at.saturating_sub(self.at[side]).as_secs_f64();
         let [old_seconds, new_seconds] = [(0, &self.old), (1, &self.new)]
             .map(|(side, seen)| if answered[side] && seen.last.answered { since(side) } else { 0.0 });
-        let mut tallies = self.states(&old, &new, new_seconds);
+        let states = self.states(&old, &new, new_seconds);
         if !self.old.last.answered {
             self.learn_life(&old);
         }
@@ -199,8 +199,8 @@ impl Judge {
         if !compares {
             return;
         }
-        self.compare(&from_new, &was, &busy, new_seconds, &mut tallies);
-        for (id, tally) in tallies {
+        self.compare(&from_new, &was, &busy, new_seconds);
+        for (id, tally) in states {
             if let Some(test) = self.tests.get_mut(&id) {
                 test.interval.add(&tally);
             }
@@ -431,14 +431,7 @@ impl Judge {
     }
 
     /// The new instance's requests, beside what is allowed of each.
-    fn compare(
-        &mut self,
-        from: &Increments,
-        was: &BTreeMap<Id, Counts>,
-        busy: &BTreeSet<Subject>,
-        seconds: f64,
-        tallies: &mut BTreeMap<Id, Tally>,
-    ) {
+    fn compare(&mut self, from: &Increments, was: &BTreeMap<Id, Counts>, busy: &BTreeSet<Subject>, seconds: f64) {
         let slow = from.histograms.iter().filter_map(|(id, histogram)| {
             let history = self.history.get_mut(id)?;
             history.new.merge(histogram);
@@ -467,7 +460,9 @@ impl Judge {
             let allowed = (signal.tolerance() * new.all + RATIO * old + history.most * seconds).min(new.all);
             let alone = if history.recent < 1.0 { new.bad } else { 0.0 };
             for level in subject.levels() {
-                tallies.entry((*signal, level)).or_default().add(&Tally { new, old, allowed, alone });
+                if let Some(test) = self.tests.get_mut(&(*signal, level)) {
+                    test.interval.add(&Tally { new, old, allowed, alone });
+                }
             }
         }
     }
