@@ -19,6 +19,7 @@
 //! What it does not have: several addresses, leases of different lengths, messages that arrive without their descriptors (those end a
 //! connection, as `Break` does), and threads that are blocked (a test of its own below).
 
+mod rules;
 mod states;
 
 use super::*;
