@@ -31,7 +31,7 @@ pub(crate) type Time = Duration;
 /// The own state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Facts {
-    /// The own instance is ready (node shim: any is).
+    /// The own instance is ready (node shim: any is), and so one is reachable.
     pub(crate) ready: bool,
     /// Some instance can get connections.
     pub(crate) reachable: bool,
@@ -224,7 +224,7 @@ impl Machine {
     /// Siblings that have a lease, and no connection for the time of a lease.
     pub(crate) fn unconnected(&self) -> Vec<ShimId> {
         let lease = self.rules.lease;
-        self.those(|peer| !peer.connected && self.now < peer.fresh_until && self.now >= peer.since + lease)
+        self.those(|peer| !peer.connected && self.now >= peer.since + lease)
     }
 
     /// Siblings that have a lease and no connection, for which a shim that joins waits: they live, or died before their first
@@ -427,18 +427,16 @@ impl Machine {
             if expired || self.is_last() || self.uncovered().is_empty() {
                 self.release(actions);
             }
-        } else if leaving && self.is_last() {
+        } else if self.is_last() {
             self.close_uncovered(actions);
         }
-        let wants_in = match self.phase {
+        self.joining = match self.phase {
             _ if wants_out || self.released.is_some() => false,
             // No sibling relieves it any more: it holds clients, which would otherwise wait in an accept queue.
-            Phase::Left => (ready && self.knows_siblings()) || !self.is_refusing(),
+            Phase::Left | Phase::Refusing => !self.is_refusing(),
             Phase::Waiting => (ready && self.knows_siblings()) || (self.returning && !self.is_refusing()),
-            Phase::Refusing => ready || !self.is_refusing(),
-            Phase::Joined => true,
+            Phase::Joined => false,
         };
-        self.joining = wants_in && self.phase != Phase::Joined;
         self.returning = self.phase == Phase::Left || (self.phase == Phase::Waiting && self.returning);
         self.phase = match self.phase {
             _ if self.has_released() => {
@@ -510,7 +508,7 @@ impl Machine {
     }
 
     fn change_listeners(&mut self, actions: &mut Vec<Action>) {
-        if self.joining || (self.phase == Phase::Joined && !self.is_leaving()) {
+        if self.joining {
             for address in self.rules.addresses.clone() {
                 self.own_a_listener(address, actions);
             }
@@ -520,7 +518,6 @@ impl Machine {
         let (refusing, knows) = (self.is_refusing(), self.knows_siblings());
         let may = match self.phase {
             _ if self.released.is_some() => false,
-            _ if self.joining => true,
             Phase::Joined => true,
             // Refusing: it was about to join.
             Phase::Waiting | Phase::Refusing => !refusing,
