@@ -180,16 +180,13 @@ impl Gate {
         let newest = instances.keys().max().copied();
         // Those of instances that are gone have no handshakes in flight.
         let instances = instances.iter().filter(|(of, instance)| Some(**of) == newest || !instance.is_idle());
+        let longest = instances.clone().filter_map(|(_, instance)| instance.queue.longest()).max();
+        status.longest =
+            longest.map(|(clients, source)| LongestQueue { source: source.to_string(), clients: clients as u64 });
         for (_, instance) in instances {
             status.openings += instance.in_flight as u64;
             status.limit += self.bound as u64;
             status.waiting += instance.queue.len() as u64;
-            let longest = instance.queue.longest().map(|(clients, source)| (clients as u64, source));
-            if let Some((clients, source)) =
-                longest.filter(|(clients, _)| status.longest.as_ref().is_none_or(|it| it.clients < *clients))
-            {
-                status.longest = Some(LongestQueue { source: source.to_string(), clients });
-            }
         }
         status
     }

@@ -73,3 +73,17 @@ impl First {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_that_the_node_has_no_more_does_not_go_first() {
+        let (first, client) = (First::new(Vec::new()), "192.0.2.1".parse().unwrap());
+        first.own.write().unwrap().insert(client);
+        assert!(first.contains(client));
+        first.renew(&OffThread::new("the node's addresses"), Duration::from_secs(3600)).await;
+        assert!(!first.contains(client));
+    }
+}

@@ -1,6 +1,7 @@
 //! Handshake slots and places in queues: bounds and shares hold, nothing free is left free, and each is given back once, in whatever
 //! order clients go.
 
+use super::queue::LATE;
 use super::*;
 use proptest::prelude::*;
 use std::future::poll_fn;
@@ -124,4 +125,117 @@ fn room_is_made_at_another_instance_where_the_longest_queue_has_none() {
     let _others = [(); 2].map(|()| enter(TO + 1, address(2)));
     assert!(gate.make_room());
     assert!(!gate.make_room(), "the others are of the first class");
+}
+
+fn gate(bound: usize) -> Arc<Gate> {
+    Gate::new(MaxOpenings::Fixed(NonZeroUsize::new(bound).unwrap()), Vec::new()).unwrap()
+}
+
+fn opened(entry: Entry) -> HandshakeSlot {
+    let Entry::Open(slot) = entry else { panic!("it waits") };
+    slot
+}
+
+fn queued(entry: Entry) -> Waiting {
+    let Entry::Wait(waiting) = entry else { panic!("it has a slot") };
+    waiting
+}
+
+#[test]
+fn a_source_has_half_of_the_slots_at_most() {
+    for (bound, most) in [(1, 1), (4, 2), (5, 3)] {
+        let gate = gate(bound);
+        let enter = |client| gate.enter(TO, address(client), 300, Instant::now());
+        let mut slots: Vec<_> = (0..most).map(|_| opened(enter(1))).collect();
+        let waiting = queued(enter(1));
+        slots.extend((most..bound).map(|_| opened(enter(2))));
+        assert!(slots[0].is_awaited());
+        drop(waiting);
+        assert!(!slots[0].is_awaited());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_has_five_seconds_for_its_hello_and_an_instance_for_its_answer() {
+    let gate = gate(1);
+    let slot = opened(gate.enter(TO, address(1), 300, Instant::now()));
+    assert_eq!([gate.hello_deadline(), slot.ends()], [Instant::now() + Duration::from_secs(5); 2]);
+}
+
+/// An instance is known until another one comes when no handshake is in flight at it.
+#[test]
+fn the_newest_instance_and_those_with_handshakes_are_known() {
+    let gate = gate(1);
+    let enter = |to| opened(gate.enter(to, address(1), 300, Instant::now()));
+    let known = || {
+        let mut known: Vec<u64> = gate.instances().keys().copied().collect();
+        known.sort_unstable();
+        (known, gate.status().limit)
+    };
+    let (one, two) = (enter(1), enter(2));
+    assert_eq!(known(), (vec![1, 2], 2));
+    drop(one);
+    assert_eq!(known(), (vec![1, 2], 1));
+    drop(two);
+    drop(enter(2));
+    assert_eq!(known(), (vec![1, 2], 1));
+    drop(enter(3));
+    assert_eq!(known(), (vec![3], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn why_a_client_gets_no_slot() {
+    let gate = gate(1);
+    let enter = |to| gate.enter(to, address(1), 300, Instant::now());
+    let slot = opened(enter(1));
+    let mut rejected = queued(enter(1));
+    assert!(gate.make_room());
+    assert_eq!(rejected.turn().await.err(), Some(Refused::Full));
+    let mut expires = queued(enter(1));
+    assert_eq!(expires.turn().await.err(), Some(Refused::Expired), "its own timer");
+    let mut expires = queued(enter(1));
+    tokio::time::advance(LONGEST_WAIT).await;
+    drop(slot);
+    drop(enter(2));
+    assert_eq!(expires.turn().await.err(), Some(Refused::Expired), "its instance is forgotten");
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_and_metrics_are_called_as_the_reference_has_them() {
+    let gate = gate(1);
+    let page = |what: &str| {
+        let mut registry = prometheus_client::registry::Registry::default();
+        registry.register_collector(Box::new(GateMetrics(gate.clone())));
+        let mut page = String::new();
+        prometheus_client::encoding::text::encode(&mut page, &registry).unwrap();
+        let lines = page.lines().filter_map(|line| line.strip_prefix("berth_gate_")?.strip_prefix(what));
+        lines.map(str::to_owned).collect::<Vec<_>>().join(" ")
+    };
+    let enter = |to, client: &str| gate.enter(to, client.parse().unwrap(), 300, Instant::now());
+    let slots = [enter(1, "10.0.0.1"), enter(2, "10.0.0.2")].map(opened);
+    let late = queued(enter(1, "10.0.0.3"));
+    tokio::time::advance(LATE).await;
+    let mut waiting: Vec<_> = ["2001:db8::1", "2001:db8::2", "127.0.0.1"].map(|client| queued(enter(1, client))).into();
+    waiting.push(queued(enter(2, "10.0.0.1")));
+    let longest = Some(LongestQueue { source: "2001:db8::/64".to_owned(), clients: 2 });
+    assert_eq!(gate.status(), GateStatus { openings: 2, limit: 2, waiting: 5, longest });
+    assert_eq!((page("openings "), page("openings_limit ")), ("2".to_owned(), "2".to_owned()));
+    assert_eq!(page("waiting"), r#"{class="first"} 1 {class="others"} 3 {class="late"} 1"#);
+    for why in Refused::ALL {
+        waiting.pop().unwrap().refuse(why);
+    }
+    let dropped = r#"_total{reason="full"} 1 _total{reason="expired"} 1 _total{reason="left"} 1"#;
+    assert_eq!(page("dropped"), dropped);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    slots.into_iter().for_each(HandshakeSlot::end);
+    assert_eq!(page("opening_seconds_sum"), " 18.0");
+    assert_eq!(page("wait_seconds_sum"), r#"{class="first"} 0.0 {class="others"} 1.0 {class="late"} 0.0"#);
+    drop(late);
+}
+
+#[tokio::test]
+async fn the_nodes_addresses_are_listed_as_long_as_the_gate_is() {
+    let gate = gate(1);
+    let mut keep = pin!(gate.keep());
+    assert!(poll_fn(|cx| Poll::Ready(keep.as_mut().poll(cx))).await.is_pending());
 }

@@ -70,6 +70,31 @@ fn no_class_starves_another() {
     assert_eq!(Class::ALL.map(|class| of(&class, &classes)), [50, 40, 10]);
 }
 
+/// The clients that wait when another one comes, by source and whether they are of the first class; the room; whose is rejected.
+#[test]
+fn beyond_the_room_the_longest_queue_loses_its_newest() {
+    let (first, other) = ((1, true), (2, false));
+    let rows: [(&[_], _, usize, usize, Option<usize>); 7] = [
+        (&[other], other, 2, 100, None),
+        (&[other, other], other, 2, 100, Some(2)),
+        (&[other, other], (3, false), 2, 100, Some(1)),
+        (&[other, other], other, 9, 30, None),
+        (&[other, other], other, 9, 29, Some(2)),
+        // The first class has half of the places.
+        (&[first, first, other, other], first, 4, 100, Some(4)),
+        (&[first, other, other, other], first, 4, 100, Some(3)),
+    ];
+    for (waiting, comes, clients, bytes, rejected) in rows {
+        let (mut queue, now) = (Queue::new(Room { clients, bytes }), Instant::now());
+        let mut push = |(number, is_first)| queue.push((source(number), is_first), 10, now, now);
+        let tickets: Vec<_> = waiting.iter().chain([&comes]).map(|client| push(*client)).collect();
+        let (last, before) = tickets.split_last().unwrap();
+        assert!(before.iter().all(|(_, rejected)| rejected.is_empty()));
+        let expected: Vec<_> = rejected.map(|nth| tickets[nth].0).into_iter().collect();
+        assert_eq!(last.1, expected, "{waiting:?} {comes:?} {clients} {bytes}");
+    }
+}
+
 #[derive(Debug, Clone)]
 enum Event {
     Push { source: u8, is_first: bool, bytes: usize, waited: u64 },
