@@ -128,6 +128,45 @@ fn its_metrics_are_called_as_the_reference_has_them() {
     assert_eq!(page()[1..], connections([1, 2, 0]));
 }
 
+/// Counts what is logged.
+struct Logged(Arc<AtomicU64>);
+
+impl tracing::Subscriber for Logged {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// A share is renewed every few seconds.
+#[test]
+fn a_share_is_logged_when_it_begins_and_changes_and_not_when_it_is_renewed() {
+    let (shim, now, logged) = (Shim::new(), Instant::now(), Arc::<AtomicU64>::default());
+    tracing::subscriber::with_default(Logged(logged.clone()), || {
+        for (permille, lease_ms, messages) in [(50, 10_000, 1), (50, 10_000, 1), (50, 600_000, 1), (51, 600_000, 2)] {
+            shim.put(Share { lease_ms, ..share("a", "b", permille) }, now).unwrap();
+            assert_eq!(logged.load(Relaxed), messages, "{permille} {lease_ms}");
+        }
+    });
+}
+
+#[test]
+fn its_status_says_until_when_it_lasts() {
+    let (shim, before) = (Shim::new(), SystemTime::now());
+    shim.put(Share { lease_ms: 600_000, ..share("a", "b", 50) }, Instant::now()).unwrap();
+    let until = humantime::parse_rfc3339(&shim.sharing.status().unwrap().until).unwrap();
+    assert!(until > before && until <= SystemTime::now() + LONGEST);
+}
+
 #[test]
 fn a_share_that_cannot_be_is_refused_and_changes_nothing() {
     let (shim, now) = (Shim::new(), Instant::now());

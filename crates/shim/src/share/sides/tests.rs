@@ -136,6 +136,33 @@ fn many_equal_addresses_are_taken_as_a_whole_and_one_address_is_not() {
     assert_eq!((sides.by_address, sides.by_connection), (FEW, 1_000 - FEW));
 }
 
+/// An address has too many if it has more than a sixteenth of the smaller side's: of 288 connections, half of them on each side,
+/// that is nine.
+#[test]
+fn an_address_has_too_many_connections_beyond_its_part_of_them() {
+    for (others, one_by_one) in [(278, 1), (279, 0)] {
+        let mut sides = Sides::new(1);
+        let others_and_nine = (2..others + 2).map(|n| (address(n), 1)).chain((1..=9).map(|port| (address(1), port)));
+        for client in others_and_nine {
+            sides.side(500, client.into());
+        }
+        assert_eq!(sides.by_connection, one_by_one, "the ninth of {}", others + 9);
+    }
+}
+
+#[test]
+fn while_one_side_gets_nothing_it_gets_nobody_and_every_address_is_whole() {
+    for (permille, all) in [(0, Side::Old), (1000, Side::New)] {
+        let mut sides = Sides::new(1);
+        // So many that some have the first thousandth, and some the last.
+        let clients = (0..20_000).map(|n| (address(n % 19_000), (n / 19_000) as u16).into());
+        assert!(
+            clients.chain((0..100).map(|port| (address(1), port).into())).all(|it| sides.side(permille, it) == all)
+        );
+        assert_eq!(sides.by_connection, 0);
+    }
+}
+
 #[test]
 fn a_network_of_ipv6_is_one_client_and_an_address_has_two_forms() {
     for salt in 0..100 {
