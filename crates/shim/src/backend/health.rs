@@ -88,6 +88,30 @@ mod tests {
         }
     }
 
+    /// The next probe follows at once while the instance rises; one that is well is probed less often.
+    #[test]
+    fn an_instance_rises_from_its_first_pass_and_is_well_until_its_first_fail() {
+        use Observation::{Fail, Pass, Refused, Rejected, StandsStill};
+        let rows: [(&[_], _); 9] = [
+            (&[], (false, false)),
+            (&[Fail], (false, false)),
+            (&[Pass], (true, false)),
+            (&[Pass, Pass], (false, true)),
+            (&[Pass, Pass, Fail], (false, false)),
+            (&[Pass, Pass, Rejected, Pass], (false, true)),
+            (&[Pass, Pass, StandsStill], (false, false)),
+            (&[Pass, Pass, Fail, Fail, Pass], (true, false)),
+            (&[Pass, Pass, Refused], (false, false)),
+        ];
+        for (history, expected) in rows {
+            let mut health = HealthTracker::new(2, 2);
+            for seen in history {
+                health.observe(*seen);
+            }
+            assert_eq!((health.is_rising(), health.is_well()), expected, "{history:?}");
+        }
+    }
+
     /// Ready iff the last `rise` consecutive passes are younger than the last `fall` consecutive fails.
     fn by_definition(history: &[Observation], rise: u32, fall: u32) -> InstanceHealth {
         let last_run = |of: Observation, length: u32| {
