@@ -160,11 +160,8 @@ pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
     let bytes = file::to_bytes(lease)?;
     let new = berth.leases().join(format!(".{}.lease.new", lease.instance));
     let write = || replace(&path_of(berth, &lease.instance), &new, |mut file| file.write_all(&bytes));
-    match write() {
-        // A prune removed the new file as left over: the wall clock jumped while it was written.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => write(),
-        outcome => outcome,
-    }
+    // A prune may have removed the new file as left over: the wall clock jumped while it was written.
+    write().or_else(|_| write())
 }
 
 /// Removes a lease if the file is still its holder's, which has to be readable.
