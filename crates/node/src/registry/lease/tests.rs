@@ -109,6 +109,7 @@ fn a_lease_lives_in_its_boot_and_not_for_longer_than_any_may() {
     let ms = Duration::from_millis;
     lease.renew(ms(5_000), wall("2026-05-04T03:02:08Z"));
     assert_eq!((lease.expires(), lease.renew_time), (ms(8_000), wall("2026-05-04T03:02:08Z")));
+    assert_eq!(lease.renewed_after(), ms(4_000), "at most a second too early");
     assert!(lease.is_live(&boot, ms(5_000)) && !lease.is_live(OTHER_BOOT, ms(5_000)));
     lease.expires_boottime_ms = 5_000 + 90_000;
     assert!(lease.is_live(&boot, ms(5_000)) && !lease.is_live(&boot, ms(4_999)));
@@ -130,6 +131,7 @@ fn writing_replaces_and_removing_takes_only_ones_own() {
     let (_temp, berth) = berth();
     let (a, b) = (of("a", 1), of("b", 1));
     assert_eq!(read(&berth, &a.instance), Ok(None));
+    assert!(is_missing(&berth, &a.instance));
     // An owner of that ID died while it wrote.
     fs::write(berth.leases().join(".a.lease.new"), "half").unwrap();
     write(&berth, &a).unwrap();
@@ -137,6 +139,7 @@ fn writing_replaces_and_removing_takes_only_ones_own() {
     assert_eq!(ids(&berth), ["a", "b"]);
     let meta = fs::metadata(berth.leases().join("a.json")).unwrap();
     assert_eq!(meta.mode() & 0o777, 0o600);
+    assert!(!is_missing(&berth, &a.instance));
 
     let successor = of("a", 2);
     write(&berth, &successor).unwrap();
@@ -186,13 +189,15 @@ fn the_stale_are_pruned_after_another_duration() {
 #[test]
 fn what_was_half_written_long_ago_is_pruned() {
     let (_temp, berth) = berth();
-    let path = berth.leases().join(".a.lease.new");
-    let file = fs::File::create(&path).unwrap();
+    let [half, of_others @ ..] = [".a.lease.new", ".a.lease", "a.lease.new"].map(|name| berth.leases().join(name));
+    let file = fs::File::create(&half).unwrap();
+    let old = SystemTime::now() - 2 * LEFT_OVER;
+    of_others.iter().for_each(|path| fs::File::create(path).unwrap().set_modified(old).unwrap());
     let prune = || prune(&berth, OTHER_BOOT, Duration::ZERO).unwrap();
     assert_eq!(prune(), 0, "it may be being written");
-    file.set_modified(SystemTime::now() - 2 * LEFT_OVER).unwrap();
+    file.set_modified(old).unwrap();
     assert_eq!(prune(), 1);
-    assert!(!path.exists());
+    assert!(!half.exists() && of_others.iter().all(|path| path.exists()));
 }
 
 #[test]
