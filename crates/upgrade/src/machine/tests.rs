@@ -1,5 +1,6 @@
 //! The machine against a [model of a node](world), where anything may happen at any time.
 
+mod rules;
 mod states;
 mod world;
 
