@@ -204,7 +204,6 @@ impl EtcdMachine {
                  before"
                     .into(),
             ),
-            EtcdStep::Own => None,
             _ if self.is_unseen => Some(
                 "the node's own etcd answers, and which database it has cannot be seen: no client is let through to it; see whether it is \
                  etcd with the data directory of before, then `berth bridge end --now`"
