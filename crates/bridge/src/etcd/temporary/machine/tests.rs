@@ -1,3 +1,4 @@
+mod rules;
 mod states;
 
 use super::*;
