@@ -1,5 +1,6 @@
 //! The machine against a model of a node, second by second, in which both instances fail in each way.
 
+mod rules;
 mod states;
 
 use super::*;
