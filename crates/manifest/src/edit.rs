@@ -481,6 +481,7 @@ mod tests {
         assert_eq!(appended("a:\n    - b # B\n    # end\nc: 1\n"), "a:\n    - b # B\n    - x\n    # end\nc: 1\n");
         assert_eq!(appended("a:\n  - - b\n"), "a:\n  - - b\n  - x\n");
         assert_eq!(appended("a: [b,\n  c] # d\n"), "a: [b,\n  c, x] # d\n");
+        assert_eq!(appended("a:\nb: 1\n"), "a:\n  - x\nb: 1\n");
         assert_eq!((appended("a0: 1\n"), appended("a: []\n")), ("a:\n  - x\na0: 1\n".into(), "a:\n  - x\n".into()));
     }
 
@@ -504,6 +505,12 @@ mod tests {
             ("a:\n- b\n# of e: - x\ne: 1\n", "b", "a:\n- b\nb: 1\n# of e: - x\ne: 1\n"),
             ("a: |\n  x\n # - y\n# - z\nc: 1\n", "b", "a: |\n  x\n # - y\nb: 1\n# - z\nc: 1\n"),
             ("a:\n  - b\n  # - c", "d", "a:\n  - b\n  # - c\nd: 1"),
+            ("a: [b]\n# - c\nc: 1\n", "b", "a: [b]\nb: 1\n# - c\nc: 1\n"),
+            ("a: 1\n# of e\n  # too\ne: 1\n", "b", "a: 1\nb: 1\n# of e\n  # too\ne: 1\n"),
+            ("a: 1\ne: 1\n  # of e\n", "b", "a: 1\nb: 1\ne: 1\n  # of e\n"),
+            // Of the key above.
+            ("x:\n  a:\n  - b\n# - c\ny: 1\n", "x.b", "x:\n  a:\n  - b\n  b: 1\n# - c\ny: 1\n"),
+            ("x:\n  a:\n  - b\n# of y\n  # - c\ny: 1\n", "x.b", "x:\n  a:\n  - b\n  b: 1\n# of y\n  # - c\ny: 1\n"),
         ] {
             assert_eq!(set(text, steps, json!(1)), wanted);
         }
@@ -522,6 +529,8 @@ mod tests {
             ("a:\n  - name: b\n  - name: c\n    d: 1\n", "a.#b", "a:\n  - name: c\n    d: 1\n"),
             ("a:\n  b: 1\n", "a.b", "a: {}\n"),
             ("a: 1\n", "b", "a: 1\n"),
+            ("a:\n- b\n", "a.1", "a:\n- b\n"),
+            ("a: 1\nb: 2\n", "a", "# berth: a: so it is\nb: 2\n"),
         ] {
             assert_eq!(edited(text, steps, Change::Remove).unwrap(), wanted);
         }
@@ -534,6 +543,12 @@ mod tests {
         let text = "b: 1\r\n---\r\na:\r\n  - y\r\n---\r\na: []\r\n";
         let wanted = "b: 1\r\n---\r\na:\r\n  - y\r\n  - x\r\n---\r\na: []\r\n";
         assert_eq!(apply(text, 1, &[edit]).unwrap(), wanted);
+    }
+
+    #[test]
+    fn an_edit_is_told_with_its_path_and_reason() {
+        let edit = Edit { path: path("a.#b.0.c"), change: Change::Remove, reason: "so it is".into(), comment: false };
+        assert_eq!(edit.to_string(), "a[b][0].c: so it is");
     }
 
     #[test]
@@ -552,8 +567,10 @@ mod tests {
         // The YAML that Kubernetes uses takes a comma for a part of a tag.
         let tagged = edited("a: [1, !-c ]\n", "a", Change::Append(vec![json!(2)]));
         assert!(tagged.is_err_and(|refused| refused.starts_with("1: a tag (!)")));
-        let below = edited("-\n  a: 1\n-\n  b: 1\n", "0", Change::Remove).unwrap_err();
-        assert!(below.contains("cannot be edited: write it plainly"));
+        let below = edited("-\n  a: 1\n-\n  b: 1\n", "1", Change::Remove).unwrap_err();
+        assert!(below.starts_with("4: [1] is written in a way that cannot be edited"), "{below}");
+        let beside = edited("a:\n- b\n", "a.1", Change::Append(vec![json!(1)])).unwrap_err();
+        assert_eq!(beside, "2: a[1] is not there: fix the manifest");
         assert!(edited("a: x\n", "a", Change::Append(vec![json!(1)])).unwrap_err().contains("should be a list"));
     }
 }
