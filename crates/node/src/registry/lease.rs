@@ -36,7 +36,7 @@ const MAX_LISTEN: usize = 64;
 const MAX_TEXT: usize = 64;
 
 /// Longest duration, in seconds: a day. A hang is not noticed sooner.
-const MAX_DURATION: u32 = 24 * 60 * 60;
+const MAX_DURATION: u32 = 86_400;
 
 pub const LONGEST: Duration = Duration::from_secs(MAX_DURATION as u64);
 
