@@ -31,7 +31,7 @@ fn bridge_with_a_temporary_etcd() {
     });
 }
 
-/// One whose only etcd is on it.
+/// A node with the only etcd of its cluster.
 const ALONE: Kind = Kind {
     flags: "--bind-address=0.0.0.0 --etcd-servers=https://127.0.0.1:2379 --etcd-servers-overrides=/events#unix://DIR/store \
             --etcd-cafile=DIR/etcd-ca.crt",
@@ -276,7 +276,7 @@ impl Writes {
     }
 }
 
-/// Puts a key, as a client on the node; its revision if that is acknowledged.
+/// Puts a key, as a client on the node. `None` unless etcd acknowledges the put, else the key's revision.
 fn write(tls: Arc<rustls::ClientConfig>) -> Option<u64> {
     let tls = rustls::ClientConnection::new(tls, "127.0.0.1".try_into().unwrap()).unwrap();
     let tcp = std::net::TcpStream::connect("127.0.0.1:2379").ok()?;

@@ -168,7 +168,7 @@ pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S + Sync) {
     assert!(failed.is_empty(), "failed at:\n{}", failed.join("\n"));
 }
 
-/// All calls of a name that comes seldom; of another, such as one that polls, the first ones and some by the seed.
+/// All calls of a name with few calls. Of a name with many calls, such as the connects of a poll, the first calls and some by the seed.
 fn some_repeats<'a>(calls: &'a [Point], counts: &BTreeMap<String, usize>, seed: u64) -> Vec<&'a Point> {
     let is_first = |point: &&Point| point.number <= FIRST || counts[&point.call] <= REPEATS;
     let (mut kept, later): (Vec<_>, Vec<_>) = calls.iter().partition(is_first);
@@ -208,7 +208,7 @@ fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[Str
     }
     log += &scene.diagnosis();
     let mut codes = vec![code];
-    // What has done its work all the same is given again only for what it left.
+    // A command that has done its work in spite of the fault is given again only if files are left.
     let is_clean = left_by(&scene).iter().all(|file| expected.contains(file));
     while codes.len() <= AGAIN && codes.last() != Some(&Some(0)) || codes.len() == 1 && !is_clean {
         let (_, code, more) = run(&scene, None);

@@ -308,7 +308,7 @@ fn what_was_not_compared_has_a_row_that_says_so() {
     pair.new.metrics.clear();
     pair.look();
     assert!(names_metric(&pair));
-    // What was compared stays so.
+    // A signal that was compared before stays compared.
     pair.observe(Signal::Errors, [0.0; 2], [0.0, 10.0]);
     assert_eq!(pair.sum(Signal::Errors).judgement, Judgement::Good);
     // None was found but in sums, of which there is one for each signal.

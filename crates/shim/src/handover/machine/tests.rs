@@ -680,7 +680,7 @@ impl World {
         }
     }
 
-    /// What a shim announces is what it does.
+    /// A shim accepts from the listeners, and holds the listeners, that its announcement names.
     fn is_true(&self, holder: ShimId, announce: &Announce) {
         let Announce { owns, accepts, .. } = announce;
         let runs = |cookie: &Cookie| self.sockets.get(cookie).is_some_and(|socket| socket.acceptors.contains(&holder));

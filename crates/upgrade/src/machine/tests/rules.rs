@@ -60,7 +60,7 @@ fn an_interrupt_leads_back_until_the_old_one_has_gone() {
     let back = [StartTemporary, SettleTemporary, JudgeTemporary, JudgeCanonical, Withdraw];
     for step in STEPS {
         assert_eq!(with_target(step, New).goes_back(), back.contains(&step), "{step}");
-        // What is on its way back stays so.
+        // An upgrade on its way back goes on back.
         assert!(with_target(step, Old).goes_back() && with_target(step, Emulated).goes_back(), "{step}");
     }
 }
@@ -186,7 +186,7 @@ fn it_is_told_how_the_new_one_was_lost() {
         assert_eq!(machine.next(&away(ends), secs(1) + LOST), Action::Entered);
         assert!(why(&machine).starts_with(how) && why(&machine).ends_with("after it was ready"), "{}", why(&machine));
     }
-    // One that was never ready in this run.
+    // An instance that was never ready in this run.
     let mut machine = machine(SettleTemporary);
     assert_eq!(machine.next(&away(0), secs(0)), Action::Wait);
     assert_eq!(machine.next(&away(0), LIMITS.ready), Action::Entered);

@@ -385,7 +385,7 @@ fn who_leaves_waits_for_a_sibling_that_stays_for_a_lease() {
         machine.ended(THEIRS);
         assert_eq!(machine.phase(), Phase::Left);
     }
-    // One that leaves accepts, and one that stays does not; one that stays may have to announce yet.
+    // A sibling that leaves accepts, and a sibling that stays accepts nothing or has announced nothing yet.
     for other in [Some(accepts), None] {
         let mut machine = joined();
         meet(&mut machine, leaves(&covers));

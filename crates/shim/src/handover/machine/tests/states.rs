@@ -31,7 +31,7 @@ const QUEUE: usize = 4;
 /// Steps of time after which somebody has to accept from a listener: the longest that [`World::check`] lets one wait, and one more.
 const RESPONSE: u32 = 8;
 
-/// Messages that may be late: they arrive one by one, while anything else happens. The others arrive at once. Shims are named by when they
+/// Late messages arrive one by one, and other events may happen before each. All other messages arrive at once. Shims are named by when they
 /// started, the first one is 0.
 #[derive(Debug, Clone, Copy)]
 enum Late {
@@ -335,7 +335,7 @@ fn explore_from(world: &World, usually: usize, late: &[Late], budgets: &[(usize,
     }
 }
 
-/// A few faults, so that all their orders with all messages are tried.
+/// The number of faults is small, so that the search tries each order of faults and messages.
 #[test]
 fn two_shims_and_a_few_faults() {
     let budgets = [

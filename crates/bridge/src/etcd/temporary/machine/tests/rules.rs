@@ -377,7 +377,7 @@ fn an_operator_is_told_what_is_to_be_decided() {
         assert!(!is_own || !told(machine).contains("no client"), "clients of the node's own are let through");
     }
     assert_eq!([Own, Stopping, Temporary, Returning].map(|step| told(from(step))), [""; 4]);
-    // Who answers and has no database that is seen is told after a while; who is not there is not, nor who has one.
+    // An etcd that answers without a visible database is reported after a while. An absent etcd is not reported, nor an etcd with a database.
     for (own, is_told) in [(UNSEEN_ONE, true), (SILENT, false), (SERVES, false)] {
         let mut machine = from(Own);
         for (now, late) in [(Duration::ZERO, false), (UNSEEN - NANOSECOND, false), (UNSEEN, true)] {
