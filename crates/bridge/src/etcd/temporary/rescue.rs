@@ -118,7 +118,7 @@ fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
     let renamed = written.and_then(|()| file.sync_all()).and_then(|()| fs::rename(&part, &to));
     let kept = renamed.and_then(|()| File::open(above)?.sync_all());
     // A part of a database is of no use, and takes room.
-    kept.inspect_err(|_| drop(fs::remove_file(&part)))?;
+    kept.inspect_err(|_| drop([&part, &to].map(fs::remove_file)))?;
     Ok(to)
 }
 
