@@ -49,7 +49,7 @@ pub(super) async fn end_last(directory: &Path) {
 }
 
 /// Waits until the bridge serves, and runs COMMAND under it, if there is one. `json`: each status is printed, and no line. The bridge
-/// begins when `asked` is written to: from then on it sees the end of this process.
+/// begins when `asked` is written to. If there is a COMMAND, the bridge sees the end of this process from then on.
 ///
 /// # Errors
 /// Why the bridge refuses.

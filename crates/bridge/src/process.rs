@@ -7,6 +7,7 @@ use super::claim::Claim;
 use super::drive::drive;
 use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::preflight::preflight;
+use super::watch::PATIENCE;
 use berth_manifest::report::Refusal;
 use berth_os::namespaces::own_mounts;
 use berth_os::process::{Detached, detach, leave_terminal, set_oom_score};
@@ -46,8 +47,8 @@ pub fn divide() -> io::Result<Half> {
 }
 
 impl Bridge {
-    /// Waits until it begins, and gives the socket to which the caller writes when the bridge sees its end; else for the bridge's exit
-    /// status, having printed why: `None` if a signal ended it.
+    /// Waits until it begins, and gives the socket to which the caller writes when it has asked the bridge, which waits for that; else
+    /// for the bridge's exit status, having printed why: `None` if a signal ended it.
     ///
     /// # Errors
     /// Those of waitpid(2).
@@ -85,8 +86,10 @@ pub async fn hold(options: BridgeOptions, begin: UnixStream, note: impl Fn(&Brid
     let unavailable = |why: String| Refusal::Unavailable(vec![why]);
     let claim = Claim::acquire(&plan.options.directory).map_err(unavailable)?;
     leave_terminal(&claim.log).map_err(|error| unavailable(format!("cannot leave the terminal: {error}")))?;
-    if (&begin).write_all(&[0]).and_then(|()| (&begin).read_exact(&mut [0])).is_err() {
-        tracing::info!("the process that wanted a bridge has gone away: there is none");
+    // A caller that is stopped (Ctrl-Z) asks later, when the plan may be wrong.
+    let asked = begin.set_read_timeout(Some(PATIENCE)).and_then(|()| (&begin).write_all(&[0]));
+    if asked.and_then(|()| (&begin).read_exact(&mut [0])).is_err() {
+        tracing::info!("the process that wanted a bridge has gone away, or is stopped: there is none");
         return Ok(());
     }
     drop(begin);
