@@ -56,7 +56,7 @@ pub struct Machine {
     /// A file has gone and its pod has not, since.
     stopping: Option<Duration>,
     /// Only in this run: a run that resumes waits for the other instance as long as one may take to get ready, and a shim that a killed run
-    /// drained has left by then (after a lease at most), so nothing leads back to it.
+    /// drained has left by then (after two leases at most; the default of --ready-timeout is longer), so nothing leads back to it.
     drained: bool,
     drains_failed: u32,
     /// What came out of the step.
