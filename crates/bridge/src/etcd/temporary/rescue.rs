@@ -6,12 +6,13 @@
 
 use super::database::Database;
 use super::machine::Opened;
+use berth_os::file::replace;
 use berth_os::process::HeldProcess;
 use rustix::fs::ioctl_ficlone;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -112,13 +113,14 @@ fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
     // A copy that ends with the bridge is half a database, and has another name.
     let part = to.with_extension("db.part");
     let mut from = File::open(from)?;
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?;
-    let written = ioctl_ficlone(&file, &from).or_else(|_| io::copy(&mut from, &mut file).map(drop));
-    let above = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    let renamed = written.and_then(|()| file.sync_all()).and_then(|()| fs::rename(&part, &to));
-    let kept = renamed.and_then(|()| File::open(above)?.sync_all());
     // A part of a database is of no use, and takes room.
-    kept.inspect_err(|_| drop([&part, &to].map(fs::remove_file)))?;
+    replace(&to, &part, |mut file| {
+        ioctl_ficlone(&file, &from).or_else(|_| io::copy(&mut from, &mut file).map(drop))?;
+        file.sync_all()
+    })?;
+    let above = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let synced = File::open(above).and_then(|above| above.sync_all());
+    synced.inspect_err(|_| drop(fs::remove_file(&to)))?;
     Ok(to)
 }
 
