@@ -162,7 +162,7 @@ struct Writes {
     acknowledged: u64,
     /// That of the last write that was acknowledged.
     revision: u64,
-    /// A write got a revision that another one had before.
+    /// Two writes got the same revision, or the later write a smaller one.
     lost: Option<String>,
 }
 

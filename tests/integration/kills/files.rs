@@ -245,7 +245,7 @@ impl Scene for Restored {
         restore
     }
 
-    /// What a restore keeps is meant to stay, and has the name of its file: that it is whole is checked.
+    /// The copies that a restore keeps are meant to stay, and have the names of their files. `is_whole` checks that each copy is whole.
     fn diagnosis(&self) -> String {
         let files = ["pki", "."].map(|directory| fs::read_dir(self.0.path().join(directory)).unwrap());
         let names = files.into_iter().flatten().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());

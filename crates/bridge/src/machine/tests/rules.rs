@@ -319,7 +319,7 @@ fn the_own_one_is_back_when_it_has_stayed_ready() {
     for (course, last) in [
         // Another process begins anew.
         (&[(&SERVED, secs(0)), (&second, secs(10)), (&second, secs(30) - NANOSECOND), (&second, secs(30))][..], Linger),
-        // Its member of etcd may be slow, but not in the last moment; and one that is lost makes it begin anew.
+        // The node's member of etcd may be slow, but not in the last moment. A lost member makes the wait begin anew.
         (&[(&SERVED, secs(0)), (&deaf, settle), (&deaf, settle + LOST - NANOSECOND), (&SERVED, settle + LOST)], Linger),
         (
             &[

@@ -78,7 +78,7 @@ struct Socket {
     listening: bool,
     /// Since when no running shim accepts from it, while it listens.
     alone_since: Option<Time>,
-    /// The shim that made it, which is about to accept from it.
+    /// The shim that made the listener and is about to accept from it.
     reserved: Option<ShimId>,
 }
 
@@ -473,7 +473,7 @@ impl World {
         self.deliver_those(|_, _| true);
     }
 
-    /// Delivers the messages to one shim from another that are chosen, and those that follow from them, until none of them waits.
+    /// Delivers the messages between the chosen pairs of receiver and sender, and the messages that follow, until no such message waits.
     fn deliver_those(&mut self, chosen: impl Fn(ShimId, ShimId) -> bool) {
         for round in 0.. {
             assert!(round < 1000, "messages without end");
@@ -590,7 +590,7 @@ impl World {
                 Action::Accept(cookie) => {
                     let socket = self.sockets.get_mut(&cookie).expect("it accepts from what it holds");
                     assert!(socket.holders.contains(&holder), "it accepts from what it holds");
-                    // That shim sets its own options on it, which the connections inherit. While it leaves, it need not.
+                    // The maker sets its own options on the listener, and connections inherit the options. A maker that leaves need not.
                     let other = socket.reserved.filter(|maker| *maker != holder && self.shims.contains_key(maker));
                     assert!(other.is_none(), "{holder:?} accepts from {cookie:?}, and {other:?} is about to");
                     socket.listening = true;
@@ -654,8 +654,8 @@ impl World {
         self.sockets.retain(|_, socket| !socket.holders.is_empty());
     }
 
-    /// Who ends an accept loop has read all messages, and nobody hung: another shim accepts from the listener. Where this one
-    /// leaves, that one does not.
+    /// Who ends an accept loop has read all messages, and nobody hung: another shim accepts from the listener. Where the
+    /// first shim leaves, the other shim stays.
     fn check_covered(&self, holder: ShimId, cookie: Cookie) {
         let leaving = self.shims[&holder].leaving;
         let mut others = self.shims.iter().filter(|(other, _)| **other != holder);
@@ -668,7 +668,7 @@ impl World {
         }
     }
 
-    /// Who is new makes no listener before it has heard its siblings out: one of them may have an orphan for it.
+    /// A new shim makes no listener before each sibling has announced something: a sibling may have an orphan for the new shim.
     fn check_heard(&self, holder: ShimId) {
         let Shim { machine, connected, .. } = &self.shims[&holder];
         let is_new = machine.phase() == Phase::Waiting && !machine.returning;

@@ -35,7 +35,7 @@ const RESPONSE: u32 = 8;
 /// started, the first one is 0.
 #[derive(Debug, Clone, Copy)]
 enum Late {
-    /// All that come to a shim, those of its accept loops too.
+    /// The messages to a shim, of its own accept loops too.
     To(usize),
     /// From a shim to its siblings.
     From(usize),

@@ -8,7 +8,7 @@ const SILENT: OwnEtcd = OwnEtcd { process: Some(1), ..GONE };
 const WAITS: OwnEtcd = OwnEtcd { opened: Opened::Waits, ..SILENT };
 const SERVES: OwnEtcd = OwnEtcd { process: Some(1), answers: true, opened: Opened::Named };
 const UNSEEN_ONE: OwnEtcd = OwnEtcd { opened: Opened::Unseen, ..SERVES };
-/// Its database is another file than the named one.
+/// The node's etcd has opened another file than the database that the path names.
 const STRAY: OwnEtcd = OwnEtcd { opened: Opened::Other, ..SERVES };
 
 const NONE: TemporaryEtcd =
@@ -243,7 +243,7 @@ fn one_that_had_the_data_and_ended_has_to_wait() {
     }
     let retried = || EtcdMachine { failed: 1, retry: secs(5), ..from(Temporary) };
     leads_after(secs(5), retried(), &observed(WAITS, REPLACES, Holder::Temporary), Returning);
-    // It has the time, but it is not there; and its failures are over when it serves.
+    // At that time the node's own etcd does not wait for the data, so the step stays; the failures are over when the node's own serves.
     let mut machine = retried();
     machine.next(&observed(SILENT, REPLACES, Holder::Temporary), secs(6));
     assert_eq!((machine.step, machine.failed), (Temporary, 1));
@@ -262,7 +262,7 @@ fn it_is_given_up_after_ends_by_itself_in_this_step() {
     }
     machine.next(&ended(2 + ENDS), secs(10));
     assert_eq!((machine.step, machine.given_up), (GivenBack, true));
-    // Nor is it one where the bridge kills it.
+    // An end by the bridge's own kill is no failure either.
     let mut machine = from(Stopping);
     for ends in 0..2 * ENDS {
         let running = TemporaryEtcd { ends, ..BEGINS };
