@@ -14,6 +14,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -175,6 +176,26 @@ pub async fn read_slowly<T>(path: &Path, text: &str, read: impl Future<Output = 
     });
     let (done, _) = tokio::join!(read, async { ran.send(()) });
     (done, disk.join().unwrap())
+}
+
+/// The shortest time that a machine tells from another.
+pub const NANOSECOND: Duration = Duration::from_nanos(1);
+
+/// Asserts that the step at the time 0 is `before`, and becomes `next` after `time`, and not a nanosecond sooner.
+///
+/// # Panics
+/// A step is another one.
+#[track_caller]
+pub fn changes_after<S: Copy + PartialEq + Debug>(
+    time: Duration,
+    before: S,
+    next: S,
+    mut step_at: impl FnMut(Duration) -> S,
+) {
+    for now in [Duration::ZERO, time - NANOSECOND] {
+        assert_eq!(step_at(now), before, "{now:?}");
+    }
+    assert_eq!(step_at(time), next);
 }
 
 /// How many cases of a property are tried: `PROPTEST_CASES` if that is set, as for a long run.

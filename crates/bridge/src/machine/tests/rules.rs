@@ -2,10 +2,9 @@
 
 use super::*;
 use Step::{AwaitOwn, Drain, Hold, Linger, Overlap, Restore, Settle, Start};
+use berth_testing::{NANOSECOND, changes_after};
 
 const STEPS: [Step; 8] = [Start, Settle, Overlap, Hold, AwaitOwn, Restore, Linger, Drain];
-
-const NANOSECOND: Duration = Duration::from_nanos(1);
 
 const SECOND: u64 = FIRST + 1;
 
@@ -44,13 +43,10 @@ fn is_not_begun(machine: &Machine) -> bool {
 /// Asserts that what is seen from the time 0 on leads to `next` after `time`, and not a nanosecond sooner.
 #[track_caller]
 fn leads_after(time: Duration, mut machine: Machine, seen: &BridgeObservation, next: Step) {
-    let before = machine.step;
-    for now in [Duration::ZERO, time - NANOSECOND] {
+    changes_after(time, machine.step, next, |now| {
         machine.next(seen, now);
-        assert_eq!(machine.step, before, "{now:?}");
-    }
-    machine.next(seen, time);
-    assert_eq!(machine.step, next);
+        machine.step
+    });
 }
 
 #[test]

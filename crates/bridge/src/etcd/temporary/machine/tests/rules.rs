@@ -2,6 +2,7 @@
 
 use super::*;
 use EtcdStep::{GivenBack, Own, Returning, Stopping, Temporary};
+use berth_testing::{NANOSECOND, changes_after};
 
 const GONE: OwnEtcd = OwnEtcd { process: None, answers: false, opened: Opened::Unseen };
 const SILENT: OwnEtcd = OwnEtcd { process: Some(1), ..GONE };
@@ -19,8 +20,6 @@ const ENDING: TemporaryEtcd = TemporaryEtcd { ending: true, ..REPLACES };
 const STRAYS: TemporaryEtcd = TemporaryEtcd { opened: Opened::Other, ..REPLACES };
 
 const HOLDERS: [Holder; 4] = [Holder::Unknown, Holder::Nobody, Holder::Temporary, Holder::Another];
-
-const NANOSECOND: Duration = Duration::from_nanos(1);
 
 fn observed(own: OwnEtcd, temporary: TemporaryEtcd, holder: Holder) -> EtcdObservation {
     EtcdObservation { own, temporary, holder, ..EtcdObservation::default() }
@@ -43,13 +42,10 @@ fn step_after(machine: EtcdMachine, seen: &EtcdObservation) -> EtcdStep {
 /// Asserts that what is seen from the time 0 on leads to `next` after `time`, and not a nanosecond sooner.
 #[track_caller]
 fn leads_after(time: Duration, mut machine: EtcdMachine, seen: &EtcdObservation, next: EtcdStep) {
-    let before = machine.step;
-    for now in [Duration::ZERO, time - NANOSECOND] {
+    changes_after(time, machine.step, next, |now| {
         machine.next(seen, now);
-        assert_eq!(machine.step, before, "{now:?}");
-    }
-    machine.next(seen, time);
-    assert_eq!(machine.step, next);
+        machine.step
+    });
 }
 
 #[test]
