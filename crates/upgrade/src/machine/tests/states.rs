@@ -157,6 +157,7 @@ fn every_state_of_an_upgrade() {
 fn every_state_of_an_upgrade_and_a_few_faults() {
     let none = Budget { passes: 1, kills: 0, reboots: 0, silences: 0, answers: 3, interrupts: 0 };
     explore_with("upgrade, lost answers", &[Budget { passes: 0, ..none }], 3_000);
+    explore_with("upgrade, lost answers of a silent shim", &[Budget { passes: 0, silences: 1, ..none }], 3_000);
     explore_with("upgrade, kills", &[Budget { kills: 2, ..none }], 3_000);
     explore_with("upgrade, a reboot", &[Budget { reboots: 1, interrupts: 1, ..none }], 3_000);
     explore_with("upgrade, a silent shim", &[Budget { silences: 1, kills: 1, answers: 1, ..none }], 3_000);

@@ -346,6 +346,7 @@ impl World {
     pub(super) fn step(&mut self, run: &mut Run) -> Option<Action> {
         self.report();
         let Run { machine, disk, actions, judging } = run;
+        let accepted = machine.drained && machine.position.step == Step::StopOld;
         match machine.next(&self.see(), Duration::from_secs(self.now.into())) {
             action @ (Action::Wait | Action::Judge(_)) => {
                 if let (Action::Judge(slot), Some(judge)) = (&action, &self.given.judge) {
@@ -363,9 +364,18 @@ impl World {
                 *disk = machine.position().clone();
                 return Some(over);
             }
-            Action::Entered => (*disk, *judging) = (machine.position().clone(), 0),
+            Action::Entered => {
+                let is_back = machine.position.step == Step::Withdraw;
+                assert!(!accepted || !is_back, "back to an instance that accepted a drain");
+                (*disk, *judging) = (machine.position().clone(), 0);
+            }
+            // A silent shim closes the connection and has not read the request.
+            Action::Drain(slot) if self.loses_answer && self.is_silent(slot as usize) => {
+                self.loses_answer = false;
+                machine.drained(false);
+            }
             action => {
-                // As long as a shim is silent, so long it is waited for.
+                // berth waits for a silent shim until it answers.
                 let mut waited = false;
                 while matches!(action, Action::Drain(slot) if self.is_silent(slot as usize)) {
                     self.tick();
@@ -399,7 +409,8 @@ impl World {
     pub(super) fn mend(&mut self) {
         (self.given.canonical, self.given.back) = (Fate::Good, Fate::Good);
         for pod in self.pods.iter_mut().flatten() {
-            pod.fate = Fate::Good;
+            // The kubelet starts a shim again that ended.
+            (pod.fate, pod.drained) = (Fate::Good, false);
         }
         if let Some(judge) = &mut self.given.judge {
             judge.verdicts = [Judged::GoOn, Judged::GoOn];
