@@ -22,6 +22,8 @@ tokens() {
             }
             n = split(text, lines, "\n")
             for (i = 1; i <= n; i++) if (lines[i] !~ /^[ \t]*\/\//) kept = kept lines[i] "\n"
+            # A comma at the end of a list is the formatting.
+            gsub(/,[ \t\n]+[])}]/, ")", kept)
             return gsub(/"([^"\\]|\\[^\n])*"|\047([^\047\\]|\\[^\n])\047|[[:alnum:]_]+|[^[:alnum:]_[:space:]]/, "x", kept)
         }
         # What is between the brace before `text` and the one that closes it.
